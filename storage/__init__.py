@@ -1,0 +1,5 @@
+"""The ground floor: errors that a user can act on, and what lies on disk.
+
+Everything here needs numpy and the standard library alone, so that each floor above may use it, also on a
+machine that has nothing but torch.
+"""

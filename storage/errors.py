@@ -1,0 +1,53 @@
+"""Errors that a user can act on: one line that says what, where and what to do, and exit code 2."""
+
+import difflib
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+
+
+class InputError(ValueError):
+    """What the user gave cannot be used. The message is one line: what is wrong, where, and what to do."""
+
+
+class PassingError(RuntimeError):
+    """Something outside failed in a way that may pass by itself (a network, a busy database): worth a retry."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a half sentence that names the nearest known name, or all of them: ``did you mean 'han'?``."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"choose from: {', '.join(names)}"
+
+
+def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise InputError for the first of ``given`` that is not in ``known``, naming ``where`` it stands."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise InputError(f"unknown name '{name}' in {where}: {nearest(name, known)}")
+
+
+def command(main: Callable[..., int | None]) -> Callable[..., None]:
+    """Make ``main`` a command: InputError becomes one line on stderr and exit code 2, an interrupt 130."""
+
+    @functools.wraps(main)
+    def run(*arguments, **keywords) -> None:
+        try:
+            code = main(*arguments, **keywords)
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        except BrokenPipeError:
+            # The reader of our output has gone (head, less): point stdout elsewhere so that no traceback follows.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(128 + signal.SIGPIPE)
+        except KeyboardInterrupt:
+            print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr)
+            sys.exit(130)
+        sys.exit(code or 0)
+
+    return run

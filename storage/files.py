@@ -1,0 +1,101 @@
+"""Files that are whole or absent: hashing, writing by rename, folders published once, and file locks."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from storage.errors import InputError
+
+
+def sha256_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def canonical_json(value: Any) -> str:
+    """One text for equal values: keys sorted, no spaces, no NaN. What keys and digests are made of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def content_key(value: Any) -> str:
+    """The first 16 hex digits of the sha256 of ``value`` as canonical JSON: the name of a folder in runs/ or prepared/."""
+    return sha256_bytes(canonical_json(value).encode())[:16]
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; InputError names the file when it is missing or broken."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid JSON ({error}): restore it or remove it and run again") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` so that a reader sees the old file or the new one, never a part of it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON with sorted keys, by rename."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextlib.contextmanager
+def published_directory(destination: Path, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty folder beside ``destination`` that takes its name when the block ends without an error.
+
+    A folder that is already there is kept (somebody published the same content first), unless ``replace``.
+    After an error nothing is left.
+    """
+    destination = Path(destination)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    working = Path(tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}."))
+    try:
+        yield working
+        os.chmod(working, 0o755)
+        if replace and destination.exists():
+            retired = Path(tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}."))
+            os.replace(destination, retired)
+            os.replace(working, destination)
+            shutil.rmtree(retired)
+        elif not destination.exists():
+            os.replace(working, destination)
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, blocking: bool = True) -> Iterator[bool]:
+    """Hold an exclusive lock on ``path``; yields whether it was got. The kernel frees it however the process ends."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True

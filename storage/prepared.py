@@ -1,0 +1,70 @@
+"""Prepared arrays: what preprocessing writes into prepared/KEY/ and training and evaluation read.
+
+Shape legend: N rows, S sentences a document, W words a sentence, H x W x C an image, K classes.
+
+    text    tokens int32 [N, S, W] (0 padding, 1 unknown), word_counts int32 [N, S] (0 for a padding sentence),
+            sentence_counts int32 [N] (at least 1)
+    image   images uint8 [N, H, W, C]
+    both    labels int32 [N] (single-label) or uint8 [N, K] (multi-label)
+
+Rows stand in split order: ``splits`` gives each split's first row and the row after its last.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from storage.errors import InputError
+from storage.files import read_json, sha256_file
+
+DESCRIPTION = "prepared.json"
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The opened arrays of one prepared data set, memory-mapped and checked against their sha256."""
+
+    directory: Path
+    description: dict[str, Any]
+    arrays: dict[str, np.ndarray] = field(repr=False)
+
+    @property
+    def kind(self) -> str:
+        """``text`` or ``image``."""
+        return self.description["kind"]
+
+    @property
+    def task(self) -> str:
+        """``single-label`` or ``multi-label``."""
+        return self.description["task"]
+
+    @property
+    def classes(self) -> list[str]:
+        return self.description["classes"]
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.arrays["labels"]
+
+    def rows(self, split: str) -> np.ndarray:
+        """The row numbers of a split, int64."""
+        start, stop = self.description["splits"][split]
+        return np.arange(start, stop)
+
+
+def open_prepared(directory: Path, verify: bool = True) -> Prepared:
+    """Open prepared/KEY/. InputError when a file is missing or, with ``verify``, when its sha256 is another."""
+    directory = Path(directory)
+    description = read_json(directory / DESCRIPTION)
+    arrays = {}
+    for name, about in description["arrays"].items():
+        path = directory / about["file"]
+        if not path.is_file():
+            raise InputError(f"{path} is missing: remove {directory} and run again, it will be prepared anew")
+        if verify and sha256_file(path) != about["sha256"]:
+            raise InputError(f"{path} does not match its sha256: remove {directory} and run again, it will be prepared anew")
+        arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return Prepared(directory, description, arrays)

@@ -1,0 +1,62 @@
+"""Which source files a module depends on, read by ``ast`` and never imported: what keys name the code by.
+
+A key made of these digests changes when a file changes that the result can depend on, and does not change
+when a new network or a new data set is added beside it.
+"""
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+
+from storage.files import sha256_file
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def module_file(name: str, root: Path = ROOT) -> Path | None:
+    """The file of the project's module ``name`` (dotted), or None where the project has none."""
+    stem = root.joinpath(*name.split("."))
+    for candidate in (stem.with_suffix(".py"), stem / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def imported_files(path: Path, root: Path = ROOT) -> set[Path]:
+    """The project's files that ``path`` imports directly, with the ``__init__.py`` of each package on the way."""
+    files: set[Path] = set()
+    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):
+                file = module_file(".".join(parts[:end]), root)
+                if file:
+                    files.add(file)
+    return files
+
+
+def closure(modules: Iterable[str], root: Path = ROOT) -> list[Path]:
+    """All the project's files that ``modules`` (dotted names; a package stands for each of its files) reach by imports."""
+    waiting: list[Path] = []
+    for name in modules:
+        file = module_file(name, root)
+        if file is None:
+            raise ValueError(f"no module {name} in {root}")
+        waiting += sorted(file.parent.glob("*.py")) if file.name == "__init__.py" else [file]
+    reached: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path not in reached:
+            reached.add(path)
+            waiting += imported_files(path, root)
+    return sorted(reached)
+
+
+def source_digests(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
+    """sha256 of each file of the closure, by its path from the project's root."""
+    return {path.relative_to(root).as_posix(): sha256_file(path) for path in closure(modules, root)}
