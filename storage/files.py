@@ -29,7 +29,7 @@ def canonical_json(value: Any) -> str:
 
 
 def content_key(value: Any) -> str:
-    """The first 16 hex digits of the sha256 of ``value`` as canonical JSON: the name of a folder in runs/ or prepared/."""
+    """The first 16 hex digits of the sha256 of ``value`` as canonical JSON: what folders are named by."""
     return sha256_bytes(canonical_json(value).encode())[:16]
 
 

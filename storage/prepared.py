@@ -65,6 +65,8 @@ def open_prepared(directory: Path, verify: bool = True) -> Prepared:
         if not path.is_file():
             raise InputError(f"{path} is missing: remove {directory} and run again, it will be prepared anew")
         if verify and sha256_file(path) != about["sha256"]:
-            raise InputError(f"{path} does not match its sha256: remove {directory} and run again, it will be prepared anew")
+            raise InputError(
+                f"{path} does not match its sha256: remove {directory} and run again, it will be prepared anew"
+            )
         arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
     return Prepared(directory, description, arrays)

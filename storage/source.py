@@ -41,7 +41,7 @@ def imported_files(path: Path, root: Path = ROOT) -> set[Path]:
 
 
 def closure(modules: Iterable[str], root: Path = ROOT) -> list[Path]:
-    """All the project's files that ``modules`` (dotted names; a package stands for each of its files) reach by imports."""
+    """All the project's files that ``modules`` reach by imports; a package stands for each of its files."""
     waiting: list[Path] = []
     for name in modules:
         file = module_file(name, root)
