@@ -1,0 +1,1 @@
+"""Operations with kernels of their own, each beside its readable reference in PyTorch."""

@@ -1,0 +1,81 @@
+"""The networks by name. A network is one file, models/NAME.py, with
+
+    Settings   a frozen dataclass (models.settings.Checked) of what the network can be told
+    DEBUG      Settings of a size for tests
+    build      build(settings, description) -> torch.nn.Module, description being the data set's prepared.json
+    KIND       optional: "text" or "image", the only kind of data that the network reads
+
+and is known by being there: no list is kept, so that a new network changes no other's source.
+"""
+
+import ast
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage.errors import InputError, nearest
+from storage.files import read_json
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def available() -> list[str]:
+    """The names of the networks, in order. Files are read and not imported, so this needs no torch."""
+    return sorted(path.stem for path in FOLDER.glob("*.py") if _defined(path) >= {"Settings", "DEBUG", "build"})
+
+
+def settings(model: str, mapping: Mapping[str, Any]) -> Any:
+    """The Settings of ``model`` with the values of ``mapping``; InputError for an unknown model, name or value."""
+    return _module(model).Settings.read(mapping, f"the network settings of {model}")
+
+
+def debug(model: str) -> Any:
+    """The Settings of ``model`` in the size for tests."""
+    return _module(model).DEBUG
+
+
+def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]) -> "nn.Module":
+    """The untrained network, its weights drawn from torch's global generator."""
+    module = _module(model)
+    kind = getattr(module, "KIND", description["kind"])
+    if kind != description["kind"]:
+        raise InputError(
+            f"{model} reads {kind}, and {description['name']} is {description['kind']} data: choose another"
+        )
+    return module.build(settings(model, network), description)
+
+
+def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
+    """The network of a finished run with its best weights, on the CPU and in evaluation mode."""
+    from safetensors.torch import load_file
+
+    job = read_json(Path(run_directory) / "job.json")
+    weights = Path(run_directory) / "best.safetensors"
+    if not weights.is_file():
+        raise InputError(f"{weights} is missing: the run has not finished its first epoch, train it again")
+    network = build(job["model"], job["network"], description)
+    network.load_state_dict(load_file(weights))
+    return network.eval()
+
+
+def _module(model: str) -> Any:
+    if model not in available():
+        raise InputError(f"unknown model '{model}': {nearest(model, available())}")
+    return importlib.import_module(f"models.{model}")
+
+
+def _defined(path: Path) -> set[str]:
+    """The names that a source file defines at its top level."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_bytes(), str(path)).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names

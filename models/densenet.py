@@ -1,0 +1,100 @@
+"""DenseNet-BC for small images: each layer reads what all layers of its block before it wrote.
+
+Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, section 3: three dense blocks, composite
+function norm-activation-convolution, bottleneck (B) of 4 growth_rate channels, compression (C) in the transitions;
+the stem is a 3x3 convolution to 2 growth_rate channels, with no pooling. Depth 100 and growth rate 12 on 10 classes
+have 769,162 parameters (the paper's 0.8M).
+
+Shape legend: N images, C channels, H x W pixels, K classes.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from models.layers.activations import Name, activation
+from models.settings import Between, Checked
+from storage.errors import InputError
+
+KIND = "image"
+BLOCKS = 3
+
+
+@dataclass(frozen=True)
+class Settings(Checked):
+    """depth: convolutions and the classifier, 6 n + 4 for n layers a block; growth_rate: channels a layer adds;
+    compression: share of the channels that a transition keeps; dropout: after each convolution of a layer."""
+
+    depth: Annotated[int, Between(10, 1000)] = 22
+    growth_rate: Annotated[int, Between(1, 512)] = 8
+    compression: Annotated[float, Between(0.01, 1)] = 0.5
+    activation: Name = "relu"
+    dropout: Annotated[float, Between(0, 0.95)] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.depth - 4) % (2 * BLOCKS):
+            right = 4 + 2 * BLOCKS * max(1, round((self.depth - 4) / (2 * BLOCKS)))
+            raise InputError(f"depth is {self.depth}: it must be 6 n + 4 for n layers a block, the nearest is {right}")
+
+
+DEBUG = Settings(depth=10, growth_rate=4)
+
+
+class Composite(nn.Sequential):
+    """Norm, activation, convolution."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, settings: Settings) -> None:
+        super().__init__(
+            nn.BatchNorm2d(inputs),
+            activation(settings.activation),
+            nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False),
+            nn.Dropout(settings.dropout),
+        )
+
+
+class DenseLayer(nn.Module):
+    """Bottleneck of 1x1 and 3x3 convolutions whose output is put beside its input."""
+
+    def __init__(self, inputs: int, settings: Settings) -> None:
+        super().__init__()
+        self.bottleneck = Composite(inputs, 4 * settings.growth_rate, 1, settings)
+        self.convolution = Composite(4 * settings.growth_rate, settings.growth_rate, 3, settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.convolution(self.bottleneck(x))], dim=1)
+
+
+class DenseNet(nn.Module):
+    def __init__(self, settings: Settings, channels: int, classes: int) -> None:
+        super().__init__()
+        width = 2 * settings.growth_rate
+        body: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
+        for block in range(BLOCKS):
+            for _ in range((settings.depth - 4) // (2 * BLOCKS)):
+                body.append(DenseLayer(width, settings))
+                width += settings.growth_rate
+            if block < BLOCKS - 1:
+                kept = max(1, int(width * settings.compression))
+                body += [Composite(width, kept, 1, settings), nn.AvgPool2d(2)]
+                width = kept
+        self.body = nn.Sequential(*body, nn.BatchNorm2d(width), activation(settings.activation))
+        self.classifier = nn.Linear(width, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images float [N, C, H, W], normalised -> logits float [N, K]."""
+        return self.classifier(self.body(images).mean(dim=(2, 3)))
+
+
+def build(settings: Settings, description: dict[str, Any]) -> DenseNet:
+    """The network for a prepared image data set (``description`` is its prepared.json)."""
+    _, height, width, channels = description["arrays"]["images"]["shape"]
+    if min(height, width) < 2 ** (BLOCKS - 1):
+        raise InputError(f"images of {height} x {width} pixels are too small for densenet: it halves them twice")
+    return DenseNet(settings, channels, len(description["classes"]))

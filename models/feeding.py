@@ -1,0 +1,69 @@
+"""Rows of a prepared data set as a network's inputs, its loss, and its predictions.
+
+Shape legend: n rows of a batch, S sentences a document, W words a sentence, H x W x C an image, K classes.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from storage.prepared import Prepared
+
+
+def inputs(prepared: Prepared, rows: np.ndarray, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
+    """The network's arguments for ``rows`` (int [n]).
+
+    text: tokens int32 [n, S, W], word_counts int32 [n, S], sentence_counts int32 [n], cut to the longest document
+    and sentence among the rows, which changes no output because the networks do not see padding.
+    image: float32 [n, C, H, W], (pixel / 255 - mean) / deviation.
+    """
+    if prepared.kind == "text":
+        sentence_counts = prepared.arrays["sentence_counts"][rows]
+        word_counts = prepared.arrays["word_counts"][rows, : sentence_counts.max()]
+        tokens = prepared.arrays["tokens"][rows, : word_counts.shape[1], : word_counts.max()]
+        return tuple(torch.from_numpy(array).to(device) for array in (tokens, word_counts, sentence_counts))
+    images = torch.from_numpy(prepared.arrays["images"][rows]).to(device).permute(0, 3, 1, 2)
+    mean, deviation = (
+        torch.tensor(prepared.description[name], device=device).reshape(1, -1, 1, 1) for name in ("mean", "deviation")
+    )
+    return ((images.float() / 255 - mean) / deviation,)
+
+
+def labels(prepared: Prepared, rows: np.ndarray, device: torch.device | str = "cpu") -> Tensor:
+    """The labels of ``rows``: int64 [n] where each has one, float32 [n, K] of 0 and 1 where it has several."""
+    kind = torch.float32 if prepared.task == "multi-label" else torch.int64
+    return torch.from_numpy(prepared.labels[rows]).to(device, kind)
+
+
+def loss(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Mean loss of logits [n, K]: cross entropy for target int64 [n], binary cross entropy for float32 [n, K]."""
+    if target.ndim == 1:
+        return functional.cross_entropy(logits, target, label_smoothing=label_smoothing)
+    smooth = target * (1 - label_smoothing) + label_smoothing / 2
+    return functional.binary_cross_entropy_with_logits(logits, smooth)
+
+
+def sizes(prepared: Prepared, rows: np.ndarray) -> np.ndarray:
+    """What a row costs to read, int64 [n]: its words, or 1 for an image. Rows of like size make a batch."""
+    if prepared.kind == "text":
+        return prepared.arrays["word_counts"][rows].sum(axis=1, dtype=np.int64)
+    return np.ones(len(rows), np.int64)
+
+
+@torch.no_grad()
+def predict(network: nn.Module, prepared: Prepared, rows: np.ndarray, batch_size: int = 128) -> np.ndarray:
+    """The logits of ``rows``, float32 [n, K], in the order given, in evaluation mode; same input, same bytes.
+
+    Rows are read in order of their size, so that a batch has little padding. The network keeps its mode.
+    """
+    training = network.training
+    network.eval()
+    device = next(network.parameters()).device
+    order = np.argsort(sizes(prepared, rows), kind="stable")
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    found = [network(*inputs(prepared, rows[batch], device)).float().cpu().numpy() for batch in batches]
+    network.train(training)
+    logits = np.empty((len(rows), len(prepared.classes)), np.float32)
+    logits[order] = np.concatenate(found)
+    return logits

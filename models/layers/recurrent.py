@@ -1,0 +1,40 @@
+"""A bidirectional GRU over padded sequences whose states at real steps do not depend on the padding.
+
+The GRU is the one of Cho et al. 2014 in PyTorch's form (``torch.nn.GRU``). The backward direction reads each row
+reversed by its own length, so that padding stays at the end in both directions. A packed sequence would do the
+same, but torch.export refuses it.
+
+Shape legend: N rows, T steps, I inputs, H units a direction.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+def real_steps(lengths: Tensor, steps: int) -> Tensor:
+    """The mask bool [N, T] that is true at the first ``lengths[n]`` of ``steps`` steps."""
+    return torch.arange(steps, device=lengths.device) < lengths.unsqueeze(-1)
+
+
+def reverse_by_length(x: Tensor, lengths: Tensor) -> Tensor:
+    """Reverse the first ``lengths[n]`` steps of each row of x [N, T, ...]; padding stays where it is."""
+    step = torch.arange(x.shape[1], device=x.device)
+    length = lengths.unsqueeze(-1).long()
+    source = torch.where(step < length, length - 1 - step, step)
+    return x.gather(1, source.unsqueeze(-1).expand_as(x))
+
+
+class BidirectionalGRU(nn.Module):
+    """States of a forward and a backward GRU side by side."""
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.forwards = nn.GRU(inputs, units, batch_first=True)
+        self.backwards = nn.GRU(inputs, units, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """x float [N, T, I], lengths int [N] -> states float [N, T, 2H], zero at padding."""
+        forwards = self.forwards(x)[0]
+        backwards = reverse_by_length(self.backwards(reverse_by_length(x, lengths))[0], lengths)
+        states = torch.cat([forwards, backwards], dim=-1)
+        return states * real_steps(lengths, x.shape[1]).unsqueeze(-1)
