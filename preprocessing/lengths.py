@@ -1,0 +1,148 @@
+"""How long sentences and documents are, counted exactly, and where a quantile of the training split cuts them.
+
+A length is a count of words (of a sentence) or of sentences (of a document). Histograms hold whole numbers, so that
+those of shards add up to that of the whole, and a quantile is read off without rounding.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+
+import pandas as pd
+
+from preprocessing.settings import share
+
+LEVELS = {"words": "sentence", "sentences": "document"}  # what is counted: in what
+TABLE_QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+
+# Okabe and Ito's colours, told apart by colour-blind readers and in grey: kept is dark, cut is light.
+KEPT_COLOUR, CUT_COLOUR, INK = "#0072B2", "#E69F00", "#222222"
+
+
+class LengthHistogram:
+    """How many items have each length. Those of parts add up: ``a + b`` equals the histogram of the whole."""
+
+    def __init__(self, lengths: Iterable[int] = ()):
+        self.counts: Counter[int] = Counter(lengths)
+
+    def update(self, lengths: Iterable[int]) -> None:
+        self.counts.update(lengths)
+
+    def __add__(self, other: "LengthHistogram") -> "LengthHistogram":
+        return LengthHistogram(self.counts + other.counts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LengthHistogram) and self.counts == other.counts
+
+    __hash__ = None  # it changes
+
+    @property
+    def total(self) -> int:
+        """The number of items."""
+        return self.counts.total()
+
+    @property
+    def longest(self) -> int:
+        return max(self.counts)
+
+    def longer_than(self, length: int) -> int:
+        """The number of items longer than ``length``."""
+        return sum(count for one, count in self.counts.items() if one > length)
+
+    def quantile(self, quantile: float) -> int:
+        """The smallest length L such that at least ``quantile`` of the items have a length <= L, exactly.
+
+        The quantile is taken as it is written (0.55 is 55/100, not the binary number beside it, which would ask for
+        one item more of a hundred). InputError unless it is in (0, 1]; ValueError where there are no items.
+        """
+        needed = Fraction(str(share(quantile, "quantile"))) * self.total
+        reached = 0
+        for length in sorted(self.counts):
+            reached += self.counts[length]
+            if reached >= needed:
+                return length
+        raise ValueError("a histogram without items has no quantile")
+
+
+def quantile_table(words: LengthHistogram, sentences: LengthHistogram) -> pd.DataFrame:
+    """Columns level (words, sentences), quantile, length."""
+    rows = [
+        (level, quantile, histogram.quantile(quantile))
+        for level, histogram in zip(LEVELS, (words, sentences), strict=True)
+        for quantile in TABLE_QUANTILES
+    ]
+    return pd.DataFrame(rows, columns=["level", "quantile", "length"])
+
+
+def length_table(words: LengthHistogram, sentences: LengthHistogram) -> pd.DataFrame:
+    """Columns level (words, sentences), length, count: both histograms, whole."""
+    rows = [
+        (level, length, histogram.counts[length])
+        for level, histogram in zip(LEVELS, (words, sentences), strict=True)
+        for length in sorted(histogram.counts)
+    ]
+    return pd.DataFrame(rows, columns=["level", "length", "count"])
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Write a table as CSV, with the same bytes everywhere."""
+    table.to_csv(path, index=False, lineterminator="\n", float_format="%g")
+
+
+def plot_lengths(
+    words: LengthHistogram, sentences: LengthHistogram, kept_words: int, kept_sentences: int, title: str, path: Path
+) -> None:
+    """Draw both distributions as a PNG, 1500 x 600 pixels, with the cut marked and what is cut in another colour.
+
+    The axis ends a little after the 99th percentile or the cut; how much lies beyond is said in words. The same
+    histograms give the same bytes with the same matplotlib.
+    """
+    # Here rather than above, since only a drawing needs it and it is slow to import.
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # The user's own matplotlibrc must not change the picture.
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, "backend": "agg", "font.size": 11}):
+        figure = Figure(figsize=(10, 4), dpi=150, layout="constrained")
+        figure.suptitle(title, color=INK, fontsize=13)
+        for axes, level, histogram, kept in zip(
+            figure.subplots(1, 2), LEVELS, (words, sentences), (kept_words, kept_sentences), strict=True
+        ):
+            _draw(axes, level, histogram, kept)
+        figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def _draw(axes, level: str, histogram: LengthHistogram, kept: int) -> None:
+    item = LEVELS[level]
+    end = min(histogram.longest, max(histogram.quantile(0.99), math.ceil(1.25 * kept)))
+    lengths = range(1, end + 1)
+    percent = [100 * histogram.counts[length] / histogram.total for length in lengths]
+    edges = [length - 0.5 for length in range(1, end + 2)]
+    axes.stairs(percent[:kept], edges[: kept + 1], fill=True, color=KEPT_COLOUR)
+    if end > kept:
+        axes.stairs(percent[kept:], edges[kept:], fill=True, color=CUT_COLOUR)
+
+    longer = histogram.longer_than(kept)
+    side = -1 if kept > 0.5 * end else 1  # the label stands where there is room
+    axes.axvline(kept + 0.5, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
+    axes.annotate(
+        f"cut at {kept:,}\n{longer / histogram.total:.1%} of {item}s\nare longer",
+        (kept + 0.5, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(6 * side, -6),
+        textcoords="offset points",
+        horizontalalignment="right" if side < 0 else "left",
+        verticalalignment="top",
+        color=INK,
+    )
+    axes.set_ylim(0, 1.35 * max(percent))
+    axes.set_xlim(0, max(end, kept) + 1)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    beyond = histogram.longer_than(end)
+    note = f" ({beyond:,} are longer than {end:,}, up to {histogram.longest:,})" if beyond else ""
+    axes.set_title(f"{histogram.total:,} {item}s{note}", loc="left", fontsize=10, color=INK)
+    axes.set_xlabel(f"length of a {item} ({level})")
+    axes.set_ylabel(f"share of {item}s (%)")
+    axes.spines[["top", "right"]].set_visible(False)
