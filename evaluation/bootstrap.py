@@ -1,0 +1,173 @@
+"""A bootstrap over seeds and test items together: would the difference be there on other seeds and other items?
+
+Shape legend: n seeds, m test items, K classes, R resamples.
+
+Seeds (rows) and items (columns) are drawn with replacement, each by itself, as in Owen 2007, "The pigeonhole
+bootstrap" (Annals of Applied Statistics 1), which shows that the interval so made is a little too wide rather than
+too narrow when both are drawn from a larger population. Both variants of a pair meet the same seeds and items.
+
+A resample of items is a vector of counts, so that a metric of all resamples is a matrix product: of the counts
+with each item's score (accuracy, loss), with its entries in the confusion matrix (macro F1), with its distance
+in its calibration bin, or a running sum along the sorted scores (AUROC).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluation.metrics import (
+    CALIBRATION_BINS,
+    HIGHER_IS_BETTER,
+    calibration_bin,
+    confidence_and_outcome,
+    one_hot,
+    predicted,
+    row_losses,
+)
+from evaluation.statistics import CONFIDENCE, Interval
+from storage.errors import InputError, nearest
+
+RESAMPLES = 10_000
+# AUROC needs a running sum a class and seed: fewer resamples keep it to seconds.
+RESAMPLES_OF_AUROC = 2_000
+CELLS_AT_ONCE = 4_000_000
+
+# Metric of R resamples, float64 [R], from their counts of items, float64 [R, m].
+Resampled = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class TwoWay:
+    """The interval over seeds and items, and that part of the standard error which more seeds cannot take away."""
+
+    interval: Interval
+    item_deviation: float
+    resamples: int
+
+
+def mean_of(scores: np.ndarray) -> Resampled:
+    """A metric that is the mean of one score an item, float [m]."""
+    return lambda counts: counts @ scores.astype(np.float64) / counts.sum(axis=1)
+
+
+def macro_f1(probabilities: np.ndarray, truth: np.ndarray, task: str) -> Resampled:
+    """Macro F1 over the classes that are present in the resample, as in metrics.split_metrics."""
+    guess = predicted(probabilities, task)
+    guess = one_hot(guess, truth.shape[1]) if guess.ndim == 1 else guess
+    hits, guesses, truths = ((array.astype(np.float64)) for array in (guess & truth, guess, truth))
+
+    def resampled(counts: np.ndarray) -> np.ndarray:
+        present = counts @ truths
+        both = counts @ guesses + present
+        f1 = np.divide(2 * (counts @ hits), both, out=np.zeros_like(both), where=both > 0)
+        return (f1 * (present > 0)).sum(axis=1) / np.maximum((present > 0).sum(axis=1), 1)
+
+    return resampled
+
+
+def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> Resampled:
+    """Expected calibration error of one label or several."""
+    confidence, outcome = confidence_and_outcome(probabilities, labels)
+    items = np.repeat(np.arange(len(labels)), len(confidence) // len(labels))
+    distance = np.zeros((len(labels), CALIBRATION_BINS))
+    np.add.at(distance, (items, calibration_bin(confidence)), outcome - confidence)
+    return lambda counts: np.abs(counts @ distance).sum(axis=1) / counts.sum(axis=1) * len(labels) / len(confidence)
+
+
+def macro_auroc(probabilities: np.ndarray, truth: np.ndarray) -> Resampled:
+    """Mean AUROC over the classes that have both outcomes in the resample; ties count one half."""
+    orders = np.argsort(probabilities, axis=0, kind="stable")
+
+    def resampled(counts: np.ndarray) -> np.ndarray:
+        total, known = np.zeros(len(counts)), np.zeros(len(counts))
+        for number, order in enumerate(orders.T):
+            scores, positive = probabilities[order, number], truth[order, number]
+            starts = np.flatnonzero(np.r_[True, scores[1:] != scores[:-1]])
+            sorted_counts = counts[:, order]
+            positives = np.add.reduceat(sorted_counts * positive, starts, axis=1)
+            negatives = np.add.reduceat(sorted_counts * ~positive, starts, axis=1)
+            won = (positives * (np.cumsum(negatives, axis=1) - negatives / 2)).sum(axis=1)
+            pairs = positives.sum(axis=1) * negatives.sum(axis=1)
+            total += np.divide(won, pairs, out=np.zeros_like(won), where=pairs > 0)
+            known += pairs > 0
+        return np.divide(total, known, out=np.zeros_like(total), where=known > 0)
+
+    return resampled
+
+
+def resampled_metric(metric: str, probabilities: np.ndarray, labels: np.ndarray, task: str) -> Resampled:
+    """The named metric of one run's probabilities, float32 [m, K], as a function of the counts of its items."""
+    if metric == "accuracy" and task == "single-label":
+        return mean_of(predicted(probabilities, task) == labels)
+    if metric == "loss":
+        return mean_of(row_losses(probabilities, labels))
+    if metric == "expected_calibration_error":
+        return calibration_error(probabilities, labels)
+    truth = one_hot(labels, probabilities.shape[1])
+    if metric == "macro_f1":
+        return macro_f1(probabilities, truth, task)
+    if metric == "macro_auroc":
+        return macro_auroc(probabilities, truth)
+    raise InputError(f"no bootstrap of '{metric}' on a {task} data set: {nearest(metric, HIGHER_IS_BETTER)}")
+
+
+def item_counts(resamples: int, items: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Counts of each item in each resample, float64 [some, m] at a time, ``resamples`` in all."""
+    step = max(1, min(resamples, CELLS_AT_ONCE // items))
+    for start in range(0, resamples, step):
+        rows = min(step, resamples - start)
+        drawn = rng.integers(0, items, size=(rows, items)) + np.arange(rows)[:, None] * items
+        yield np.bincount(drawn.ravel(), minlength=rows * items).reshape(rows, items).astype(np.float64)
+
+
+def two_way(
+    better: list[np.ndarray],
+    worse: list[np.ndarray],
+    labels: np.ndarray,
+    task: str,
+    metric: str,
+    confidence: float = CONFIDENCE,
+    resamples: int | None = None,
+) -> TwoWay:
+    """Interval of the mean difference ``better`` - ``worse`` over seeds and items, by percentiles.
+
+    better, worse: one float32 [m, K] of probabilities a seed, in the same order of seeds, of the same m items.
+    Where less is better (loss) the difference is turned round, so that positive always speaks for ``better``.
+    """
+    if len(better) != len(worse) or not better:
+        raise InputError(f"a bootstrap of pairs needs as many seeds on both sides, not {len(better)} and {len(worse)}")
+    resamples = resamples or (RESAMPLES_OF_AUROC if metric == "macro_auroc" else RESAMPLES)
+    sign = 1.0 if HIGHER_IS_BETTER.get(metric, True) else -1.0
+    pairs = [
+        (resampled_metric(metric, first, labels, task), resampled_metric(metric, second, labels, task))
+        for first, second in zip(better, worse, strict=True)
+    ]
+    rng = np.random.default_rng(0)
+    blocks = [
+        np.stack([sign * (first(counts) - second(counts)) for first, second in pairs], axis=1)
+        for counts in item_counts(resamples, len(labels), rng)
+    ]
+    by_seed = np.concatenate(blocks)  # [R, n]: each seed's difference on each resample of items
+    n = len(pairs)
+    drawn = rng.integers(0, n, size=(resamples, n))
+    means = np.take_along_axis(by_seed, drawn, axis=1).mean(axis=1)
+    tail = 100 * (1 - confidence) / 2
+    low, high = np.percentile(means, [tail, 100 - tail])
+    ones = np.ones((1, len(labels)))
+    observed = float(np.mean([sign * (first(ones) - second(ones))[0] for first, second in pairs]))
+    interval = Interval(observed, float(low), float(high), n, f"bootstrap over {n} seeds and {len(labels)} items")
+    return TwoWay(interval, item_deviation(by_seed), resamples)
+
+
+def item_deviation(by_seed: np.ndarray) -> float:
+    """The standard error that the items alone leave in the mean of any number of seeds.
+
+    ``by_seed`` [R, n] holds each seed's difference on the same resamples of items. What two seeds share there is the
+    items' doing: the mean covariance between different seeds is its variance (never below 0).
+    """
+    if by_seed.shape[1] == 1:
+        return float(by_seed.std())
+    covariance = np.cov(by_seed, rowvar=False)
+    n = len(covariance)
+    return float(np.sqrt(max(0.0, (covariance.sum() - np.trace(covariance)) / (n * (n - 1)))))

@@ -1,0 +1,166 @@
+"""The metrics of one split: accuracy, macro F1, log loss, expected calibration error, AUROC, confusion.
+
+Shape legend: N rows, K classes, B calibration bins.
+
+Expected calibration error: Guo, Pleiss, Sun, Weinberger 2017, "On Calibration of Modern Neural Networks",
+section 2, with 15 bins of equal width ((b-1)/B, b/B]. The rest is scikit-learn's.
+
+A class without a single row in the split has no F1 and no AUROC: macro means are taken over the classes that
+are present, and ``absent_classes`` names the others.
+"""
+
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
+
+from storage.errors import InputError
+
+CALIBRATION_BINS = 15
+THRESHOLD = 0.5
+
+# What a table calls each metric, and whether more of it is better.
+TITLES = {
+    "accuracy": "Accuracy",
+    "macro_auroc": "Macro AUROC",
+    "macro_f1": "Macro F1",
+    "loss": "Log loss",
+    "expected_calibration_error": "Calibration error",
+}
+HIGHER_IS_BETTER = {
+    "accuracy": True,
+    "macro_auroc": True,
+    "macro_f1": True,
+    "loss": False,
+    "expected_calibration_error": False,
+}
+
+
+def metric_names(task: str) -> list[str]:
+    """The metrics of a task, the one that chooses the champion first. Accuracy says nothing of many labels."""
+    first = "accuracy" if task == "single-label" else "macro_auroc"
+    return [first, "macro_f1", "loss", "expected_calibration_error"]
+
+
+def one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
+    """Labels int [N] or uint8 [N, K] as bool [N, K]."""
+    labels = np.asarray(labels)
+    return labels.astype(bool) if labels.ndim == 2 else labels[:, None] == np.arange(classes)
+
+
+def row_losses(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Log loss of each row in nats, float64 [N]: cross-entropy of one label, or the mean binary one of K labels.
+
+    Probabilities are float32, so that one of 0 (or 1) means only that it was too small (or near) to be told:
+    it is taken as the last number before it.
+    """
+    labels = np.asarray(labels)
+    information = np.finfo(np.float32)
+    if labels.ndim == 1:
+        chosen = probabilities[np.arange(len(labels)), labels].astype(np.float64)
+        return -np.log(np.maximum(chosen, float(information.tiny)))
+    half = float(information.eps) / 2
+    clipped = np.clip(probabilities.astype(np.float64), half, 1 - half)
+    return -np.where(labels.astype(bool), np.log(clipped), np.log1p(-clipped)).mean(axis=1)
+
+
+def predicted(probabilities: np.ndarray, task: str) -> np.ndarray:
+    """The predicted class, int [N], or the predicted labels, bool [N, K]."""
+    return probabilities.argmax(axis=1) if task == "single-label" else probabilities >= THRESHOLD
+
+
+def confidence_and_outcome(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What calibration compares, float64 [N] or [N K] each: the probability given, and whether it came true (0, 1).
+
+    One label: the highest probability of a row. Several labels: each row's probability of each label.
+    """
+    if np.asarray(labels).ndim == 1:
+        guess = probabilities.argmax(axis=1)
+        confidence = probabilities[np.arange(len(guess)), guess]
+        return confidence.astype(np.float64), (guess == labels).astype(np.float64)
+    return probabilities.astype(np.float64).ravel(), np.asarray(labels, dtype=np.float64).ravel()
+
+
+def calibration_bin(confidence: np.ndarray, bins: int = CALIBRATION_BINS) -> np.ndarray:
+    """The bin ((b-1)/B, b/B] of each confidence, int [N]; 0 itself belongs to the first."""
+    return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+
+
+def calibration_table(probabilities: np.ndarray, labels: np.ndarray, bins: int = CALIBRATION_BINS) -> list[dict]:
+    """One row a bin: its edges, how many fell in, their mean confidence and mean outcome (None where empty)."""
+    confidence, outcome = confidence_and_outcome(probabilities, labels)
+    index = calibration_bin(confidence, bins)
+    counts = np.bincount(index, minlength=bins)
+    confidences = np.bincount(index, weights=confidence, minlength=bins)
+    outcomes = np.bincount(index, weights=outcome, minlength=bins)
+    return [
+        {
+            "low": number / bins,
+            "high": (number + 1) / bins,
+            "count": int(count),
+            "confidence": float(confidences[number] / count) if count else None,
+            "accuracy": float(outcomes[number] / count) if count else None,
+        }
+        for number, count in enumerate(counts)
+    ]
+
+
+def expected_calibration_error(table: list[dict]) -> float:
+    """Mean distance between confidence and outcome, weighted by the share of each bin."""
+    filled = [row for row in table if row["count"]]
+    return sum(row["count"] * abs(row["confidence"] - row["accuracy"]) for row in filled) / sum(
+        row["count"] for row in filled
+    )
+
+
+def split_metrics(probabilities: np.ndarray, labels: np.ndarray, task: str, classes: list[str]) -> dict[str, Any]:
+    """All metrics of one split, as values that JSON can hold.
+
+    probabilities: float32 [N, K]; labels: int [N] or uint8 [N, K]. InputError when there is no row, when the
+    shapes do not fit, or when a probability is not finite.
+    """
+    probabilities, labels = np.asarray(probabilities), np.asarray(labels)
+    expected = (len(labels), len(classes))
+    if not len(labels):
+        raise InputError("the split has no rows: nothing can be measured on it; give it some in the manifest")
+    if probabilities.shape != expected:
+        raise InputError(f"probabilities have shape {probabilities.shape} where the labels need {expected}")
+    if not np.isfinite(probabilities).all():
+        raise InputError("a probability is not finite: the weights of the run are broken; remove the run, train anew")
+    truth = one_hot(labels, len(classes))
+    present = np.flatnonzero(truth.any(axis=0))
+    guess = predicted(probabilities, task)
+    table = calibration_table(probabilities, labels)
+    result: dict[str, Any] = {
+        "rows": len(labels),
+        "loss": float(row_losses(probabilities, labels).mean()),
+        "expected_calibration_error": float(expected_calibration_error(table)),
+        "calibration": table,
+        "absent_classes": [name for number, name in enumerate(classes) if number not in present],
+    }
+    if task == "single-label":
+        result["accuracy"] = float((guess == labels).mean())
+        result["macro_f1"] = float(f1_score(labels, guess, labels=present, average="macro", zero_division=0))
+        result["confusion"] = confusion_matrix(labels, guess, labels=np.arange(len(classes))).tolist()
+        return result
+    scores = {
+        name: float(roc_auc_score(truth[:, number], probabilities[:, number]))
+        if 0 < truth[:, number].sum() < len(truth)
+        else None
+        for number, name in enumerate(classes)
+    }
+    known = [score for score in scores.values() if score is not None]
+    result["auroc"] = scores
+    result["macro_auroc"] = float(np.mean(known)) if known else None
+    f1 = [float(f1_score(truth[:, number], guess[:, number], zero_division=0)) for number in present]
+    result["macro_f1"] = float(np.mean(f1)) if f1 else None
+    result["confusion"] = {
+        name: {
+            "true_negative": int((~truth[:, number] & ~guess[:, number]).sum()),
+            "false_positive": int((~truth[:, number] & guess[:, number]).sum()),
+            "false_negative": int((truth[:, number] & ~guess[:, number]).sum()),
+            "true_positive": int((truth[:, number] & guess[:, number]).sum()),
+        }
+        for number, name in enumerate(classes)
+    }
+    return result

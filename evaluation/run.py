@@ -1,0 +1,112 @@
+"""One finished run, measured: probabilities and metrics of each split, and the time that a row takes.
+
+runs/KEY/evaluation/EVAL_KEY/ holds metrics.json and SPLIT.npy (float32 probabilities [rows, K]), which are equal byte
+for byte on one kind of CPU, and latency.json, which is not. Everything is computed on the CPU in one thread.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import models
+from evaluation.metrics import split_metrics
+from models import feeding
+from storage.errors import InputError
+from storage.files import content_key, published_directory, write_json
+from storage.prepared import SPLITS, Prepared, open_prepared
+from storage.source import source_digests
+
+METRICS = "metrics.json"
+LATENCY = "latency.json"
+BATCH_SIZE = 64
+LATENCY_ROWS = 32
+LATENCY_REPEATS = 5
+
+
+def evaluation_key(splits: Sequence[str] = ("validation", "test")) -> str:
+    """The name of the evaluation's folder: the source that its results depend on, and the splits that it reads.
+
+    The looks of the report are no part of it. The weights and data are the run's, whose folder it lies in.
+    """
+    return content_key({"splits": sorted(splits), "source": source_digests(["evaluation.run"])})
+
+
+def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence[str] = ("validation", "test")) -> Path:
+    """Evaluate the best weights of a finished run and return its evaluation folder; at once if it is there.
+
+    A split that is not named is not read, so that an experiment that tunes can leave the test split alone.
+    InputError when the run is not finished, or when the prepared arrays are missing or damaged.
+    """
+    run_directory = Path(run_directory)
+    unknown = [split for split in splits if split not in SPLITS]
+    if unknown or not splits:
+        raise InputError(f"no such split: {', '.join(unknown) or 'none given'}; choose from: {', '.join(SPLITS)}")
+    destination = run_directory / "evaluation" / evaluation_key(splits)
+    if (destination / METRICS).is_file():
+        return destination
+    if not (run_directory / "result.json").is_file():
+        raise InputError(f"{run_directory} has no result.json: the run has not finished, train it again to go on")
+    prepared = open_prepared(prepared_directory)
+    with one_thread():
+        network = models.load(run_directory, prepared.description)
+        with published_directory(destination) as working:
+            metrics: dict[str, Any] = {"parameters": sum(parameter.numel() for parameter in network.parameters())}
+            for split in splits:
+                rows = prepared.rows(split)
+                probabilities = to_probabilities(feeding.predict(network, prepared, rows, BATCH_SIZE), prepared.task)
+                metrics[split] = split_metrics(probabilities, prepared.labels[rows], prepared.task, prepared.classes)
+                np.save(working / f"{split}.npy", probabilities, allow_pickle=False)
+            write_json(working / METRICS, metrics)
+            write_json(working / LATENCY, latency(network, prepared, splits[0]))
+    return destination
+
+
+def to_probabilities(logits: np.ndarray, task: str) -> np.ndarray:
+    """Softmax (one label) or sigmoid (several) of float32 logits [N, K], computed in float64, returned as float32."""
+    wide = logits.astype(np.float64)
+    if task == "single-label":
+        exponents = np.exp(wide - wide.max(axis=1, keepdims=True))
+        return (exponents / exponents.sum(axis=1, keepdims=True)).astype(np.float32)
+    decay = np.exp(-np.abs(wide))
+    return (np.where(wide >= 0, 1.0, decay) / (1 + decay)).astype(np.float32)
+
+
+def latency(network: nn.Module, prepared: Prepared, split: str) -> dict[str, Any]:
+    """Seconds a document or image, one by one and in one batch: the median of repeats after one unmeasured."""
+    rows = prepared.rows(split)[:LATENCY_ROWS]
+
+    def median_seconds(batch_size: int) -> float:
+        seconds = []
+        for _ in range(LATENCY_REPEATS + 1):
+            start = time.perf_counter()
+            feeding.predict(network, prepared, rows, batch_size)
+            seconds.append((time.perf_counter() - start) / len(rows))
+        return float(np.median(seconds[1:]))
+
+    return {
+        "unit": f"seconds {'a document' if prepared.kind == 'text' else 'an image'}",
+        "one_by_one": median_seconds(1),
+        "in_one_batch": median_seconds(len(rows)),
+        "rows": len(rows),
+        "repeats": LATENCY_REPEATS,
+        "device": "cpu",
+        "threads": 1,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread inside the block: sums come in one order, and two evaluations at a time lose nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
