@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.activations import Name, activation
-from models.settings import Between, Checked
+from models.checked import Between, Checked
 from storage.errors import InputError
 
 KIND = "image"

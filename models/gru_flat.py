@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.recurrent import BidirectionalGRU, real_steps
-from models.settings import Between, Checked
+from models.checked import Between, Checked
 
 KIND = "text"
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.layers.attention import Attention
 from models.layers.recurrent import BidirectionalGRU
-from models.settings import Between, Checked
+from models.checked import Between, Checked
 
 KIND = "text"
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from cuda_ext.swish import swish
+from cuda_ext import swish
 
 Name = Literal["relu", "swish", "swish-beta"]
 
@@ -21,7 +21,11 @@ class Swish(nn.Module):
         self.beta = nn.Parameter(torch.ones(())) if trained else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return swish(x, self.beta)
+        return swish.swish(x, self.beta)
+
+    def kernels(self) -> str:
+        """Which implementation runs."""
+        return swish.kernels()
 
 
 def activation(name: Name) -> nn.Module:

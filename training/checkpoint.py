@@ -1,0 +1,87 @@
+"""Checkpoints that outlive kill -9: safetensors, each published by rename at the end of an epoch.
+
+last.safetensors   network, optimiser and, as JSON in its header, the run's state: one file, so that they always agree.
+best.safetensors   the network alone, of the best epoch.
+
+No generator's state is kept: weights, order and dropout of an epoch are functions of (seed, epoch). ``last`` is written
+before ``best``; a kill between the two leaves a ``last`` that is the best, from which resuming writes ``best`` again.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from storage.errors import InputError
+from training.state import State
+
+BEST = "best.safetensors"
+LAST = "last.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is kept of a run in ``directory``: the objects are read from and written to in place."""
+
+    directory: Path
+    network: nn.Module
+    optimiser: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+    def save(self, state: State) -> None:
+        """Publish the end of an epoch, and the best network where this epoch's is it."""
+        tensors = _prefixed("network.", self.network.state_dict())
+        for index, values in self.optimiser.state_dict()["state"].items():
+            tensors |= _prefixed(f"optimiser.{index}.", values)
+        # One entry alone in the header: safetensors writes several in no fixed order.
+        header = json.dumps({"state": state.as_json(), "scaler": self.scaler.state_dict()})
+        _publish(tensors, self.directory / LAST, {"run": header})
+        if state.best_epoch == state.epoch:
+            self._save_best()
+
+    def resume(self) -> State:
+        """Load the last whole epoch into network, optimiser and scaler; a fresh state where there is none."""
+        path = self.directory / LAST
+        if not path.is_file():
+            return State()
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = json.loads(file.metadata()["run"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise InputError(f"{path} is not a whole checkpoint ({error}): remove it to train anew") from None
+        self.network.load_state_dict(_under("network.", tensors))
+        groups = self.optimiser.state_dict()["param_groups"]
+        indices = [index for group in groups for index in group["params"]]
+        kept = {index: _under(f"optimiser.{index}.", tensors) for index in indices}
+        # An optimiser without memory (SGD with momentum 0) has nothing to load.
+        self.optimiser.load_state_dict({"state": {i: v for i, v in kept.items() if v}, "param_groups": groups})
+        self.scaler.load_state_dict(header["scaler"])
+        state = State.from_json(header["state"])
+        if state.best_epoch == state.epoch:
+            self._save_best()
+        return state
+
+    def _save_best(self) -> None:
+        _publish(_prefixed("", self.network.state_dict()), self.directory / BEST, None)
+
+
+def _publish(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    save_file(tensors, partial, metadata)
+    os.chmod(partial, 0o644)
+    os.replace(partial, path)
+
+
+def _prefixed(prefix: str, tensors: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """Tensors on the CPU, each named ``prefix`` and its name; what is None (a momentum not begun) is left out."""
+    return {prefix + name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None}
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

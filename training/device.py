@@ -1,0 +1,101 @@
+"""Which device a job has, how it computes there, and a record of what it was.
+
+One job has one GPU: the first that is free by a lock on .locks/gpu-UUID.lock, which the kernel frees however the
+process ends. The UUID, because a GPU's number changes with CUDA_VISIBLE_DEVICES. Without a GPU, the CPU.
+"""
+
+import contextlib
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from storage.errors import InputError
+from storage.files import file_lock
+from training.settings import Settings
+
+LOCKS = Path(".locks")
+
+
+@contextlib.contextmanager
+def claimed() -> Iterator[torch.device]:
+    """The device of this job, held while the block runs. Waits while other jobs have every visible GPU."""
+    if not torch.cuda.is_available():
+        yield torch.device("cpu")
+        return
+    told = False
+    while True:
+        for index in range(torch.cuda.device_count()):
+            name = f"gpu-{torch.cuda.get_device_properties(index).uuid}.lock"
+            with file_lock(LOCKS / name, blocking=False) as free:
+                if free:
+                    torch.cuda.set_device(index)
+                    yield torch.device("cuda", index)
+                    return
+        if not told:
+            print("waiting: other jobs have every visible GPU", file=sys.stderr)
+            told = True
+        time.sleep(0.5)
+
+
+def configure(settings: Settings) -> None:
+    """Threads and determinism, for the whole process. Before the first work on a GPU."""
+    torch.set_num_threads(settings.threads)
+    if torch.get_num_interop_threads() != 1:  # may be set once in a process
+        torch.set_num_interop_threads(1)
+    deterministic = settings.deterministic or not torch.cuda.is_available()
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+    # Filling fresh memory finds reads of it before it is written; ours are none, and it costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = not deterministic
+
+
+def mixed_precision(settings: Settings, device: torch.device) -> torch.dtype | None:
+    """The half-precision type of the forward pass, or None for float32 throughout."""
+    if settings.amp == "off" or (settings.amp == "auto" and device.type == "cpu"):
+        return None
+    if device.type == "cpu":
+        raise InputError(f"amp is {settings.amp}, and there is no GPU: set amp to auto or off")
+    if settings.amp == "auto":
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}[settings.amp]
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the run ran on: never part of a result, so that results can be equal where this is not."""
+    gpu = device.type == "cuda"
+    driver = Path("/proc/driver/nvidia/version")
+    return {
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if gpu else None,
+        "cudnn": torch.backends.cudnn.version() if gpu else None,
+        "gpu": torch.cuda.get_device_name(device) if gpu else None,
+        "driver": driver.read_text().splitlines()[0] if gpu and driver.is_file() else None,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "host": socket.gethostname(),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of the folder of this source; None where there is no git or no repository."""
+    folder = Path(__file__).resolve().parent
+    try:
+        answer = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()

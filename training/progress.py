@@ -1,0 +1,114 @@
+"""What a run tells while it runs: a live line on a terminal, one line an epoch elsewhere, or JSON events.
+
+An event is one JSON object a line on stdout, flushed, for the program that started the run:
+
+    {"event": "started", "run_key", "variant", "seed", "epoch", "maximum_epochs", "device"}
+    {"event": "progress", "variant", "seed", "epoch", "step", "steps", "loss", "samples_per_second", "seconds_left"}
+    {"event": "epoch", "variant", "seed", then the columns of history.csv, "samples_per_second", "seconds_left"}
+    {"event": "finished", "run_key", "variant", "seed", "result": {...}}
+    {"event": "failed", "run_key", "variant", "seed", "message"}
+
+``seconds_left`` is counted to the last epoch allowed; patience may end the run before. The line of each epoch goes to
+log.txt as well.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from training.settings import Job
+
+INTERVAL = 0.5  # seconds between two live lines or progress events
+
+
+class Progress:
+    """The voice of one job."""
+
+    def __init__(self, job: Job, events: bool) -> None:
+        self.job = job
+        self.events = events
+        self.live = not events and sys.stdout.isatty()
+        self.log: Path = job.run_directory / "log.txt"
+        self.began = self.told = time.perf_counter()
+        self.samples = 0
+        self.steps = 0
+
+    def started(self, epoch: int, device: str) -> None:
+        """Training begins after whole epoch ``epoch`` (0, or where a killed run is taken up)."""
+        self.began = self.told = time.perf_counter()
+        maximum = self.job.training.maximum_epochs
+        self._event("started", run_key=self.job.run_key, epoch=epoch, maximum_epochs=maximum, device=device)
+        if epoch:
+            self._line(f"{self._name()}: resumed after epoch {epoch}")
+
+    def step(self, epoch: int, step: int, steps: int, samples: int, loss: float) -> None:
+        """Step ``step`` (from 1) of ``steps`` of an epoch has ended; ``samples`` rows were read in it."""
+        self.samples += samples
+        self.steps += 1
+        now = time.perf_counter()
+        if now - self.told < INTERVAL or not (self.events or self.live):
+            return
+        self.told = now
+        pace = self._pace((self.job.training.maximum_epochs - epoch + 1) * steps - step)
+        self._event("progress", epoch=epoch, step=step, steps=steps, loss=round(loss, 6), **pace)
+        if self.live:
+            line = f"{self._name()}  epoch {epoch}, step {step}/{steps}  loss {loss:.4f}  {_spoken(pace)}"
+            print(f"\r{line}\033[K", end="", flush=True)
+
+    def epoch(self, row: dict[str, float], steps: int) -> None:
+        """An epoch has ended: its line of the history."""
+        pace = self._pace((self.job.training.maximum_epochs - int(row["epoch"])) * steps)
+        self._event("epoch", **row, **pace)
+        self._line(
+            f"{self._name()}  epoch {row['epoch']:>3}  loss {row['training_loss']:.4f}  "
+            f"validation loss {row['validation_loss']:.4f}, score {row['validation_score']:.4f}  {_spoken(pace)}"
+        )
+
+    def finished(self, result: dict[str, Any]) -> None:
+        self._event("finished", run_key=self.job.run_key, result=result)
+        self._show(
+            f"{self._name()}: stopped by {result['stopped']} after {result['epochs']} epochs, "
+            f"best {result['best_epoch']} with validation score {result['validation']['score']:.4f}"
+        )
+
+    def failed(self, message: str) -> None:
+        self._event("failed", run_key=self.job.run_key, message=message)
+        if self.live:
+            print(flush=True)
+        self._log(f"{self._name()}: failed: {message}")
+
+    def timing(self) -> dict[str, float]:
+        """Seconds and pace of this process: for timing.json."""
+        seconds = time.perf_counter() - self.began
+        return {"seconds": seconds, "samples": self.samples, "samples_per_second": self.samples / seconds}
+
+    def _pace(self, steps_left: int) -> dict[str, float]:
+        seconds = max(time.perf_counter() - self.began, 1e-9)
+        left = steps_left * seconds / max(self.steps, 1)
+        return {"samples_per_second": round(self.samples / seconds, 1), "seconds_left": round(left, 1)}
+
+    def _name(self) -> str:
+        return f"{self.job.variant} seed {self.job.seed}"
+
+    def _event(self, event: str, **values: Any) -> None:
+        if self.events:
+            print(json.dumps({"event": event, "variant": self.job.variant, "seed": self.job.seed} | values), flush=True)
+
+    def _line(self, text: str) -> None:
+        self._show(text)
+        self._log(text)
+
+    def _show(self, text: str) -> None:
+        if not self.events:
+            print(f"\r{text}\033[K" if self.live else text, flush=True)
+
+    def _log(self, text: str) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log, "a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+
+def _spoken(pace: dict[str, float]) -> str:
+    return f"{pace['samples_per_second']:.0f} samples/s  at most {pace['seconds_left']:.0f} s left"

@@ -1,0 +1,46 @@
+"""One job from its file to its result: runs/RUN_KEY/ is written here, result.json last of all."""
+
+from typing import Any
+
+from models.layers import kernels, parameter_count
+from storage.files import file_lock, read_json, sha256_file, write_json
+from storage.prepared import open_prepared
+from training.checkpoint import BEST
+from training.device import claimed, configure, environment
+from training.loop import train
+from training.progress import Progress
+from training.settings import Job
+
+
+def run(job: Job, given: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Train ``job`` (``given`` is its file's content, kept as job.json) and return its result.
+
+    Two processes with the same job: the second waits, and finds it finished.
+    """
+    directory = job.run_directory
+    directory.mkdir(parents=True, exist_ok=True)
+    with file_lock(directory / ".lock"):
+        if (directory / "result.json").is_file():
+            return read_json(directory / "result.json")
+        prepared = open_prepared(job.prepared)
+        write_json(directory / "job.json", given)
+        configure(job.training)
+        with claimed() as device:
+            write_json(directory / "environment.json", environment(device))
+            network, state = train(job, prepared, device, progress)
+        write_json(directory / "timing.json", progress.timing())
+        result = {
+            "run_key": job.run_key,
+            "variant": job.variant,
+            "seed": job.seed,
+            "epochs": state.epoch,
+            "best_epoch": state.best_epoch,
+            "stopped": state.stopped(job.training),
+            "converged": state.stopped(job.training) == "patience",
+            "validation": state.best_validation(),
+            "weights_sha256": sha256_file(directory / BEST),
+            "parameters": parameter_count(network),
+            "kernels": kernels(network),
+        }
+        write_json(directory / "result.json", result)
+        return result

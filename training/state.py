@@ -1,0 +1,63 @@
+"""How far a run has come: its epochs, its best, and whether it should stop. What a checkpoint keeps beside tensors."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from training.settings import Settings
+from training.validation import Validation
+
+COLUMNS = (
+    "epoch",
+    "learning_rate",
+    "training_loss",
+    "training_accuracy",
+    "validation_loss",
+    "validation_accuracy",
+    "validation_score",
+    "gradient_norm",
+)
+
+
+@dataclass
+class State:
+    """epoch: the last whole epoch, 0 before the first. best_epoch: highest score, ties broken by lower loss."""
+
+    epoch: int = 0
+    best_epoch: int = 0
+    best: Validation | None = None
+    lowest_loss: float = float("inf")
+    lowest_loss_epoch: int = 0
+    highest_score_epoch: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    def record(self, row: dict[str, float], validation: Validation) -> None:
+        """Take in the epoch that has ended; ``row`` has the values of ``COLUMNS``."""
+        self.epoch += 1
+        self.history.append(row)
+        if validation.loss < self.lowest_loss:
+            self.lowest_loss, self.lowest_loss_epoch = validation.loss, self.epoch
+        if self.best is None or validation.score > self.best.score:
+            self.highest_score_epoch = self.epoch
+        if self.best is None or (validation.score, -validation.loss) > (self.best.score, -self.best.loss):
+            self.best, self.best_epoch = validation, self.epoch
+
+    def stopped(self, settings: Settings) -> str | None:
+        """Why the run is over (``patience`` or ``maximum_epochs``), or None while it is not."""
+        if self.epoch - max(self.lowest_loss_epoch, self.highest_score_epoch) >= settings.patience:
+            return "patience"
+        return "maximum_epochs" if self.epoch >= settings.maximum_epochs else None
+
+    def best_validation(self) -> dict[str, float]:
+        return asdict(self.best)
+
+    def history_csv(self) -> str:
+        """One line an epoch, numbers of six digits: the same text for the same run."""
+        lines = [",".join(f"{row[name]:.6g}" for name in COLUMNS) for row in self.history]
+        return "\n".join([",".join(COLUMNS), *lines]) + "\n"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        return cls(**value | {"best": Validation(**value["best"])})

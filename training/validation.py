@@ -1,0 +1,52 @@
+"""How good a network is on the validation split: what early stopping and the best checkpoint follow."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from models import feeding
+from storage.prepared import Prepared
+
+
+@dataclass(frozen=True)
+class Validation:
+    """loss: mean, without label smoothing; accuracy: share of right labels; score: what is maximised, the
+    accuracy of single labels or the macro AUROC of several."""
+
+    loss: float
+    score: float
+    accuracy: float
+
+
+def validate(network: nn.Module, prepared: Prepared) -> Validation:
+    """Loss, score and accuracy on the validation split."""
+    rows = prepared.rows("validation")
+    logits = feeding.predict(network, prepared, rows)
+    target = feeding.labels(prepared, rows)
+    loss = float(feeding.loss(torch.from_numpy(logits), target))
+    accuracy = float(correct(torch.from_numpy(logits), target).double().mean())
+    score = macro_auroc(logits, target.numpy()) if prepared.task == "multi-label" else accuracy
+    return Validation(loss, score, accuracy)
+
+
+def correct(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Which rows (bool [N]) or, with several labels, which entries (bool [N, K], cut at one half) are right."""
+    return logits.argmax(dim=1) == target if target.ndim == 1 else (logits > 0) == target.bool()
+
+
+def macro_auroc(scores: np.ndarray, target: np.ndarray) -> float:
+    """Mean over classes of the area under the ROC curve, scores and target [N, K]; ties count one half.
+
+    By ranks (Mann-Whitney). A class that has no row or every row has no area and is left out; 0.5 if all are.
+    """
+    areas = []
+    for score, positive in zip(scores.T, target.T.astype(bool), strict=True):
+        positives = int(positive.sum())
+        negatives = len(positive) - positives
+        if positives and negatives:
+            _, place, count = np.unique(score, return_inverse=True, return_counts=True)
+            ranks = (np.cumsum(count) - (count - 1) / 2)[place]
+            areas.append((ranks[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    return float(np.mean(areas)) if areas else 0.5
