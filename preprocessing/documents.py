@@ -78,7 +78,7 @@ def _rows_and_labels(data: TextDataSet, settings: TextSettings) -> tuple[Rows, n
         labels.append(document.labels)
     encoded = encode_labels(labels, data.entry.task, len(data.entry.classes))
     check_corpus(encoded, data.entry, data.directory / DOCUMENTS)
-    rows = choose_rows(np.array(split, np.uint8), labels, ids, settings.rows_per_class)
+    rows = choose_rows(data.name, np.array(split, np.uint8), labels, ids, settings.rows_per_class)
     return rows, encoded[rows.source]
 
 

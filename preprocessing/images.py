@@ -84,7 +84,7 @@ def write_images(data: ImageDataSet, settings: ImageSettings, working: Path) -> 
     """
     labels = [(label,) for label in data.labels.tolist()] if data.labels.ndim == 1 else _class_numbers(data.labels)
     ids = [str(number) for number in range(len(data.images))]
-    rows = choose_rows(data.split, labels, ids, settings.rows_per_class)
+    rows = choose_rows(data.name, data.split, labels, ids, settings.rows_per_class)
     np.save(working / "labels.npy", data.labels[rows.source], allow_pickle=False)
 
     shape = (len(rows.source), *data.images.shape[1:])

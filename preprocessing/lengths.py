@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from preprocessing.settings import share
@@ -19,6 +20,7 @@ TABLE_QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 # Okabe and Ito's colours, told apart by colour-blind readers and in grey: kept is dark, cut is light.
 KEPT_COLOUR, CUT_COLOUR, INK = "#0072B2", "#E69F00", "#222222"
+MOST_BARS = 500
 
 
 class LengthHistogram:
@@ -96,8 +98,8 @@ def plot_lengths(
 ) -> None:
     """Draw both distributions as a PNG, 1500 x 600 pixels, with the cut marked and what is cut in another colour.
 
-    The axis ends a little after the 99th percentile or the cut; how much lies beyond is said in words. The same
-    histograms give the same bytes with the same matplotlib.
+    The axis ends near the 99th percentile, or a little after the cut; how much lies beyond is said in words. The
+    same histograms give the same bytes with the same matplotlib.
     """
     # Here rather than above, since only a drawing needs it and it is slow to import.
     import matplotlib
@@ -116,13 +118,16 @@ def plot_lengths(
 
 def _draw(axes, level: str, histogram: LengthHistogram, kept: int) -> None:
     item = LEVELS[level]
-    end = min(histogram.longest, max(histogram.quantile(0.99), math.ceil(1.25 * kept)))
-    lengths = range(1, end + 1)
-    percent = [100 * histogram.counts[length] / histogram.total for length in lengths]
-    edges = [length - 0.5 for length in range(1, end + 2)]
-    axes.stairs(percent[:kept], edges[: kept + 1], fill=True, color=KEPT_COLOUR)
-    if end > kept:
-        axes.stairs(percent[kept:], edges[kept:], fill=True, color=CUT_COLOUR)
+    end = min(histogram.longest, max(histogram.quantile(0.99), math.ceil(1.25 * kept)), 4 * kept)
+    width = math.ceil(end / MOST_BARS)
+    # Counted from the cut in both directions, so that no bar holds both what is kept and what is cut.
+    first, last = -math.ceil(kept / width), max(0, math.ceil((end - kept) / width))
+    edges = kept + 0.5 + width * np.arange(first, last + 1)
+    lengths, counts = np.array(sorted(histogram.counts.items())).T
+    percent = 100 / histogram.total * np.histogram(lengths, edges, weights=counts)[0]
+    axes.stairs(percent[:-first], edges[: 1 - first], fill=True, color=KEPT_COLOUR)
+    if last:
+        axes.stairs(percent[-first:], edges[-first:], fill=True, color=CUT_COLOUR)
 
     longer = histogram.longer_than(kept)
     side = -1 if kept > 0.5 * end else 1  # the label stands where there is room
@@ -137,12 +142,12 @@ def _draw(axes, level: str, histogram: LengthHistogram, kept: int) -> None:
         verticalalignment="top",
         color=INK,
     )
-    axes.set_ylim(0, 1.35 * max(percent))
+    axes.set_ylim(0, 1.35 * percent.max())
     axes.set_xlim(0, max(end, kept) + 1)
     axes.xaxis.get_major_locator().set_params(integer=True)
     beyond = histogram.longer_than(end)
     note = f" ({beyond:,} are longer than {end:,}, up to {histogram.longest:,})" if beyond else ""
     axes.set_title(f"{histogram.total:,} {item}s{note}", loc="left", fontsize=10, color=INK)
     axes.set_xlabel(f"length of a {item} ({level})")
-    axes.set_ylabel(f"share of {item}s (%)")
+    axes.set_ylabel(f"share of {item}s (%{f', {width} lengths a bar' if width > 1 else ''})")
     axes.spines[["top", "right"]].set_visible(False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from storage.errors import InputError
 from storage.prepared import SPLITS
 
 
@@ -22,22 +23,29 @@ class Rows:
 
 
 def choose_rows(
-    split: np.ndarray, labels: Sequence[Sequence[int]], ids: Sequence[str], rows_per_class: int | None
+    name: str, split: np.ndarray, labels: Sequence[Sequence[int]], ids: Sequence[str], rows_per_class: int | None
 ) -> Rows:
     """Return all rows in split order or, with ``rows_per_class``, at most so many of each class in each split.
 
-    split           uint8 [M]: 0 train, 1 validation, 2 test
-    labels          the class numbers of each row; rows without any count as one more class
-    ids             a name of each row that stays when rows are added: the first by its hash are kept, which is a
-                    random choice that anyone can repeat. Of several labels none may exceed the number.
+    name     the data set's, for errors
+    split    uint8 [M]: 0 train, 1 validation, 2 test
+    labels   the class numbers of each row; rows without any count as one more class
+    ids      a name of each row: those first by its hash are kept, a random choice that anyone can repeat
+
+    InputError where all rows of the training split have the same labels.
     """
+    if len({tuple(labels[row]) for row in np.flatnonzero(split == 0)}) < 2:
+        raise InputError(
+            f"data set '{name}': its training split has rows of one class alone: nothing can be learned, "
+            "give it rows of two or more"
+        )
     source: list[int] = []
     splits = {}
-    for number, name in enumerate(SPLITS):
+    for number, one in enumerate(SPLITS):
         rows = np.flatnonzero(split == number).tolist()
         if rows_per_class is not None:
             rows = _first_of_each_class(rows, labels, ids, rows_per_class)
-        splits[name] = [len(source), len(source) + len(rows)]
+        splits[one] = [len(source), len(source) + len(rows)]
         source += rows
     return Rows(np.array(source, np.int64), splits)
 
