@@ -1,0 +1,66 @@
+# reread: one command each. `make doctor` says what is missing and the command that mends it.
+
+EXPERIMENT ?= default
+VENV := $(CURDIR)/.venv
+BIN := $(VENV)/bin
+PYTHON := $(BIN)/python
+# DVC starts `python` by name: the environment's own comes first.
+export PATH := $(BIN):$(PATH)
+export REREAD_PROJECT := $(CURDIR)
+# Python 3.11, or the nearest there is.
+SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
+
+.PHONY: install data run repro test test-packages lint format ui serve doctor clean
+
+run: data
+	$(PYTHON) -m flows.pipeline --experiment $(EXPERIMENT)
+
+install: $(VENV)/installed
+
+# torch first and by itself: a user's pip takes the build that suits the machine (CPU or CUDA), whose hashes differ.
+$(VENV)/installed: requirements.lock
+	$(SYSTEM_PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	touch $@
+
+# A DVC remote is asked first, where one is configured. Then data/ is made or checked against data.manifest.json, and
+# `dvc commit` without --force accepts it only if it is what data.dvc describes.
+data: install
+	@if [ -n "$$(dvc remote list)" ]; then dvc pull data.dvc || echo "no data from the remote: building it here"; fi
+	@$(PYTHON) -m tasks.ingest
+	@dvc commit --quiet data.dvc </dev/null || \
+	  { echo "error: data/ is not what data.dvc describes: remove data/ and run 'make data' again" >&2; exit 2; }
+
+repro: data
+	dvc repro
+
+# What the tests need beside Python: a browser, on machines where Debian's packages can be installed.
+test-packages:
+	@if [ -n "$$CI" ] && ! command -v chromedriver >/dev/null; then \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver make git >/dev/null; fi
+
+test: data test-packages
+	$(PYTHON) -m pytest
+
+lint: install
+	ruff format --check .
+	ruff check .
+
+format: install
+	ruff format .
+	ruff check --fix .
+
+ui: install
+	$(PYTHON) -m flows.ui
+
+serve: install
+	$(PYTHON) -m flows.serve
+
+doctor:
+	@if [ -x $(PYTHON) ]; then $(PYTHON) -m flows.doctor; else $(SYSTEM_PYTHON) -m flows.doctor; fi
+
+# Caches alone: runs, prepared arrays and what MLflow remembers stay (see `python -m flows.prune`).
+clean:
+	rm -rf .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,34 @@
+"""Flow: bring the raw data of an experiment into data/ and check it against the manifest.
+
+python -m flows.ingest [--experiment default] [--data NAME ...]
+"""
+
+import argparse
+
+from prefect import flow
+
+from storage.errors import command
+from tasks.ingest import ingest as ingest_data_set
+from tasks.parameters import load_experiment
+
+
+@flow(name="ingest", log_prints=True)
+def ingest(experiment: str = "default", data: list[str] | None = None) -> list[str]:
+    """Ingest the data sets of ``experiment``, or those named in ``data``; return their names."""
+    names = sorted(load_experiment(experiment).preprocessing) if data is None else data
+    for name in names:
+        ingest_data_set(name)
+    return names
+
+
+@command
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m flows.ingest", description=ingest.__doc__)
+    parser.add_argument("--experiment", default="default")
+    parser.add_argument("--data", nargs="+")
+    arguments = parser.parse_args()
+    ingest(arguments.experiment, arguments.data)
+
+
+if __name__ == "__main__":
+    main()

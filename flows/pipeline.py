@@ -1,0 +1,67 @@
+"""Flow: an experiment from raw data to verdicts. What `make run` and the deployments call.
+
+    python -m flows.pipeline [--experiment default] [--variants han ...] [--seeds 0 1 ...] [--fresh]
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from prefect import flow
+
+from evaluation.report import terminal_table
+from flows.evaluate import evaluate
+from flows.ingest import ingest
+from flows.train import train
+from storage.errors import command
+from storage.files import read_json
+from tasks.jobs import check, runs_root
+from tasks.parameters import load_experiment
+from tasks.progress import BOARD
+from tasks.tracking import open_tracking
+
+
+@flow(name="pipeline", log_prints=True)
+def pipeline(
+    experiment: str = "default",
+    variants: list[str] | None = None,
+    seeds: list[int] | None = None,
+    fresh: bool = False,
+) -> str:
+    """Ingest, preprocess, train and evaluate ``experiment``; return the folder of its report.
+
+    ``variants`` and ``seeds`` select among the experiment's. Finished runs are taken up unless ``fresh``.
+    """
+    chosen = load_experiment(experiment).select(variants, seeds)
+    check(chosen)
+    # What a kill left RUNNING in MLflow is settled first.
+    open_tracking().reconcile(runs_root())
+    ingest(experiment, sorted(chosen.preprocessing))
+    train(experiment, variants, seeds, fresh)
+    return evaluate(experiment, variants, seeds)
+
+
+@command
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m flows.pipeline", description="Run an experiment end to end.")
+    parser.add_argument("--experiment", default="default")
+    parser.add_argument("--variants", nargs="+")
+    parser.add_argument("--seeds", nargs="+", type=int)
+    parser.add_argument("--fresh", action="store_true", help="train anew what is finished already")
+    arguments = parser.parse_args()
+    # A wrong name is refused before a server is started for it.
+    check(load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds))
+    start = time.monotonic()
+    report = Path(pipeline(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh))
+    minutes, seconds = divmod(round(time.monotonic() - start), 60)
+    BOARD.console.print(terminal_table(read_json(report / "metrics.json"), read_json(report / "verdicts.json")))
+    BOARD.console.print(
+        f"\n{minutes} min {seconds} s. Report: {report / 'report.html'}\n"
+        "Next:  make ui      MLflow and Prefect in the browser, runs to compare\n"
+        "       make repro   DVC takes up the finished runs, and retrains what you change in params.yaml",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Flow: prepare the arrays that an experiment's networks read.
+
+python -m flows.preprocess [--experiment default]
+"""
+
+import argparse
+
+from prefect import flow
+
+from storage.errors import command
+from tasks.parameters import load_experiment
+from tasks.preprocess import preprocess as preprocess_data_set
+
+
+@flow(name="preprocess", log_prints=True)
+def preprocess(experiment: str = "default", data: list[str] | None = None, fresh: bool = False) -> dict[str, str]:
+    """Prepare the data sets of ``experiment``, or those named in ``data``; return the folder of each."""
+    names = sorted(load_experiment(experiment).preprocessing) if data is None else data
+    return {name: preprocess_data_set(experiment, name, fresh=fresh) for name in names}
+
+
+@command
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m flows.preprocess", description=preprocess.__doc__)
+    parser.add_argument("--experiment", default="default")
+    parser.add_argument("--data", nargs="+")
+    parser.add_argument("--fresh", action="store_true", help="prepare anew what is there already")
+    arguments = parser.parse_args()
+    preprocess(arguments.experiment, arguments.data, arguments.fresh)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Flow: train the variants of an experiment on each of its seeds, some at a time.
+
+python -m flows.train [--experiment default] [--variants han ...] [--seeds 0 1 ...]
+"""
+
+import argparse
+
+from prefect import flow
+from prefect.futures import wait
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.preprocess import preprocess
+from storage.errors import command
+from tasks.jobs import check
+from tasks.parameters import load_experiment
+from tasks.train import train as train_run
+from tasks.train import workers
+
+
+@flow(name="train", log_prints=True, task_runner=ThreadPoolTaskRunner(max_workers=workers()))
+def train(
+    experiment: str = "default",
+    variants: list[str] | None = None,
+    seeds: list[int] | None = None,
+    fresh: bool = False,
+) -> list[str]:
+    """Train ``variants`` (default: all) on ``seeds`` (default: the experiment's); return the folders in runs/.
+
+    REREAD_WORKERS says how many run at a time. When one fails the others still finish, and then the flow fails.
+    """
+    chosen = load_experiment(experiment).select(variants, seeds)
+    check(chosen)
+    prepared = preprocess(experiment, sorted(chosen.preprocessing))
+    futures = [
+        train_run.submit(experiment, name, seed, prepared[variant.data], fresh)
+        for seed in chosen.seeds
+        for name, variant in chosen.variants.items()
+    ]
+    wait(futures)
+    return [future.result() for future in futures]
+
+
+@command
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m flows.train", description="Train variants of an experiment.")
+    parser.add_argument("--experiment", default="default")
+    parser.add_argument("--variants", nargs="+")
+    parser.add_argument("--seeds", nargs="+", type=int)
+    parser.add_argument("--fresh", action="store_true", help="train anew what is finished already")
+    arguments = parser.parse_args()
+    check(load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds))
+    train(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh)
+
+
+if __name__ == "__main__":
+    main()

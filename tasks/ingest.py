@@ -1,0 +1,40 @@
+"""Make one data set in data/, or check the one that is there against the manifest.
+
+    python -m tasks.ingest [NAME ...] [--accept-new-version]
+"""
+
+import argparse
+
+from preprocessing.ingest import EMBEDDED, available_sources, data_card
+from preprocessing.ingest import ingest as ingest_source
+from preprocessing.manifest import Manifest
+from storage.errors import command, refuse_unknown
+from tasks.progress import say
+from tasks.step import publish_results, step
+
+
+@step(task_run_name="ingest-{data}")
+def ingest(data: str, accept_new_version: bool = False) -> str:
+    """Make data set ``data``, or verify it; return the version that the manifest knows it by."""
+    entry = ingest_source(data, accept_new_version=accept_new_version)
+    rows = ", ".join(f"{count} {split}" for split, count in entry.splits.items())
+    say(f"{data}: {rows} rows, {len(entry.classes)} classes, version {entry.version[:12]}")
+    return entry.version
+
+
+@command
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tasks.ingest", description="Make or verify data sets in data/.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(available_sources())}")
+    parser.add_argument(
+        "--accept-new-version", action="store_true", help="record data that differs from the manifest as a new version"
+    )
+    arguments = parser.parse_args()
+    refuse_unknown(arguments.names, available_sources(), "the names given")
+    for name in arguments.names or EMBEDDED:
+        ingest.fn(name, arguments.accept_new_version)
+    publish_results("ingest", {f"{name}.md": data_card(name) for name in Manifest.load().datasets})
+
+
+if __name__ == "__main__":
+    main()

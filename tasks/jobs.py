@@ -1,0 +1,102 @@
+"""Jobs: what one (variant, seed) trains, complete, and the key that names its folder in runs/.
+
+The key is made of everything that the weights can depend on: the resolved parameters, the variant, the seed, the
+prepared arrays, the source that the run reaches (read by ``ast``: the model's file and training/, so that a new file
+in models/ retrains nothing), torch and its CUDA, the device, and the number of threads. Times, hosts and commits stay
+out of it.
+"""
+
+import functools
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import models
+from storage.errors import InputError
+from storage.files import content_key, sha256_file
+from storage.prepared import DESCRIPTION
+from storage.source import source_digests
+from tasks.parameters import Experiment
+from training.settings import Settings as TrainingSettings
+
+
+def runs_root() -> Path:
+    """The folder of the runs: REREAD_RUNS, or runs/."""
+    return Path(os.environ.get("REREAD_RUNS", "runs"))
+
+
+def prepared_root() -> Path:
+    """The folder of the prepared arrays: REREAD_PREPARED, or prepared/."""
+    return Path(os.environ.get("REREAD_PREPARED", "prepared"))
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """What of this machine the weights depend on: torch, CUDA, and the GPU's name or the CPU's instruction set."""
+    gpu = torch.cuda.is_available()
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if gpu else None,
+        "device": torch.cuda.get_device_name() if gpu else torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+@functools.cache
+def source(model: str) -> dict[str, str]:
+    """sha256 of each source file that training ``model`` reaches."""
+    return source_digests(["training", "models.feeding", f"models.{model}"])
+
+
+def make_job(experiment: Experiment, variant_name: str, seed: int, prepared_directory: Path) -> dict[str, Any]:
+    """The job of one (variant, seed), with every setting filled in and checked; InputError names a wrong one."""
+    variant = experiment.variants[variant_name]
+    job = {
+        "variant": variant.name,
+        "model": variant.model,
+        "data": variant.data,
+        "seed": seed,
+        "network": resolved_network(experiment, variant_name),
+        "training": resolved_training(experiment, variant_name),
+    }
+    determined_by = {
+        **job,
+        # It holds the sha256 of each array, and so stands for them.
+        "prepared_sha256": sha256_file(prepared_directory / DESCRIPTION),
+        "source": source(variant.model),
+        "machine": machine(),
+    }
+    run_key = content_key(determined_by)
+    return {
+        **determined_by,
+        "experiment": experiment.name,
+        "prepared": str(prepared_directory),
+        "run_key": run_key,
+        "run_directory": str(runs_root() / run_key),
+    }
+
+
+def resolved_network(experiment: Experiment, variant_name: str) -> dict[str, Any]:
+    """Every setting of a variant's network; InputError says in which experiment a wrong one stands."""
+    variant = experiment.variants[variant_name]
+    try:
+        return asdict(models.settings(variant.model, variant.network))
+    except InputError as error:
+        raise InputError(f"experiment '{experiment.name}', variant '{variant_name}': {error}") from None
+
+
+def resolved_training(experiment: Experiment, variant_name: str) -> dict[str, Any]:
+    """Every setting of a variant's training; InputError says in which experiment a wrong one stands."""
+    try:
+        return asdict(TrainingSettings.read(experiment.variants[variant_name].training, "the training settings"))
+    except InputError as error:
+        raise InputError(f"experiment '{experiment.name}', variant '{variant_name}': {error}") from None
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse an experiment with a wrong model, network or training setting before anything is started."""
+    for name in experiment.variants:
+        resolved_network(experiment, name)
+        resolved_training(experiment, name)

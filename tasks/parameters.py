@@ -1,0 +1,192 @@
+"""Hyper-parameters: params.yaml, overridden by experiments/NAME.yaml, resolved to one job a (variant, seed).
+
+The two files are the only source. An experiment lists its variants (a model, a data set, and what differs from
+the model's defaults), its seeds, and the rule by which its pairs are judged, all before anything runs.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from storage.errors import InputError, nearest, refuse_unknown
+
+PARAMETERS_FILE = Path("params.yaml")
+EXPERIMENTS = Path("experiments")
+EXPERIMENT_KEYS = {
+    "title", "variants", "seeds", "parameters", "pairs", "smallest_effect", "alpha", "evaluate_on", "tuning",
+}  # fmt: skip
+VARIANT_KEYS = {"model", "data", "network", "training"}
+PAIR_KEYS = {"name", "claim", "source", "better", "worse", "metric"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A network as one experiment trains it: every setting resolved, none left to a default elsewhere."""
+
+    name: str
+    model: str
+    data: str
+    network: dict[str, Any]
+    training: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment, resolved and checked. ``preprocessing`` maps each data set used to its settings."""
+
+    name: str
+    title: str
+    variants: dict[str, Variant]
+    seeds: tuple[int, ...]
+    preprocessing: dict[str, dict[str, Any]]
+    pairs: tuple[dict[str, str], ...]
+    smallest_effect: float
+    alpha: float
+    evaluate_on: str
+    tuning: dict[str, Any]
+
+    def select(self, variants: Iterable[str] | None = None, seeds: Iterable[int] | None = None) -> "Experiment":
+        """The same experiment with these variants and seeds alone; pairs that lose a side are left out."""
+        names = list(self.variants) if variants is None else list(variants)
+        refuse_unknown(names, self.variants, f"the variants of experiment '{self.name}'")
+        chosen = self.seeds if seeds is None else tuple(seeds)
+        if not names or not chosen:
+            raise InputError(f"experiment '{self.name}' needs at least one variant and one seed: name some")
+        for seed in chosen:
+            if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+                raise InputError(
+                    f"seed {seed!r} of experiment '{self.name}' is not a whole number from 0 up: change it"
+                )
+        kept = {name: self.variants[name] for name in self.variants if name in names}
+        used = {variant.data for variant in kept.values()}
+        return Experiment(
+            **{
+                **{field: getattr(self, field) for field in self.__dataclass_fields__},
+                "variants": kept,
+                "seeds": chosen,
+                "preprocessing": {name: value for name, value in self.preprocessing.items() if name in used},
+                "pairs": tuple(pair for pair in self.pairs if {pair["better"], pair["worse"]} <= set(kept)),
+            }
+        )
+
+    def as_dictionary(self) -> dict[str, Any]:
+        """The resolved whole as plain values: what is saved with each result."""
+        return {
+            **{
+                field: copy.deepcopy(getattr(self, field)) for field in self.__dataclass_fields__ if field != "variants"
+            },
+            "seeds": list(self.seeds),
+            "pairs": [dict(pair) for pair in self.pairs],
+            "variants": {name: copy.deepcopy(vars(variant)) for name, variant in self.variants.items()},
+        }
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping. InputError names the file, and the line of a syntax error."""
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing: run this from the project's folder") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} must hold a mapping of names to values, not {type(value).__name__}")
+    return value
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``over`` laid on it: mappings are merged key by key, anything else is replaced."""
+    result = copy.deepcopy(dict(base))
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = copy.deepcopy(value)
+    return result
+
+
+def experiments(root: Path = Path()) -> list[str]:
+    """Names of the experiments there are."""
+    return sorted(path.stem for path in (root / EXPERIMENTS).glob("*.yaml"))
+
+
+def load_experiment(name: str, root: Path = Path()) -> Experiment:
+    """Resolve experiments/NAME.yaml over params.yaml and check every name and value in it."""
+    if name not in experiments(root):
+        raise InputError(f"no experiment '{name}' in {EXPERIMENTS}/: {nearest(name, experiments(root))}")
+    path = EXPERIMENTS / f"{name}.yaml"
+    given = read_yaml(root / path)
+    refuse_unknown(given, EXPERIMENT_KEYS, str(path))
+    for key in ("title", "variants", "seeds"):
+        if not given.get(key):
+            raise InputError(f"{path} has no '{key}': add it")
+    parameters = read_yaml(root / PARAMETERS_FILE)
+    refuse_unknown(given.get("parameters") or {}, parameters, f"{path}: parameters")
+    parameters = merged(parameters, given.get("parameters") or {})
+    refuse_unknown(parameters, ("preprocessing", "training", "models"), str(PARAMETERS_FILE))
+
+    variants = {key: _variant(key, value, parameters, path) for key, value in given["variants"].items()}
+    preprocessing = {
+        variant.data: _section(parameters["preprocessing"], variant.data, f"{PARAMETERS_FILE}: preprocessing")
+        for variant in variants.values()
+    }
+    experiment = Experiment(
+        name=name,
+        title=str(given["title"]),
+        variants=variants,
+        seeds=tuple(given["seeds"]),
+        preprocessing=preprocessing,
+        pairs=tuple(_pair(pair, variants, path) for pair in given.get("pairs") or ()),
+        smallest_effect=_number(given.get("smallest_effect", 0.01), 0.0, 1.0, f"{path}: smallest_effect"),
+        alpha=_number(given.get("alpha", 0.05), 0.0, 1.0, f"{path}: alpha"),
+        evaluate_on=str(given.get("evaluate_on", "test")),
+        tuning=dict(given.get("tuning") or {}),
+    )
+    refuse_unknown([experiment.evaluate_on], ("test", "validation"), f"{path}: evaluate_on")
+    return experiment.select()
+
+
+def _variant(name: str, given: Mapping[str, Any], parameters: Mapping[str, Any], path: Path) -> Variant:
+    where = f"{path}: variants.{name}"
+    if not isinstance(given, Mapping):
+        raise InputError(f"{where} must be a mapping such as {{model: han, data: docstrings}}")
+    refuse_unknown(given, VARIANT_KEYS, where)
+    for key in ("model", "data"):
+        if key not in given:
+            raise InputError(f"{where} has no '{key}': add it")
+    defaults = parameters["models"].get(given["model"]) or {}
+    refuse_unknown(defaults, ("network", "training"), f"{PARAMETERS_FILE}: models.{given['model']}")
+    return Variant(
+        name=name,
+        model=given["model"],
+        data=given["data"],
+        network=merged(defaults.get("network") or {}, given.get("network") or {}),
+        training=merged(merged(parameters["training"], defaults.get("training") or {}), given.get("training") or {}),
+    )
+
+
+def _section(sections: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    refuse_unknown([name], sections, where)
+    return dict(sections[name] or {})
+
+
+def _pair(given: Mapping[str, str], variants: Mapping[str, Variant], path: Path) -> dict[str, str]:
+    where = f"{path}: pairs"
+    refuse_unknown(given, PAIR_KEYS, where)
+    for key in sorted(PAIR_KEYS):
+        if key not in given:
+            raise InputError(f"{where}: a pair has no '{key}': add it")
+    refuse_unknown([given["better"], given["worse"]], variants, where)
+    if variants[given["better"]].data != variants[given["worse"]].data:
+        raise InputError(f"{where}: '{given['name']}' compares variants on two data sets: choose one data set")
+    return dict(given)
+
+
+def _number(value: Any, low: float, high: float, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
+        raise InputError(f"{where}: {value!r} is not a number between {low:g} and {high:g}: change it")
+    return float(value)

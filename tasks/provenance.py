@@ -1,0 +1,43 @@
+"""Where a run comes from: the commit, the data's versions, Prefect's run, the machine. What MLflow keeps as tags."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from prefect.runtime import flow_run
+
+from storage.files import sha256_file
+from tasks.jobs import machine
+from tasks.parameters import read_yaml
+
+
+def commit() -> dict[str, Any]:
+    """The git commit of the source and whether files differ from it; ``none`` outside a checkout."""
+    head, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": head.strip() if head else "none", "dirty": bool(changes)}
+
+
+def provenance(job: dict[str, Any]) -> dict[str, Any]:
+    """Tags of the MLflow run of ``job``; names are flat, values text, numbers or truth values."""
+    tags = {
+        "git.commit": commit()["commit"],
+        "git.dirty": commit()["dirty"],
+        "data.manifest.sha256": sha256_file(Path("data.manifest.json")),
+        "deterministic": job["training"]["deterministic"],
+        **machine(),
+    }
+    if Path("data.dvc").is_file():
+        tags["data.dvc.md5"] = read_yaml(Path("data.dvc"))["outs"][0]["md5"]
+    if flow_run.id:
+        tags |= {"prefect.flow_run": flow_run.id, "prefect.url": flow_run.ui_url or ""}
+    if os.environ.get("DVC_STAGE"):
+        tags["dvc.stage"] = os.environ["DVC_STAGE"]
+    return tags
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,74 @@
+"""Start a training process, follow its events, and stop it when we are stopped.
+
+Training runs in a process of its own (``python -m training JOB.json --events``): it imports torch and neither Prefect
+nor MLflow, and a crash takes nobody along. When the launcher dies, however it dies, the pipe of events breaks and the
+process ends itself; the next one goes on from its last whole epoch.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from storage.errors import InputError
+from storage.files import write_json
+
+
+class TrainingFailed(RuntimeError):
+    """The training process ended without a result. The message says how, and where its log is."""
+
+
+def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]) -> None:
+    """Train ``job`` in a process of its own and hand each of its events to ``on_event``.
+
+    Raises InputError when the job itself was refused (exit code 2), TrainingFailed when the process died.
+    """
+    run_directory = Path(job["run_directory"])
+    job_file = run_directory / "job.json"
+    write_json(job_file, job)
+    threads = str(job["training"]["threads"])
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "training", str(job_file), "--events"]
+    with open(run_directory / "log.txt", "a", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        failure = None
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                event = json.loads(line)
+                if event["event"] == "failed":
+                    failure = event
+                on_event(event)
+            code = process.wait()
+        finally:
+            _stop(process)
+    if code == 0:
+        return
+    if failure and code == 2:
+        raise InputError(failure["message"])
+    how = _how(code, failure)
+    raise TrainingFailed(f"{job['variant']} seed {job['seed']}: {how}; its log: {run_directory / 'log.txt'}")
+
+
+def _how(code: int, failure: dict[str, Any] | None) -> str:
+    if failure:
+        return failure["message"]
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = " (the kernel does that when memory runs out)" if name == "SIGKILL" else ""
+        return f"the training process was ended by {name}{hint}; run again to go on from its last epoch"
+    return f"the training process ended with exit code {code}"
+
+
+def _stop(process: subprocess.Popen) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,91 @@
+"""What tests share: a copy of the project that a test may run, edit and break, and the means to run a command in it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# What a user may have set, and what must not reach a copy of the project.
+NOT_INHERITED = ("REREAD_", "PREFECT_", "MLFLOW_", "DVC_", "GIT_")
+
+
+@dataclass(frozen=True)
+class Project:
+    """A copy of the project in a folder of its own, as a clone with data/ in it."""
+
+    directory: Path
+    environment: dict[str, str] = field(repr=False)
+
+    def run(self, *command: str, code: int | None = 0, timeout: float = 300, **environment: str):
+        """Run a command in the copy (``python`` is this Python) and return it with its output; check its exit code."""
+        done = subprocess.run(
+            [sys.executable if word == "python" else word for word in command],
+            cwd=self.directory,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        assert code is None or done.returncode == code, f"{command} gave {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def git(self, *arguments: str) -> str:
+        return self.run("git", *arguments).stdout
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        """Replace ``old``, which must stand there once, by ``new`` in a file."""
+        path = self.directory / name
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {name}"
+        path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def project_files() -> list[str]:
+    """The project's files, committed or about to be."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def clean_environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
+    # DVC starts `python` by name: it must be this one.
+    kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+    return kept
+
+
+@pytest.fixture
+def make_project(tmp_path: Path) -> Callable[[str], Project]:
+    """A function that makes a fresh copy of the project under a name."""
+
+    def make(name: str = "project") -> Project:
+        directory = tmp_path / name
+        for file in project_files():
+            destination = directory / file
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, destination)
+        if not (ROOT / "data").is_dir():
+            pytest.fail("data/ is missing: run `make data` first")
+        shutil.copytree(ROOT / "data", directory / "data")
+        project = Project(directory, clean_environment())
+        project.git("init", "--quiet", "--initial-branch=main")
+        project.git("add", ".")
+        project.git("-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "copy")
+        return project
+
+    return make
+
+
+@pytest.fixture
+def project(make_project: Callable[[str], Project]) -> Project:
+    """One fresh copy of the project."""
+    return make_project("project")
