@@ -1,0 +1,116 @@
+"""Published archives: from a mirror folder, or from their URLs, resumed where a download broke off.
+
+A file from the URL is checked against the checksum that its authors or a well-known reader publish. A mirror's files
+are packed anew and have another: they are checked by their own integrity, member names and counts, and the digest of
+their content (see preprocessing.archives and ingest).
+"""
+
+import hashlib
+import http.client
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from storage.errors import InputError, PassingError
+from storage.files import file_lock
+
+CHUNK = 1 << 20
+TIMEOUT_SECONDS = 60
+MIRROR_VARIABLE = "REREAD_MIRROR"
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A published file: its name, where it is, and its checksum (hex, of the algorithm that hashlib knows by name)."""
+
+    file_name: str
+    url: str
+    algorithm: str
+    checksum: str
+
+
+def find_archive(
+    archive: Archive,
+    data_set: str,
+    archives_directory: Path,
+    mirror: Path | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """The path of the archive: mirror/DATA_SET/FILE where there is a mirror, else downloaded to archives/FILE.
+
+    Without ``mirror`` the environment's REREAD_MIRROR names one. InputError when it has no such file.
+    """
+    mirror = mirror or os.environ.get(MIRROR_VARIABLE)
+    if not mirror:
+        return download(archive, Path(archives_directory), progress)
+    path = Path(mirror) / data_set / archive.file_name
+    if not path.is_file():
+        raise InputError(f"the mirror has no {path}: put the archive there, or unset {MIRROR_VARIABLE}")
+    return path
+
+
+def download(archive: Archive, directory: Path, progress: Callable[[str], None] = lambda line: None) -> Path:
+    """Download ``archive`` to ``directory`` and return its path; what is there and whole is taken as it is.
+
+    What came before an interruption is kept in FILE.part and gone on from. PassingError when the network fails, and
+    InputError when the checksum is not the published one.
+    """
+    path = directory / archive.file_name
+    part = directory / f"{archive.file_name}.part"
+    directory.mkdir(parents=True, exist_ok=True)
+    with file_lock(directory / f".{archive.file_name}.lock"):
+        if path.is_file():
+            check(path, archive, "remove it and run again")
+            return path
+        progress(f"downloading {archive.url}")
+        try:
+            fetch(archive.url, part)
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+            raise PassingError(f"{archive.url}: {error}: run again, the download goes on where it stopped") from error
+        try:
+            check(part, archive, "the download was removed, run again")
+        except InputError:
+            part.unlink()
+            raise
+        os.replace(part, path)
+    return path
+
+
+def check(path: Path, archive: Archive, what_to_do: str) -> None:
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, archive.algorithm).hexdigest()
+    if found != archive.checksum:
+        raise InputError(
+            f"{path} has {archive.algorithm} {found}, the published {archive.file_name} has {archive.checksum}: "
+            f"{what_to_do}"
+        )
+
+
+def fetch(url: str, part: Path) -> None:
+    """Append what ``part`` lacks of ``url``, with a progress bar; a server that sends no part sends the whole."""
+    have = part.stat().st_size if part.is_file() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
+    except urllib.error.HTTPError as error:
+        # 416: nothing lies behind what we have. Whether it is right, the checksum says.
+        error.close()
+        if have and error.code == 416:
+            return
+        raise
+    with response, open(part, "ab" if response.status == 206 else "wb") as file:
+        length = response.headers.get("Content-Length")
+        total = file.tell() + int(length) if length else None
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, TimeRemainingColumn(), transient=True) as bar:
+            task = bar.add_task(part.stem, total=total, completed=file.tell())
+            while chunk := response.read(CHUNK):
+                file.write(chunk)
+                bar.update(task, advance=len(chunk))
+        if total is not None and file.tell() < total:
+            raise http.client.IncompleteRead(b"", total - file.tell())
