@@ -2,7 +2,7 @@
 
 Sentences and words come from Bling Fire (https://github.com/microsoft/BlingFire). Of six ways to find sentences it
 alone is both right and quick, and none of them needs a model. Right of 20 hard cases (abbreviations, initials,
-ellipses, quotations), and sentences a second on one core of a laptop, on film reviews:
+ellipses, quotations), and sentences a second on one core:
 
     Bling Fire           19    56,600
     pysbd                19     1,400
@@ -27,7 +27,7 @@ import numpy as np
 
 from preprocessing.vocabulary import PADDING_INDEX, UNKNOWN_INDEX
 
-# Bling Fire takes a few dozen bytes of memory a character, and counts them in 32 bits: no piece is longer than this.
+# No piece given to Bling Fire is longer, in characters: that bounds its memory, and it counts bytes in 32 bits.
 LONGEST_PIECE = 1_000_000
 
 _BLANK_LINE = re.compile(r"\n\s*\n")
