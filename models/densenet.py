@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from models.layers.activations import Name, activation
 from models.checked import Between, Checked
+from models.layers.activations import Name, activation
 from storage.errors import InputError
 
 KIND = "image"

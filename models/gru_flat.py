@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from models.layers.recurrent import BidirectionalGRU, real_steps
 from models.checked import Between, Checked
+from models.layers.recurrent import BidirectionalGRU, real_steps
 
 KIND = "text"
 
@@ -21,12 +21,12 @@ KIND = "text"
 @dataclass(frozen=True)
 class Settings(Checked):
     """embedding: numbers a word; hidden: units a direction; dropout: of embeddings and of the document;
-    summary: what stands for the document, the last states of both directions or the mean or maximum of all."""
+    summary: what stands for the document, the final states of both directions or the mean of all states."""
 
     embedding: Annotated[int, Between(1, 4096)] = 64
     hidden: Annotated[int, Between(1, 4096)] = 32
     dropout: Annotated[float, Between(0, 0.95)] = 0.3
-    summary: Literal["last", "mean", "max"] = "last"
+    summary: Literal["last", "mean"] = "last"
 
 
 DEBUG = Settings(embedding=8, hidden=4)
@@ -39,7 +39,7 @@ def in_one_sequence(tokens: Tensor, word_counts: Tensor) -> tuple[Tensor, Tensor
     counts = word_counts.sum(dim=1)
     if not torch.compiler.is_exporting():
         # The longest document depends on the data, which an exported graph cannot have: it reads all S W places.
-        order = order[:, : int(counts.max())]
+        order = order[:, : max(1, int(counts.max()))]
     return tokens.flatten(1).gather(1, order), counts
 
 
@@ -62,10 +62,6 @@ class FlatGRU(nn.Module):
         """states float [N, T, 2H], counts int [N] -> one vector a document, float [N, 2H]."""
         if self.summary == "mean":
             return states.sum(dim=1) / counts.clamp(min=1).unsqueeze(-1)
-        if self.summary == "max":
-            # States are zero at padding, and a GRU's states may all be negative: the maximum is over real words.
-            padding = ~real_steps(counts, states.shape[1]).unsqueeze(-1)
-            return states.masked_fill(padding, torch.finfo(states.dtype).min).amax(dim=1)
         forwards, backwards = states.chunk(2, dim=-1)
         last = (counts - 1).clamp(min=0).long().reshape(-1, 1, 1).expand(-1, 1, forwards.shape[-1])
         return torch.cat([forwards.gather(1, last).squeeze(1), backwards[:, 0]], dim=-1)

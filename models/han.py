@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from models.checked import Between, Checked
 from models.layers.attention import Attention
 from models.layers.recurrent import BidirectionalGRU
-from models.checked import Between, Checked
 
 KIND = "text"
 

@@ -1,0 +1,65 @@
+"""Batches as tensors, losses, and predictions in the order asked for."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import models
+from models import feeding
+
+
+def test_a_batch_is_cut_to_its_longest_document_and_sentence(text):
+    rows = np.flatnonzero(text.arrays["sentence_counts"] <= 2)
+    tokens, word_counts, sentence_counts = feeding.inputs(text, rows)
+    assert tokens.shape == (len(rows), sentence_counts.max(), word_counts.max())
+    assert tokens.dtype == word_counts.dtype == sentence_counts.dtype == torch.int32
+    kept = text.arrays["tokens"][rows]
+    assert tokens.ne(0).sum() == (kept != 0).sum() == word_counts.sum()
+
+
+def test_images_are_normalised_with_the_training_split_s_mean_and_deviation(images):
+    (batch,) = feeding.inputs(images, np.array([3, 1]))
+    expected = (images.arrays["images"][[3, 1]].transpose(0, 3, 1, 2) / 255 - 0.5) / 0.3
+    np.testing.assert_allclose(batch.numpy(), expected, atol=1e-6)
+
+
+def test_labels_are_class_numbers_or_a_row_of_zeros_and_ones(images):
+    assert feeding.labels(images, np.array([2, 0])).tolist() == images.labels[[2, 0]].tolist()
+    several = np.array([[1, 0], [1, 1]], np.uint8)
+    multi = dataclasses.replace(
+        images, description=images.description | {"task": "multi-label"}, arrays={"labels": several}
+    )
+    target = feeding.labels(multi, np.array([1, 0]))
+    assert target.dtype == torch.float32 and target.tolist() == [[1, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_losses_are_the_field_s_own(smoothing):
+    logits = torch.tensor([[2.0, -1.0], [0.5, 0.0]])
+    spread = functional.one_hot(torch.tensor([0, 1]), 2) * (1 - smoothing) + smoothing / 2
+    expected = -(spread * logits.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(feeding.loss(logits, torch.tensor([0, 1]), smoothing), expected)
+    several = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    soft = several * (1 - smoothing) + smoothing / 2
+    p = torch.sigmoid(logits)
+    expected = -(soft * p.log() + (1 - soft) * (1 - p).log()).mean()
+    torch.testing.assert_close(feeding.loss(logits, several, smoothing), expected)
+
+
+@pytest.mark.parametrize("model", ["han", "densenet"])
+def test_predictions_come_in_the_order_asked_and_repeat_byte_for_byte(model, text, images):
+    prepared = images if model == "densenet" else text
+    network = models.build(model, dataclasses.asdict(models.debug(model)), prepared.description).train()
+    rows = prepared.rows("train")[::-1]
+    logits = feeding.predict(network, prepared, rows, batch_size=5)
+    assert logits.dtype == np.float32 and logits.shape == (len(rows), len(prepared.classes))
+    assert network.training
+    assert logits.tobytes() == feeding.predict(network, prepared, rows, batch_size=5).tobytes()
+    network.eval()
+    with torch.no_grad():
+        for place, row in enumerate(rows):
+            alone = network(*feeding.inputs(prepared, np.array([row])))
+            np.testing.assert_allclose(logits[place], alone[0].numpy(), atol=1e-6)

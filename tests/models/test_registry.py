@@ -1,0 +1,113 @@
+"""The networks by name: found by their file, told by typed settings, built, exported, loaded."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import models
+from models import feeding
+from storage.errors import InputError
+from storage.files import write_json
+from storage.source import ROOT
+
+
+def prepared_for(model, text, images):
+    return images if model == "densenet" else text
+
+
+def test_the_networks_are_found_by_their_files():
+    assert {"densenet", "gru_flat", "han"} <= set(models.available())
+    assert not {"feeding", "checked", "layers"} & set(models.available())
+
+
+def test_a_new_file_is_a_new_network(tmp_path, monkeypatch):
+    shutil.copy(ROOT / "models/han.py", tmp_path / "han_of_mine.py")
+    (tmp_path / "notes.py").write_text("Settings = DEBUG = 1\n")
+    monkeypatch.setattr(models, "FOLDER", tmp_path)
+    assert models.available() == ["han_of_mine"]
+
+
+def test_the_names_are_known_without_torch():
+    code = "import sys, models; models.available(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        ("hann", {}, "unknown model 'hann': did you mean 'han'?"),
+        ("resnet", {}, "unknown model 'resnet'"),
+        ("han", {"hiden": 3}, "unknown name 'hiden' in the network settings of han: did you mean 'hidden'?"),
+        ("han", {"hidden": 0}, "network settings of han: hidden is 0: it must lie between 1 and 4096"),
+        ("han", {"hidden": 32.5}, "hidden is 32.5: it must be a whole number"),
+        ("han", {"hidden": True}, "hidden is True: it must be a whole number"),
+        ("han", {"dropout": "1e-1"}, "write 1.0e-3"),
+        ("han", {"dropout": float("nan")}, "dropout is nan"),
+        ("gru_flat", {"summary": "lst"}, "summary is 'lst': did you mean 'last'?"),
+        ("densenet", {"activation": "swish_beta"}, "did you mean 'swish-beta'?"),
+    ],
+)
+def test_bad_names_and_values_are_refused_in_one_line(model, settings, message):
+    with pytest.raises(InputError) as error:
+        models.settings(model, settings)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_network_refuses_data_of_the_other_kind(text, images):
+    with pytest.raises(InputError, match="han reads text, and small is image data"):
+        models.build("han", {}, images.description)
+    with pytest.raises(InputError, match="densenet reads image, and small is text data"):
+        models.build("densenet", {}, text.description)
+
+
+@pytest.mark.parametrize("model", models.available())
+def test_the_debug_size_trains_a_step(model, text, images):
+    prepared = prepared_for(model, text, images)
+    torch.manual_seed(0)
+    network = models.build(model, dataclasses.asdict(models.debug(model)), prepared.description)
+    rows = prepared.rows("train")
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.05)
+
+    def loss():
+        return feeding.loss(network(*feeding.inputs(prepared, rows)), feeding.labels(prepared, rows))
+
+    network.eval()
+    before = loss()
+    before.backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+    optimiser.step()
+    assert loss() < before
+
+
+@pytest.mark.filterwarnings("ignore:.*_flat_weights.* assigned during export:UserWarning")
+@pytest.mark.parametrize("model", models.available())
+def test_an_exported_network_gives_the_same_for_any_batch_size(model, text, images):
+    prepared = prepared_for(model, text, images)
+    variants = [{"activation": "relu"}, {"activation": "swish-beta"}] if model == "densenet" else [{}]
+    for variant in variants:
+        settings = dataclasses.asdict(models.debug(model)) | variant
+        network = models.build(model, settings, prepared.description).eval()
+        arguments = feeding.inputs(prepared, prepared.rows("train"))
+        batch = torch.export.Dim("batch", min=1, max=1024)
+        exported = torch.export.export(network, arguments, dynamic_shapes=[{0: batch}] * len(arguments)).module()
+        with torch.no_grad():
+            for some in (arguments, tuple(argument[:5] for argument in arguments)):
+                torch.testing.assert_close(exported(*some), network(*some), rtol=0, atol=1e-6)
+
+
+def test_a_run_s_network_is_loaded_with_its_best_weights(tmp_path, text):
+    settings = dataclasses.asdict(models.debug("han"))
+    network = models.build("han", settings, text.description).eval()
+    write_json(tmp_path / "job.json", {"model": "han", "network": settings})
+    with pytest.raises(InputError, match="best.safetensors is missing"):
+        models.load(tmp_path, text.description)
+    save_file(network.state_dict(), tmp_path / "best.safetensors")
+    loaded = models.load(tmp_path, text.description)
+    rows = text.rows("train")
+    assert not loaded.training
+    assert (feeding.predict(loaded, text, rows) == feeding.predict(network, text, rows)).all()

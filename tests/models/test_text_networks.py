@@ -1,0 +1,115 @@
+"""HAN and the flat GRU: the equations of Yang et al. in plain loops, and invariance to padding."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+import models
+from models import feeding
+
+NETWORKS = [("han", {}), ("gru_flat", {}), ("gru_flat", {"summary": "mean"})]
+
+
+@pytest.fixture(params=NETWORKS, ids=["han", "gru_flat", "gru_flat-mean"])
+def network(request, text):
+    torch.manual_seed(0)
+    name, settings = request.param
+    return models.build(name, {"embedding": 6, "hidden": 5} | settings, text.description).eval()
+
+
+def gru(cell, inputs):
+    """States of torch.nn.GRU's equations, one step after the other."""
+    weight_input, weight_hidden, bias_input, bias_hidden = cell.parameters()
+    state, states = torch.zeros(cell.hidden_size, dtype=torch.float64), []
+    for x in inputs:
+        reset_i, update_i, new_i = (weight_input @ x + bias_input).chunk(3)
+        reset_h, update_h, new_h = (weight_hidden @ state + bias_hidden).chunk(3)
+        reset, update = torch.sigmoid(reset_i + reset_h), torch.sigmoid(update_i + update_h)
+        candidate = torch.tanh(new_i + reset * new_h)
+        state = (1 - update) * candidate + update * state
+        states.append(state)
+    return states
+
+
+def both_directions(layer, inputs):
+    forwards, backwards = gru(layer.forwards, inputs), gru(layer.backwards, inputs[::-1])[::-1]
+    return [torch.cat(pair) for pair in zip(forwards, backwards, strict=True)]
+
+
+def attention(layer, states):
+    scores = torch.stack([torch.tanh(layer.projection(h)) @ layer.context_vector for h in states])
+    weights = scores.exp() / scores.exp().sum()
+    return sum(weight * h for weight, h in zip(weights, states, strict=True)), weights
+
+
+@torch.no_grad()
+def test_han_is_the_network_of_yang_et_al(text):
+    torch.manual_seed(1)
+    han = models.build("han", {"embedding": 6, "hidden": 5}, text.description).eval().double()
+    tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
+    logits, word_weights, sentence_weights = han.attend(tokens, word_counts, sentence_counts)
+    for n in range(len(tokens)):
+        vectors = []
+        for s in range(sentence_counts[n]):
+            words = [han.embedding.weight[token] for token in tokens[n, s, : word_counts[n, s]]]
+            vector, weights = attention(han.word_attention, both_directions(han.word_gru, words))
+            torch.testing.assert_close(word_weights[n, s, : len(words)], weights)
+            vectors.append(vector)
+        document, weights = attention(han.sentence_attention, both_directions(han.sentence_gru, vectors))
+        torch.testing.assert_close(sentence_weights[n, : len(vectors)], weights)
+        torch.testing.assert_close(logits[n], han.classifier(document))
+
+
+def test_han_s_attention_sums_to_one_over_what_is_real(text):
+    han = models.build("han", {}, text.description).eval()
+    tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
+    with torch.no_grad():
+        logits, words, sentences = han.attend(tokens, word_counts, sentence_counts)
+    assert words.shape == tokens.shape and sentences.shape == word_counts.shape
+    torch.testing.assert_close(words.sum(-1), (word_counts > 0).float())
+    torch.testing.assert_close(sentences.sum(-1), torch.ones(len(tokens)))
+    assert not words[tokens == 0].any() and not sentences[word_counts == 0].any()
+    assert torch.equal(logits, han(tokens, word_counts, sentence_counts))
+
+
+@torch.no_grad()
+def test_the_flat_gru_reads_the_words_of_all_sentences_in_order(text):
+    torch.manual_seed(1)
+    flat = models.build("gru_flat", {"embedding": 6, "hidden": 5}, text.description).eval().double()
+    tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
+    logits = flat(tokens, word_counts, sentence_counts)
+    for n in range(len(tokens)):
+        words = [flat.embedding.weight[token] for token in tokens[n].flatten() if token]
+        final = torch.cat([gru(flat.gru.forwards, words)[-1], gru(flat.gru.backwards, words[::-1])[-1]])
+        torch.testing.assert_close(logits[n], flat.classifier(final))
+
+
+def test_pads_and_empty_sentences_change_no_output_and_get_no_gradient(network, text):
+    tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
+    padding = (0, 4, 0, 3)
+    more_tokens = functional.pad(tokens, padding)
+    more_counts = functional.pad(word_counts, (0, 3))
+    # A word stands in all padding: neither its embedding nor its gradient may matter.
+    filler = 39
+    tokens[tokens == filler] = more_tokens[more_tokens == filler] = 38
+    more_tokens[torch.arange(more_tokens.shape[2]) >= more_counts.unsqueeze(-1)] = filler
+    logits = network(tokens, word_counts, sentence_counts)
+    torch.testing.assert_close(network(more_tokens, more_counts, sentence_counts), logits, rtol=0, atol=1e-6)
+    network(more_tokens, more_counts, sentence_counts).square().sum().backward()
+    assert not network.embedding.weight.grad[filler].any()
+    assert not network.embedding.weight.grad[0].any()
+    assert network.embedding.weight.grad[tokens[0, 0, 0]].any()
+
+
+def test_a_document_alone_gives_what_it_gives_in_a_batch(network, text):
+    rows = text.rows("train")
+    with torch.no_grad():
+        together = network(*feeding.inputs(text, rows))
+        alone = torch.cat([network(*feeding.inputs(text, rows[n : n + 1])) for n in range(len(rows))])
+    torch.testing.assert_close(alone, together, rtol=0, atol=1e-6)
+
+
+def test_a_document_without_words_gives_finite_logits(network):
+    tokens, word_counts = torch.zeros(2, 3, 4, dtype=torch.int32), torch.zeros(2, 3, dtype=torch.int32)
+    for sentences in (0, 1):
+        assert torch.isfinite(network(tokens, word_counts, torch.full((2,), sentences))).all()
