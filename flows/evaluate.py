@@ -1,6 +1,6 @@
 """Flow: evaluate what is trained of an experiment and write its report.
 
-    python -m flows.evaluate [--experiment default]
+python -m flows.evaluate [--experiment default]
 """
 
 import argparse

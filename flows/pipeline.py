@@ -1,6 +1,6 @@
 """Flow: an experiment from raw data to verdicts. What `make run` and the deployments call.
 
-    python -m flows.pipeline [--experiment default] [--variants han ...] [--seeds 0 1 ...] [--fresh]
+python -m flows.pipeline [--experiment default] [--variants han ...] [--seeds 0 1 ...] [--fresh]
 """
 
 import argparse
@@ -15,7 +15,8 @@ from flows.ingest import ingest
 from flows.train import train
 from storage.errors import command
 from storage.files import read_json
-from tasks.jobs import check, runs_root
+from tasks.folders import runs_root
+from tasks.jobs import check
 from tasks.parameters import load_experiment
 from tasks.progress import BOARD
 from tasks.tracking import open_tracking
@@ -54,7 +55,9 @@ def main() -> None:
     start = time.monotonic()
     report = Path(pipeline(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh))
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
-    BOARD.console.print(terminal_table(read_json(report / "metrics.json"), read_json(report / "verdicts.json")))
+    BOARD.console.print(
+        terminal_table(read_json(report / "metrics.json"), read_json(report / "verdicts.json")["verdicts"])
+    )
     BOARD.console.print(
         f"\n{minutes} min {seconds} s. Report: {report / 'report.html'}\n"
         "Next:  make ui      MLflow and Prefect in the browser, runs to compare\n"

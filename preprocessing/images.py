@@ -80,12 +80,14 @@ def pixel_sums(images: np.ndarray) -> PixelSums:
 def write_images(data: ImageDataSet, settings: ImageSettings, working: Path) -> dict[str, Any]:
     """Write the arrays of an image data set into ``working`` and return what prepared.json says of them.
 
-    images.npy uint8 [N, H, W, C], as they are; labels.npy int32 [N] or uint8 [N, K].
+    images.npy uint8 [N, H, W, C], as they are; labels.npy int32 [N] or uint8 [N, K];
+    source_rows.npy int64 [N], each row's number in the data's files.
     """
     labels = [(label,) for label in data.labels.tolist()] if data.labels.ndim == 1 else _class_numbers(data.labels)
     ids = [str(number) for number in range(len(data.images))]
     rows = choose_rows(data.name, data.split, labels, ids, settings.rows_per_class)
     np.save(working / "labels.npy", data.labels[rows.source], allow_pickle=False)
+    np.save(working / "source_rows.npy", rows.source, allow_pickle=False)
 
     shape = (len(rows.source), *data.images.shape[1:])
     images = np.lib.format.open_memmap(working / "images.npy", mode="w+", dtype=np.uint8, shape=shape)

@@ -81,8 +81,13 @@ def published_directory(destination: Path, replace: bool = False) -> Iterator[Pa
             os.replace(destination, retired)
             os.replace(working, destination)
             shutil.rmtree(retired)
-        elif not destination.exists():
-            os.replace(working, destination)
+        else:
+            try:
+                os.replace(working, destination)
+            except OSError:
+                # A folder with files in it cannot be renamed onto: somebody published it first.
+                if not destination.is_dir():
+                    raise
     finally:
         shutil.rmtree(working, ignore_errors=True)
 

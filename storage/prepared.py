@@ -5,7 +5,8 @@ Shape legend: N rows, S sentences a document, W words a sentence, H x W x C an i
     text    tokens int32 [N, S, W] (0 padding, 1 unknown), word_counts int32 [N, S] (0 for a padding sentence),
             sentence_counts int32 [N] (at least 1)
     image   images uint8 [N, H, W, C]
-    both    labels int32 [N] (single-label) or uint8 [N, K] (multi-label)
+    both    labels int32 [N] (single-label) or uint8 [N, K] (multi-label), source_rows int64 [N] (each row's number in
+            the data's own files)
 
 Rows stand in split order: ``splits`` gives each split's first row and the row after its last.
 """

@@ -18,6 +18,7 @@ DEFAULTS = {
     # Exactly 'true': the spelling that Prefect and MLflow both honour.
     "DO_NOT_TRACK": "true",
     "GIT_PYTHON_REFRESH": "quiet",
+    "MPLCONFIGDIR": str(Path.cwd() / ".cache" / "matplotlib"),
     # Two runs of two threads each on two cores run at a twentieth of their speed; one thread each loses nothing.
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",

@@ -1,10 +1,9 @@
 """Evaluate the finished runs of an experiment, judge its pairs, write the report, and tell MLflow.
 
-    python -m tasks.evaluate [--experiment default]
+python -m tasks.evaluate [--experiment default]
 """
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,18 @@ from evaluation.baselines import Baseline, evaluate_baseline
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import evaluate_run
-from preprocessing.prepare import raw_inputs
+from preprocessing.uncut import uncut_rows
 from storage.errors import InputError, command
 from storage.files import read_json
 from storage.prepared import SPLITS, open_prepared
-from tasks.jobs import make_job, runs_root
+from tasks.folders import reports_root, runs_root
+from tasks.jobs import machine, make_job
 from tasks.parameters import Experiment, load_experiment
 from tasks.preprocess import preprocess
 from tasks.progress import say
+from tasks.provenance import commit
 from tasks.step import publish_results, step
 from tasks.tracking import Tracking, open_tracking
-
-
-def reports_root() -> Path:
-    """The folder of the reports: REREAD_REPORTS, or reports/."""
-    return Path(os.environ.get("REREAD_REPORTS", "reports"))
 
 
 @step(task_run_name="evaluate-{experiment}")
@@ -58,10 +54,17 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
     baselines = {name: _baseline(chosen, name, Path(folder), splits) for name, folder in sorted(prepared.items())}
     destination = reports_root() / experiment
-    evaluate_experiment(chosen.as_dictionary(), records, baselines, destination)
-    _track(chosen, records, destination, tracking)
+    found = evaluate_experiment(
+        chosen.as_dictionary(),
+        records,
+        baselines,
+        destination,
+        command=f"python -m flows.pipeline --experiment {experiment}",
+        environment={**machine(), "threads a run": jobs[0]["training"]["threads"], **commit()},
+    )
+    _track(chosen, records, found, tracking)
     if TaskRunContext.get() is not None:
-        _show_in_prefect(experiment, destination)
+        _show_in_prefect(chosen, found)
     say(f"report: {destination / 'report.html'}")
     return str(destination)
 
@@ -77,30 +80,55 @@ def _baseline(experiment: Experiment, data: str, prepared_directory: Path, split
     """What a user would try first, on the very rows that the networks have, but uncut."""
     prepared = open_prepared(prepared_directory)
     read = [split for split in SPLITS if split == "train" or split in splits]
-    inputs = raw_inputs(prepared, read)
+    inputs = uncut_rows(prepared, read)
     labels = {split: prepared.labels[prepared.rows(split)] for split in read}
     cache = runs_root() / "baselines"
     return evaluate_baseline(prepared.kind, inputs, labels, prepared.task, prepared.classes, cache)
 
 
-def _track(experiment: Experiment, records: list[RunRecord], destination: Path, tracking: Tracking) -> None:
+def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, Any], tracking: Tracking) -> None:
     """The report as artifacts; of each variant its best seed as a model; the champion of each data set."""
-    metrics = read_json(destination / "metrics.json")
-    verdicts = read_json(destination / "verdicts.json")
-    champions = {data: about["variant"] for data, about in metrics["champions"].items()}
-    for name, about in metrics["variants"].items():
+    champions = {data: about["variant"] for data, about in found["metrics"]["champions"].items()}
+    for name, about in found["metrics"]["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
-        job = {**best.job, "experiment": experiment.name}
-        version = tracking.log_model(tracking.record(best.run_directory, best.evaluation_directory, job), best.run_directory)
+        run_id = tracking.record(
+            best.run_directory, best.evaluation_directory, {**best.job, "experiment": experiment.name}
+        )
+        version = tracking.log_model(run_id, best.run_directory)
         if champions[best.data] == name:
             tracking.set_champion(best.data, version)
-    tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in verdicts}
-    tracking.report(experiment.name, sorted(path for path in destination.iterdir() if path.is_file()), tags)
+    tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
+    tracking.report(experiment.name, [Path(file) for file in found["files"] if Path(file).is_file()], tags)
 
 
-def _show_in_prefect(experiment: str, destination: Path) -> None:
-    """Artifacts of Prefect's run: the table of variants, and the verdicts as markdown."""
-    raise NotImplementedError
+def _show_in_prefect(experiment: Experiment, found: dict[str, Any]) -> None:
+    """Artifacts of Prefect's run: the variants as a table, the verdicts as markdown."""
+    split = found["metrics"]["evaluated_on"]
+    rows = [
+        {
+            "variant": name,
+            "data": about["data"],
+            "seeds": about["n"],
+            about["score"]: _interval(about[split][about["score"]]),
+            "parameters": about["parameters"],
+            "converged": about["converged"],
+        }
+        for name, about in found["metrics"]["variants"].items()
+    ]
+    create_table_artifact(table=rows, key=f"{experiment.name}-variants", description=f"Variants on the {split} split")
+    verdicts = [
+        f"- **{one['verdict']}** — {one['claim']} {one['sentence']} ({one['source']})" for one in found["verdicts"]
+    ]
+    markdown = "\n".join([f"# {experiment.title}", "", *(verdicts or ["No pair is judged in this experiment."])])
+    create_markdown_artifact(markdown=markdown, key=f"{experiment.name}-verdicts", description="Verdicts")
+
+
+def _interval(found: dict[str, float | None]) -> str:
+    if found["mean"] is None:
+        return "undefined"
+    if found["low"] is None:
+        return f"{found['mean']:.4f}"
+    return f"{found['mean']:.4f} [{found['low']:.4f}, {found['high']:.4f}]"
 
 
 @command
@@ -108,7 +136,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tasks.evaluate", description="Evaluate an experiment.")
     parser.add_argument("--experiment", default="default")
     arguments = parser.parse_args()
-    evaluate.fn(arguments.experiment)
+    report = Path(evaluate.fn(arguments.experiment))
+    publish_results(
+        "evaluate",
+        {name: read_json(report / name) for name in ("metrics.json", "verdicts.json")}
+        | {table.name: table.read_text(encoding="utf-8") for table in sorted(report.glob("*.csv"))},
+    )
 
 
 if __name__ == "__main__":

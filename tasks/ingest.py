@@ -1,6 +1,6 @@
 """Make one data set in data/, or check the one that is there against the manifest.
 
-    python -m tasks.ingest [NAME ...] [--accept-new-version]
+python -m tasks.ingest [NAME ...] [--accept-new-version]
 """
 
 import argparse

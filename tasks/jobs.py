@@ -7,7 +7,6 @@ out of it.
 """
 
 import functools
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,9 @@ from storage.errors import InputError
 from storage.files import content_key, sha256_file
 from storage.prepared import DESCRIPTION
 from storage.source import source_digests
+from tasks.folders import runs_root
 from tasks.parameters import Experiment
 from training.settings import Settings as TrainingSettings
-
-
-def runs_root() -> Path:
-    """The folder of the runs: REREAD_RUNS, or runs/."""
-    return Path(os.environ.get("REREAD_RUNS", "runs"))
-
-
-def prepared_root() -> Path:
-    """The folder of the prepared arrays: REREAD_PREPARED, or prepared/."""
-    return Path(os.environ.get("REREAD_PREPARED", "prepared"))
 
 
 @functools.cache

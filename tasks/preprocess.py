@@ -7,7 +7,7 @@ import argparse
 
 from preprocessing.prepare import prepare, summary
 from storage.errors import command, refuse_unknown
-from tasks.jobs import prepared_root
+from tasks.folders import prepared_root
 from tasks.parameters import load_experiment
 from tasks.progress import say
 from tasks.step import publish_results, step

@@ -12,7 +12,6 @@ probability of 0.5 or more, and ``probability`` the list of theirs. A network wi
 each sentence that was read its ``weight``, its ``words`` and the weight of each in the sentence, ``word_weights``.
 """
 
-import warnings
 from pathlib import Path
 
 import mlflow
@@ -20,9 +19,6 @@ import numpy as np
 import pandas as pd
 import torch
 from mlflow.pyfunc import PythonModel
-
-# MLflow asks for a type hint of the input, and has none for what may be a table or an array.
-warnings.filterwarnings("ignore", ".*Add type hints to the `predict` method", UserWarning)
 
 LIKELY = 0.5
 DOCUMENTS_AT_A_TIME = 128
@@ -41,7 +37,8 @@ class ServedModel(PythonModel):
 
             self.index = word_index(read_json(folder / "vocabulary.json"))
 
-    def predict(self, context, model_input, params=None) -> pd.DataFrame:
+    # MLflow wants a type here and takes no union: images are a numpy array.
+    def predict(self, context, model_input: pd.DataFrame, params=None) -> pd.DataFrame:
         if self.description["kind"] == "text":
             texts = list(model_input["text"])
             parts = [
