@@ -25,8 +25,6 @@ from storage.source import source_digests
 TEXT_GRID = (1.0, 10.0, 100.0)
 IMAGE_GRID = (0.001, 0.01, 0.1, 1.0)
 MOST_ITERATIONS = 10_000
-# The gradient at which the fit stops; finer changes no metric in its fourth digit.
-TOLERANCE = 1e-3
 
 NAMES = {"text": "TF-IDF + logistic regression", "image": "logistic regression over pixels"}
 
@@ -136,7 +134,7 @@ def _classifier(features: Any, labels: np.ndarray, classes: int, task: str, stre
     def regression(target: np.ndarray) -> LogisticRegression | int:
         if len(np.unique(target)) == 1:
             return int(target[0])
-        return LogisticRegression(C=strength, max_iter=MOST_ITERATIONS, tol=TOLERANCE).fit(features, target)
+        return LogisticRegression(C=strength, max_iter=MOST_ITERATIONS).fit(features, target)
 
     columns = [np.asarray(labels)] if task == "single-label" else list(np.asarray(labels).T)
     fitted = [regression(column) for column in columns]

@@ -1,0 +1,71 @@
+"""HTML pages from evaluation/templates: every value is escaped, nothing is fetched from anywhere."""
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number with so many digits after the point, or a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}f}".replace("-", MINUS)
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    return "–" if value is None else f"{value:+.{digits}f}".replace("-", MINUS)
+
+
+def interval(value: Mapping[str, Any] | None, digits: int = 4, sign: bool = False) -> str:
+    """The interval of a mapping with low and high: ``[0.1, 0.2]``."""
+    if value is None or value["low"] is None:
+        return "–"
+    show = signed if sign else number
+    return f"[{show(value['low'], digits)}, {show(value['high'], digits)}]"
+
+
+def half_width(value: Mapping[str, Any], digits: int = 4) -> str:
+    """``± 0.0123``, or nothing where there is no interval."""
+    return "" if value.get("low") is None else f"± {(value['high'] - value['low']) / 2:.{digits}f}"
+
+
+def p_value(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}"
+
+
+def seconds(value: float | None) -> str:
+    """A time that reads well: microseconds to minutes."""
+    if value is None:
+        return "–"
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (120, 1, "s")):
+        if value < limit:
+            return f"{value * factor:.3g} {unit}"
+    return f"{value / 60:.1f} min"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def embedded(path: Path) -> str:
+    """A PNG as a data URL."""
+    return "data:image/png;base64," + base64.b64encode(Path(path).read_bytes()).decode()
+
+
+def render(template: str, **values: Any) -> str:
+    """The page of a template; a value that the template misses is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    filters = (number, signed, interval, half_width, p_value, seconds, percent, embedded)
+    environment.filters.update({function.__name__: function for function in filters})
+    return environment.get_template(template).render(**values)

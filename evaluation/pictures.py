@@ -1,0 +1,230 @@
+"""The pictures of the report, drawn from evaluation.tables. The same table gives the same bytes.
+
+Colours: Okabe and Ito 2008, "Color Universal Design", told apart by colour-blind readers and in grey.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+BLUE, VERMILLION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6B7280"
+ORANGE, SKY, PURPLE = "#E69F00", "#56B4E9", "#CC79A7"
+INK, RULE_LINE = "#1F2933", "#D5DAE1"
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.edgecolor": RULE_LINE,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#EEF1F5",
+    "text.color": INK,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "svg.hashsalt": "reread",
+}
+DPI = 150
+COLUMNS = 3
+# A confusion matrix of more classes than this has no room for its numbers.
+MOST_CLASSES_WITH_NUMBERS = 12
+MOST_CLASSES_WITH_NAMES = 30
+
+
+@contextmanager
+def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure of so many inches in the house style, written as PNG without date or version when the block ends."""
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "agg"}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+        figure.savefig(path, dpi=DPI, metadata={"Software": None})
+
+
+def panels(figure: Figure, names: list[str], **keywords) -> dict[str, Axes]:
+    """One panel a variant, three a row."""
+    columns = min(COLUMNS, len(names))
+    rows = math.ceil(len(names) / columns)
+    axes = figure.subplots(rows, columns, squeeze=False, **keywords).ravel()
+    for unused in axes[len(names) :]:
+        unused.set_axis_off()
+    return dict(zip(names, axes, strict=False))
+
+
+def rows_of(names: list[str]) -> int:
+    return math.ceil(len(names) / COLUMNS)
+
+
+def learning_curves(table: pd.DataFrame, path: Path) -> None:
+    """Training and validation loss by epoch of each variant: each seed thin, the median thick, the gap shaded.
+
+    The median is drawn as far as half of the seeds went.
+    """
+    names = list(dict.fromkeys(table["variant"]))
+    with picture(path, 10, 0.5 + 2.9 * rows_of(names)) as figure:
+        for name, axes in panels(figure, names, sharey=True).items():
+            mine = table[table["variant"] == name]
+            drawn = {}
+            for column, colour, title in (
+                ("training_loss", BLUE, "training"),
+                ("validation_loss", VERMILLION, "validation"),
+            ):
+                wide = mine.pivot(index="epoch", columns="seed", values=column)
+                axes.plot(wide.index, wide.to_numpy(), color=colour, linewidth=0.6, alpha=0.35)
+                median = wide[wide.notna().mean(axis=1) >= 0.5].median(axis=1)
+                axes.plot(median.index, median, color=colour, linewidth=2.2, label=title)
+                drawn[column] = median
+            axes.fill_between(
+                drawn["training_loss"].index,
+                drawn["training_loss"],
+                drawn["validation_loss"],
+                color=ORANGE,
+                alpha=0.22,
+                linewidth=0,
+                label="gap",
+            )
+            axes.set_title(name)
+            axes.set_xlabel("epoch")
+            axes.set_ylim(bottom=0)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        first = figure.axes[0]
+        first.legend(loc="upper right")
+        first.set_ylabel("loss (nats)")
+
+
+def reliability(table: pd.DataFrame, path: Path) -> None:
+    """Accuracy against confidence of each variant, all seeds together, with how many predictions a bin has."""
+    names = list(dict.fromkeys(table["variant"]))
+    with picture(path, 10, 0.3 + 3.6 * rows_of(names)) as figure:
+        columns = min(COLUMNS, len(names))
+        grid = figure.add_gridspec(2 * rows_of(names), columns, height_ratios=[4, 1] * rows_of(names))
+        for number, name in enumerate(names):
+            mine = table[table["variant"] == name]
+            filled = mine[mine["count"] > 0]
+            width = float(mine["high"].iloc[0] - mine["low"].iloc[0])
+            row, column = divmod(number, columns)
+            axes = figure.add_subplot(grid[2 * row, column])
+            axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (4, 3)), label="perfect")
+            axes.bar(
+                filled["low"], filled["accuracy"], width, align="edge", color=SKY, edgecolor="white", label="accuracy"
+            )
+            axes.plot(
+                filled["confidence"], filled["accuracy"], "o", color=BLUE, markersize=4, label="at mean confidence"
+            )
+            error = (filled["count"] * (filled["confidence"] - filled["accuracy"]).abs()).sum() / filled["count"].sum()
+            axes.set_title(name)
+            axes.text(0.97, 0.05, f"ECE {error:.3f}", transform=axes.transAxes, ha="right", color=INK)
+            axes.set(xlim=(0, 1), ylim=(0, 1.02))
+            axes.tick_params(labelbottom=False)
+            counts = figure.add_subplot(grid[2 * row + 1, column], sharex=axes)
+            counts.bar(mine["low"], mine["count"] / mine["count"].sum(), width, align="edge", color=GREY)
+            counts.set(xlabel="confidence")
+            counts.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1, decimals=0))
+            if column == 0:
+                axes.set_ylabel("accuracy")
+                counts.set_ylabel("share")
+            if number == 0:
+                axes.legend(loc="upper left")
+
+
+def confusion_matrices(table: pd.DataFrame, path: Path) -> None:
+    """Of the rows of each class, the share taken for each class, in per cent, all seeds together.
+
+    Of several labels: for each label the share found where it is there, and passed over where it is not.
+    """
+    names = list(dict.fromkeys(table["variant"]))
+    several = bool(table["label"].astype(bool).any())
+    classes = list(dict.fromkeys(table["label" if several else "actual"]))
+    size = 3.4 if len(classes) <= MOST_CLASSES_WITH_NUMBERS else 3.8
+    with picture(path, 10, 0.3 + size * rows_of(names)) as figure:
+        for number, (name, axes) in enumerate(panels(figure, names).items()):
+            mine = table[table["variant"] == name]
+            if several:
+                right = mine[mine["actual"] == mine["predicted"]].pivot(index="label", columns="actual", values="count")
+                every = mine.groupby(["label", "actual"])["count"].sum().unstack()
+                counts, totals = right.loc[classes, ["yes", "no"]].to_numpy(), every.loc[classes, ["yes", "no"]]
+                shares = counts / np.maximum(totals.to_numpy(), 1)
+                columns = ["found", "passed over"]
+            else:
+                counts = (
+                    mine.pivot(index="actual", columns="predicted", values="count").loc[classes, classes].to_numpy()
+                )
+                shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+                columns = classes
+            axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto" if several else "equal")
+            axes.grid(False)
+            axes.set_title(name)
+            if len(classes) <= MOST_CLASSES_WITH_NUMBERS:
+                for (row, column), share in np.ndenumerate(shares):
+                    if share >= 0.005:
+                        colour = "white" if share > 0.55 else INK
+                        axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", color=colour, size=7)
+            if len(classes) <= MOST_CLASSES_WITH_NAMES:
+                turned = 0 if max(map(len, columns)) <= 2 or several else 45
+                axes.set_xticks(
+                    range(len(columns)), columns, rotation=turned, ha="right" if turned else "center", size=7
+                )
+                axes.set_yticks(range(len(classes)), classes, size=7)
+            axes.tick_params(length=0)
+            axes.set_xlabel("" if several else "predicted")
+            if number % COLUMNS == 0:
+                axes.set_ylabel("label" if several else "actual")
+
+
+def paired_differences(table: pd.DataFrame, path: Path) -> None:
+    """Each pair's differences by seed, their mean with both intervals, and the band of effects that do not matter."""
+    names = list(dict.fromkeys(table["pair"]))
+    with picture(path, 10, 1.3 + 0.95 * len(names)) as figure:
+        axes = figure.subplots()
+        smallest = float(table["smallest_effect"].iloc[0])
+        axes.axvspan(-smallest, smallest, color="#EEF1F5", linewidth=0, label=f"smaller than ±{smallest:g}")
+        axes.axvline(0, color=GREY, linewidth=1)
+        for number, name in enumerate(names):
+            mine = table[table["pair"] == name].iloc
+            place = len(names) - 1 - number
+            first = mine[0]
+            said = number == 0
+            if not math.isnan(first["low"]):
+                axes.plot(
+                    [first["low"], first["high"]], [place, place], color=BLUE, linewidth=4,
+                    solid_capstyle="butt", label="95 % over seeds (BCa)" if said else None,
+                )  # fmt: skip
+            axes.plot(
+                [first["items_low"], first["items_high"]], [place - 0.16] * 2, color=VERMILLION, linewidth=2.5,
+                solid_capstyle="butt", label="over seeds and items" if said else None,
+            )  # fmt: skip
+            seeds = mine[:]
+            axes.plot(
+                seeds["difference"], np.full(len(seeds), place + 0.2), "o", color=GREY, markersize=4.5, alpha=0.75,
+                markeredgewidth=0, label="each seed" if said else None,
+            )  # fmt: skip
+            axes.plot(
+                [first["mean"]], [place], "D", color="white", markeredgecolor=BLUE, markeredgewidth=1.6, markersize=6,
+                label="mean" if said else None,
+            )  # fmt: skip
+        axes.set_yticks(range(len(names)), [wrapped(table, name) for name in reversed(names)])
+        axes.set_ylim(-0.6, len(names) - 0.4)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("difference, positive speaks for the claim")
+        figure.legend(loc="outside upper left", ncols=5)
+
+
+def wrapped(table: pd.DataFrame, name: str) -> str:
+    first = table[table["pair"] == name].iloc[0]
+    return f"{first['better']} − {first['worse']}\n{first['metric'].replace('_', ' ')}"

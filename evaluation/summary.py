@@ -1,0 +1,143 @@
+"""metrics.json of an experiment: of each variant the mean over seeds with its interval, and the best seed.
+
+The champion of a data set is the variant with the best mean score on the validation split, and a variant's best seed is
+its best there. Neither reads the test split.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from evaluation.baselines import Baseline
+from evaluation.metrics import metric_names
+from evaluation.records import RunRecord
+from evaluation.statistics import mean_interval
+
+DIGITS = 10
+
+
+def summarise(
+    experiment: Mapping[str, Any],
+    records: Sequence[RunRecord],
+    baselines: Mapping[str, Baseline],
+    splits: Sequence[str],
+) -> dict[str, Any]:
+    """The nested values of metrics.json, which ``dvc metrics diff`` reads: variants, baselines, champions."""
+    variants = {}
+    for name in experiment["variants"]:
+        mine = sorted((record for record in records if record.variant == name), key=lambda record: record.seed)
+        if mine:
+            variants[name] = summarise_variant(experiment["variants"][name], mine, splits)
+    return rounded(
+        {
+            "experiment": experiment["name"],
+            "evaluated_on": splits[-1],
+            "variants": variants,
+            "baselines": {data: summarise_baseline(found, splits) for data, found in sorted(baselines.items())},
+            "champions": champions(variants),
+        }
+    )
+
+
+def summarise_variant(variant: Mapping[str, Any], records: list[RunRecord], splits: Sequence[str]) -> dict[str, Any]:
+    """One variant over its seeds (``records``, in order of seed)."""
+    task = records[0].description["task"]
+    names = metric_names(task)
+    seeds, splits_by_seed = {}, {}
+    for record in records:
+        measured = record.metrics(splits)
+        splits_by_seed[record.seed] = measured
+        result = record.result
+        seeds[str(record.seed)] = {
+            "run_key": result["run_key"],
+            "epochs": result["epochs"],
+            "best_epoch": result["best_epoch"],
+            "converged": result["converged"],
+            **{split: {name: measured[split][name] for name in names} for split in splits},
+        }
+    score = names[0]
+    last = [seed[splits[-1]][score] for seed in seeds.values()]
+    summary = {
+        "model": variant["model"],
+        "data": records[0].data,
+        "task": task,
+        "score": score,
+        "n": len(records),
+        "parameters": records[0].result["parameters"],
+        "converged": all(seed["converged"] for seed in seeds.values()),
+        "not_converged_seeds": [int(number) for number, seed in seeds.items() if not seed["converged"]],
+        "suspiciously_perfect": all(value == 1.0 for value in last),
+        "best_seed": best_seed(seeds, score),
+        "absent_classes": {split: splits_by_seed[records[0].seed][split]["absent_classes"] for split in splits},
+        "seeds": seeds,
+    }
+    for split in splits:
+        summary[split] = {name: over_seeds([seed[split][name] for seed in seeds.values()]) for name in names}
+        if task == "multi-label":
+            by_class = [measured[split]["auroc"] for measured in splits_by_seed.values()]
+            summary[split]["auroc"] = {name: over_seeds([scores[name] for scores in by_class]) for name in by_class[0]}
+    return summary
+
+
+def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Mean, low and high (95 % t interval) and standard deviation over seeds; None where nothing can be said."""
+    if any(value is None for value in values):
+        return {"mean": None, "low": None, "high": None, "deviation": None}
+    found = mean_interval(values)
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return {"mean": found.mean, "low": found.low, "high": found.high, "deviation": deviation}
+
+
+def best_seed(seeds: Mapping[str, Mapping[str, Any]], score: str) -> int:
+    """The seed with the highest validation score; equal ones: the lower validation loss, then the lower seed."""
+
+    def rank(number: str) -> tuple[float, float, int]:
+        validation = seeds[number]["validation"]
+        return (-np.inf if validation[score] is None else validation[score], -validation["loss"], -int(number))
+
+    return int(max(seeds, key=rank))
+
+
+def summarise_baseline(baseline: Baseline, splits: Sequence[str]) -> dict[str, Any]:
+    """A baseline beside the variants: the same metrics, one fit and no seeds."""
+    task = "single-label" if "accuracy" in baseline.metrics["validation"] else "multi-label"
+    return {
+        "name": baseline.name,
+        "parameters": baseline.parameters,
+        "chosen": baseline.chosen,
+        "grid": baseline.grid,
+        **{split: {name: baseline.metrics[split][name] for name in metric_names(task)} for split in splits},
+    }
+
+
+def champions(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By data set the variant with the best mean validation score; equal ones: the fewer parameters, then the name."""
+    chosen = {}
+    for data in sorted({variant["data"] for variant in variants.values()}):
+
+        def rank(name: str) -> tuple[float, int, str]:
+            mean = variants[name]["validation"][variants[name]["score"]]["mean"]
+            return (np.inf if mean is None else -mean, variants[name]["parameters"], name)
+
+        name = min((name for name, variant in variants.items() if variant["data"] == data), key=rank)
+        variant = variants[name]
+        chosen[data] = {
+            "variant": name,
+            "metric": variant["score"],
+            "mean": variant["validation"][variant["score"]]["mean"],
+            "seed": variant["best_seed"],
+            "run_key": variant["seeds"][str(variant["best_seed"])]["run_key"],
+        }
+    return chosen
+
+
+def rounded(value: Any) -> Any:
+    """The value with every float rounded to ten digits after the point: the last bits are the order of a sum."""
+    if isinstance(value, Mapping):
+        return {str(key): rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(inner) for inner in value]
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    return value

@@ -1,0 +1,99 @@
+"""The tables that the pictures are drawn from, and that ``dvc plots`` reads with evaluation/templates/plots/*.json.
+
+curves.csv        data, variant, seed, epoch, training_loss, validation_loss, ...: one row an epoch of each run
+calibration.csv   data, variant, low, high, count, confidence, accuracy: one row a bin, all seeds together
+confusion.csv     data, variant, label, actual, predicted, count: all seeds together; ``label`` is empty where each
+                  row has one label, else actual and predicted are yes or no
+differences.csv   pair, ..., seed, difference, and the pair's mean and intervals: one row a pair and seed
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from evaluation.records import RunRecord
+from evaluation.verdicts import Verdict
+from storage.files import write_text
+
+CURVE_COLUMNS = [
+    "epoch",
+    "training_loss",
+    "validation_loss",
+    "training_accuracy",
+    "validation_accuracy",
+    "validation_score",
+]
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """CSV with six digits, '\\n' and no index: the same bytes for the same table."""
+    write_text(path, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+
+
+def curves(records: Sequence[RunRecord]) -> pd.DataFrame:
+    """The history of every run."""
+    parts = []
+    for record in records:
+        history = record.history().reindex(columns=CURVE_COLUMNS)
+        history.insert(0, "seed", record.seed)
+        history.insert(0, "variant", record.variant)
+        history.insert(0, "data", record.data)
+        parts.append(history)
+    return pd.concat(parts, ignore_index=True)
+
+
+def calibration(records: Sequence[RunRecord], split: str) -> pd.DataFrame:
+    """The calibration bins of every variant: counts added over seeds, confidence and accuracy weighted by them."""
+    rows = [
+        {"data": record.data, "variant": record.variant, "seed": record.seed, **row}
+        for record in records
+        for row in record.metrics([split])[split]["calibration"]
+    ]
+    table = pd.DataFrame(rows)
+    for column in ("confidence", "accuracy"):
+        table[column] = table[column].astype(float).fillna(0.0) * table["count"]
+    groups = table.groupby(["data", "variant", "low", "high"], sort=False)
+    pooled = groups[["count", "confidence", "accuracy"]].sum().reset_index()
+    for column in ("confidence", "accuracy"):
+        pooled[column] = (pooled[column] / pooled["count"]).where(pooled["count"] > 0)
+    return pooled
+
+
+def confusion(records: Sequence[RunRecord], split: str) -> pd.DataFrame:
+    """How often each class was taken for each, counts added over seeds."""
+    rows = []
+    for record in records:
+        found, classes = record.metrics([split])[split]["confusion"], record.description["classes"]
+        start = {"data": record.data, "variant": record.variant}
+        if isinstance(found, dict):
+            cells = [(name, *outcome.split("_"), count) for name in classes for outcome, count in found[name].items()]
+            for name, right, sign, count in cells:
+                guess = "yes" if sign == "positive" else "no"
+                truth = guess if right == "true" else {"yes": "no", "no": "yes"}[guess]
+                rows.append({**start, "label": name, "actual": truth, "predicted": guess, "count": count})
+        else:
+            for truth, counts in zip(classes, found, strict=True):
+                for guess, count in zip(classes, counts, strict=True):
+                    rows.append({**start, "label": "", "actual": truth, "predicted": guess, "count": count})
+    table = pd.DataFrame(rows)
+    keys = ["data", "variant", "label", "actual", "predicted"]
+    return table.groupby(keys, sort=False)["count"].sum().reset_index()
+
+
+def differences(verdicts: Sequence[Verdict]) -> pd.DataFrame:
+    """The paired difference of each seed of each pair that was measured."""
+    columns = [
+        "pair", "better", "worse", "metric", "verdict", "seed", "difference",
+        "mean", "low", "high", "items_low", "items_high", "smallest_effect",
+    ]  # fmt: skip
+    rows = [
+        [
+            verdict.pair.name, verdict.pair.better, verdict.pair.worse, verdict.pair.metric, verdict.verdict,
+            seed, difference, verdict.over_seeds.mean, verdict.over_seeds.low, verdict.over_seeds.high,
+            verdict.over_seeds_and_items.low, verdict.over_seeds_and_items.high, verdict.smallest_effect,
+        ]
+        for verdict in verdicts
+        for seed, difference in zip(verdict.seeds, verdict.differences, strict=True)
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=columns)

@@ -1,0 +1,67 @@
+"""The end of a run in the terminal: the verdicts, and the table of variants."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from evaluation.metrics import HIGHER_IS_BETTER, TITLES, metric_names
+from evaluation.page import interval, number, p_value, signed
+from evaluation.verdicts import FAILS, HOLDS, INCONCLUSIVE, NONE
+
+STYLES = {HOLDS: "bold green", FAILS: "bold red", NONE: "bold blue", INCONCLUSIVE: "bold yellow"}
+
+
+def terminal_table(metrics: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """What rich prints: metrics is metrics.json, verdicts the list in verdicts.json."""
+    parts: list[RenderableType] = []
+    for data in dict.fromkeys(variant["data"] for variant in metrics["variants"].values()):
+        parts.append(data_table(metrics, data))
+    for verdict in verdicts:
+        parts.append(verdict_text(verdict))
+    return Group(*parts)
+
+
+def data_table(metrics: Mapping[str, Any], data: str) -> Table:
+    """One data set: its variants, and its baseline under them."""
+    split = metrics["evaluated_on"]
+    variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
+    names = metric_names(next(iter(variants.values()))["task"])
+    table = Table(title=f"{data}, {split} split: mean and 95 % interval over seeds", title_justify="left")
+    table.add_column("variant")
+    for name in names:
+        table.add_column(TITLES[name] + ("" if HIGHER_IS_BETTER[name] else " ↓"), justify="right")
+    table.add_column("seeds", justify="right")
+    table.add_column("parameters", justify="right")
+    champion = metrics["champions"][data]["variant"]
+    for name, variant in variants.items():
+        label = Text(name)
+        if name == champion:
+            label.append(" ★", style="bold")
+        if not variant["converged"]:
+            label.append(" not converged", style="yellow")
+        cells = [f"{number(variant[split][one]['mean'])}\n{interval(variant[split][one])}" for one in names]
+        table.add_row(label, *cells, str(variant["n"]), f"{variant['parameters']:,}")
+    if data in metrics["baselines"]:
+        baseline = metrics["baselines"][data]
+        cells = [number(baseline[split][one]) for one in names]
+        table.add_row(Text(baseline["name"]), *cells, "–", f"{baseline['parameters']:,}", style="dim")
+    return table
+
+
+def verdict_text(verdict: Mapping[str, Any]) -> Text:
+    """One verdict: the claim, the word, and the numbers that it rests on."""
+    text = Text("\n")
+    text.append(verdict["verdict"], style=STYLES[verdict["verdict"]])
+    text.append(f"  {verdict['claim']}\n  {verdict['sentence']}")
+    if verdict["over_seeds"] is not None:
+        text.append(
+            f"\n  difference {signed(verdict['over_seeds']['mean'])}, over seeds "
+            f"{interval(verdict['over_seeds'], sign=True)}, over seeds and items "
+            f"{interval(verdict['over_seeds_and_items'], sign=True)}, p {p_value(verdict['p'])}, "
+            f"Holm p {p_value(verdict['holm_p'])}",
+            style="dim",
+        )
+    return text
