@@ -21,6 +21,7 @@ from storage.files import file_lock
 
 CHUNK = 1 << 20
 TIMEOUT_SECONDS = 60
+BUSY = (408, 425, 429)  # the server asks to come back later
 MIRROR_VARIABLE = "REREAD_MIRROR"
 
 
@@ -57,8 +58,8 @@ def find_archive(
 def download(archive: Archive, directory: Path, progress: Callable[[str], None] = lambda line: None) -> Path:
     """Download ``archive`` to ``directory`` and return its path; what is there and whole is taken as it is.
 
-    What came before an interruption is kept in FILE.part and gone on from. PassingError when the network fails, and
-    InputError when the checksum is not the published one.
+    What came before an interruption is kept in FILE.part and gone on from. PassingError when the network or the
+    server fails, InputError when the server has no such file or the checksum is not the published one.
     """
     path = directory / archive.file_name
     part = directory / f"{archive.file_name}.part"
@@ -70,7 +71,11 @@ def download(archive: Archive, directory: Path, progress: Callable[[str], None] 
         progress(f"downloading {archive.url}")
         try:
             fetch(archive.url, part)
-        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        except urllib.error.HTTPError as error:
+            if error.code >= 500 or error.code in BUSY:
+                raise PassingError(f"{archive.url}: {error}: run again later") from error
+            raise InputError(f"{archive.url}: {error}: put the archive at {path} yourself and run again") from None
+        except (http.client.HTTPException, OSError) as error:
             raise PassingError(f"{archive.url}: {error}: run again, the download goes on where it stopped") from error
         try:
             check(part, archive, "the download was removed, run again")

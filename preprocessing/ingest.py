@@ -66,7 +66,7 @@ def ingest(
         present = TextDataSet(name, directory, known)
     with published_directory(directory, replace=True) as working:
         rows = read_rows(name, source, Path(archives_directory), mirror, progress)
-        entry = write_rows(working, rows)
+        entry = write_rows(name, working, rows)
         published_version = getattr(source, "VERSION", entry.version)
         if entry.version != published_version and not accept_new_version:
             raise InputError(

@@ -80,7 +80,12 @@ class DataSetEntry:
             raise InputError(f"{where} has no '{missing[0]}': restore the file from git")
         refuse_unknown([value["kind"]], KINDS, f"{where}, kind")
         refuse_unknown([value["task"]], TASKS, f"{where}, task")
-        files = {name: FileEntry(**about) for name, about in value["files"].items()}
+        try:
+            files = {name: FileEntry(**about) for name, about in value["files"].items()}
+        except (TypeError, AttributeError):
+            raise InputError(
+                f"{where}: each of its files has sha256, bytes and rows: restore the file from git"
+            ) from None
         return cls(**{**value, "classes": tuple(value["classes"]), "files": files})
 
     def to_json(self) -> dict[str, Any]:
@@ -145,7 +150,7 @@ def encode_labels(labels: Sequence[Sequence[int]], task: str, class_count: int) 
     return encoded
 
 
-def check_corpus(labels: np.ndarray, entry: DataSetEntry, where: Path) -> None:
+def check_corpus(labels: np.ndarray, entry: DataSetEntry, where: Path | str) -> None:
     """Raise InputError where there is no row, a split is empty, or only one class occurs.
 
     ``labels`` as encode_labels makes them.
@@ -213,6 +218,8 @@ def parse_document(line: bytes, entry: DataSetEntry, where: str) -> Document:
         raise InputError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(row, dict) or set(row) != set(Document._fields):
         raise InputError(f"{where}: a document has exactly the fields {', '.join(Document._fields)}")
+    if not (isinstance(row["id"], str) and isinstance(row["labels"], list) and isinstance(row["text"], str)):
+        raise InputError(f"{where}: id and text are strings and labels is a list")
     document = Document(row["id"], tuple(row["labels"]), row["split"], row["text"])
     check_document(document, entry.task, len(entry.classes), where)
     return document
@@ -220,7 +227,7 @@ def parse_document(line: bytes, entry: DataSetEntry, where: str) -> Document:
 
 def check_document(document: Document, task: str, class_count: int, where: str) -> None:
     """Raise InputError where the document is empty, in no split, or has a label that is no class number."""
-    if not isinstance(document.text, str) or not document.text.strip():
+    if not document.text.strip():
         raise InputError(f"{where}: document '{document.id}' is empty: remove it or give it a text")
     if document.split not in SPLITS:
         raise InputError(

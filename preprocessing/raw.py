@@ -86,6 +86,12 @@ def held_out(content: bytes, one_in: int = 10) -> bool:
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") % one_in == 0
 
 
+def published_splits(images: np.ndarray, train_rows: int) -> np.ndarray:
+    """uint8 [N]: the first ``train_rows`` images are the published training split, and some of them validation."""
+    numbers = [int(held_out(image.tobytes())) for image in images[:train_rows]]
+    return np.array(numbers + [SPLITS.index("test")] * (len(images) - train_rows), dtype=np.uint8)
+
+
 def count_leaks(contents: Iterable[Hashable], splits: Iterable[str]) -> dict[str, int]:
     """Count the distinct contents that stand in two splits: {"train-test": 123, ...}."""
     of_split: dict[str, set] = {split: set() for split in SPLITS}
@@ -113,24 +119,25 @@ def content_version(about: About, row_digests: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def write_text(directory: Path, rows: TextRows) -> DataSetEntry:
+def write_text(name: str, directory: Path, rows: TextRows) -> DataSetEntry:
     """Write documents.jsonl into ``directory``. InputError for an empty corpus or document, or a bad label."""
-    about, directory = rows.about, Path(directory)
-    path = directory / DOCUMENTS
+    about = rows.about
     ordered = []
     for number, document in enumerate(rows.documents, 1):
-        check_document(document, about.task, len(about.classes), f"row {number}")
+        check_document(document, about.task, len(about.classes), f"{name}, row {number}")
         try:
             line = canonical_json(document._asdict()).encode()
         except UnicodeEncodeError:
-            raise InputError(f"row {number}: document '{document.id}' holds a character that UTF-8 has not") from None
+            raise InputError(
+                f"{name}, row {number}: document '{document.id}' holds a character that UTF-8 has not"
+            ) from None
         ordered.append((SPLITS.index(document.split), hashlib.sha256(line).digest(), line, document))
     ordered.sort(key=lambda row: row[:2])
     documents = [row[3] for row in ordered]
     twice = [name for name, count in Counter(document.id for document in documents).items() if count > 1]
     if twice:
-        raise InputError(f"the id '{twice[0]}' stands in two rows: give each document an id of its own")
-    with open(path, "wb") as file:
+        raise InputError(f"{name}: the id '{twice[0]}' stands in two rows: give each document an id of its own")
+    with open(directory / DOCUMENTS, "wb") as file:
         for _, _, line, _ in ordered:
             file.write(line + b"\n")
     splits = [document.split for document in documents]
@@ -145,14 +152,14 @@ def write_text(directory: Path, rows: TextRows) -> DataSetEntry:
         **common_fields(about, splits),
     )
     labels = encode_labels([document.labels for document in documents], about.task, len(about.classes))
-    check_corpus(labels, entry, directory.name)
+    check_corpus(labels, entry, name)
     return entry
 
 
-def write_images(directory: Path, rows: ImageRows) -> DataSetEntry:
+def write_images(name: str, directory: Path, rows: ImageRows) -> DataSetEntry:
     """Write images.npy, labels.npy and split.npy into ``directory``. InputError for wrong shapes, labels or splits."""
-    about, directory = rows.about, Path(directory)
-    check_images(rows.images, rows.labels, rows.split, about.task, len(about.classes), directory)
+    about = rows.about
+    check_images(rows.images, rows.labels, rows.split, about.task, len(about.classes), Path(name))
     shape = canonical_json(list(rows.images.shape[1:])).encode()
     digests = [
         hashlib.sha256(shape + split.tobytes() + label.astype("<i4").tobytes() + image.tobytes()).digest()
@@ -160,8 +167,8 @@ def write_images(directory: Path, rows: ImageRows) -> DataSetEntry:
     ]
     order = sorted(range(len(digests)), key=lambda row: (rows.split[row], digests[row]))
     images, labels, split = rows.images[order], rows.labels[order], rows.split[order]
-    for name, array in ((IMAGES, images), (LABELS, labels), (SPLIT, split)):
-        np.save(directory / name, np.ascontiguousarray(array), allow_pickle=False)
+    for file, array in ((IMAGES, images), (LABELS, labels), (SPLIT, split)):
+        np.save(directory / file, np.ascontiguousarray(array), allow_pickle=False)
     splits = [SPLITS[number] for number in split]
     entry = DataSetEntry(
         kind="image",
@@ -173,7 +180,7 @@ def write_images(directory: Path, rows: ImageRows) -> DataSetEntry:
         },
         **common_fields(about, splits),
     )
-    check_corpus(labels, entry, directory)
+    check_corpus(labels, entry, name)
     return entry
 
 
@@ -195,9 +202,9 @@ def file_entries(directory: Path, names: Iterable[str], rows: int) -> dict[str, 
     return {name: FileEntry(sha256_file(path), path.stat().st_size, rows) for name, path in paths.items()}
 
 
-def write_rows(directory: Path, rows: TextRows | ImageRows) -> DataSetEntry:
-    """Write the rows into the empty folder ``directory`` and return their manifest entry."""
-    return write_text(directory, rows) if isinstance(rows, TextRows) else write_images(directory, rows)
+def write_rows(name: str, directory: Path, rows: TextRows | ImageRows) -> DataSetEntry:
+    """Write the rows of data set ``name`` into the empty folder ``directory`` and return their manifest entry."""
+    return (write_text if isinstance(rows, TextRows) else write_images)(name, Path(directory), rows)
 
 
 def add_data_set(
@@ -205,6 +212,6 @@ def add_data_set(
 ) -> DataSetEntry:
     """Make data/NAME of the rows and record it in the manifest, in place of what was there under that name."""
     with published_directory(Path(data_directory) / name, replace=True) as working:
-        entry = write_rows(working, rows)
+        entry = write_rows(name, working, rows)
     record(name, entry, manifest_path)
     return entry
