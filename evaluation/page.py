@@ -47,8 +47,8 @@ def seconds(value: float | None) -> str:
     return f"{value / 60:.1f} min"
 
 
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+def percent(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{100 * value:.{digits}f} %"
 
 
 def embedded(path: Path) -> str:

@@ -111,7 +111,7 @@ def learning_curves(table: pd.DataFrame, path: Path) -> None:
 def reliability(table: pd.DataFrame, path: Path) -> None:
     """Accuracy against confidence of each variant, all seeds together, with how many predictions a bin has."""
     names = list(dict.fromkeys(table["variant"]))
-    with picture(path, 10, 0.3 + 3.6 * rows_of(names)) as figure:
+    with picture(path, 10, 0.6 + 3.6 * rows_of(names)) as figure:
         columns = min(COLUMNS, len(names))
         grid = figure.add_gridspec(2 * rows_of(names), columns, height_ratios=[4, 1] * rows_of(names))
         for number, name in enumerate(names):
@@ -139,8 +139,7 @@ def reliability(table: pd.DataFrame, path: Path) -> None:
             if column == 0:
                 axes.set_ylabel("accuracy")
                 counts.set_ylabel("share")
-            if number == 0:
-                axes.legend(loc="upper left")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=3)
 
 
 def confusion_matrices(table: pd.DataFrame, path: Path) -> None:
@@ -172,7 +171,7 @@ def confusion_matrices(table: pd.DataFrame, path: Path) -> None:
             axes.set_title(name)
             if len(classes) <= MOST_CLASSES_WITH_NUMBERS:
                 for (row, column), share in np.ndenumerate(shares):
-                    if share >= 0.005:
+                    if round(100 * share) >= 1:
                         colour = "white" if share > 0.55 else INK
                         axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", color=colour, size=7)
             if len(classes) <= MOST_CLASSES_WITH_NAMES:
@@ -210,8 +209,10 @@ def paired_differences(table: pd.DataFrame, path: Path) -> None:
                 solid_capstyle="butt", label="over seeds and items" if said else None,
             )  # fmt: skip
             seeds = mine[:]
+            # Equal differences stand above each other.
+            above = 0.2 + 0.09 * seeds.groupby(seeds["difference"].round(9)).cumcount()
             axes.plot(
-                seeds["difference"], np.full(len(seeds), place + 0.2), "o", color=GREY, markersize=4.5, alpha=0.75,
+                seeds["difference"], place + above, "o", color=GREY, markersize=4.5, alpha=0.75,
                 markeredgewidth=0, label="each seed" if said else None,
             )  # fmt: skip
             axes.plot(

@@ -130,10 +130,12 @@ def judge_pair(
     else:
         reasons = why_not(seeds_alone, both, holm_p, smallest_effect, alpha)
     needed = still_needed(differences, smallest_effect, alpha, measured.two_way.item_deviation, least)
+    if not measured.flags:
+        reasons.append(needed.sentence)
     return Verdict(
         pair=pair,
         verdict=verdict,
-        sentence=sentence(pair, verdict, seeds_alone, smallest_effect, reasons, needed),
+        sentence=sentence(pair, verdict, seeds_alone, smallest_effect, reasons),
         smallest_effect=smallest_effect,
         alpha=alpha,
         seeds=list(measured.seeds),
@@ -144,7 +146,7 @@ def judge_pair(
         resamples=measured.two_way.resamples,
         p=p,
         holm_p=holm_p,
-        seeds_needed=needed.seeds if verdict == INCONCLUSIVE else None,
+        seeds_needed=needed.seeds if verdict == INCONCLUSIVE and not measured.flags else None,
         flags=list(measured.flags),
     )
 
@@ -206,9 +208,7 @@ def decides(interval: Interval, smallest_effect: float) -> str:
     return "undecided"
 
 
-def sentence(
-    pair: Pair, verdict: str, found: Interval, smallest_effect: float, reasons: list[str], needed: SeedsNeeded
-) -> str:
+def sentence(pair: Pair, verdict: str, found: Interval, smallest_effect: float, reasons: list[str]) -> str:
     """The verdict in plain words."""
     size = f"{abs(found.mean):.4f} in {pair.metric.replace('_', ' ')} over {found.n} seed{'s' if found.n > 1 else ''}"
     if verdict == HOLDS:
@@ -219,4 +219,4 @@ def sentence(
         return f"{pair.better} and {pair.worse} differ by less than {smallest_effect:g} either way ({size})."
     direction = "better" if found.mean > 0 else "worse" if found.mean < 0 else "neither better nor worse"
     start = f"{pair.better} is {direction} than {pair.worse} by {size}, which decides nothing."
-    return " ".join([start, *reasons, needed.sentence])
+    return " ".join([start, *reasons])

@@ -170,7 +170,14 @@ def invented_probabilities(labels: np.ndarray, classes: int, skill: float, rng: 
 
 
 def write_record(
-    root: Path, variant: str, model: str, data: str, prepared: Path, seed: int, skill: float, splits=("validation", "test")
+    root: Path,
+    variant: str,
+    model: str,
+    data: str,
+    prepared: Path,
+    seed: int,
+    skill: float,
+    splits=("validation", "test"),
 ) -> RunRecord:
     """A finished and evaluated run whose probabilities are invented: no network stands behind it."""
     from storage.prepared import open_prepared
@@ -189,19 +196,30 @@ def write_record(
     write_json(evaluation / "metrics.json", metrics)
     write_json(
         evaluation / "latency.json",
-        {"unit": "seconds a document", "one_by_one": 0.004, "in_one_batch": 0.0007, "rows": 32, "device": "cpu", "threads": 1},
+        {
+            "unit": "seconds a document",
+            "one_by_one": 0.004,
+            "in_one_batch": 0.0007,
+            "rows": 32,
+            "device": "cpu",
+            "threads": 1,
+        },
     )
     return RunRecord(variant, data, seed, run, prepared, evaluation)
 
 
 @pytest.fixture
 def text_data(tmp_path: Path) -> Path:
-    return write_text_data(tmp_path / "prepared" / "corpus", {"train": 9, "validation": 30, "test": 60}, ["a", "b<i>", "c"])
+    return write_text_data(
+        tmp_path / "prepared" / "corpus", {"train": 9, "validation": 30, "test": 60}, ["a", "b<i>", "c"]
+    )
 
 
 @pytest.fixture
 def image_data(tmp_path: Path) -> Path:
-    return write_image_data(tmp_path / "prepared" / "digits", {"train": 8, "validation": 12, "test": 20}, ["0", "1", "2"])
+    return write_image_data(
+        tmp_path / "prepared" / "digits", {"train": 8, "validation": 12, "test": 20}, ["0", "1", "2"]
+    )
 
 
 @pytest.fixture
