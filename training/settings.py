@@ -58,6 +58,8 @@ class Job:
     def read(cls, path: Path) -> Self:
         """Read JOB.json. Entries that training does not need (data, experiment) are passed over."""
         given = read_json(path)
+        if not isinstance(given, dict):
+            raise InputError(f"{path} must hold one JSON object, the job")
         kinds = {"network": dict, "training": dict, "seed": int}
         for name in cls.__dataclass_fields__:
             if not isinstance(given.get(name), kinds.get(name, str)):

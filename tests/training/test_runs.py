@@ -1,0 +1,247 @@
+"""Whole runs as processes: what they write, that they repeat, and that they outlive kill -9."""
+
+import contextlib
+import csv
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from storage.errors import InputError
+from storage.files import sha256_file
+from storage.source import ROOT
+from training.progress import Progress
+from training.run import run
+from training.settings import Job
+
+FILES = ("result.json", "history.csv", "best.safetensors", "last.safetensors")
+
+
+def start(job, *options, **keywords):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-W", "error", "-m", "training", str(job), *options]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | keywords
+    return subprocess.Popen(command, cwd=job.parent, env=environment, text=True, **streams)
+
+
+def finish(process):
+    output, errors = process.communicate(timeout=120)
+    return process.returncode, output, errors
+
+
+def train(job, *options):
+    code, output, errors = finish(start(job, *options))
+    assert code == 0, errors
+    assert errors == ""
+    return output
+
+
+def wait_for_epoch(process, epoch):
+    """Read events until the line of ``epoch``; the ones read."""
+    events = []
+    for line in process.stdout:
+        events.append(json.loads(line))
+        if events[-1]["event"] == "epoch" and events[-1]["epoch"] >= epoch:
+            return events
+    raise AssertionError(f"ended before epoch {epoch}: {process.stderr.read()}")
+
+
+@pytest.fixture
+def train_here():
+    """Train a job in this process, without the seconds that a new one takes, and return its result."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+
+    def train_one(path):
+        job = Job.read(path)
+        return run(job, json.loads(path.read_text()), Progress(job, events=False))
+
+    yield train_one
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def directory(job):
+    return job.parent / "runs" / job.stem
+
+
+@pytest.fixture
+def whole(write_job, text_directory):
+    """A run of 40 epochs that was left alone: the events that it told."""
+    job = write_job(text_directory, "whole", training={"maximum_epochs": 40, "patience": 40})
+    return job, [json.loads(line) for line in train(job, "--events").splitlines()]
+
+
+def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(whole, write_job, text_directory):
+    left_alone, events = whole
+    settings = {"maximum_epochs": 40, "patience": 40}
+    killed = write_job(text_directory, "killed", run_key="whole", training=settings)
+    for epoch, with_signal, code in ((3, signal.SIGKILL, -signal.SIGKILL), (12, signal.SIGTERM, 143)):
+        process = start(killed, "--events")
+        seen = wait_for_epoch(process, epoch)
+        process.send_signal(with_signal)
+        rest, errors = process.communicate(timeout=60)
+        assert process.returncode == code, errors
+        assert not (directory(killed) / "result.json").exists()
+    assert seen[0]["event"] == "started" and seen[0]["epoch"] >= 3, "taken up where it was killed"
+    assert json.loads(rest.splitlines()[-1])["event"] == "failed"
+    train(killed)
+    for name in FILES:
+        assert (directory(killed) / name).read_bytes() == (directory(left_alone) / name).read_bytes(), name
+    assert "resumed after epoch" in (directory(killed) / "log.txt").read_text()
+    check_what_a_run_writes(left_alone, events)
+
+
+def check_what_a_run_writes(job, events):
+    run = directory(job)
+    result = json.loads((run / "result.json").read_text())
+    assert result["weights_sha256"] == sha256_file(run / "best.safetensors")
+    assert result["stopped"] == "maximum_epochs" and result["converged"] is False and result["epochs"] == 40
+    assert result["run_key"] == "whole" and result["variant"] == "han" and result["seed"] == 3
+    assert result["kernels"] == "none"
+    assert result["parameters"] == sum(array.size for array in load_file(run / "best.safetensors").values())
+    rows = list(csv.DictReader((run / "history.csv").read_text().splitlines()))
+    assert [int(row["epoch"]) for row in rows] == list(range(1, 41))
+    best = rows[result["best_epoch"] - 1]
+    assert float(best["validation_accuracy"]) == pytest.approx(result["validation"]["accuracy"], rel=1e-5)
+    assert float(best["validation_score"]) == max(float(row["validation_score"]) for row in rows)
+    assert result["validation"]["accuracy"] > 0.8, "the classes of this data can be told apart"
+    assert float(rows[-1]["training_loss"]) < float(rows[0]["training_loss"])
+    assert json.loads((run / "job.json").read_text()) == json.loads(job.read_text())
+    assert json.loads((run / "environment.json").read_text())["threads"] == 1
+    assert json.loads((run / "timing.json").read_text())["samples"] == 40 * 64
+    assert [event["event"] for event in events if event["event"] != "progress"] == [
+        "started",
+        *["epoch"] * 40,
+        "finished",
+    ]
+    assert events[-1]["result"] == result
+    assert all(event["variant"] == "han" and event["seed"] == 3 for event in events)
+    assert len((run / "log.txt").read_text().splitlines()) == 40
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
+    train_here, write_job, image_directory, text_directory
+):
+    for data, model, optimizer in ((image_directory, "densenet", "sgd"), (text_directory, "gru_flat", "adamw")):
+        settings = {"maximum_epochs": 2, "warmup_epochs": 0.5, "optimizer": optimizer}
+        jobs = [
+            write_job(data, f"{model}-{n}", model, seed=seed, run_key=model, training=settings)
+            for n, seed in enumerate((5, 5, 6))
+        ]
+        first, again, other = (train_here(job)["weights_sha256"] for job in jobs)
+        assert first == again != other
+        for name in FILES:
+            assert len({(directory(job) / name).read_bytes() for job in jobs[:2]}) == 1, name
+
+
+def test_a_finished_run_returns_at_once_with_its_result(write_job, text_directory):
+    job = write_job(text_directory, training={"maximum_epochs": 2})
+    train(job)
+    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory(job).iterdir()}
+    (event,) = train(job, "--events").splitlines()
+    assert json.loads(event)["event"] == "finished"
+    assert before == {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory(job).iterdir()}
+
+
+def test_two_processes_with_one_job_train_it_once(write_job, text_directory):
+    job = write_job(text_directory, training={"maximum_epochs": 2})
+    processes = [start(job, "--events") for _ in range(2)]
+    outputs = [finish(process) for process in processes]
+    assert [code for code, *_ in outputs] == [0, 0]
+    assert sorted('"started"' in output for _, output, _ in outputs) == [False, True]
+
+
+def test_a_loss_that_is_not_finite_stops_with_its_step_and_leaves_no_result(write_job, text_directory):
+    job = write_job(text_directory, training={"learning_rate": 100.0, "clip_norm": 0, "optimizer": "sgd"})
+    content = json.loads(job.read_text())
+    content["training"] |= {"warmup_epochs": 0, "weight_decay": 10.0}
+    job.write_text(json.dumps(content))
+    code, output, errors = finish(start(job, "--events"))
+    assert code == 2
+    assert errors.startswith("error: ") and errors.count("\n") == 1
+    assert "loss" in errors and "epoch" in errors and "lower learning_rate" in errors
+    failed = json.loads(output.splitlines()[-1])
+    assert failed["event"] == "failed" and failed["message"] in errors
+    assert not (directory(job) / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"network": {"hidden": 0}}, "hidden is 0"),
+        ({"training": {"amp": "float16"}}, "amp is float16, and there is no GPU"),
+        ({"prepared": "nowhere"}, "prepared.json is missing"),
+    ],
+)
+def test_bad_input_is_refused(train_here, write_job, text_directory, change, message):
+    job = write_job(change.pop("prepared", text_directory), **change)
+    with pytest.raises(InputError) as error:
+        train_here(job)
+    assert message in str(error.value)
+    assert not (directory(job) / "result.json").exists()
+
+
+def test_bad_input_is_one_line_and_exit_code_2(write_job, text_directory):
+    code, output, errors = finish(start(write_job(text_directory, model="hann")))
+    assert code == 2 and output == ""
+    assert errors == "error: unknown model 'hann': did you mean 'han'?\n"
+
+
+def test_several_labels_are_scored_by_auroc(train_here, write_job, multi_label_directory):
+    job = write_job(multi_label_directory, training={"maximum_epochs": 40, "patience": 40})
+    validation = train_here(job)["validation"]
+    assert validation["score"] > 0.75 and validation["score"] != validation["accuracy"]
+
+
+def test_the_test_split_is_never_read(train_here, write_job, text_directory, tmp_path):
+    """Rubbish in the rows of the test split changes no byte of what training writes."""
+    spoiled = tmp_path / "spoiled"
+    spoiled.mkdir()
+    description = json.loads((text_directory / "prepared.json").read_text())
+    start_of_test = description["splits"]["test"][0]
+    for about in description["arrays"].values():
+        array = np.load(text_directory / about["file"])
+        array[start_of_test:] = 10**6
+        np.save(spoiled / about["file"], array)
+        about["sha256"] = sha256_file(spoiled / about["file"])
+    (spoiled / "prepared.json").write_text(json.dumps(description))
+    jobs = [
+        write_job(data, data.name, run_key="same", training={"maximum_epochs": 2}) for data in (text_directory, spoiled)
+    ]
+    for job in jobs:
+        train_here(job)
+    clean, other = (directory(job) for job in jobs)
+    for name in FILES:
+        assert (clean / name).read_bytes() == (other / name).read_bytes()
+
+
+def test_a_terminal_has_a_live_line_and_elsewhere_one_line_an_epoch(write_job, text_directory):
+    job = write_job(text_directory, "plain", training={"maximum_epochs": 2})
+    lines = train(job).splitlines()
+    assert len(lines) == 3 and lines[0].startswith("han seed 3  epoch   1  loss ")
+    job = write_job(text_directory, "live", training={"maximum_epochs": 2, "batch_size": 1})
+    ours, theirs = pty.openpty()
+    seen = []
+
+    def listen():
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 4096):
+                seen.append(piece)
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    process = start(job, stdout=theirs, stderr=theirs)
+    assert process.wait(timeout=60) == 0
+    os.close(theirs)
+    listener.join(timeout=10)
+    os.close(ours)
+    text = b"".join(seen).decode()
+    assert "\r" in text and "samples/s" in text and "s left" in text and "\033[K" in text
