@@ -37,7 +37,8 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path) ->
     """Write the arrays and files of a text data set into ``working`` and return what prepared.json says of them.
 
     tokens.npy int32 [N, S, W], word_counts.npy int32 [N, S], sentence_counts.npy int32 [N], labels.npy int32 [N] or
-    uint8 [N, K]; source_rows.npy int64 [N], each row's number in the data's file; vocabulary.json, quantiles.csv, lengths.csv, lengths.png, shown.json.
+    uint8 [N, K], source_rows.npy int64 [N] (each row's number in the data's file); vocabulary.json, quantiles.csv,
+    lengths.csv, lengths.png, shown.json.
     """
     rows, labels = _rows_and_labels(data, settings)
     np.save(working / "labels.npy", labels, allow_pickle=False)

@@ -87,7 +87,8 @@ def test_a_hand_made_corpus_whole(place):
         [3, 4, 0], [4, 0, 0], [2, 2, 3], [2, 0, 0], [4, 2, 2], [3, 0, 0],
     ]  # fmt: skip
     assert prepared.arrays["sentence_counts"].tolist() == [2, 1, 3, 1, 3, 1]
-    assert {array.dtype for array in prepared.arrays.values()} == {np.dtype(np.int32)}
+    assert prepared.arrays["source_rows"].tolist() == [1, 2, 4, 3, 0, 5]
+    assert {array.dtype for name, array in prepared.arrays.items() if name != "source_rows"} == {np.dtype(np.int32)}
     cut = prepared.description["cut"]
     assert cut["train"]["words_dropped"] == cut["train"]["documents_cut"] == cut["train"]["words_unknown"] == 0
     # Six words of "Cats run off here now !" are cut to four, and "Three dogs bark !" is the fourth sentence.
@@ -152,7 +153,7 @@ def test_two_preparations_are_equal_byte_for_byte(place):
     names = sorted(path.name for path in folders[0].iterdir())
     assert names == [
         "labels.npy", "lengths.csv", "lengths.png", "prepared.json", "quantiles.csv", "sentence_counts.npy",
-        "shown.json", "tokens.npy", "vocabulary.json", "word_counts.npy",
+        "shown.json", "source_rows.npy", "tokens.npy", "vocabulary.json", "word_counts.npy",
     ]  # fmt: skip
     for name in names:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
