@@ -1,0 +1,189 @@
+"""The published data sets: small archives that the tests pack, and the whole ones where REREAD_MIRROR names a mirror."""
+
+import gzip
+import io
+import os
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from preprocessing.ingest import ingest
+from preprocessing.manifest import open_data_set
+from preprocessing.raw import add_data_set
+from preprocessing.sources import cifar10, imdb, mnist, newsgroups20
+from storage.errors import InputError
+
+
+@pytest.fixture
+def mirror():
+    folder = os.environ.get("REREAD_MIRROR")
+    if not folder:
+        pytest.skip("REREAD_MIRROR names no folder with the published archives")
+    return Path(folder)
+
+
+def pack(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def reviews() -> dict[str, bytes]:
+    """40 reviews, 20 a split, half of each positive."""
+    return {
+        f"aclImdb/{split}/{label}/{number}_{rating}.txt": f"Film {number} was {label} to {split}.<br /><br />End.".encode()
+        for split in ("train", "test")
+        for label, rating in (("neg", 2), ("pos", 9))
+        for number in range(10)
+    }
+
+
+def test_imdb_does_not_depend_on_how_it_is_packed(tmp_path, monkeypatch):
+    monkeypatch.setattr(imdb, "REVIEWS", 40)
+    plain = pack(tmp_path / "plain.tar.gz", reviews())
+    others = {
+        "aclImdb/README": b"Read me.",
+        "aclImdb/train/unsup/0_0.txt": b"No label.",
+        "aclImdb/train/labeledBow.feat": b"9 0:9",
+        "aclImdb/train/pos/urls.txt": b"http",
+    }
+    full = pack(tmp_path / "full.tar.gz", others | dict(reversed(reviews().items())))
+    data, manifest = tmp_path / "data", tmp_path / "data.manifest.json"
+    one = add_data_set("one", imdb.rows([plain]), data, manifest)
+    assert add_data_set("other", imdb.rows([full]), data, manifest) == one
+    documents = list(open_data_set("one", data, manifest).documents())
+    review = next(document for document in documents if document.id == "test/pos/3_9.txt")
+    assert review.labels == (1,) and review.split == "test" and review.text == "Film 3 was pos to test.\nEnd."
+    assert (
+        one.splits["test"] == 20 and one.splits["train"] + one.splits["validation"] == 20 and one.splits["validation"]
+    )
+
+
+def test_imdb_refuses_what_is_not_the_published_content(tmp_path, monkeypatch):
+    path = tmp_path / "imdb" / "aclImdb_v1.tar.gz"
+    path.parent.mkdir()
+    data, manifest = tmp_path / "data", tmp_path / "data.manifest.json"
+    pack(path, reviews())
+    with pytest.raises(InputError, match="has 40 labelled reviews, the published archive has 50000"):
+        ingest("imdb", data, manifest, mirror=tmp_path)
+    monkeypatch.setattr(imdb, "REVIEWS", 40)
+    with pytest.raises(InputError, match="has other content than the published one"):
+        ingest("imdb", data, manifest, mirror=tmp_path)
+    pack(path, {**reviews(), "aclImdb/test/pos/0_9.txt": b"caf\xe9"})
+    with pytest.raises(InputError, match="'aclImdb/test/pos/0_9.txt' has invalid UTF-8 at byte 3"):
+        ingest("imdb", data, manifest, mirror=tmp_path)
+    pack(path, {**reviews(), "../../x": b"out"})
+    with pytest.raises(InputError, match="'../../x' leads outside"):
+        ingest("imdb", data, manifest, mirror=tmp_path)
+    assert list(data.iterdir()) == [] and not manifest.exists()
+
+
+def test_newsgroups_are_stripped_and_what_is_left_empty_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(newsgroups20, "MESSAGES", 3)
+    message = b"From: a@b\nSubject: x\n\nA B writes:\n> quoted\nMy own caf\xe9.\n\n--\nA signature\n"
+    path = pack(
+        tmp_path / "x.tar.gz",
+        {
+            "20news-bydate-train/sci.med/1": message,
+            "20news-bydate-train/sci.med/2": b"From: a\n\n> quoted\n",
+            "20news-bydate-test/sci.space/3": message.replace(b"\n", b"\r\n"),
+            "20news-bydate-test/README": b"",
+        },
+    )
+    rows = newsgroups20.rows([path])
+    assert [(document.id, document.text) for document in rows.documents] == [
+        ("train/sci.med/1", "My own café.\n"),
+        ("test/sci.space/3", "My own café.\n"),
+    ]
+    assert sum(rows.about.dropped.values()) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "head\n\nbody\n\nmore",
+        "head\n\n\nbody",
+        "head\n\nbody",
+        "no body",
+        "",
+        "head\n\n--\nonly a signature",
+        "head\n\na\n---\nb\n\n",
+        "head\n\n| a\nx said:\nkept\nIn article 5\n\nend\n \n",
+    ],
+)
+def test_messages_are_stripped_as_scikit_learn_does(text):
+    from sklearn.datasets import _twenty_newsgroups as reference
+
+    body = reference.strip_newsgroup_footer(reference.strip_newsgroup_header(text))
+    assert newsgroups20.strip_message(text) == reference.strip_newsgroup_quoting(body)
+
+
+def idx(values: np.ndarray) -> bytes:
+    return gzip.compress(bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes() + values.tobytes())
+
+
+def test_mnist_puts_the_four_files_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(mnist, "SHAPES", ((30, 28, 28), (30,), (5, 28, 28), (5,)))
+    generator = np.random.default_rng(0)
+    train, test = (generator.integers(0, 256, (rows, 28, 28), dtype=np.uint8) for rows in (30, 5))
+    parts = (train, np.arange(30, dtype=np.uint8) % 10, test, np.arange(5, dtype=np.uint8))
+    paths = [tmp_path / f"{number}.gz" for number in range(4)]
+    for path, part in zip(paths, parts, strict=True):
+        path.write_bytes(idx(part))
+    rows = mnist.rows(paths)
+    assert rows.images.shape == (35, 28, 28, 1) and np.array_equal(rows.images[30:, ..., 0], test)
+    assert rows.labels.tolist() == [*range(10)] * 3 + [*range(5)]
+    assert set(rows.split[:30]) == {0, 1} and set(rows.split[30:]) == {2}
+    with pytest.raises(InputError, match="the published archive has"):
+        mnist.rows([paths[1], paths[1], paths[2], paths[3]])
+
+
+def test_cifar10_reads_planes_as_channels(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar10, "RECORDS", 4)
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (24, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(24, dtype=np.uint8) % 10
+    records = np.concatenate([labels[:, None], images.transpose(0, 3, 1, 2).reshape(24, -1)], axis=1)
+    members = {name: records[4 * n : 4 * n + 4].tobytes() for n, name in enumerate(cifar10.BATCHES)}
+    others = {"cifar-10-batches-bin/readme.html": b"", "cifar-10-batches-bin/batches.meta.txt": b"airplane\n"}
+    rows = cifar10.rows([pack(tmp_path / "x.tar.gz", others | dict(reversed(members.items())))])
+    assert np.array_equal(rows.images, images) and rows.labels.tolist() == labels.tolist()
+    assert set(rows.split[:20]) <= {0, 1} and set(rows.split[20:]) == {2}
+    del members[cifar10.BATCHES[2]]
+    with pytest.raises(InputError, match="has 5 batches, the published archive has 6"):
+        cifar10.rows([pack(tmp_path / "y.tar.gz", members)])
+    members[cifar10.BATCHES[2]] = b"x"
+    with pytest.raises(InputError, match="has 1 bytes in cifar-10-batches-bin/data_batch_3.bin"):
+        cifar10.rows([pack(tmp_path / "z.tar.gz", members)])
+
+
+@pytest.mark.mirror
+@pytest.mark.parametrize(
+    ("name", "published", "leaks"),
+    [("imdb", (25_000, 25_000), 123), ("newsgroups20", (11_314, 7_532), 10), ("mnist", (60_000, 10_000), 0),
+     ("cifar10", (50_000, 10_000), 0)],
+)  # fmt: skip
+def test_the_published_archives_have_the_recorded_content(tmp_path, mirror, name, published, leaks):
+    """Of IMDB, 123 texts in both splits is the figure that others found, too."""
+    data, manifest = tmp_path / "data", tmp_path / "data.manifest.json"
+    entry = ingest(name, data, manifest, mirror=mirror)
+    train = entry.splits["train"] + entry.splits["validation"]
+    assert train + entry.splits["test"] + sum(entry.dropped.values()) == sum(published)
+    assert entry.splits["test"] <= published[1] and 0.09 < entry.splits["validation"] / train < 0.105
+    exact = entry.leaks["exact"]
+    assert exact["train-test"] + exact["validation-test"] == leaks and exact["train-validation"] == 0
+    opened = open_data_set(name, data, manifest)
+    if entry.kind == "image":
+        rows = Counter(opened.labels[opened.split == 2].tolist())
+        assert len(opened.images) == sum(published)
+        assert sum(rows.values()) == published[1] and (name == "mnist" or set(rows.values()) == {1000})
+    else:
+        frame = opened.frame()
+        assert len(frame) == entry.rows and frame["text"].str.strip().all()
+        assert not frame["text"].str.contains("<br />", regex=False).any()
