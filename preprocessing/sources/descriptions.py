@@ -1,8 +1,9 @@
 """A docstring -> the prose of its description.
 
 Sections that list parameters, results, errors or examples are left out, as are doctests, code blocks, grid tables,
-formulas, links and field lists; marks of reStructuredText and Markdown are taken off words that stay. It knows the three ways in
-which Python projects write docstrings: numpydoc's underlined titles, Google's "Args:", and Sphinx's ":param x:".
+formulas, links and field lists; marks of reStructuredText and Markdown are taken off words that stay. It knows the
+three ways in which Python projects write docstrings: numpydoc's underlined titles, Google's "Args:", and Sphinx's
+":param x:".
 """
 
 import inspect

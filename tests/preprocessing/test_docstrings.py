@@ -256,7 +256,6 @@ def test_the_label_is_not_in_the_text(corpus):
         "sklearn",
         "numpy",
         "pyplot",
-        "scikit",
         " np.",
         " pd.",
         " plt.",

@@ -1,4 +1,4 @@
-"""The published data sets: small archives that the tests pack, and the whole ones where REREAD_MIRROR names a mirror."""
+"""The published data sets: small archives that the tests pack, and the real ones where REREAD_MIRROR names a folder."""
 
 import gzip
 import io
@@ -36,12 +36,13 @@ def pack(path: Path, members: dict[str, bytes]) -> Path:
 
 def reviews() -> dict[str, bytes]:
     """40 reviews, 20 a split, half of each positive."""
-    return {
-        f"aclImdb/{split}/{label}/{number}_{rating}.txt": f"Film {number} was {label} to {split}.<br /><br />End.".encode()
+    texts = {
+        f"aclImdb/{split}/{label}/{number}_{rating}.txt": f"Film {number} was {label} to {split}.<br /><br />End."
         for split in ("train", "test")
         for label, rating in (("neg", 2), ("pos", 9))
         for number in range(10)
     }
+    return {name: text.encode() for name, text in texts.items()}
 
 
 def test_imdb_does_not_depend_on_how_it_is_packed(tmp_path, monkeypatch):
