@@ -51,6 +51,7 @@ LEFT_OUT = re.compile(
     r"|array_api_(?:compat|extra)|cobyqa|pyprima|_antlr|protos|(?:_|db_)?migrations|versions|__config__|_?version"
 )
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 INSTALL = "install requirements.lock"
 MASK = "PACKAGE"
 NAMES = (
@@ -112,9 +113,7 @@ def source_files(package: str, folder: str) -> list[tuple[str, Path]]:
         if file.suffix == ".py" and parts[0] == folder and not any(map(LEFT_OUT.fullmatch, parts)):
             files[PurePosixPath(file).as_posix()] = Path(file.locate())
     if not files:
-        raise InputError(
-            f"package '{package}' has no source files in {folder}/: install it anew from requirements.lock"
-        )
+        raise InputError(f"package '{package}' has no source files in {folder}/: {INSTALL}")
     return sorted(files.items(), key=lambda item: hashlib.sha256(item[0].encode()).digest())
 
 
@@ -136,17 +135,14 @@ def file_documents(name: str, path: Path) -> Iterator[tuple[str, str]]:
             yield f"{name}:{qualified_name}" + (f"#{number}" if number > 1 else ""), text
 
 
-def docstrings(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
+def docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, str]]:
     """(qualified name, docstring) of a module, its classes and functions, in the order of the file."""
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(node, DOCUMENTED):
         docstring = ast.get_docstring(node, clean=False)
         if docstring:
-            yield prefix, docstring
+            yield qualified_name, docstring
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt | ast.ExceptHandler):
-            name = (
-                getattr(child, "name", None)
-                if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-                else None
-            )
-            yield from docstrings(child, f"{prefix}.{name}".lstrip(".") if name else prefix)
+        if isinstance(child, DOCUMENTED):
+            yield from docstrings(child, f"{qualified_name}.{child.name}".lstrip("."))
+        elif isinstance(child, ast.stmt | ast.ExceptHandler):
+            yield from docstrings(child, qualified_name)

@@ -206,7 +206,7 @@ def test_a_package_that_is_not_installed_is_named(packages, monkeypatch):
     with pytest.raises(InputError, match="'no-such-package', which is missing: install requirements.lock"):
         docstrings.rows()
     packages.write("alpha", "1.0", {"alpha/data.txt": ""})
-    with pytest.raises(InputError, match="'alpha' has no source files"):
+    with pytest.raises(InputError, match="'alpha' has no source files in alpha/: install"):
         docstrings.rows()
 
 
@@ -261,7 +261,7 @@ def test_the_label_is_not_in_the_text(corpus):
         " plt.",
         " nx.",
         ">>>",
-        "http",
+        "https://",
     ):
         assert name not in text, name
 
