@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from evaluation.report import terminal_table
+from evaluation.terminal import terminal_table
 from flows.evaluate import evaluate
 from flows.ingest import ingest
 from flows.train import train

@@ -33,7 +33,9 @@ class Project:
             text=True,
             timeout=timeout,
         )
-        assert code is None or done.returncode == code, f"{command} gave {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        assert code is None or done.returncode == code, (
+            f"{command} gave {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        )
         return done
 
     def git(self, *arguments: str) -> str:

@@ -1,0 +1,172 @@
+"""DVC and Prefect are two doors to one core: equal results, nothing trained twice, data.dvc never rewritten."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from storage.source import closure
+
+ROOT = Path(__file__).resolve().parent.parent
+NEW_NETWORK = '''"""Mean of the word vectors: the smallest reader of documents."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import nn
+
+from models.checked import Between, Checked
+
+KIND = "text"
+
+
+@dataclass(frozen=True)
+class Settings(Checked):
+    embedding: Annotated[int, Between(1, 4096)] = 16
+
+
+DEBUG = Settings(embedding=4)
+
+
+class MeanOfWords(nn.Module):
+    def __init__(self, settings, vocabulary_size, classes):
+        super().__init__()
+        self.words = nn.EmbeddingBag(vocabulary_size, settings.embedding, mode="mean", padding_idx=0)
+        self.classifier = nn.Linear(settings.embedding, classes)
+
+    def forward(self, tokens, word_counts, sentence_counts):
+        return self.classifier(self.words(tokens.flatten(1)))
+
+
+def build(settings, description):
+    return MeanOfWords(settings, description["vocabulary_size"], len(description["classes"]))
+'''
+
+
+def make_small(project):
+    """Make the default experiment of a copy small: one text and one image variant, two seeds, two epochs."""
+    small = yaml.safe_load((project.directory / "experiments/tiny.yaml").read_text())
+    small["variants"] = {
+        "han": {"model": "han", "data": "docstrings"},
+        "densenet-swish": {"model": "densenet", "data": "digits", "network": {"activation": "swish"}},
+    }
+    small["parameters"]["training"] = {"maximum_epochs": 2}
+    small["pairs"] = []
+    (project.directory / "experiments/default.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
+    (project.directory / "dvc.lock").unlink(missing_ok=True)
+    project.run("dvc", "commit", "--quiet", "data.dvc")
+    return project
+
+
+def run_files(project) -> dict[str, str]:
+    """sha256 of the weights of each finished run, by run key."""
+    return {
+        path.parent.name: json.loads(path.read_text())["weights_sha256"]
+        for path in (project.directory / "runs").glob("*/result.json")
+    }
+
+
+def modified(project) -> dict[str, float]:
+    return {path.parent.name: path.stat().st_mtime_ns for path in (project.directory / "runs").glob("*/result.json")}
+
+
+def determined(folder: Path) -> dict[str, bytes]:
+    """What parameters, data and source determine in a report: all but times and what shows them."""
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.suffix in (".json", ".csv") and path.name != "latency.json"
+    }
+
+
+def predictions(project) -> dict[str, bytes]:
+    runs = project.directory / "runs"
+    return {str(path.relative_to(runs)): path.read_bytes() for path in runs.glob("*/evaluation/*/*.npy")}
+
+
+def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(make_project):
+    flow, stages = make_small(make_project("flow")), make_small(make_project("stages"))
+    data_version = (flow.directory / "data.dvc").read_bytes()
+    said = flow.run("python", "-m", "flows.pipeline").stdout
+    assert "han" in said and "report" in said.lower()
+    assert not (flow.directory / "results").exists() or flow.git("status", "--porcelain", "results") == ""
+    stages.run("dvc", "repro")
+
+    assert len(run_files(flow)) == 4
+    assert run_files(flow) == run_files(stages)
+    assert predictions(flow) == predictions(stages) != {}
+    found = determined(flow.directory / "reports/default")
+    assert {"metrics.json", "verdicts.json", "curves.csv"} <= set(found)
+    assert found == determined(stages.directory / "reports/default")
+    # No stage needed Prefect's server.
+    assert not (stages.directory / ".prefect/prefect.db").exists()
+
+    # DVC takes up what the flow trained, and writes the results that it would have written itself.
+    before = modified(flow)
+    flow.run("dvc", "repro")
+    assert modified(flow) == before
+    results = {path.relative_to(flow.directory): path.read_bytes() for path in flow.directory.glob("results/**/*.*")}
+    assert results == {
+        path.relative_to(stages.directory): path.read_bytes() for path in stages.directory.glob("results/**/*.*")
+    }
+    assert "up to date" in flow.run("dvc", "status").stdout
+    assert "up to date" in flow.run("dvc", "repro").stdout
+    assert "variants" in flow.run("dvc", "metrics", "show", "--json").stdout
+    flow.run("dvc", "plots", "show", "--show-vega", "results/evaluate/curves.csv")
+
+    # One variant's parameter retrains that variant alone.
+    flow.edit("experiments/default.yaml", "activation: swish", "activation: relu")
+    flow.run("dvc", "repro")
+    assert {key: value for key, value in modified(flow).items() if key in before} == before
+    assert len(modified(flow)) == 6
+
+    # A new variant is one new file and one line, and retrains nothing else.
+    before = modified(flow)
+    (flow.directory / "models/mean_of_words.py").write_text(NEW_NETWORK)
+    flow.edit(
+        "experiments/default.yaml", "variants:\n", "variants:\n  mean: {model: mean_of_words, data: docstrings}\n"
+    )
+    flow.run("dvc", "repro")
+    assert {key: value for key, value in modified(flow).items() if key in before} == before
+    assert len(modified(flow)) == 8
+    metrics = json.loads((flow.directory / "reports/default/metrics.json").read_text())
+    assert set(metrics["variants"]) == {"han", "densenet-swish", "mean"}
+
+    # A clone of what is committed trains nothing, and an edit in data/ is refused, not recorded.
+    flow.git("add", ".")
+    flow.git("-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "results")
+    clone = flow.directory.parent / "clone"
+    flow.run("git", "clone", "--quiet", str(flow.directory), str(clone))
+    fresh = type(flow)(clone, flow.environment)
+    fresh.run("dvc", "repro")
+    assert not (clone / "runs").exists()
+    assert fresh.git("status", "--porcelain") == ""
+
+    documents = flow.directory / "data/docstrings/documents.jsonl"
+    documents.write_bytes(documents.read_bytes().replace(b"array", b"arrax", 1))
+    flow.edit("params.yaml", "minimum_count: 5", "minimum_count: 6")
+    refused = flow.run("dvc", "repro", code=None)
+    assert refused.returncode != 0
+    assert "documents.jsonl" in refused.stdout + refused.stderr
+    assert (flow.directory / "data.dvc").read_bytes() == data_version
+
+
+def stage_dependencies() -> dict[str, list[str]]:
+    """The files and folders that each training stage depends on, with its model's file filled in."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    variants = yaml.safe_load((ROOT / "experiments/default.yaml").read_text())["variants"]
+    return {
+        name: [path.replace("${item.model}", one["model"]) for path in stages["train"]["do"]["deps"]]
+        for name, one in variants.items()
+    }
+
+
+@pytest.mark.parametrize("variant", yaml.safe_load((ROOT / "experiments/default.yaml").read_text())["variants"])
+def test_dvc_knows_every_file_that_a_run_depends_on(variant):
+    model = yaml.safe_load((ROOT / "experiments/default.yaml").read_text())["variants"][variant]["model"]
+    known = stage_dependencies()[variant]
+    for path in closure(["training", "models.feeding", f"models.{model}"]):
+        name = path.relative_to(ROOT).as_posix()
+        assert any(name == one or name.startswith(f"{one}/") for one in known), f"dvc.yaml: {name} of {variant}"
