@@ -79,7 +79,7 @@ def model_card(
     """The model's card, markdown: what it is, what it learnt from, how good it is and where it ends.
 
     ``description`` is its prepared.json, ``data`` its entry in data.manifest.json, ``metrics`` the figures of this run
-    and ``of_variant`` those of its parent (``NAME.mean``, ``.low``, ``.high`` and ``seeds``).
+    and ``of_variant`` those of its parent (NAME.mean, .mean_low, .mean_high, variant.seeds).
     """
     rows = {name: description["splits"][name] for name in SPLITS}
     splits = ", ".join(f"{stop - start:,} for {name}" for name, (start, stop) in rows.items())
@@ -105,10 +105,10 @@ def model_card(
         "|---|---|---|---|",
     ]
     for name in sorted(name for name in metrics if name.startswith(("test.", "validation."))):
-        mean, low, high = (of_variant.get(f"{name}.{end}") for end in ("mean", "low", "high"))
+        mean, low, high = (of_variant.get(f"{name}.{end}") for end in ("mean", "mean_low", "mean_high"))
         interval = "one seed: none" if low is None or high is None else f"{low:.4f} to {high:.4f}"
         lines.append(f"| {name} | {metrics[name]:.4f} | {mean if mean is None else format(mean, '.4f')} | {interval} |")
-    seeds = f"{of_variant.get('seeds', 1):.0f}"
+    seeds = f"{of_variant.get('variant.seeds', 1):.0f}"
     lines += ["", f"Mean and interval (Student's t) are over the seeds of the variant, {seeds} so far."]
     lines += ["", "## Limits", ""]
     lines.append("- Chosen as the best of its seeds on validation: expect the mean of the variant, not better.")

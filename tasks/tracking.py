@@ -48,6 +48,9 @@ NOT_OF_THE_VARIANT = {"seed", "run_key", "run_directory", "prepared"}
 NO_METRICS = {"seed", "validation"}
 TIMING_METRICS = ("seconds", "samples_per_second")
 LATENCY_METRICS = ("one_by_one", "in_one_batch")
+# A parent's figures, named so that the mean comes first: MLflow's comparison draws the first metric.
+INTERVAL = {"mean": "mean", "low": "mean_low", "high": "mean_high"}
+SEEDS = "variant.seeds"
 # What the evaluation calls the score that training maximises.
 SCORES = {"single-label": "accuracy", "multi-label": "macro_auroc"}
 RUN_FILES = ("job.json", "result.json", "timing.json", "environment.json", "log.txt")
@@ -66,6 +69,7 @@ def open_tracking(root: Path = Path()) -> "Tracking":
     """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     # What goes well is told on stderr, as if something had gone wrong.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -81,10 +85,10 @@ def open_tracking(root: Path = Path()) -> "Tracking":
         try:
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
-        except MlflowException as error:
-            reason = str(error).splitlines()[0]
+        except (MlflowException, SQLAlchemyError) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
             raise InputError(
-                f"MLflow cannot open {uri}: {reason} Move the database away: finished runs are written anew"
+                f"MLflow cannot open {uri}: {reason}. Move that file away: finished runs are written anew"
             ) from None
     return Tracking(client, uri, root)
 
@@ -288,11 +292,18 @@ class Tracking:
         description = read_json(Path(job["prepared"]) / DESCRIPTION)
         inputs = {key: value for key, value in job.items() if key not in NOT_OF_THE_VARIANT}
         key = content_key({**inputs, "prepared": description})
+        experiment_id = self.experiment(job["experiment"])
         with self._changing():
-            run = self._find_or_create(self.experiment(job["experiment"]), "variant_key", key, job["variant"])
+            run = self._find_or_create(experiment_id, "variant_key", key, job["variant"])
             self._describe(run, _parameters(job, description), {})
             self._log_data(run, job, description)
         return run.info.run_id
+
+    def parents(self, experiment: str) -> dict[str, str]:
+        """The id of each variant's run in an experiment, the newest where it has several data versions or settings."""
+        runs = self._search([self.experiment(experiment)], "tags.variant_key != ''")
+        newest_last = sorted(runs, key=lambda run: run.info.start_time)
+        return {run.data.params["variant"]: run.info.run_id for run in newest_last}
 
     def update_parent(self, parent_id: str, tags: Mapping[str, Any] | None = None) -> None:
         """Write mean and 95 % interval over the finished seeds of each final metric, and how many they are.
@@ -309,8 +320,9 @@ class Tracking:
 
     def report(self, experiment: str, files: Iterable[Path], tags: Mapping[str, Any] | None = None) -> str:
         """Keep the report of an experiment, its pictures and tables with a run of its own; return that run's id."""
+        experiment_id = self.experiment(experiment)
         with self._changing():
-            run = self._find_or_create(self.experiment(experiment), "report", experiment, f"{experiment}-report")
+            run = self._find_or_create(experiment_id, "report", experiment, f"{experiment}-report")
             self._describe(run, {}, _flat(tags or {}))
         for file in files:
             self.client.log_artifact(run.info.run_id, str(file))
@@ -553,15 +565,15 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _mean_and_interval(runs: list[Mapping[str, float]]) -> dict[str, float]:
-    """NAME.mean, .low and .high of each metric of a split that every run has, and ``seeds``; {} where there is none."""
+    """NAME.mean, .mean_low, .mean_high of each metric of a split that all have, and ``variant.seeds``; {} of none."""
     from evaluation.statistics import mean_interval
 
     shared = set.intersection(*(set(run) for run in runs)) if runs else set()
     figures: dict[str, float] = {}
     for name in sorted(name for name in shared if name.startswith(("test.", "validation."))):
         interval = mean_interval([run[name] for run in runs])
-        for end in ("mean", "low", "high"):
+        for end in INTERVAL:
             value = getattr(interval, end)
             if value is not None:
-                figures[f"{name}.{end}"] = value
-    return {"seeds": float(len(runs)), **figures} if figures else {}
+                figures[f"{name}.{INTERVAL[end]}"] = value
+    return {**figures, SEEDS: float(len(runs))} if figures else {}
