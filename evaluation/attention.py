@@ -29,8 +29,10 @@ DARK = ((22, 27, 34), (121, 190, 255))
 
 
 def has_attention(run_directory: Path, prepared: Prepared) -> bool:
-    """Whether the run's network gives its attention and the data set has words to show it on."""
+    """Whether the network gives its attention, its weights are still there, and there are words to show it on."""
     if prepared.kind != "text" or not (prepared.directory / "shown.json").is_file():
+        return False
+    if not (run_directory / "best.safetensors").is_file():
         return False
     return hasattr(models.load(run_directory, prepared.description), "attend")
 

@@ -129,7 +129,7 @@ def judge_pair(
         verdict = NONE
     else:
         reasons = why_not(seeds_alone, both, holm_p, smallest_effect, alpha)
-    needed = still_needed(differences, smallest_effect, alpha, measured.two_way.item_deviation, least)
+    needed = still_needed(differences, smallest_effect, alpha, measured.two_way, least)
     if not measured.flags:
         reasons.append(needed.sentence)
     return Verdict(
@@ -152,20 +152,26 @@ def judge_pair(
 
 
 def still_needed(
-    differences: Sequence[float], smallest_effect: float, alpha: float, item_deviation: float, least: int
+    differences: Sequence[float], smallest_effect: float, alpha: float, two_way: TwoWay, least: int
 ) -> SeedsNeeded:
     """How many seeds this spread needs: for an interval of the smallest effect and for the test to be able to pass.
 
     Where there are as many already, the difference lies near 0 or near the smallest effect: what it takes to tell it
     from the nearer of the bounds that a verdict turns on, if the mean stays as it is.
     """
-    needed = seeds_needed(differences, smallest_effect, alpha, item_deviation)
+    deviations = (two_way.item_deviation, two_way.residual_deviation)
+    needed = seeds_needed(differences, smallest_effect, alpha, *deviations)
     mean = abs(float(finite(differences).mean()))
     margin = mean if mean >= smallest_effect else smallest_effect - mean
     if needed.seeds is not None and len(differences) >= max(needed.seeds, least) and margin > 0:
-        needed = seeds_needed(differences, margin, alpha, item_deviation)
-    if needed.seeds is not None and needed.seeds <= least:
-        return SeedsNeeded(least, f"With this spread, {least} seeds would do.")
+        needed = seeds_needed(differences, margin, alpha, *deviations)
+    if needed.seeds is None:
+        return needed
+    if len(differences) < least:
+        return needed if needed.seeds > least else SeedsNeeded(least, f"With this spread, {least} seeds would do.")
+    if needed.seeds <= len(differences):
+        more = len(differences) + 1
+        return SeedsNeeded(more, f"It lacks little: with this spread, {more} seeds or a few more may settle it.")
     return needed
 
 

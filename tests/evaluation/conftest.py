@@ -1,6 +1,7 @@
 """Small prepared data sets and finished runs, written as preprocessing and training write them."""
 
 import hashlib
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from safetensors.torch import save_file
 import models
 from evaluation.metrics import split_metrics
 from evaluation.records import RunRecord
-from storage.files import write_json, write_text
+from storage.files import read_json, write_json, write_text
+from storage.prepared import open_prepared
 
 WORDS = ["<pad>", "<unk>", "the", "array", "returns", "a", "<script>alert(1)</script>", "value", "of", "loss"]
 
@@ -110,7 +112,6 @@ def write_image_data(directory: Path, sizes: dict[str, int], classes: list[str],
 
 def write_run(directory: Path, variant: str, model: str, data: str, seed: int, epochs: int = 6) -> Path:
     """All that a finished run leaves but the weights."""
-    network = {}
     directory.mkdir(parents=True)
     write_json(
         directory / "job.json",
@@ -120,7 +121,7 @@ def write_run(directory: Path, variant: str, model: str, data: str, seed: int, e
             "model": model,
             "data": data,
             "seed": seed,
-            "network": network,
+            "network": {},
             "training": {"learning_rate": 0.003, "maximum_epochs": 30},
         },
     )
@@ -148,10 +149,6 @@ def write_run(directory: Path, variant: str, model: str, data: str, seed: int, e
 
 def add_weights(run_directory: Path, model: str, description: dict, seed: int) -> None:
     """Untrained weights of the debug size, as best.safetensors."""
-    from dataclasses import asdict
-
-    from storage.files import read_json
-
     job = read_json(run_directory / "job.json")
     write_json(run_directory / "job.json", {**job, "network": asdict(models.debug(model))})
     torch.manual_seed(seed)
@@ -160,7 +157,7 @@ def add_weights(run_directory: Path, model: str, description: dict, seed: int) -
 
 
 def invented_probabilities(labels: np.ndarray, classes: int, skill: float, rng: np.random.Generator) -> np.ndarray:
-    """Probabilities [N, K] that lean to the truth by ``skill``; several labels where ``labels`` has a column a class."""
+    """Probabilities [N, K] that lean to the truth by ``skill``, for labels [N] or [N, K]."""
     truth = labels.astype(float) if labels.ndim == 2 else np.eye(classes)[labels]
     logits = skill * truth + rng.normal(size=(len(labels), classes))
     if labels.ndim == 2:
@@ -180,11 +177,8 @@ def write_record(
     splits=("validation", "test"),
 ) -> RunRecord:
     """A finished and evaluated run whose probabilities are invented: no network stands behind it."""
-    from storage.prepared import open_prepared
-
     run = write_run(root / f"{variant}-{seed}", variant, model, data, seed)
     opened = open_prepared(prepared)
-    # The seed's own share of luck is equal for all variants of one seed, as items' is: what pairing takes away.
     rng = np.random.default_rng([seed, sum(map(ord, variant))])
     metrics, evaluation = {"parameters": 12345}, run / "evaluation" / "key"
     evaluation.mkdir(parents=True)

@@ -1,0 +1,112 @@
+"""The two-way bootstrap: each resampled metric against the metric itself, and the interval against theory."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from evaluation.bootstrap import item_counts, resampled_metric, two_way
+from evaluation.metrics import HIGHER_IS_BETTER, split_metrics
+from evaluation.statistics import seeds_needed
+from storage.errors import InputError
+
+
+def data_of(task: str, rows: int = 60, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(5)
+    if task == "single-label":
+        return rng.dirichlet(np.ones(classes), rows).astype(np.float32), rng.integers(0, classes, rows)
+    # Rounded, so that scores tie.
+    return rng.random((rows, classes)).round(1).astype(np.float32), rng.integers(0, 2, (rows, classes), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("task", "metric"),
+    [("single-label", name) for name in ("accuracy", "macro_f1", "loss", "expected_calibration_error")]
+    + [("multi-label", name) for name in ("macro_auroc", "macro_f1", "loss", "expected_calibration_error")],
+)
+def test_a_resampled_metric_is_the_metric_of_the_drawn_items(task, metric):
+    probabilities, labels = data_of(task)
+    drawn = np.random.default_rng(0).integers(0, len(labels), (3, len(labels)))
+    counts = np.stack([np.bincount(row, minlength=len(labels)) for row in drawn]).astype(float)
+    found = resampled_metric(metric, probabilities, labels, task)(counts)
+    names = [str(number) for number in range(probabilities.shape[1])]
+    expected = [split_metrics(probabilities[row], labels[row], task, names)[metric] for row in drawn]
+    assert found == pytest.approx(expected)
+
+
+def test_items_are_drawn_as_often_as_there_are():
+    counts = np.concatenate(list(item_counts(50, 40, np.random.default_rng(0))))
+    assert counts.shape == (50, 40) and (counts.sum(axis=1) == 40).all()
+
+
+def answers(right: np.ndarray) -> list[np.ndarray]:
+    """Probabilities of two classes, one array a seed, from which items [n, m] are right; the label is always 0."""
+    return [np.stack([row, 1 - row], axis=1).astype(np.float32) for row in right]
+
+
+def test_the_interval_of_items_alone_is_binomial():
+    # Every seed is right on the same 700 of 1,000 items more than the other: items are all that varies.
+    right = np.tile(np.arange(1000) < 700, (6, 1))
+    found = two_way(answers(right), answers(np.zeros_like(right)), np.zeros(1000, int), "single-label", "accuracy")
+    half = 1.96 * math.sqrt(0.7 * 0.3 / 1000)
+    assert found.interval.mean == pytest.approx(0.7)
+    assert found.interval.half_width == pytest.approx(half, rel=0.05)
+    assert found.item_deviation == pytest.approx(half / 1.96, rel=0.05)
+    assert found.residual_deviation == pytest.approx(0, abs=1e-6)
+
+
+def test_seeds_needed_foresees_the_interval():
+    rng = np.random.default_rng(2)
+
+    def pair(seeds: int) -> tuple:
+        sides = [answers(rng.random((seeds, 400)) < skill) for skill in (0.8, 0.7)]
+        differences = [first[:, 0].mean() - second[:, 0].mean() for first, second in zip(*sides, strict=True)]
+        return two_way(*sides, np.zeros(400, int), "single-label", "accuracy"), differences
+
+    small, differences = pair(8)
+    wanted = seeds_needed(differences, 0.02, 0.05, small.item_deviation, small.residual_deviation).seeds
+    many, _ = pair(wanted)
+    assert small.interval.half_width > 0.02
+    assert many.interval.half_width == pytest.approx(0.02, rel=0.35)
+
+
+def test_less_is_better_turns_the_difference_round():
+    good, bad = (np.tile(np.float32([p, 1 - p]), (20, 1)) for p in (0.9, 0.6))
+    assert not HIGHER_IS_BETTER["loss"]
+    found = two_way([good] * 2, [bad] * 2, np.zeros(20, int), "single-label", "loss")
+    assert found.interval.mean == pytest.approx(math.log(0.9 / 0.6), rel=1e-6)
+
+
+def test_the_same_each_time_and_fewer_resamples_of_auroc():
+    probabilities, labels = data_of("multi-label")
+    other = np.flip(probabilities, 0)
+    first, second = (two_way([probabilities], [other], labels, "multi-label", "macro_auroc") for _ in range(2))
+    assert first == second and first.resamples == 2_000
+
+
+def test_an_unknown_metric_and_unequal_sides_are_refused():
+    probabilities, labels = data_of("multi-label")
+    with pytest.raises(InputError, match="no bootstrap of 'accuracy'"):
+        two_way([probabilities], [probabilities], labels, "multi-label", "accuracy")
+    with pytest.raises(InputError, match="as many seeds"):
+        two_way([probabilities], [], labels, "multi-label", "macro_f1")
+
+
+def test_the_item_part_of_normal_scores():
+    # Differences = seed + item + rest, with known deviations.
+    rng = np.random.default_rng(4)
+    items, seeds = 2000, 10
+    shared = rng.normal(0, 1, items)
+    losses = [np.exp(-np.clip(0.5 + 0.05 * (shared + rng.normal(0, 2, items)), 0.01, 5)) for _ in range(seeds)]
+    found = two_way(
+        [np.stack([p, 1 - p], 1).astype(np.float32) for p in losses],
+        [np.tile(np.float32([math.exp(-0.5), 1 - math.exp(-0.5)]), (items, 1))] * seeds,
+        np.zeros(items, int),
+        "single-label",
+        "loss",
+        resamples=4000,
+    )
+    assert found.item_deviation == pytest.approx(0.05 / math.sqrt(items), rel=0.2)
+    assert found.residual_deviation == pytest.approx(0.10 / math.sqrt(items), rel=0.2)
+    assert stats.norm.ppf(0.975) * found.item_deviation < found.interval.half_width

@@ -1,0 +1,80 @@
+"""Metrics against values worked out by hand and against scikit-learn."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import log_loss, roc_auc_score
+
+from evaluation.metrics import calibration_table, expected_calibration_error, row_losses, split_metrics
+from storage.errors import InputError
+
+ROWS = np.array([[0.7, 0.2, 0.1], [0.1, 0.9, 0.0], [0.4, 0.35, 0.25], [0.3, 0.65, 0.05]], np.float32)
+
+
+def test_single_label_by_hand():
+    metrics = split_metrics(ROWS, np.array([0, 1, 1, 1]), "single-label", ["a", "b", "c"])
+    assert metrics["accuracy"] == 0.75
+    # a: precision 1/2, recall 1; b: precision 1, recall 2/3. c has no row and is left out.
+    assert metrics["macro_f1"] == pytest.approx((2 / 3 + 0.8) / 2)
+    assert metrics["absent_classes"] == ["c"]
+    assert metrics["loss"] == pytest.approx(-np.log([0.7, 0.9, 0.35, 0.65]).mean(), rel=1e-6)
+    assert metrics["confusion"] == [[1, 0, 0], [1, 2, 0], [0, 0, 0]]
+    # Each row in a bin of its own: |0.7 - 1|, |0.9 - 1|, |0.4 - 0|, |0.65 - 1|, a quarter each.
+    assert metrics["expected_calibration_error"] == pytest.approx((0.3 + 0.1 + 0.4 + 0.35) / 4, rel=1e-6)
+
+
+def test_calibration_shares_a_bin():
+    probabilities = np.array([[0.62, 0.38], [0.64, 0.36], [0.66, 0.34], [0.99, 0.01]], np.float32)
+    table = calibration_table(probabilities, np.array([0, 1, 1, 0]))
+    shared = table[9]  # (0.6, 0.667]
+    assert shared["count"] == 3
+    assert shared["confidence"] == pytest.approx(0.64, rel=1e-6)
+    assert shared["accuracy"] == pytest.approx(1 / 3)
+    assert expected_calibration_error(table) == pytest.approx(3 / 4 * (0.64 - 1 / 3) + 1 / 4 * 0.01, rel=1e-5)
+    assert sum(row["count"] for row in table) == 4 and table[0]["confidence"] is None
+
+
+def test_bins_are_closed_above():
+    # 1 belongs to the last bin, and one half of two classes to the eighth, (7/15, 8/15].
+    table = calibration_table(np.array([[1.0, 0.0], [0.5, 0.5]], np.float32), np.array([0, 0]))
+    assert [number for number, row in enumerate(table) if row["count"]] == [7, 14]
+
+
+def test_loss_agrees_with_scikit_learn():
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.ones(4), 200).astype(np.float32)
+    labels = rng.integers(0, 4, 200)
+    exact = probabilities.astype(np.float64)
+    expected = log_loss(labels, exact / exact.sum(axis=1, keepdims=True), labels=range(4))
+    assert row_losses(probabilities, labels).mean() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_probability_of_zero_has_a_finite_loss():
+    assert np.isfinite(row_losses(np.array([[0.0, 1.0]], np.float32), np.array([0]))).all()
+    assert np.isfinite(row_losses(np.array([[0.0, 1.0]], np.float32), np.array([[1, 0]], np.uint8))).all()
+
+
+def test_several_labels():
+    rng = np.random.default_rng(1)
+    labels = (rng.random((300, 4)) < 0.3).astype(np.uint8)
+    labels[:, 3] = 0
+    probabilities = np.clip(0.3 * labels + 0.7 * rng.random((300, 4)), 0, 1).astype(np.float32)
+    metrics = split_metrics(probabilities, labels, "multi-label", ["a", "b", "c", "never"])
+    assert "accuracy" not in metrics
+    assert metrics["auroc"]["b"] == pytest.approx(roc_auc_score(labels[:, 1], probabilities[:, 1]))
+    assert metrics["auroc"]["never"] is None and metrics["absent_classes"] == ["never"]
+    assert metrics["macro_auroc"] == pytest.approx(np.mean([metrics["auroc"][name] for name in "abc"]))
+    assert sum(metrics["confusion"]["a"].values()) == 300
+    assert metrics["confusion"]["a"]["true_positive"] == int((labels[:, 0] & (probabilities[:, 0] >= 0.5)).sum())
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "said"),
+    [
+        (np.zeros((0, 2), np.float32), np.zeros(0, int), "no rows"),
+        (np.full((2, 2), np.nan, np.float32), np.array([0, 1]), "not finite"),
+        (np.full((2, 3), 0.3, np.float32), np.array([0, 1]), "shape"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(probabilities, labels, said):
+    with pytest.raises(InputError, match=said):
+        split_metrics(probabilities, labels, "single-label", ["a", "b"])

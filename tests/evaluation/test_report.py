@@ -1,0 +1,224 @@
+"""The report of a whole experiment, from run folders whose probabilities are invented."""
+
+import csv
+import io
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import vl_convert
+from dvc_render.vega import VegaRenderer
+from rich.console import Console
+
+from evaluation.baselines import Baseline
+from evaluation.metrics import split_metrics
+from evaluation.page import TEMPLATES
+from evaluation.report import evaluate_experiment
+from evaluation.terminal import terminal_table
+from storage.errors import InputError
+from storage.files import read_json
+from storage.prepared import open_prepared
+
+SEEDS = range(6)
+CLAIM = "A <script>hierarchy</script> reads better."
+
+
+def experiment_of(variants: dict, pairs: list[tuple[str, str, str]], **others) -> dict:
+    return {
+        "name": "trial",
+        "title": "Does <b>it</b> help?",
+        "variants": variants,
+        "seeds": list(SEEDS),
+        "pairs": [
+            {"name": f"{a} {b}", "claim": CLAIM, "source": "Yang 2016", "better": a, "worse": b, "metric": metric}
+            for a, b, metric in pairs
+        ],
+        "smallest_effect": 0.02,
+        "alpha": 0.05,
+        "evaluate_on": "test",
+        "tuning": {"budget": "3 trials a variant", "learning_rate": [0.001, 0.003]},
+        **others,
+    }
+
+
+@pytest.fixture
+def texts(tools, tmp_path, text_data):
+    """An experiment on documents where han is far ahead, with weights for the attention page."""
+    variants = {"han": {"model": "han", "data": "corpus"}, "flat": {"model": "gru_flat", "data": "corpus"}}
+    records = [
+        tools["write_record"](tmp_path / "runs", name, variants[name]["model"], "corpus", text_data, seed, skill)
+        for seed in SEEDS
+        for name, skill in (("flat", 1.0), ("han", 3.0))
+    ]
+    description = read_json(text_data / "prepared.json")
+    for record in records:
+        tools["add_weights"](record.run_directory, record.job["model"], description, record.seed)
+    return experiment_of(variants, [("han", "flat", "accuracy")]), records
+
+
+def baseline_of(tools, data) -> Baseline:
+    prepared = open_prepared(data)
+    probabilities, metrics = {}, {}
+    for split in ("validation", "test"):
+        labels = np.array(prepared.labels[prepared.rows(split)])
+        rng = np.random.default_rng(0)
+        probabilities[split] = tools["invented_probabilities"](labels, len(prepared.classes), 2.0, rng)
+        metrics[split] = split_metrics(probabilities[split], labels, prepared.task, prepared.classes)
+    return Baseline("TF-IDF + logistic regression", {"1": 0.8}, 1.0, 99, metrics, probabilities)
+
+
+def test_the_whole_report(tools, tmp_path, texts, text_data):
+    experiment, records = texts
+    destination = tmp_path / "reports" / "trial"
+    found = evaluate_experiment(
+        experiment, records, {"corpus": baseline_of(tools, text_data)}, destination, "make run", {"torch": "2.13.0"}
+    )
+    assert sorted(path.name for path in destination.iterdir()) == [
+        "attention.html", "calibration-corpus.png", "calibration.csv", "confusion-corpus.png", "confusion.csv",
+        "curves-corpus.png", "curves.csv", "differences.csv", "differences.png", "latency.json", "metrics.json",
+        "report.html", "verdicts.json",
+    ]  # fmt: skip
+    metrics = read_json(destination / "metrics.json")
+    assert metrics == found["metrics"]
+    han = metrics["variants"]["han"]
+    values = [han["seeds"][str(seed)]["test"]["accuracy"] for seed in SEEDS]
+    assert han["test"]["accuracy"]["mean"] == pytest.approx(np.mean(values)) and han["n"] == 6
+    assert han["test"]["accuracy"]["low"] < np.mean(values) < han["test"]["accuracy"]["high"]
+    assert not han["converged"] and han["not_converged_seeds"] == [3]
+    validation = {seed: one["validation"]["accuracy"] for seed, one in han["seeds"].items()}
+    assert validation[str(han["best_seed"])] == max(validation.values())
+    assert metrics["champions"]["corpus"]["variant"] == "han"
+    assert metrics["champions"]["corpus"]["run_key"] == f"han-{han['best_seed']}"
+
+    (verdict,) = read_json(destination / "verdicts.json")["verdicts"]
+    flat = metrics["variants"]["flat"]
+    differences = [values[seed] - flat["seeds"][str(seed)]["test"]["accuracy"] for seed in SEEDS]
+    assert verdict["differences"] == pytest.approx(differences)
+    assert verdict["over_seeds_and_items"]["mean"] == pytest.approx(np.mean(differences))
+    assert verdict["verdict"] == "holds" and verdict["p"] == 2 / 64
+
+
+def test_the_page_is_escaped_self_contained_and_opens_with_the_verdicts(tools, tmp_path, texts, text_data):
+    experiment, records = texts
+    baselines = {"corpus": baseline_of(tools, text_data)}
+    evaluate_experiment(experiment, records, baselines, tmp_path / "trial", "make run", {"torch": "2.13.0<b>"})
+    page = (tmp_path / "trial" / "report.html").read_text()
+    assert "<script" not in page and "&lt;script&gt;hierarchy" in page and "2.13.0&lt;b&gt;" in page
+    assert re.findall(r'(?:src|href)="(?!data:image/png|#|attention\.html")[^"]*', page) == []
+    assert "://" not in page
+    order = [page.index(f'id="{name}"') for name in re.findall(r'<section id="(\w+)"', page)]
+    assert re.findall(r'<section id="(\w+)"', page)[:2] == ["verdicts", "variants"] and order == sorted(order)
+    for said in ("✓ holds", "not converged (1 of 6)", "TF-IDF", "3 trials a variant", "make run", "0123abcd", "93.1 %"):
+        assert said in page
+
+
+def test_two_evaluations_are_byte_equal(tmp_path, texts):
+    experiment, records = texts
+    first, second = tmp_path / "first", tmp_path / "second"
+    evaluate_experiment(experiment, records, {}, first)
+    evaluate_experiment(experiment, list(reversed(records)), {}, second)
+    for path in first.iterdir():
+        if path.name not in ("latency.json", "report.html"):
+            assert path.read_bytes() == (second / path.name).read_bytes(), path.name
+
+
+def test_tuning_never_reads_the_test_split(tmp_path, texts):
+    experiment, records = texts
+    for record in records:
+        (record.evaluation_directory / "test.npy").unlink()
+        metrics = record.evaluation_directory / "metrics.json"
+        metrics.write_text(json.dumps({name: one for name, one in read_json(metrics).items() if name != "test"}))
+    found = evaluate_experiment({**experiment, "evaluate_on": "validation"}, records, {}, tmp_path / "tune")
+    assert found["metrics"]["evaluated_on"] == "validation" and "test" not in found["metrics"]["variants"]["han"]
+    page = (tmp_path / "tune" / "report.html").read_text()
+    assert "The test split was not read" in page and not (tmp_path / "tune" / "attention.html").exists()
+    with pytest.raises(InputError, match="no metrics of the test split"):
+        evaluate_experiment(experiment, records, {}, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_several_labels(tools, tmp_path):
+    data = tools["write_image_data"](
+        tmp_path / "prepared" / "xray", {"train": 4, "validation": 40, "test": 80}, ["a", "b", "c"], "multi-label"
+    )
+    variants = {name: {"model": "densenet", "data": "xray"} for name in ("relu", "swish")}
+    records = [
+        tools["write_record"](tmp_path / "runs", name, "densenet", "xray", data, seed, skill)
+        for seed in SEEDS
+        for name, skill in (("relu", 1.0), ("swish", 1.1))
+    ]
+    experiment = experiment_of(variants, [("swish", "relu", "macro_auroc")])
+    found = evaluate_experiment(experiment, records, {"xray": baseline_of(tools, data)}, tmp_path / "trial")
+    swish = found["metrics"]["variants"]["swish"]
+    assert swish["score"] == "macro_auroc" and set(swish["test"]["auroc"]) == {"a", "b", "c"}
+    assert found["verdicts"][0]["resamples"] == 2_000 and "accuracy" not in swish["test"]
+    with open(tmp_path / "trial" / "confusion.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["variant"] == "swish" and row["label"] == "a"]
+    truth = open_prepared(data).labels[44:, 0]
+    assert sum(int(row["count"]) for row in rows if row["actual"] == "yes") == 6 * truth.sum()
+    with pytest.raises(InputError, match="unknown name 'accuracy'"):
+        evaluate_experiment(experiment_of(variants, [("swish", "relu", "accuracy")]), records, {}, tmp_path / "other")
+
+
+def test_a_perfect_score_is_flagged(tools, tmp_path, image_data):
+    variants = {name: {"model": "densenet", "data": "digits"} for name in ("relu", "swish")}
+    records = [
+        tools["write_record"](tmp_path / "runs", name, "densenet", "digits", image_data, seed, skill)
+        for seed in SEEDS
+        for name, skill in (("relu", 1.0), ("swish", 60.0))
+    ]
+    found = evaluate_experiment(experiment_of(variants, [("swish", "relu", "accuracy")]), records, {}, tmp_path / "t")
+    assert found["metrics"]["variants"]["swish"]["suspiciously_perfect"]
+    assert found["verdicts"][0]["verdict"] == "inconclusive" and found["verdicts"][0]["flags"]
+    assert "suspiciously perfect" in (tmp_path / "t" / "report.html").read_text()
+
+
+def test_the_terminal_table(tools, tmp_path, texts, text_data):
+    experiment, records = texts
+    found = evaluate_experiment(experiment, records, {"corpus": baseline_of(tools, text_data)}, tmp_path / "trial")
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(terminal_table(found["metrics"], found["verdicts"]))
+    text = console.export_text()
+    for said in ("han ★", "not converged", "TF-IDF", "holds", CLAIM, "Holm p 0.0312"):
+        assert said in text
+
+
+def test_runs_that_do_not_fit_are_refused(tools, tmp_path, texts):
+    experiment, records = texts
+    with pytest.raises(InputError, match="no finished run"):
+        evaluate_experiment(experiment, [], {}, tmp_path / "trial")
+    with pytest.raises(InputError, match="given twice"):
+        evaluate_experiment(experiment, [records[0], *records], {}, tmp_path / "trial")
+    with pytest.raises(InputError, match="evaluate_on is 'train'"):
+        evaluate_experiment({**experiment, "evaluate_on": "train"}, records, {}, tmp_path / "trial")
+    other = tools["write_text_data"](tmp_path / "other", {"train": 3, "validation": 30, "test": 61}, list("abc"))
+    moved = tools["write_record"](tmp_path / "more", "flat", "gru_flat", "corpus", other, 0, 1.0)
+    kept = [record for record in records if record.variant == "han"]
+    with pytest.raises(InputError, match="not measured on the same test items"):
+        evaluate_experiment(experiment, [moved, *kept], {}, tmp_path / "trial")
+    shutil.rmtree(records[0].run_directory)
+    with pytest.raises(InputError, match="is missing"):
+        evaluate_experiment(experiment, records, {}, tmp_path / "trial")
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "y"),
+    [
+        ("curves", "epoch", "validation_loss"),
+        ("calibration", "confidence", "accuracy"),
+        ("confusion", "predicted", "actual"),
+        ("differences", "difference", "pair"),
+    ],
+)
+def test_dvc_draws_each_table_with_its_template(tmp_path, texts, name, x, y):
+    experiment, records = texts
+    evaluate_experiment(experiment, records, {}, tmp_path / "trial")
+    with open(tmp_path / "trial" / f"{name}.csv", newline="") as file:
+        rows = [{**row, "rev": "workspace"} for row in csv.DictReader(file)]
+    template = str(TEMPLATES / "plots" / f"{name}.json")
+    filled = VegaRenderer(rows, name, template=template, x=x, y=y, title=name).get_filled_template()
+    picture = vl_convert.vegalite_to_svg(filled if isinstance(filled, str) else json.dumps(filled))
+    # Something is drawn for each variant: its panel's name, or its half of the pair's.
+    assert all(variant in picture for variant in ("han", "flat")) and picture.count("<path") > 10
