@@ -32,7 +32,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
 
 
 def command(main: Callable[..., int | None]) -> Callable[..., None]:
-    """Make ``main`` a command: InputError becomes one line on stderr and exit code 2, an interrupt 130."""
+    """Make ``main`` a command. InputError is one line on stderr and exit code 2, PassingError 1, an interrupt 130."""
 
     @functools.wraps(main)
     def run(*arguments, **keywords) -> None:
@@ -41,6 +41,9 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
+        except PassingError as error:
+            print(f"error: {error}; it may pass: run the same command again", file=sys.stderr)
+            sys.exit(1)
         except BrokenPipeError:
             # The reader of our output has gone (head, less): point stdout elsewhere so that no traceback follows.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

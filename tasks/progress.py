@@ -22,7 +22,8 @@ class Board:
     """The runs that train now, one line each, redrawn in place; shared by the threads of one process."""
 
     def __init__(self) -> None:
-        self.console = Console()
+        # A log file has no width of its own: wide enough for the tables.
+        self.console = Console(width=None if sys.stdout.isatty() else 132)
         self.lock = threading.Lock()
         self.rows: dict[str, dict[str, Any]] = {}
         self.live: Live | None = None

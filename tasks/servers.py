@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -124,7 +123,7 @@ class Servers:
     def start(self, *servers: Server) -> None:
         """Start ``servers`` and wait until each answers; one that another terminal runs for this folder is used.
 
-        InputError when a port is taken by somebody else, or a server ends while it starts.
+        InputError when a port is taken by somebody else, RuntimeError when a server ends while it starts.
         """
         for server in servers:
             if server.port:
@@ -138,7 +137,7 @@ class Servers:
                 self._wait_until_up(server)
 
     def watch(self) -> None:
-        """Return when nothing is running, or raise RuntimeError as soon as one has ended by itself."""
+        """Wait for a signal; RuntimeError as soon as a server has ended by itself. Return where none was started."""
         while self.running:
             self._refuse_ended()
             time.sleep(0.5)
@@ -213,6 +212,15 @@ def _ends_with_parent() -> Callable[[], None] | None:
 
 def _stop(process: subprocess.Popen) -> None:
     """Ask the process to end, wait, and then end what is left of its group."""
+    # A worker would kill its flow runs, and Prefect and MLflow would show them as running for ever: let them end
+    # first, while the server still listens.
+    flow_runs = _groups_below(process.pid)
+    for group in flow_runs:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
+    while flow_runs & _groups_below(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
@@ -221,11 +229,20 @@ def _stop(process: subprocess.Popen) -> None:
     process.wait()
 
 
+def _groups_below(pid: int) -> set[int]:
+    """The process groups that children of ``pid`` lead, as /proc has them (Linux)."""
+    groups = set()
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            groups |= {child for child in map(int, listed.read_text().split()) if os.getpgid(child) == child}
+    return groups
+
+
 def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status == 200
-    except (OSError, urllib.error.URLError):
+    except OSError:
         return False
 
 
