@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError
-from storage.files import content_key, file_lock, read_json, write_text
+from storage.files import content_key, file_lock, read_json, write_json, write_text
 from storage.prepared import DESCRIPTION
 from tasks.serving import CARD, SERVED_MODEL, model_card, pack
 
@@ -53,6 +53,7 @@ INTERVAL = {"mean": "mean", "low": "mean_low", "high": "mean_high"}
 SEEDS = "variant.seeds"
 # What the evaluation calls the score that training maximises.
 SCORES = {"single-label": "accuracy", "multi-label": "macro_auroc"}
+ORIGIN = "origin.json"
 RUN_FILES = ("job.json", "result.json", "timing.json", "environment.json", "log.txt")
 CHAMPION = "champion"
 
@@ -160,8 +161,14 @@ class Tracking:
         """Find or create the run of ``job`` and return its id, RUNNING and held by this process.
 
         ``about`` becomes tags (nested names are joined by dots): commit, data digests, Prefect's run, GPU, torch and
-        the like. A run that was broken off goes on as the same run.
+        the like; it is kept with the run, for the day that MLflow's database is lost. A run that was broken off goes
+        on as the same run.
         """
+        origin = Path(job["run_directory"]) / ORIGIN
+        if about:
+            write_json(origin, about)
+        else:
+            about = _read_if_there(origin)
         experiment_id = self.experiment(job["experiment"])
         HOLDS.take(self._lock_of(experiment_id, job["run_key"]))
         parent_id = self.parent(job)
@@ -346,16 +353,43 @@ class Tracking:
                 model_id = self._log_package(run_id, run_directory, card)
                 if not self.client.search_registered_models(f"name = '{name}'"):
                     self.client.create_registered_model(name)
-                tags = {"variant": job["variant"], "run_key": job["run_key"], "experiment": job["experiment"]}
                 version = self.client.create_model_version(
-                    name, f"models:/{model_id}", run_id, tags=tags, model_id=model_id
+                    name, f"models:/{model_id}", run_id, tags={"run_key": job["run_key"]}, model_id=model_id
                 ).version
             self.client.update_model_version(name, version, description=card)
+            for key, value in self._standing(run_id, job).items():
+                self.client.set_model_version_tag(name, version, key, value)
         return str(version)
 
-    def set_champion(self, data: str, version: str) -> None:
-        """Give the alias ``champion`` of a data set's registered model to this version; whoever had it loses it."""
-        self.client.set_registered_model_alias(registered_name(data), CHAMPION, version)
+    def set_champion(self, data: str, version: str) -> str:
+        """Give the alias ``champion`` of a data set's registered model to this version; return the version that has it.
+
+        Within one experiment the latest choice holds. A champion of another experiment gives way only to one that
+        was judged on as many validation rows at least, and scored no less: a quick trial dethrones nobody.
+        """
+        name = registered_name(data)
+        with file_lock(self.root / LOCKS / "mlflow-models.lock"):
+            challenger = self.client.get_model_version(name, version).tags
+            aliases = self.client.get_registered_model(name).aliases
+            if CHAMPION in aliases:
+                champion = self.client.get_model_version(name, aliases[CHAMPION]).tags
+                if champion["experiment"] != challenger["experiment"] and _merit(challenger) < _merit(champion):
+                    return str(aliases[CHAMPION])
+            self.client.set_registered_model_alias(name, CHAMPION, version)
+        return str(version)
+
+    def _standing(self, run_id: str, job: Mapping[str, Any]) -> dict[str, str]:
+        """The tags of a model's version: the variant, and how it stands on the validation split over its seeds."""
+        run = self.client.get_run(run_id)
+        parent = self.client.get_run(run.data.tags["mlflow.parentRunId"])
+        start, stop = read_json(Path(job["prepared"]) / DESCRIPTION)["splits"]["validation"]
+        score = parent.data.metrics[f"validation.{SCORES[run.data.tags['task']]}.mean"]
+        return {
+            "variant": job["variant"],
+            "experiment": self.client.get_experiment(run.info.experiment_id).name,
+            "validation.rows": str(stop - start),
+            "validation.score": repr(score),
+        }
 
     def _log_package(self, run_id: str, run_directory: Path, card: str) -> str:
         import mlflow
@@ -506,6 +540,10 @@ class Tracking:
             self.client.log_batch(run_id, metrics=new[start : start + METRICS_A_BATCH])
         if left_out:
             self.client.set_tag(run_id, "metrics_left_out", ", ".join(sorted(left_out)))
+
+
+def _merit(tags: Mapping[str, str]) -> tuple[int, float]:
+    return int(tags["validation.rows"]), float(tags["validation.score"])
 
 
 def registered_name(data: str) -> str:

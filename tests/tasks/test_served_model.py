@@ -55,12 +55,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def register(folder: Path, prepared: Path, model: str, seed: int = 0) -> tuple:
+def register(folder: Path, prepared: Path, model: str, score: float = 0.9, experiment: str = "trial") -> tuple:
     """A finished, recorded run of an untrained network, and its model's version."""
-    job = make_job(folder, prepared, model, seed)
-    run = finish_run(job, description=read_json(prepared / "prepared.json"))
+    job = make_job(folder, prepared, model, experiment=experiment)
+    run = finish_run(job, score, description=read_json(prepared / "prepared.json"))
     tracking = open_tracking()
-    run_id = tracking.record(run, evaluate_run(run))
+    run_id = tracking.record(run, evaluate_run(run, score))
     return tracking, run_id, run, tracking.log_model(run_id, run)
 
 
@@ -170,13 +170,13 @@ def test_what_a_server_answers_and_refuses(folder):
     """The scoring protocol of ``mlflow models serve``, without the server: JSON in, rows out."""
     import mlflow
     from mlflow.exceptions import MlflowException
-    from mlflow.models import validate_serving_input
 
     tracking, _, _, version = register(folder, prepared_images(folder), "densenet")
     files = str(kept_files(tracking, "dots", version))
     pixels = np.zeros((1, 8, 8, 1), np.uint8).tolist()
-    answer = validate_serving_input(files, json.dumps({"inputs": pixels}))
-    assert list(answer.columns) == ["label", "probability", "probabilities"]
+    mlflow.models.predict(files, pixels, output_path="answer.json", env_manager="local")
+    (row,) = read_json(folder / "answer.json")["predictions"]
+    assert row["probabilities"][row["label"]] == row["probability"]
     model = mlflow.pyfunc.load_model(files)
     with pytest.raises((MlflowException, ValueError), match="float|dtype|type"):
         model.predict(np.zeros((1, 8, 8, 1)))
@@ -207,10 +207,16 @@ def test_one_version_a_run_and_one_champion_a_data_set(folder):
     tracking, run_id, run, first = register(folder, prepared, "han")
     _, _, _, second = register(folder, prepared, "gru_flat")
     assert tracking.log_model(run_id, run) == first != second
-    tracking.set_champion("snippets", first)
-    tracking.set_champion("snippets", second)
-    champion = tracking.client.get_model_version_by_alias("reread-snippets", "champion")
-    assert (champion.version, champion.tags["variant"]) == (second, "gru_flat")
+    champion = lambda: tracking.client.get_model_version_by_alias("reread-snippets", "champion")  # noqa: E731
+    assert tracking.set_champion("snippets", first) == first
+    assert tracking.set_champion("snippets", second) == second
+    assert (str(champion().version), champion().tags["variant"]) == (second, "gru_flat")
+    # Another experiment takes the title with a score that is as good, not with a lower one.
+    _, _, _, worse = register(folder, prepared, "han", 0.8, "trifle")
+    assert tracking.set_champion("snippets", worse) == second
+    _, _, _, better = register(folder, prepared, "han", 0.95, "rival")
+    assert tracking.set_champion("snippets", better) == better
+    assert champion().tags["experiment"] == "rival"
     assert {one.tags["variant"] for one in tracking.client.search_model_versions("name = 'reread-snippets'")} == {
         "han",
         "gru_flat",

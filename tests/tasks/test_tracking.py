@@ -204,7 +204,9 @@ def test_a_deleted_database_is_written_anew(folder):
     run = finish_run(job)
     evaluation = evaluate_run(run)
     first = open_tracking()
-    before = first.client.get_run(first.record(run, evaluation)).data
+    run_id = first.start(job, {"git.commit": "0123abc", "data.dvc.md5": "89ef.dir"})
+    first.finish(run_id, run, evaluation)
+    before = first.client.get_run(run_id).data
     # Another process, as a user would: this one's connection is to a file that is gone.
     (folder / "mlflow.db").unlink()
     code = f"""
@@ -215,6 +217,7 @@ def test_a_deleted_database_is_written_anew(folder):
         data = tracking.client.get_run(run_id).data
         assert data.metrics == {before.metrics!r}, data.metrics
         assert data.params == {before.params!r}, data.params
+        assert data.tags["git.commit"] == "0123abc" and data.tags["data.dvc.md5"] == "89ef.dir", data.tags
         assert len(tracking.client.search_runs([tracking.experiment("trial")])) == 2
     """
     assert python(code, folder).communicate() == ("", "")
