@@ -46,14 +46,15 @@ def build(settings, description):
 
 
 def make_small(project):
-    """Make the default experiment of a copy small: one text and one image variant, two seeds, two epochs."""
+    """Make the default experiment of a copy small: three variants on two data sets, two seeds, two epochs."""
     small = yaml.safe_load((project.directory / "experiments/tiny.yaml").read_text())
     small["variants"] = {
         "han": {"model": "han", "data": "docstrings"},
-        "densenet-swish": {"model": "densenet", "data": "digits", "network": {"activation": "swish"}},
+        "densenet-relu": {"model": "densenet", "data": "digits", "network": {"activation": "relu", "growth_rate": 4}},
+        "densenet-swish": {"model": "densenet", "data": "digits", "network": {"activation": "swish", "growth_rate": 5}},
     }
     small["parameters"]["training"] = {"maximum_epochs": 2}
-    small["pairs"] = []
+    small["pairs"] = [pair for pair in small["pairs"] if pair["name"] == "swish"]
     (project.directory / "experiments/default.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
     (project.directory / "dvc.lock").unlink(missing_ok=True)
     project.run("dvc", "commit", "--quiet", "data.dvc")
@@ -94,7 +95,7 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     assert not (flow.directory / "results").exists() or flow.git("status", "--porcelain", "results") == ""
     stages.run("dvc", "repro")
 
-    assert len(run_files(flow)) == 4
+    assert len(run_files(flow)) == 6
     assert run_files(flow) == run_files(stages)
     assert predictions(flow) == predictions(stages) != {}
     found = determined(flow.directory / "reports/default")
@@ -117,10 +118,10 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     flow.run("dvc", "plots", "show", "--show-vega", "results/evaluate/curves.csv")
 
     # One variant's parameter retrains that variant alone.
-    flow.edit("experiments/default.yaml", "activation: swish", "activation: relu")
+    flow.edit("experiments/default.yaml", "growth_rate: 5", "growth_rate: 6")
     flow.run("dvc", "repro")
     assert {key: value for key, value in modified(flow).items() if key in before} == before
-    assert len(modified(flow)) == 6
+    assert len(modified(flow)) == 8
 
     # A new variant is one new file and one line, and retrains nothing else.
     before = modified(flow)
@@ -130,9 +131,9 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     )
     flow.run("dvc", "repro")
     assert {key: value for key, value in modified(flow).items() if key in before} == before
-    assert len(modified(flow)) == 8
+    assert len(modified(flow)) == 10
     metrics = json.loads((flow.directory / "reports/default/metrics.json").read_text())
-    assert set(metrics["variants"]) == {"han", "densenet-swish", "mean"}
+    assert set(metrics["variants"]) == {"han", "densenet-relu", "densenet-swish", "mean"}
 
     # A clone of what is committed trains nothing, and an edit in data/ is refused, not recorded.
     flow.git("add", ".")
