@@ -23,7 +23,7 @@ from storage.files import content_key, published_directory, read_json, write_jso
 from storage.source import source_digests
 
 TEXT_GRID = (1.0, 10.0, 100.0)
-IMAGE_GRID = (0.001, 0.01, 0.1, 1.0)
+IMAGE_GRID = (0.01, 0.1, 1.0, 10.0)
 MOST_ITERATIONS = 10_000
 
 NAMES = {"text": "TF-IDF + logistic regression", "image": "logistic regression over pixels"}

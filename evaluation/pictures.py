@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-BLUE, VERMILLION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6B7280"
-ORANGE, SKY, PURPLE = "#E69F00", "#56B4E9", "#CC79A7"
+BLUE, VERMILLION, GREY = "#0072B2", "#D55E00", "#6B7280"
+ORANGE, SKY = "#E69F00", "#56B4E9"
 INK, RULE_LINE = "#1F2933", "#D5DAE1"
 STYLE = {
     "font.family": "DejaVu Sans",

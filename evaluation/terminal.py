@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluation.metrics import HIGHER_IS_BETTER, TITLES, metric_names
-from evaluation.page import interval, number, p_value, signed
+from evaluation.page import half_width, interval, number, p_value, signed
 from evaluation.verdicts import FAILS, HOLDS, INCONCLUSIVE, NONE
 
 STYLES = {HOLDS: "bold green", FAILS: "bold red", NONE: "bold blue", INCONCLUSIVE: "bold yellow"}
@@ -42,7 +42,7 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
             label.append(" ★", style="bold")
         if not variant["converged"]:
             label.append(" not converged", style="yellow")
-        cells = [f"{number(variant[split][one]['mean'])}\n{interval(variant[split][one])}" for one in names]
+        cells = [f"{number(variant[split][one]['mean'])}\n{half_width(variant[split][one])}" for one in names]
         table.add_row(label, *cells, str(variant["n"]), f"{variant['parameters']:,}")
     if data in metrics["baselines"]:
         baseline = metrics["baselines"][data]
