@@ -40,8 +40,7 @@ def main() -> None:
             servers.start(*ours)
         for name, page in {**pages, **{server.name: server.page for server in ours}}.items():
             console.print(f"{name:<8} {page}")
-        if servers.running:
-            console.print("Ctrl-C stops what was started here.")
+        console.print("Ctrl-C stops what was started here." if servers.running else "Started elsewhere: nothing to do.")
         servers.watch()
 
 

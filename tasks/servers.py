@@ -28,6 +28,7 @@ LOCKS = Path(".locks")
 POOL = "reread"
 START_SECONDS = 180
 STOP_SECONDS = 15
+STOPS = (signal.SIGINT, signal.SIGTERM)
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -109,13 +110,11 @@ class Servers:
         self.held = contextlib.ExitStack()
 
     def __enter__(self) -> "Servers":
-        # SIGTERM as Ctrl-C: both raise KeyboardInterrupt.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in STOPS:
+            signal.signal(number, _interrupt)
         return self
 
     def __exit__(self, *_) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
         for _server, process in reversed(self.running):
             _stop(process)
         self.held.close()
@@ -155,6 +154,13 @@ class Servers:
             if process.poll() is not None:
                 where = f"; its log: {server.log}" if server.log else ""
                 raise RuntimeError(f"{server.name} has ended with exit code {process.returncode}{where}")
+
+
+def _interrupt(*_) -> None:
+    """SIGTERM as Ctrl-C, and the first of them alone: while the servers are being stopped no other is heard."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def port_lock(port: int) -> Path:

@@ -1,0 +1,163 @@
+"""`make serve` and `make ui` with real servers, in a copy of the project."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
+EPOCHS_OF_TINY = 3
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def processes_in(folder: Path) -> list[str]:
+    """The command lines of the processes whose current folder is ``folder`` (Linux)."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(process / "cwd") == str(folder):
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def call(url: str, body: object | None = None) -> object:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        text = answer.read()
+    return json.loads(text) if answer.headers["Content-Type"].startswith("application/json") else text.decode()
+
+
+@contextmanager
+def started(project, *command: str, until: str):
+    """A command of the project in the background, from when it says ``until``; gone, with its children, afterwards."""
+    output = project.directory.parent / f"{command[-1]}.txt"
+    with open(output, "w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=project.directory,
+            env={**project.environment, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while until not in output.read_text():
+                assert process.poll() is None, output.read_text()
+                time.sleep(0.2)
+            yield process, output
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0, output.read_text()
+    assert processes_in(project.directory) == []
+
+
+def test_a_deployment_runs_the_tiny_experiment_to_its_end(project):
+    port = free_port()
+    api = f"http://127.0.0.1:{port}/api"
+    with started(project, "-m", "flows.serve", "--prefect-port", str(port), until="Ctrl-C") as (_, output):
+        said = output.read_text()
+        assert f"PREFECT_API_URL={api} .venv/bin/prefect deployment run pipeline/default --watch" in said
+        deployments = {one["name"]: one for one in call(f"{api}/deployments/filter", {})}
+        assert set(deployments) == {"default", "nightly", "variant"}
+        assert [one["active"] for one in deployments["nightly"]["schedules"]] == [False]
+        assert deployments["variant"]["parameters"] == {"experiment": "default", "variants": ["han"]}
+
+        home = {"PREFECT_API_URL": api, "PREFECT_HOME": str(project.directory / ".prefect")}
+        run = ["-m", "prefect", "deployment", "run", "pipeline/default", "-p", "experiment=tiny", "--watch"]
+        done = project.run("python", *run, **home)
+        assert "finished successfully in 'Completed'" in done.stdout
+
+        by_deployment = {"flow_runs": {"deployment_id": {"any_": [deployments["default"]["id"]]}}}
+        (flow_run,) = call(f"{api}/flow_runs/filter", by_deployment)
+        assert flow_run["state_type"] == "COMPLETED"
+        artifacts = call(f"{api}/artifacts/filter", {"limit": 200})
+        kinds = [one["type"] for one in artifacts]
+        assert kinds.count("progress") == 8
+        assert all(one["data"] == 100 for one in artifacts if one["type"] == "progress")
+        assert {"table", "markdown"} <= set(kinds)
+        flow_runs = {one["id"] for one in call(f"{api}/flow_runs/filter", {})}
+
+    client = MlflowClient(f"sqlite:///{project.directory / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("tiny").experiment_id
+    children = [run for run in client.search_runs([experiment]) if "seed" in run.data.tags]
+    assert sorted((run.data.params["variant"], run.data.params["seed"]) for run in children) == sorted(
+        (variant, seed) for variant in ("han", "gru-flat", "densenet-relu", "densenet-swish") for seed in "01"
+    )
+    assert {run.info.status for run in children} == {"FINISHED"}
+    assert {run.data.tags["prefect.flow_run"] for run in children} <= flow_runs
+    assert len(client.get_metric_history(children[0].info.run_id, "training_loss")) == EPOCHS_OF_TINY
+    assert (project.directory / "reports/tiny/report.html").is_file()
+
+
+def test_the_pages_answer_and_stop_with_a_signal(project):
+    ports = {"mlflow": free_port(), "prefect": free_port()}
+    arguments = ["-m", "flows.ui", "--mlflow-port", str(ports["mlflow"]), "--prefect-port", str(ports["prefect"])]
+    with started(project, *arguments, until="Ctrl-C") as (process, output):
+        for port in ports.values():
+            assert f"http://127.0.0.1:{port}" in output.read_text()
+            assert "<html" in call(f"http://127.0.0.1:{port}/").lower()
+        # Prefect's page must ask its own port, not 4200.
+        settings = call(f"http://127.0.0.1:{ports['prefect']}/ui-settings")
+        assert urllib.parse.urlparse(settings["api_url"]).port == ports["prefect"]
+
+        again = project.run("python", *arguments)
+        assert "nothing to do" in again.stdout and f"http://127.0.0.1:{ports['mlflow']}" in again.stdout
+        process.send_signal(signal.SIGINT)
+
+
+def test_a_killed_parent_leaves_no_server(project):
+    port = free_port()
+    with open(project.directory.parent / "ui.txt", "w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.ui", "--prefect-port", str(port)],
+            cwd=project.directory,
+            env={**project.environment, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"},
+            stdout=file,
+            stderr=file,
+        )
+        while not any("prefect server start" in one for one in processes_in(project.directory)):
+            assert process.poll() is None
+            time.sleep(0.1)
+        time.sleep(0.5)
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 30
+    while processes_in(project.directory) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_in(project.directory) == []
+
+
+def test_a_port_in_use_is_told_in_one_line(project):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for command in ("ui", "serve"):
+            mlflow = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+            done = project.run("python", "-m", f"flows.{command}", "--prefect-port", str(port), code=2, **mlflow)
+            assert done.stderr.count("\n") == 1 and f"port {port}" in done.stderr and "--prefect-port" in done.stderr
+
+
+def test_servers_that_the_environment_names_are_only_told(project):
+    named = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_URL": "http://127.0.0.1:8/api"}
+    done = project.run("python", "-m", "flows.ui", **named)
+    assert "http://127.0.0.1:9 " in done.stdout and "http://127.0.0.1:8 " in done.stdout
+    assert processes_in(project.directory) == []
