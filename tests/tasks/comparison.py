@@ -27,7 +27,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 from storage.errors import InputError, command, refuse_unknown
 from tasks.tracking import open_tracking
 
-WIDTH, HEIGHT = 1500, 1250
+WIDTH, HEIGHT = 1400, 1200
+MARGIN = 40
 SECONDS = 60
 
 
@@ -137,6 +138,32 @@ def _placed(grid: WebElement) -> dict[int, list[str]]:
     return rows
 
 
+def take_picture(driver: webdriver.Chrome, picture: Path) -> None:
+    """Save the page (PNG) from its head to its metrics: as tall as it is, without the sections that tell least."""
+    for name in ("Run details", "Artifacts", "Tags"):
+        last = driver.find_element(By.CSS_SELECTOR, f'[aria-label="collapse {name}"]')
+        last.click()
+    frame = driver.get_window_size()["height"] - driver.execute_script("return window.innerHeight")
+    # Tall enough for all of it first, so that nothing is scrolled; then down to where the page ends.
+    driver.set_window_size(WIDTH, 3 * HEIGHT)
+    _wait_until_still(driver)
+    driver.set_window_size(WIDTH, int(last.rect["y"] + last.rect["height"]) + frame + MARGIN)
+    _wait_until_still(driver)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    driver.save_screenshot(str(picture))
+
+
+def _wait_until_still(driver: webdriver.Chrome) -> None:
+    """Wait until two looks, half a second apart, see the same: charts and folding sections are animated."""
+    before = None
+    for _ in range(SECONDS):
+        now = driver.get_screenshot_as_png()
+        if now == before:
+            return
+        before = now
+        time.sleep(0.5)
+
+
 def comparison_picture(database: str, experiment_id: str, run_ids: list[str], picture: Path) -> None:
     """Take a picture (PNG) of MLflow's comparison of runs: the chart, and in what they differ."""
     with tempfile.TemporaryDirectory() as folder:
@@ -144,8 +171,7 @@ def comparison_picture(database: str, experiment_id: str, run_ids: list[str], pi
         with server(database, Path(folder), log) as address, browser() as driver:
             open_comparison(driver, address, experiment_id, run_ids)
             show_differences(driver)
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            driver.save_screenshot(str(picture))
+            take_picture(driver, picture)
 
 
 @command

@@ -1,12 +1,13 @@
 """MLflow's page that compares two variants, in a real browser: it shows their names, differences and figures."""
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
 
 from tasks.tracking import open_tracking
-from tests.tasks.comparison import browser, missing, open_comparison, server, show_differences, shown_rows
+from tests.tasks.comparison import browser, missing, open_comparison, server, show_differences, shown_rows, take_picture
 from tests.tasks.examples import evaluate_run, finish_run, make_job, prepared_text
 
 pytestmark = [
@@ -47,5 +48,9 @@ def test_the_comparison_of_two_variants(tmp_path, monkeypatch):
         assert [float(value) for value in differences["test.accuracy.mean_low"]] == pytest.approx(
             [0.646, 0.546], abs=1e-3
         )
-        driver.save_screenshot(str(tmp_path / "comparison.png"))
-    assert (tmp_path / "comparison.png").stat().st_size > 20_000
+        take_picture(driver, tmp_path / "comparison.png")
+    picture = (tmp_path / "comparison.png").read_bytes()
+    width, height = struct.unpack(">II", picture[16:24])
+    assert picture[1:4] == b"PNG"
+    # Tall enough to show the metrics, which lie below the first screen.
+    assert width >= 1300 and height > 1250
