@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.checked import Between, Checked
+from models.layers.embedding import WordEmbedding
 from models.layers.recurrent import BidirectionalGRU, real_steps
 
 KIND = "text"
@@ -47,7 +48,7 @@ class FlatGRU(nn.Module):
     def __init__(self, settings: Settings, vocabulary_size: int, classes: int) -> None:
         super().__init__()
         self.summary = settings.summary
-        self.embedding = nn.Embedding(vocabulary_size, settings.embedding, padding_idx=0)
+        self.embedding = WordEmbedding(vocabulary_size, settings.embedding)
         self.dropout = nn.Dropout(settings.dropout)
         self.gru = BidirectionalGRU(settings.embedding, settings.hidden)
         self.classifier = nn.Linear(2 * settings.hidden, classes)

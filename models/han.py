@@ -11,12 +11,15 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from models.checked import Between, Checked
 from models.layers.attention import Attention
+from models.layers.embedding import WordEmbedding
 from models.layers.recurrent import BidirectionalGRU
 
 KIND = "text"
+LENGTH_GROUPS = 2  # of a batch's sentences: measured on docstrings, 1 is 30 % slower, 3 and more gain nothing
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,16 @@ class Settings(Checked):
 DEBUG = Settings(embedding=8, hidden=4)
 
 
+def scattered(x: Tensor, places: Tensor, count: int) -> Tensor:
+    """x [M, D] -> [count, D] with row m of x at ``places[m]`` and zeros elsewhere."""
+    return x.new_zeros(count, x.shape[1]).index_copy(0, places, x)
+
+
 class HierarchicalAttentionNetwork(nn.Module):
     def __init__(self, settings: Settings, vocabulary_size: int, classes: int) -> None:
         super().__init__()
         width = 2 * settings.hidden
-        self.embedding = nn.Embedding(vocabulary_size, settings.embedding, padding_idx=0)
+        self.embedding = WordEmbedding(vocabulary_size, settings.embedding)
         self.dropout = nn.Dropout(settings.dropout)
         self.word_gru = BidirectionalGRU(settings.embedding, settings.hidden)
         self.word_attention = Attention(width)
@@ -49,22 +57,32 @@ class HierarchicalAttentionNetwork(nn.Module):
 
     def attend(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The logits [N, K] with the attention: of words [N, S, W] and of sentences [N, S], 0 at padding."""
-        documents, sentences, words = tokens.shape
+        documents, sentences, _ = tokens.shape
         tokens, word_counts = tokens.flatten(0, 1), word_counts.flatten()
         if torch.compiler.is_exporting():
             vectors, word_weights = self.read_sentences(tokens, word_counts)
         else:
-            # Only sentences with words are read, most of the work on short documents. How many there are depends
-            # on the data, which an exported graph cannot have: it reads the empty ones too, and they give zeros.
-            real = word_counts.nonzero().squeeze(-1)
-            vectors_real, weights_real = self.read_sentences(tokens[real], word_counts[real])
-            vectors = vectors_real.new_zeros(len(tokens), vectors_real.shape[-1]).index_copy(0, real, vectors_real)
-            word_weights = weights_real.new_zeros(tokens.shape).index_copy(0, real, weights_real)
+            vectors, word_weights = self.read_real_sentences(tokens, word_counts)
         vectors = self.dropout(vectors.unflatten(0, (documents, sentences)))
         states = self.sentence_gru(vectors, sentence_counts)
         document, sentence_weights = self.sentence_attention(states, sentence_counts)
         logits = self.classifier(self.dropout(document))
         return logits, word_weights.unflatten(0, (documents, sentences)), sentence_weights
+
+    def read_real_sentences(self, tokens: Tensor, word_counts: Tensor) -> tuple[Tensor, Tensor]:
+        """What ``read_sentences`` gives, in less time: empty sentences are not read, short ones apart from long ones.
+
+        Which they are depends on the data, so an exported graph cannot do this.
+        """
+        real = word_counts.nonzero().squeeze(-1)
+        real = real[word_counts[real].argsort(stable=True)]
+        vectors, weights = [], []
+        for group in real.chunk(LENGTH_GROUPS):
+            longest = max(word_counts[group].tolist(), default=1)
+            group_vectors, group_weights = self.read_sentences(tokens[group, :longest], word_counts[group])
+            vectors.append(group_vectors)
+            weights.append(functional.pad(group_weights, (0, tokens.shape[1] - longest)))
+        return scattered(torch.cat(vectors), real, len(tokens)), scattered(torch.cat(weights), real, len(tokens))
 
     def read_sentences(self, tokens: Tensor, word_counts: Tensor) -> tuple[Tensor, Tensor]:
         """tokens int [M, W], word_counts int [M] -> sentence vectors [M, 2H] and word attention [M, W]."""

@@ -177,7 +177,6 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_leaves_no_result(writ
     ("change", "message"),
     [
         ({"network": {"hidden": 0}}, "hidden is 0"),
-        ({"training": {"amp": "float16"}}, "amp is float16, and there is no GPU"),
         ({"prepared": "nowhere"}, "prepared.json is missing"),
     ],
 )
