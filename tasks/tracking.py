@@ -18,6 +18,7 @@ import json
 import logging
 import math
 import os
+import re
 import tempfile
 import threading
 import time
@@ -56,6 +57,7 @@ SCORES = {"single-label": "accuracy", "multi-label": "macro_auroc"}
 ORIGIN = "origin.json"
 RUN_FILES = ("job.json", "result.json", "timing.json", "environment.json", "log.txt")
 CHAMPION = "champion"
+REFUSED = re.compile(r"[^\w./: -]")
 
 
 def tracking_uri(root: Path = Path()) -> str:
@@ -202,9 +204,12 @@ class Tracking:
         result = read_json(run_directory / "result.json")
         with contextlib.suppress(FileNotFoundError), open(run_directory / "history.csv", encoding="utf-8") as file:
             self.log_epochs(run_id, csv.DictReader(file))
-        task = self.client.get_run(run_id).data.tags["task"]
+        run = self.client.get_run(run_id)
         figures = dict(_numbers({key: value for key, value in result.items() if key not in NO_METRICS}))
-        figures[f"validation.{SCORES[task]}"] = result["validation"]["score"]
+        score = f"validation.{SCORES[run.data.tags['task']]}"
+        # Until the evaluation says what it is, on the CPU and so perhaps a hair's breadth from here.
+        if score not in run.data.metrics:
+            figures[score] = result["validation"]["score"]
         timing = _read_if_there(run_directory / "timing.json")
         figures |= {name: timing[name] for name in TIMING_METRICS if name in timing}
         if evaluation_directory is not None:
@@ -214,9 +219,10 @@ class Tracking:
         about = _read_if_there(run_directory / "environment.json")
         with self._changing():
             self._rewrite(run_id, figures)
-            self._describe(self.client.get_run(run_id), {}, _flat({**about, "kernels": result.get("kernels")}))
-        run = self.client.get_run(run_id)
+            self._describe(run, {}, _flat({**about, "kernels": result.get("kernels")}))
         if run.info.status != "FINISHED":
+            if "ended_by" in run.data.tags:
+                self.client.delete_tag(run_id, "ended_by")
             for name in RUN_FILES:
                 if (run_directory / name).is_file():
                     self.client.log_artifact(run_id, str(run_directory / name))
@@ -292,6 +298,11 @@ class Tracking:
                     ours = self.uri.startswith("sqlite:")
                     location = (self.root / ARTIFACTS / name).as_uri() if ours else None
                     return self.client.create_experiment(name, artifact_location=location)
+        if found.lifecycle_stage != "active":
+            raise InputError(
+                f"experiment '{name}' was deleted in MLflow ({self.uri}): restore it there "
+                f"(mlflow experiments restore -x {found.experiment_id}) or remove it for good (mlflow gc)"
+            )
         return found.experiment_id
 
     def parent(self, job: Mapping[str, Any]) -> str:
@@ -567,13 +578,13 @@ def _served(artifacts: Mapping[str, str]) -> Any:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested names joined by dots, values as text; what is None is left out."""
+    """Nested names joined by dots, values as text; what is None is left out, and what MLflow takes in no name is _."""
     flat: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         elif value is not None:
-            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value)
+            flat[REFUSED.sub("_", f"{prefix}{key}")] = value if isinstance(value, str) else json.dumps(value)
     return flat
 
 

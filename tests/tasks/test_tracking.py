@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 
 from storage.errors import InputError
+from storage.files import read_json
 from storage.source import ROOT
 from tasks.tracking import MAXIMUM_METRICS, open_tracking
 from tests.tasks.comparison import server
 from tests.tasks.examples import evaluate_run, finish_run, history, make_job, prepared_text
 
 # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
+]
 
 
 @pytest.fixture
@@ -114,6 +118,7 @@ def test_a_resumed_run_is_the_same_run_and_repeats_no_step(folder):
     again.log_epochs(run_id, history(3)[1:])
     again.finish(run_id, finish_run(job, epochs=3))
     run = again.client.get_run(run_id)
+    assert "ended_by" not in run.data.tags
     assert (run.info.status, run.data.tags["prefect.flow_run"]) == ("FINISHED", "second")
     for key in ("training_loss", "validation_loss", "validation_score"):
         assert steps(again, run_id, key) == [1, 2, 3]
@@ -224,6 +229,7 @@ def test_a_deleted_database_is_written_anew(folder):
 
 
 def test_an_evaluation_that_changed_is_the_latest_value(folder):
+    """And the score that training saw does not come back over it."""
     job = make_job(folder, prepared_text(folder), "han")
     run = finish_run(job)
     tracking = open_tracking()
@@ -231,6 +237,8 @@ def test_an_evaluation_that_changed_is_the_latest_value(folder):
     tracking.record(run, evaluate_run(run, 0.7))
     assert tracking.client.get_run(run_id).data.metrics["test.accuracy"] == 0.7
     assert steps(tracking, run_id, "test.accuracy") == [0, 1]
+    tracking.record(run)
+    assert tracking.client.get_run(run_id).data.metrics["validation.accuracy"] == 0.7
 
 
 def test_one_run_in_two_experiments(folder):
@@ -259,7 +267,8 @@ def test_more_than_25_metrics_are_named_and_left_out(folder):
 def test_the_report_of_an_experiment(folder):
     tracking = open_tracking()
     (folder / "report.html").write_text("<p>first</p>")
-    run_id = tracking.report("trial", [folder / "report.html"], {"verdict.a": "holds"})
+    run_id = tracking.report("trial", [folder / "report.html"], {"verdict.β > 1?": "holds"})
+    assert tracking.client.get_run(run_id).data.tags["verdict.β _ 1_"] == "holds"
     (folder / "report.html").write_text("<p>second</p>")
     assert tracking.report("trial", [folder / "report.html"]) == run_id
     kept = tracking.client.download_artifacts(run_id, "report.html")
@@ -277,6 +286,13 @@ def test_what_cannot_be_opened_is_one_line(folder, monkeypatch):
         open_tracking()
 
 
+def test_an_experiment_deleted_in_mlflow(folder):
+    tracking = open_tracking()
+    tracking.client.delete_experiment(tracking.experiment("trial"))
+    with pytest.raises(InputError, match="'trial' was deleted in MLflow.*restore"):
+        tracking.experiment("trial")
+
+
 def test_a_server_instead_of_the_database(folder, monkeypatch):
     """Through MLFLOW_TRACKING_URI everything is the server's, and nothing is made beside us."""
     project = folder / "project"
@@ -284,8 +300,9 @@ def test_a_server_instead_of_the_database(folder, monkeypatch):
     with server(f"sqlite:///{folder / 'server.db'}", folder / "artifacts", folder / "server.log") as address:
         monkeypatch.chdir(project)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-        job = make_job(folder, prepared_text(folder), "han")
-        run = finish_run(job)
+        prepared = prepared_text(folder)
+        job = make_job(folder, prepared, "han")
+        run = finish_run(job, description=read_json(prepared / "prepared.json"))
         tracking = open_tracking()
         run_id = tracking.start(job, {})
         tracking.log_epochs(run_id, history(2))
@@ -294,4 +311,7 @@ def test_a_server_instead_of_the_database(folder, monkeypatch):
         assert steps(tracking, run_id, "training_loss") == [1, 2, 3]
         assert "result.json" in {artifact.path for artifact in tracking.client.list_artifacts(run_id)}
         assert tracking.reconcile(folder / "runs") == {}
+        version = tracking.log_model(run_id, run)
+        assert tracking.set_champion("snippets", version) == version == tracking.log_model(run_id, run)
+        assert list((folder / "artifacts").rglob("best.safetensors"))
     assert [path.name for path in project.iterdir()] == [".locks"]
