@@ -7,7 +7,6 @@ second run is removed when it is equal and kept in runs/.reproduced/ when it is 
 """
 
 import argparse
-import shutil
 
 from rich.console import Console
 
@@ -15,7 +14,7 @@ from flows.compare import as_table
 from storage.errors import command
 from tasks.compare import Row, compare, same_outcome
 from tasks.progress import RunProgress
-from tasks.reproduce import reproduce
+from tasks.reproduce import forget, reproduce
 from tasks.runs import find_run
 from tasks.worker import TrainingFailed
 
@@ -43,7 +42,7 @@ def main() -> int:
     changed = [describe(section, sections[section]) for section in MADE_OF]
     if same_outcome(sections):
         console.print(f"[bold green]equal[/]: weights {run.result['weights_sha256'][:12]} and all results of {run.key}")
-        shutil.rmtree(again.directory)
+        forget(again)
     else:
         Console(highlight=False).print(as_table({"first": run, "again": again}, sections, everything=False))
         console.print(f"\n[bold red]different[/]: the second run is kept in {again.directory}")

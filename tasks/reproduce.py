@@ -4,6 +4,7 @@ The job stays as it was; what it was made of (source, machine, prepared arrays) 
 comparison names each part that is another today.
 """
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,7 @@ def reproduce(run: Run, on_event: Callable[[dict[str, Any]], None]) -> Run:
     if not (prepared / DESCRIPTION).is_file():
         raise InputError(f"{prepared} is gone: {_how_to_prepare(run)}")
     directory = runs_root() / FOLDER / run.key
-    with file_lock(directory.parent / f"{run.key}.lock", blocking=False) as free:
+    with file_lock(Path(".locks") / f"reproduce-{run.key}.lock", blocking=False) as free:
         if not free:
             raise InputError(f"{run.key} is being reproduced by another process: wait for it")
         # Anew from the start: what an earlier attempt left may be of another source.
@@ -49,6 +50,13 @@ def reproduce(run: Run, on_event: Callable[[dict[str, Any]], None]) -> Run:
         }
         run_training(job, on_event)
     return Run(directory)
+
+
+def forget(again: Run) -> None:
+    """Remove what ``reproduce`` returned."""
+    shutil.rmtree(again.directory)
+    with contextlib.suppress(OSError):  # others may lie beside it
+        again.directory.parent.rmdir()
 
 
 def _how_to_prepare(run: Run) -> str:

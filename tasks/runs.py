@@ -58,7 +58,9 @@ def all_runs(root: Path | None = None) -> list[Run]:
 
 
 def find_run(name: str) -> Run:
-    """The run whose key is or begins with ``name``; its folder's path will do. InputError names the nearest."""
+    """The run whose key is or begins with ``name``, or whose folder it is. InputError names the nearest."""
+    if (Path(name) / "job.json").is_file():
+        return Run(Path(name))
     root = runs_root()
     runs = {run.key: run for run in all_runs(root)}
     key = Path(name).name
