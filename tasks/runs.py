@@ -64,7 +64,7 @@ def find_run(name: str) -> Run:
     root = runs_root()
     runs = {run.key: run for run in all_runs(root)}
     key = Path(name).name
-    matching = [one for one in runs if key and one.startswith(key)]
+    matching = [one for one in runs if one.startswith(key)]
     if len(matching) == 1 or key in matching:
         return runs[key if key in matching else matching[0]]
     if matching:
