@@ -1,0 +1,83 @@
+"""What the README says to type works: each command is run here, in a copy, or by the test that is named for it."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# Commands that another test runs for real, with the words that its file must contain.
+ELSEWHERE = {
+    "make ui": ("tests/flows/test_serve.py", "flows.ui"),
+    "make serve": ("tests/flows/test_serve.py", "flows.serve"),
+    "make test": (".ci/run", "make test"),
+    "make doctor": ("tests/flows/test_doctor.py", "flows.doctor"),
+    "python -m flows.compare RUN_A RUN_B": ("tests/flows/test_compare.py", "flows.compare"),
+    "python -m flows.reproduce RUN_KEY": ("tests/flows/test_reproduce.py", "flows.reproduce"),
+    "python -m tasks.ingest imdb": ("tests/preprocessing/test_published.py", "imdb"),
+    "python -m training JOB.json": ("tests/training/test_runs.py", "training"),
+    "prefect deployment run pipeline/default --watch": ("tests/flows/test_serve.py", "pipeline/default"),
+    "prefect deployment run pipeline/default -p experiment=tiny --watch": ("tests/flows/test_serve.py", "tiny"),
+    "prefect deployment run train/variant -p variants='[\"han\"]' --watch": (
+        "tests/flows/test_serve.py",
+        "train/variant",
+    ),
+}
+# Long ones are run with the tiny experiment.
+RUN = {
+    "make run": "make run EXPERIMENT=tiny",
+    "make run EXPERIMENT=tiny": "make run EXPERIMENT=tiny",
+    "make repro": None,
+    "python -m flows.prune --dry-run": "python -m flows.prune --dry-run",
+}
+
+
+def commands() -> list[str]:
+    """Each line of the README's shell blocks, without its comment."""
+    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    return [line.split(" #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(commands()))
+def test_every_command_of_the_readme_is_tested(line):
+    assert line in RUN or line in ELSEWHERE, f"the README says `{line}` and no test runs it"
+    if line in ELSEWHERE:
+        file, words = ELSEWHERE[line]
+        assert words in (ROOT / file).read_text(encoding="utf-8"), f"{file} no longer runs `{line}`"
+
+
+def test_every_make_target_exists():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"(?:`|^)make ([a-z-]+)", README, re.MULTILINE)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"the README says `make {target}`"
+
+
+def test_every_picture_and_file_that_the_readme_names_is_there():
+    for name in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / name).is_file(), name
+    for name in re.findall(r"`([a-z_]+/[\w/.-]+\.(?:py|yaml|md))`", README):
+        if "NAME" not in name:
+            assert (ROOT / name).is_file(), name
+    for folder in re.findall(r"^\| `(\w+)/` \|", README, re.MULTILINE):
+        assert (ROOT / folder).is_dir(), folder
+
+
+def test_make_run_ends_with_verdicts_a_report_and_what_to_type_next(project):
+    # The environment is the one that runs this test; make finds it installed.
+    (project.directory / ".venv").symlink_to(ROOT / ".venv")
+    done = project.run(*shlex.split(RUN["make run"]), timeout=400)
+    for words in ("inconclusive", "gru-flat", "TF-IDF", "reports/tiny/report.html", "make ui", "make repro"):
+        assert words in done.stdout, f"'{words}' is not in:\n{done.stdout}"
+    report = (project.directory / "reports/tiny/report.html").read_text(encoding="utf-8")
+    assert "A hierarchical attention network" in report and "not converged" in report
+    assert (project.directory / "reports/tiny/attention.html").is_file()
+
+    # Again: everything is taken up, nothing is trained.
+    again = project.run(*shlex.split(RUN["make run"]), timeout=400)
+    assert again.stdout.count("finished before") == 8
+    assert "epoch 1 of" not in again.stdout
+
+    pruned = project.run(*shlex.split(RUN["python -m flows.prune --dry-run"]))
+    assert "last.safetensors" in pruned.stdout or "checkpoint" in pruned.stdout.lower()
