@@ -27,7 +27,7 @@ class Settings(Checked):
     """depth: convolutions and the classifier, 6 n + 4 for n layers a block; growth_rate: channels a layer adds;
     compression: share of the channels that a transition keeps; dropout: after each convolution of a layer."""
 
-    depth: Annotated[int, Between(10, 1000)] = 22
+    depth: Annotated[int, Between(10, 1000)] = 16
     growth_rate: Annotated[int, Between(1, 512)] = 8
     compression: Annotated[float, Between(0.01, 1)] = 0.5
     activation: Name = "relu"

@@ -24,9 +24,9 @@ class Settings(Checked):
     """embedding: numbers a word; hidden: units a direction; dropout: of embeddings and of the document;
     summary: what stands for the document, the final states of both directions or the mean of all states."""
 
-    embedding: Annotated[int, Between(1, 4096)] = 64
+    embedding: Annotated[int, Between(1, 4096)] = 32
     hidden: Annotated[int, Between(1, 4096)] = 32
-    dropout: Annotated[float, Between(0, 0.95)] = 0.3
+    dropout: Annotated[float, Between(0, 0.95)] = 0.5
     summary: Literal["last", "mean"] = "last"
 
 

@@ -19,16 +19,16 @@ from models.layers.embedding import WordEmbedding
 from models.layers.recurrent import BidirectionalGRU
 
 KIND = "text"
-LENGTH_GROUPS = 2  # of a batch's sentences: measured on docstrings, 1 is 30 % slower, 3 and more gain nothing
+LENGTH_GROUPS = 2  # of a batch's sentences: on docstrings 2 train a quarter faster than 1, and 3 no faster than 2
 
 
 @dataclass(frozen=True)
 class Settings(Checked):
     """embedding: numbers a word; hidden: units a direction of both GRUs; dropout: of embeddings and of vectors."""
 
-    embedding: Annotated[int, Between(1, 4096)] = 64
+    embedding: Annotated[int, Between(1, 4096)] = 32
     hidden: Annotated[int, Between(1, 4096)] = 32
-    dropout: Annotated[float, Between(0, 0.95)] = 0.3
+    dropout: Annotated[float, Between(0, 0.95)] = 0.5
 
 
 DEBUG = Settings(embedding=8, hidden=4)

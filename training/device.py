@@ -87,7 +87,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "host": socket.gethostname(),
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_changes": _git("status", "--porcelain", "--untracked-files=no"),
     }
 
 

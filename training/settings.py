@@ -20,15 +20,15 @@ class Settings(Checked):
     """
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: Annotated[float, Between(1e-8, 100)] = 0.003
-    weight_decay: Annotated[float, Between(0, 10)] = 0.01
+    learning_rate: Annotated[float, Between(1e-8, 100)] = 0.01
+    weight_decay: Annotated[float, Between(0, 10)] = 0.1
     momentum: Annotated[float, Between(0, 0.9999)] = 0.9
-    batch_size: Annotated[int, Between(1, 65536)] = 32
+    batch_size: Annotated[int, Between(1, 65536)] = 64
     maximum_epochs: Annotated[int, Between(1, 100_000)] = 30
     patience: Annotated[int, Between(1, 100_000)] = 4
     warmup_epochs: Annotated[float, Between(0, 1000)] = 1.0
     clip_norm: Annotated[float, Between(0, 1e6)] = 1.0
-    label_smoothing: Annotated[float, Between(0, 0.99)] = 0.0
+    label_smoothing: Annotated[float, Between(0, 0.99)] = 0.1
     amp: Literal["auto", "off", "bfloat16", "float16"] = "auto"
     threads: Annotated[int, Between(1, 1024)] = 1
     deterministic: bool = True

@@ -188,6 +188,14 @@ def test_bad_input_is_refused(train_here, write_job, text_directory, change, mes
     assert not (directory(job) / "result.json").exists()
 
 
+def test_a_broken_checkpoint_is_refused_and_named(train_here, write_job, text_directory):
+    job = write_job(text_directory)
+    directory(job).mkdir(parents=True)
+    (directory(job) / "last.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(InputError, match="last.safetensors is not a whole checkpoint .* remove it to train anew"):
+        train_here(job)
+
+
 def test_bad_input_is_one_line_and_exit_code_2(write_job, text_directory):
     code, output, errors = finish(start(write_job(text_directory, model="hann")))
     assert code == 2 and output == ""
