@@ -74,6 +74,7 @@ def mixed_precision(settings: Settings, device: torch.device) -> torch.dtype | N
 def environment(device: torch.device) -> dict[str, Any]:
     """What the run ran on: never part of a result, so that results can be equal where this is not."""
     gpu = device.type == "cuda"
+    changes = _git("status", "--porcelain", "--untracked-files=no")
     driver = Path("/proc/driver/nvidia/version")
     return {
         "python": platform.python_version(),
@@ -87,7 +88,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "host": socket.gethostname(),
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_changes": _git("status", "--porcelain", "--untracked-files=no"),
+        "git_dirty": None if changes is None else bool(changes),
     }
 
 
