@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,13 +93,24 @@ def api_url(port: int) -> str:
 
 
 def deploy(api: str) -> None:
-    """Make the work pool where it is not there, and every deployment of prefect.yaml."""
-    created = _prefect(api, "work-pool", "create", POOL, "--type", "process")
-    if created.returncode and "already exists" not in created.stdout:
-        raise RuntimeError(f"the work pool {POOL} cannot be made at {api}:\n{created.stdout}")
-    deployed = _prefect(api, "deploy", "--all")
-    if deployed.returncode:
-        raise RuntimeError(f"the deployments of prefect.yaml cannot be made at {api}:\n{deployed.stdout}")
+    """Make the work pool where it is not there, and every deployment of prefect.yaml.
+
+    A schedule that somebody has switched on stays on: prefect.yaml would switch it off each time.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: api}), get_client(sync_client=True) as client:
+        on = {one.id for one in client.read_deployments() if any(schedule.active for schedule in one.schedules)}
+        created = _prefect(api, "work-pool", "create", POOL, "--type", "process")
+        if created.returncode and "already exists" not in created.stdout:
+            raise RuntimeError(f"the work pool {POOL} cannot be made at {api}:\n{created.stdout}")
+        deployed = _prefect(api, "deploy", "--all")
+        if deployed.returncode:
+            raise RuntimeError(f"the deployments of prefect.yaml cannot be made at {api}:\n{deployed.stdout}")
+        for deployment in client.read_deployments():
+            for schedule in deployment.schedules if deployment.id in on else ():
+                client.update_deployment_schedule(deployment.id, schedule.id, active=True)
 
 
 class Servers:
@@ -218,15 +229,7 @@ def _ends_with_parent() -> Callable[[], None] | None:
 
 def _stop(process: subprocess.Popen) -> None:
     """Ask the process to end, wait, and then end what is left of its group."""
-    # A worker would kill its flow runs, and Prefect and MLflow would show them as running for ever: let them end
-    # first, while the server still listens.
-    flow_runs = _groups_below(process.pid)
-    for group in flow_runs:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_SECONDS
-    while flow_runs & _groups_below(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    _stop_flow_runs(process.pid)
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
@@ -235,13 +238,40 @@ def _stop(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _groups_below(pid: int) -> set[int]:
-    """The process groups that children of ``pid`` lead, as /proc has them (Linux)."""
-    groups = set()
+def _stop_flow_runs(worker_id: int) -> None:
+    """Let the flow runs of a worker end first, while the server still listens.
+
+    The worker itself would kill them, and Prefect and MLflow would show them as running for ever. A flow run leads a
+    process group. It waits for its training processes, and may start another before it hears of the signal.
+    """
+    flow_runs = {child for child in _children(worker_id) if _leads_a_group(child)}
+    _signal(flow_runs)
+    deadline = time.monotonic() + STOP_SECONDS
+    while flow_runs & _children(worker_id) and time.monotonic() < deadline:
+        for flow_run in flow_runs:
+            _signal(_children(flow_run))
+        time.sleep(0.2)
+
+
+def _leads_a_group(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getpgid(pid) == pid
+    return False
+
+
+def _children(pid: int) -> set[int]:
+    """The processes that ``pid`` has started and that have not ended, as /proc has them (Linux)."""
+    children: set[int] = set()
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            groups |= {child for child in map(int, listed.read_text().split()) if os.getpgid(child) == child}
-    return groups
+            children |= set(map(int, listed.read_text().split()))
+    return children
+
+
+def _signal(processes: Iterable[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGTERM)
 
 
 def _answers(url: str) -> bool:

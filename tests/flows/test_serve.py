@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.parse
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,8 @@ import pytest
 from mlflow import MlflowClient
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
-EPOCHS_OF_TINY = 3
+# The tiny experiment.
+VARIANTS, SEEDS, EPOCHS = ("han", "gru-flat", "densenet-relu", "densenet-swish"), ("0", "1"), 3
 
 
 def free_port() -> int:
@@ -47,7 +47,7 @@ def call(url: str, body: object | None = None) -> object:
 
 @contextmanager
 def started(project, *command: str, until: str):
-    """A command of the project in the background, from when it says ``until``; gone, with its children, afterwards."""
+    """A command of the project in the background, from when it says ``until``; stopped afterwards, by exit code 0."""
     output = project.directory.parent / f"{command[-1]}.txt"
     with open(output, "w") as file:
         process = subprocess.Popen(
@@ -66,13 +66,14 @@ def started(project, *command: str, until: str):
         finally:
             process.terminate()
             assert process.wait(60) == 0, output.read_text()
-    assert processes_in(project.directory) == []
 
 
-def test_a_deployment_runs_the_tiny_experiment_to_its_end(project):
-    port = free_port()
-    api = f"http://127.0.0.1:{port}/api"
-    with started(project, "-m", "flows.serve", "--prefect-port", str(port), until="Ctrl-C") as (_, output):
+def test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it(project):
+    ports = {"prefect": str(free_port()), "mlflow": str(free_port())}
+    page = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+    api = f"{page['prefect']}/api"
+    serve = ["-m", "flows.serve", "--prefect-port", ports["prefect"]]
+    with started(project, *serve, until="Ctrl-C") as (_, output):
         said = output.read_text()
         assert f"PREFECT_API_URL={api} .venv/bin/prefect deployment run pipeline/default --watch" in said
         deployments = {one["name"]: one for one in call(f"{api}/deployments/filter", {})}
@@ -90,37 +91,38 @@ def test_a_deployment_runs_the_tiny_experiment_to_its_end(project):
         assert flow_run["state_type"] == "COMPLETED"
         artifacts = call(f"{api}/artifacts/filter", {"limit": 200})
         kinds = [one["type"] for one in artifacts]
-        assert kinds.count("progress") == 8
+        assert kinds.count("progress") == len(VARIANTS) * len(SEEDS)
         assert all(one["data"] == 100 for one in artifacts if one["type"] == "progress")
         assert {"table", "markdown"} <= set(kinds)
         flow_runs = {one["id"] for one in call(f"{api}/flow_runs/filter", {})}
+        # Prefect's page must ask its own port, not 4200.
+        assert call(f"{page['prefect']}/ui-settings")["api_url"] == api
 
-    client = MlflowClient(f"sqlite:///{project.directory / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("tiny").experiment_id
-    children = [run for run in client.search_runs([experiment]) if "seed" in run.data.tags]
-    assert sorted((run.data.params["variant"], run.data.params["seed"]) for run in children) == sorted(
-        (variant, seed) for variant in ("han", "gru-flat", "densenet-relu", "densenet-swish") for seed in "01"
-    )
-    assert {run.info.status for run in children} == {"FINISHED"}
-    assert {run.data.tags["prefect.flow_run"] for run in children} <= flow_runs
-    assert len(client.get_metric_history(children[0].info.run_id, "training_loss")) == EPOCHS_OF_TINY
+        # `make ui` beside `make serve`: MLflow is started, Prefect is there, and either Ctrl-C leaves the other alone.
+        ui = ["-m", "flows.ui", "--mlflow-port", ports["mlflow"], "--prefect-port", ports["prefect"]]
+        with started(project, *ui, until="Ctrl-C") as (pages, output):
+            assert page["mlflow"] in output.read_text() and page["prefect"] in output.read_text()
+            assert "<html" in call(page["mlflow"]).lower()
+            again = project.run("python", *ui)
+            assert "nothing to do" in again.stdout and page["mlflow"] in again.stdout
+            check_runs(MlflowClient(page["mlflow"]), flow_runs)
+            pages.send_signal(signal.SIGINT)
+        assert call(f"{api}/health") is True
+    assert processes_in(project.directory) == []
     assert (project.directory / "reports/tiny/report.html").is_file()
 
 
-def test_the_pages_answer_and_stop_with_a_signal(project):
-    ports = {"mlflow": free_port(), "prefect": free_port()}
-    arguments = ["-m", "flows.ui", "--mlflow-port", str(ports["mlflow"]), "--prefect-port", str(ports["prefect"])]
-    with started(project, *arguments, until="Ctrl-C") as (process, output):
-        for port in ports.values():
-            assert f"http://127.0.0.1:{port}" in output.read_text()
-            assert "<html" in call(f"http://127.0.0.1:{port}/").lower()
-        # Prefect's page must ask its own port, not 4200.
-        settings = call(f"http://127.0.0.1:{ports['prefect']}/ui-settings")
-        assert urllib.parse.urlparse(settings["api_url"]).port == ports["prefect"]
-
-        again = project.run("python", *arguments)
-        assert "nothing to do" in again.stdout and f"http://127.0.0.1:{ports['mlflow']}" in again.stdout
-        process.send_signal(signal.SIGINT)
+def check_runs(client: MlflowClient, flow_runs: set[str]) -> None:
+    """MLflow has each (variant, seed) of tiny, finished, by a flow run of ours, with its epochs and its files."""
+    experiment = client.get_experiment_by_name("tiny").experiment_id
+    children = [run for run in client.search_runs([experiment]) if "seed" in run.data.tags]
+    told = sorted((run.data.params["variant"], run.data.params["seed"]) for run in children)
+    assert told == sorted((variant, seed) for variant in VARIANTS for seed in SEEDS)
+    assert {run.info.status for run in children} == {"FINISHED"}
+    assert {run.data.tags["prefect.flow_run"] for run in children} <= flow_runs
+    first = children[0].info.run_id
+    assert len(client.get_metric_history(first, "training_loss")) == EPOCHS
+    assert "result.json" in [file.path for file in client.list_artifacts(first)]
 
 
 def test_a_killed_parent_leaves_no_server(project):
