@@ -32,6 +32,10 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
+class ServerFailed(RuntimeError):
+    """A server has ended by itself, does not come up, or refuses what it is asked."""
+
+
 @dataclass(frozen=True)
 class Server:
     """One process: its ``port`` and ``option`` to choose another (0: it has none), ``health`` answers when it is up."""
@@ -96,18 +100,21 @@ def deploy(api: str) -> None:
     """Make the work pool where it is not there, and every deployment of prefect.yaml.
 
     A schedule that somebody has switched on stays on: prefect.yaml would switch it off each time.
+    InputError when no server answers there, ServerFailed when it refuses.
     """
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     with temporary_settings({PREFECT_API_URL: api}), get_client(sync_client=True) as client:
+        if client.api_healthcheck() is not None:
+            raise InputError(f"PREFECT_API_URL={api} does not answer: start that server or unset the variable")
         on = {one.id for one in client.read_deployments() if any(schedule.active for schedule in one.schedules)}
         created = _prefect(api, "work-pool", "create", POOL, "--type", "process")
         if created.returncode and "already exists" not in created.stdout:
-            raise RuntimeError(f"the work pool {POOL} cannot be made at {api}:\n{created.stdout}")
+            raise ServerFailed(f"the work pool {POOL} cannot be made at {api}:\n{created.stdout}")
         deployed = _prefect(api, "deploy", "--all")
         if deployed.returncode:
-            raise RuntimeError(f"the deployments of prefect.yaml cannot be made at {api}:\n{deployed.stdout}")
+            raise ServerFailed(f"the deployments of prefect.yaml cannot be made at {api}:\n{deployed.stdout}")
         for deployment in client.read_deployments():
             for schedule in deployment.schedules if deployment.id in on else ():
                 client.update_deployment_schedule(deployment.id, schedule.id, active=True)
@@ -133,7 +140,7 @@ class Servers:
     def start(self, *servers: Server) -> None:
         """Start ``servers`` and wait until each answers; one that another terminal runs for this folder is used.
 
-        InputError when a port is taken by somebody else, RuntimeError when a server ends while it starts.
+        InputError when a port is taken by somebody else, ServerFailed when a server ends while it starts.
         """
         for server in servers:
             if server.port:
@@ -147,7 +154,7 @@ class Servers:
                 self._wait_until_up(server)
 
     def watch(self) -> None:
-        """Wait for a signal; RuntimeError as soon as a server has ended by itself. Return where none was started."""
+        """Wait for a signal; ServerFailed as soon as a server has ended by itself. Return where none was started."""
         while self.running:
             self._refuse_ended()
             time.sleep(0.5)
@@ -157,14 +164,14 @@ class Servers:
         while not _answers(server.health):
             self._refuse_ended()
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{server.name} does not answer after {START_SECONDS} s; its log: {server.log}")
+                raise ServerFailed(f"{server.name} does not answer after {START_SECONDS} s; its log: {server.log}")
             time.sleep(0.2)
 
     def _refuse_ended(self) -> None:
         for server, process in self.running:
             if process.poll() is not None:
                 where = f"; its log: {server.log}" if server.log else ""
-                raise RuntimeError(f"{server.name} has ended with exit code {process.returncode}{where}")
+                raise ServerFailed(f"{server.name} has ended with exit code {process.returncode}{where}")
 
 
 def _interrupt(*_) -> None:

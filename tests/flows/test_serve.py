@@ -163,3 +163,15 @@ def test_servers_that_the_environment_names_are_only_told(project):
     done = project.run("python", "-m", "flows.ui", **named)
     assert "http://127.0.0.1:9 " in done.stdout and "http://127.0.0.1:8 " in done.stdout
     assert processes_in(project.directory) == []
+
+
+def test_a_server_that_does_not_come_up_or_answer_is_told_in_one_line(project):
+    named = {"PREFECT_API_URL": "http://127.0.0.1:8/api"}
+    done = project.run("python", "-m", "flows.serve", code=2, **named)
+    assert done.stderr.count("\n") == 1 and "PREFECT_API_URL=http://127.0.0.1:8/api does not answer" in done.stderr
+
+    broken = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_DATABASE_CONNECTION_URL": "nonsense://"}
+    done = project.run("python", "-m", "flows.ui", "--prefect-port", str(free_port()), code=1, **broken)
+    assert done.stderr.count("\n") == 1 and "Prefect has ended with exit code" in done.stderr
+    assert "server.log" in done.stderr
+    assert processes_in(project.directory) == []
