@@ -223,6 +223,9 @@ def sentence(pair: Pair, verdict: str, found: Interval, smallest_effect: float, 
         return f"The claim fails: {pair.worse} is better than {pair.better} by {size}."
     if verdict == NONE:
         return f"{pair.better} and {pair.worse} differ by less than {smallest_effect:g} either way ({size})."
-    direction = "better" if found.mean > 0 else "worse" if found.mean < 0 else "neither better nor worse"
-    start = f"{pair.better} is {direction} than {pair.worse} by {size}, which decides nothing."
+    shown = round(found.mean, 4)
+    direction = "better than" if shown > 0 else "worse than" if shown < 0 else "level with"
+    start = f"{pair.better} is {direction} {pair.worse} by {size}, which decides nothing."
+    if shown == 0:
+        start = f"{pair.better} is {direction} {pair.worse} over {found.n} seeds, which decides nothing."
     return " ".join([start, *reasons])

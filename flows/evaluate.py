@@ -10,6 +10,7 @@ from prefect import flow
 from storage.errors import command
 from tasks.evaluate import evaluate as evaluate_experiment
 from tasks.parameters import load_experiment
+from tasks.prefect_session import prefect_session
 
 
 @flow(name="evaluate", log_prints=True)
@@ -26,7 +27,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int)
     arguments = parser.parse_args()
     load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds)
-    evaluate(arguments.experiment, arguments.variants, arguments.seeds)
+    with prefect_session():
+        evaluate(arguments.experiment, arguments.variants, arguments.seeds)
 
 
 if __name__ == "__main__":

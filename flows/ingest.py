@@ -10,6 +10,7 @@ from prefect import flow
 from storage.errors import command
 from tasks.ingest import ingest as ingest_data_set
 from tasks.parameters import load_experiment
+from tasks.prefect_session import prefect_session
 
 
 @flow(name="ingest", log_prints=True)
@@ -27,7 +28,8 @@ def main() -> None:
     parser.add_argument("--experiment", default="default")
     parser.add_argument("--data", nargs="+")
     arguments = parser.parse_args()
-    ingest(arguments.experiment, arguments.data)
+    with prefect_session():
+        ingest(arguments.experiment, arguments.data)
 
 
 if __name__ == "__main__":

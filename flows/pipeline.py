@@ -18,6 +18,7 @@ from storage.files import read_json
 from tasks.folders import runs_root
 from tasks.jobs import check
 from tasks.parameters import load_experiment
+from tasks.prefect_session import prefect_session
 from tasks.progress import BOARD
 from tasks.tracking import open_tracking
 
@@ -53,7 +54,8 @@ def main() -> None:
     # A wrong name is refused before a server is started for it.
     check(load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds))
     start = time.monotonic()
-    report = Path(pipeline(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh))
+    with prefect_session():
+        report = Path(pipeline(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh))
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
     BOARD.console.print(
         terminal_table(read_json(report / "metrics.json"), read_json(report / "verdicts.json")["verdicts"])

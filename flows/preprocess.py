@@ -9,6 +9,7 @@ from prefect import flow
 
 from storage.errors import command
 from tasks.parameters import load_experiment
+from tasks.prefect_session import prefect_session
 from tasks.preprocess import preprocess as preprocess_data_set
 
 
@@ -26,7 +27,8 @@ def main() -> None:
     parser.add_argument("--data", nargs="+")
     parser.add_argument("--fresh", action="store_true", help="prepare anew what is there already")
     arguments = parser.parse_args()
-    preprocess(arguments.experiment, arguments.data, arguments.fresh)
+    with prefect_session():
+        preprocess(arguments.experiment, arguments.data, arguments.fresh)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,12 @@ from flows.preprocess import preprocess
 from storage.errors import command
 from tasks.jobs import check
 from tasks.parameters import load_experiment
+from tasks.prefect_session import prefect_session
 from tasks.train import train as train_run
 from tasks.train import workers
+from tasks.worker import stop_training
+
+STOP_SECONDS = 30
 
 
 @flow(name="train", log_prints=True, task_runner=ThreadPoolTaskRunner(max_workers=workers()))
@@ -36,7 +40,13 @@ def train(
         for seed in chosen.seeds
         for name, variant in chosen.variants.items()
     ]
-    wait(futures)
+    try:
+        wait(futures)
+    except BaseException:
+        # Cancelled or interrupted: the tasks' threads end when their processes do, and then tell Prefect and MLflow.
+        stop_training()
+        wait(futures, timeout=STOP_SECONDS)
+        raise
     return [future.result() for future in futures]
 
 
@@ -49,7 +59,8 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="train anew what is finished already")
     arguments = parser.parse_args()
     check(load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds))
-    train(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh)
+    with prefect_session():
+        train(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh)
 
 
 if __name__ == "__main__":

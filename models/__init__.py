@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError, nearest
 from storage.files import read_json
+from storage.source import parse
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,7 +72,7 @@ def _module(model: str) -> Any:
 def _defined(path: Path) -> set[str]:
     """The names that a source file defines at its top level."""
     names: set[str] = set()
-    for node in ast.parse(path.read_bytes(), str(path)).body:
+    for node in parse(path).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign):

@@ -5,12 +5,21 @@ when a new network or a new data set is added beside it.
 """
 
 import ast
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 from storage.files import sha256_file
 
 ROOT = Path(__file__).resolve().parent.parent
+# Two threads that parse at once can fail with "AST constructor recursion depth mismatch" (CPython issue 106905).
+PARSING = threading.Lock()
+
+
+def parse(path: Path) -> ast.Module:
+    """The syntax tree of a source file; safe to call from several threads."""
+    with PARSING:
+        return ast.parse(path.read_bytes(), str(path))
 
 
 def module_file(name: str, root: Path = ROOT) -> Path | None:
@@ -25,7 +34,7 @@ def module_file(name: str, root: Path = ROOT) -> Path | None:
 def imported_files(path: Path, root: Path = ROOT) -> set[Path]:
     """The project's files that ``path`` imports directly, with the ``__init__.py`` of each package on the way."""
     files: set[Path] = set()
-    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+    for node in ast.walk(parse(path)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -19,7 +19,7 @@ from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
 from tasks.step import publish_results, step
 from tasks.tracking import open_tracking
-from tasks.worker import TrainingFailed, run_training
+from tasks.worker import STOPPING, TrainingFailed, TrainingStopped, run_training
 from training.state import COLUMNS
 
 
@@ -37,6 +37,8 @@ def train(experiment: str, variant: str, seed: int, prepared: str, fresh: bool =
 
     A finished run is taken up, a broken one goes on from its last epoch; ``fresh`` trains anew.
     """
+    if STOPPING.is_set():
+        raise TrainingStopped(f"{variant} seed {seed} was not started: everything is being stopped")
     job = make_job(load_experiment(experiment).select([variant], [seed]), variant, seed, Path(prepared))
     run_directory = Path(job["run_directory"])
     # Another process may train the very same run (a deployment beside `dvc repro`): it is trained once.
@@ -64,11 +66,9 @@ def _train(job: dict[str, Any]) -> None:
     try:
         run_training(job, follow)
     except (InputError, TrainingFailed) as error:
-        tracking.fail(run_id, "FAILED", str(error))
-        progress.finish(f"{job['variant']} seed {job['seed']}: failed")
-        raise
-    except BaseException:
-        tracking.fail(run_id, "KILLED", "stopped from outside; run again to go on from its last epoch")
+        stopped = isinstance(error, TrainingStopped)
+        tracking.fail(run_id, "KILLED" if stopped else "FAILED", str(error))
+        progress.finish(f"{job['variant']} seed {job['seed']}: {'stopped' if stopped else 'failed'}")
         raise
     tracking.finish(run_id, Path(job["run_directory"]))
     progress.finish(_summary(job))

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,28 @@ class TrainingFailed(RuntimeError):
     """The training process ended without a result. The message says how, and where its log is."""
 
 
+class TrainingStopped(TrainingFailed):
+    """The training process was stopped from outside, or we are being stopped; it can go on from its last epoch."""
+
+
+# Exit codes of a process that was asked to end: SIGINT and SIGTERM, by its own exit or by the signal.
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
+RUNNING: set[subprocess.Popen] = set()
+STOPPING = threading.Event()
+
+
+def stop_training() -> None:
+    """End the training processes of this process, and let no other start: each can go on from its last epoch."""
+    STOPPING.set()
+    for process in list(RUNNING):
+        process.terminate()
+
+
 def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]) -> None:
     """Train ``job`` in a process of its own and hand each of its events to ``on_event``.
 
-    Raises InputError when the job itself was refused (exit code 2), TrainingFailed when the process died.
+    Raises InputError when the job itself was refused (exit code 2), TrainingStopped when the process was asked to end,
+    TrainingFailed when it died.
     """
     run_directory = Path(job["run_directory"])
     job_file = run_directory / "job.json"
@@ -35,6 +54,9 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
     command = [sys.executable, "-m", "training", str(job_file), "--events"]
     with open(run_directory / "log.txt", "a", encoding="utf-8") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        RUNNING.add(process)
+        if STOPPING.is_set():
+            process.terminate()
         failure = None
         try:
             assert process.stdout is not None
@@ -46,10 +68,15 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
             code = process.wait()
         finally:
             _stop(process)
+            RUNNING.discard(process)
     if code == 0:
         return
     if failure and code == 2:
         raise InputError(failure["message"])
+    if code in STOPPED:
+        raise TrainingStopped(
+            f"{job['variant']} seed {job['seed']} was stopped; run again to go on from its last epoch"
+        )
     how = _how(code, failure)
     raise TrainingFailed(f"{job['variant']} seed {job['seed']}: {how}; its log: {run_directory / 'log.txt'}")
 

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import torch
+
 from models.layers import kernels, parameter_count
+from storage.errors import InputError
 from storage.files import file_lock, read_json, sha256_file, write_json
 from storage.prepared import open_prepared
 from training.checkpoint import BEST
@@ -27,7 +30,13 @@ def run(job: Job, given: dict[str, Any], progress: Progress) -> dict[str, Any]:
         configure(job.training)
         with claimed() as device:
             write_json(directory / "environment.json", environment(device))
-            network, state = train(job, prepared, device, progress)
+            try:
+                network, state = train(job, prepared, device, progress)
+            except torch.OutOfMemoryError:
+                raise InputError(
+                    f"{device} has too little memory for {job.variant}: lower batch_size "
+                    f"({job.training.batch_size}) or the size of the network"
+                ) from None
         write_json(directory / "timing.json", progress.timing())
         result = {
             "run_key": job.run_key,

@@ -1,0 +1,144 @@
+"""A flow that is killed or interrupted leaves no process behind, loses no whole epoch, and goes on where it was."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mlflow import MlflowClient
+
+ARGUMENTS = ["--experiment", "tiny", "--variants", "densenet-swish", "--seeds", "0"]
+
+
+def lengthen(project) -> None:
+    """Enough epochs that a signal comes before the last."""
+    project.edit(
+        "experiments/tiny.yaml",
+        "densenet: {network: {depth: 10, growth_rate: 4}, training: {maximum_epochs: 3}}",
+        "densenet: {network: {depth: 10, growth_rate: 4}, training: {maximum_epochs: 40, patience: 40}}",
+    )
+
+
+def start(project) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.train", *ARGUMENTS],
+        cwd=project.directory,
+        env=project.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_epoch(project, epoch: int, process: subprocess.Popen) -> Path:
+    """Wait until a run has a checkpoint of ``epoch`` or later; return its folder."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.stdout.read()
+        for history in (project.directory / "runs").glob("*/history.csv"):
+            if len(history.read_text().splitlines()) > epoch:
+                return history.parent
+        time.sleep(0.05)
+    raise AssertionError("no run came so far in two minutes")
+
+
+def trainers(project) -> list[int]:
+    """Ids of the training processes of this copy of the project."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.readlink(entry / "cwd") == str(project.directory):
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+                if b"training" in command:
+                    found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until_gone(project) -> None:
+    deadline = time.monotonic() + 30
+    while trainers(project):
+        assert time.monotonic() < deadline, "a training process outlived its launcher"
+        time.sleep(0.1)
+
+
+def child_runs(project) -> list:
+    client = MlflowClient(tracking_uri=f"sqlite:///{project.directory / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("tiny")
+    return [run for run in client.search_runs([experiment.experiment_id]) if "run_key" in run.data.tags]
+
+
+def test_a_killed_flow_goes_on_from_its_last_epoch_and_ends_with_the_same_weights(project):
+    lengthen(project)
+    flow = start(project)
+    run = wait_for_epoch(project, 3, flow)
+    os.kill(flow.pid, signal.SIGKILL)
+    flow.communicate()
+    wait_until_gone(project)
+    assert not (run / "result.json").exists()
+    assert [one.info.status for one in child_runs(project)] == ["RUNNING"]
+
+    project.run("python", "-m", "flows.pipeline", *ARGUMENTS)
+    assert "resumed after epoch" in (run / "log.txt").read_text()
+    (finished,) = child_runs(project)
+    assert finished.info.status == "FINISHED"
+    client = MlflowClient(tracking_uri=f"sqlite:///{project.directory / 'mlflow.db'}")
+    steps = [metric.step for metric in client.get_metric_history(finished.info.run_id, "validation_loss")]
+    assert len(steps) == len(set(steps)) >= 40
+
+    # Trained without a break, in another folder: the same weights.
+    project.run(
+        "python", "-c",
+        "from tasks.train import train; from tasks.preprocess import preprocess;"
+        "train.fn('tiny', 'densenet-swish', 0, preprocess.fn('tiny', 'digits'))",
+        REREAD_RUNS="unbroken", MLFLOW_TRACKING_URI=f"sqlite:///{project.directory}/other.db",
+    )  # fmt: skip
+    results = [
+        json.loads((folder / run.name / "result.json").read_text())
+        for folder in (run.parent, project.directory / "unbroken")
+    ]
+    assert results[0] == results[1]
+
+
+def test_an_interrupt_stops_everything_and_says_that_nothing_is_lost(project):
+    lengthen(project)
+    flow = start(project)
+    run = wait_for_epoch(project, 1, flow)
+    # What Ctrl-C does: the terminal sends the signal to the whole group.
+    os.killpg(flow.pid, signal.SIGINT)
+    said, _ = flow.communicate(timeout=60)
+    wait_until_gone(project)
+    assert flow.returncode != 0
+    assert not (run / "result.json").exists()
+    assert (run / "last.safetensors").is_file()
+    assert "Traceback" not in said, said
+    assert [one.info.status for one in child_runs(project)] in (["KILLED"], ["FAILED"])
+
+
+def test_bad_names_are_one_line_and_exit_code_two(project):
+    for arguments, said in (
+        (["--experiment", "defualt"], "did you mean 'default'?"),
+        (["--experiment", "tiny", "--variants", "hann"], "did you mean 'han'?"),
+        (["--experiment", "tiny", "--seeds", "-1"], "seed -1"),
+    ):
+        done = project.run("python", "-m", "flows.pipeline", *arguments, code=2)
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        assert said in done.stderr
+    # Nothing was started for them, and nothing written.
+    assert not (project.directory / "runs").exists() and not (project.directory / ".prefect").exists()
+
+
+def test_altered_data_is_one_line_and_exit_code_two(project):
+    images = project.directory / "data/digits/images.npy"
+    content = bytearray(images.read_bytes())
+    content[-1] ^= 1
+    images.write_bytes(content)
+    done = project.run("python", "-m", "flows.pipeline", *ARGUMENTS, code=2)
+    assert done.stderr.count("\n") == 1 and "data/digits/images.npy" in done.stderr
+    assert not (project.directory / "prepared").exists()
