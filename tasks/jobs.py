@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 import models
+from preprocessing.manifest import Manifest
+from preprocessing.settings import settings_for
 from storage.errors import InputError
 from storage.files import content_key, sha256_file
 from storage.prepared import DESCRIPTION
@@ -86,7 +88,12 @@ def resolved_training(experiment: Experiment, variant_name: str) -> dict[str, An
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse an experiment with a wrong model, network or training setting before anything is started."""
+    """Refuse an experiment with a wrong model, or a wrong setting of any kind, before anything is started."""
+    known = Manifest.load().datasets
+    for data, settings in experiment.preprocessing.items():
+        # A published data set that is not in data/ yet says of what kind it is when it is ingested.
+        if data in known:
+            settings_for(known[data].kind, data, settings)
     for name in experiment.variants:
         resolved_network(experiment, name)
         resolved_training(experiment, name)

@@ -14,6 +14,7 @@ ELSEWHERE = {
     "make serve": ("tests/flows/test_serve.py", "flows.serve"),
     "make test": (".ci/run", "make test"),
     "make doctor": ("tests/flows/test_doctor.py", "flows.doctor"),
+    "python -m flows.compare": ("tests/flows/test_compare.py", "flows.compare"),
     "python -m flows.compare RUN_A RUN_B": ("tests/flows/test_compare.py", "flows.compare"),
     "python -m flows.reproduce RUN_KEY": ("tests/flows/test_reproduce.py", "flows.reproduce"),
     "python -m tasks.ingest imdb": ("tests/preprocessing/test_published.py", "imdb"),

@@ -79,7 +79,8 @@ def test_a_killed_flow_goes_on_from_its_last_epoch_and_ends_with_the_same_weight
     flow = start(project)
     run = wait_for_epoch(project, 3, flow)
     os.kill(flow.pid, signal.SIGKILL)
-    flow.communicate()
+    # Until nobody has its output open any more: neither a training process nor the session's server.
+    flow.communicate(timeout=60)
     wait_until_gone(project)
     assert not (run / "result.json").exists()
     assert [one.info.status for one in child_runs(project)] == ["RUNNING"]
@@ -119,26 +120,3 @@ def test_an_interrupt_stops_everything_and_says_that_nothing_is_lost(project):
     assert (run / "last.safetensors").is_file()
     assert "Traceback" not in said, said
     assert [one.info.status for one in child_runs(project)] in (["KILLED"], ["FAILED"])
-
-
-def test_bad_names_are_one_line_and_exit_code_two(project):
-    for arguments, said in (
-        (["--experiment", "defualt"], "did you mean 'default'?"),
-        (["--experiment", "tiny", "--variants", "hann"], "did you mean 'han'?"),
-        (["--experiment", "tiny", "--seeds", "-1"], "seed -1"),
-    ):
-        done = project.run("python", "-m", "flows.pipeline", *arguments, code=2)
-        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-        assert said in done.stderr
-    # Nothing was started for them, and nothing written.
-    assert not (project.directory / "runs").exists() and not (project.directory / ".prefect").exists()
-
-
-def test_altered_data_is_one_line_and_exit_code_two(project):
-    images = project.directory / "data/digits/images.npy"
-    content = bytearray(images.read_bytes())
-    content[-1] ^= 1
-    images.write_bytes(content)
-    done = project.run("python", "-m", "flows.pipeline", *ARGUMENTS, code=2)
-    assert done.stderr.count("\n") == 1 and "data/digits/images.npy" in done.stderr
-    assert not (project.directory / "prepared").exists()

@@ -1,0 +1,51 @@
+"""What a user gets wrong: one line that says what, where and what to do, exit code 2, and nothing half-written."""
+
+import pytest
+
+
+def refused(project, *command: str) -> str:
+    """Run a command that must be refused; return its one line."""
+    done = project.run(*command, code=2)
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("flows.pipeline --experiment defualt", "did you mean 'default'?"),
+        ("flows.pipeline --experiment tiny --variants hann", "did you mean 'han'?"),
+        ("flows.pipeline --experiment tiny --seeds -1", "seed -1"),
+        ("tasks.train --experiment tiny --variant gru-flt", "did you mean 'gru-flat'?"),
+        ("tasks.ingest imbd", "did you mean 'imdb'?"),
+        ("tasks.evaluate --experiment tiny", "are not trained"),
+    ],
+)
+def test_a_wrong_name_is_named_with_the_nearest_right_one(project, command, said):
+    assert said in refused(project, "python", "-m", *command.split())
+    assert not (project.directory / "runs").exists() and not (project.directory / ".prefect").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("words: 0.95", "words: 1.5", "preprocessing.docstrings.length_quantile.words: 1.5 is outside (0, 1]"),
+        ("minimum_count: 5", "minimun_count: 5", "did you mean 'minimum_count'?"),
+        ("clip_norm: 1.0", "clip_nrom: 1.0", "did you mean 'clip_norm'?"),
+    ],
+)
+def test_a_wrong_parameter_is_refused_before_anything_starts(project, old, new, said):
+    project.edit("params.yaml", old, new)
+    assert said in refused(project, "python", "-m", "flows.train", "--experiment", "tiny")
+    assert not (project.directory / "runs").exists() and not (project.directory / "prepared").exists()
+
+
+def test_altered_data_is_refused_by_the_flow(project):
+    images = project.directory / "data/digits/images.npy"
+    content = bytearray(images.read_bytes())
+    content[-1] ^= 1
+    images.write_bytes(content)
+    pipeline = ["python", "-m", "flows.pipeline", "--experiment", "tiny", "--variants", "densenet-relu"]
+    assert "data/digits/images.npy" in refused(project, *pipeline)
+    assert images.read_bytes() == bytes(content)
+    assert not (project.directory / "prepared").exists()
