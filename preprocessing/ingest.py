@@ -46,16 +46,20 @@ def ingest(
 ) -> DataSetEntry:
     """Make data/NAME and return its manifest entry, which is added where there is none.
 
-    What is already there and matches is returned at once. Archives come from the folder ``mirror``, or else from their
-    URLs into ``archives_directory``. ``progress`` is told each step in a line.
+    What is already there and matches is returned at once, and a user's own data set is checked. Archives come from the
+    folder ``mirror``, or else from their URLs into ``archives_directory``. ``progress`` is told each step in a line.
 
     InputError, with nothing half-written and what was there untouched: an unknown name, data that was edited, an
     archive that is not the published one, or content that differs from the manifest (unless ``accept_new_version``).
     """
+    known = Manifest.load(manifest_path).datasets.get(name)
+    if known and name not in available_sources():
+        # A user's own, added by preprocessing.raw.add_data_set: nothing here can make it, it can only be checked.
+        verify_files(Path(data_directory) / name, known)
+        return known
     refuse_unknown([name], available_sources(), "the data sets")
     source = importlib.import_module(f"preprocessing.sources.{name}")
     directory = Path(data_directory) / name
-    known = Manifest.load(manifest_path).datasets.get(name)
     present = None
     if directory.exists():
         if known is None:

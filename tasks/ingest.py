@@ -30,7 +30,7 @@ def main() -> None:
         "--accept-new-version", action="store_true", help="record data that differs from the manifest as a new version"
     )
     arguments = parser.parse_args()
-    refuse_unknown(arguments.names, available_sources(), "the names given")
+    refuse_unknown(arguments.names, {*available_sources(), *Manifest.load().datasets}, "the names given")
     for name in arguments.names or EMBEDDED:
         ingest.fn(name, arguments.accept_new_version)
     publish_results("ingest", {f"{name}.md": data_card(name) for name in Manifest.load().datasets})

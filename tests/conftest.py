@@ -15,6 +15,16 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_INHERITED = ("REREAD_", "PREFECT_", "MLFLOW_", "DVC_", "GIT_")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    """Where everything is installed nothing may be skipped in silence: in CI a skip is a failure, but for a GPU's."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and "gpu" not in item.keywords and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI, where it may not be: {report.longrepr[2]}"
+    return report
+
+
 @dataclass(frozen=True)
 class Project:
     """A copy of the project in a folder of its own, as a clone with data/ in it."""

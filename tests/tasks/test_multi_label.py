@@ -1,0 +1,78 @@
+"""A data set of several labels a row, and a user's own: from rows to a verdict on AUROC, by the same commands."""
+
+import json
+
+import numpy as np
+import yaml
+
+from preprocessing.manifest import Document
+from preprocessing.raw import About, TextRows, add_data_set
+
+TOPICS = {"fruit": "apple pear plum", "metal": "iron zinc lead", "weather": "rain snow fog"}
+FILLER = [
+    "we",
+    "saw",
+    "that",
+    "there",
+    "was",
+    "some",
+    "of",
+    "it",
+    "on",
+    "the",
+    "way",
+    "and",
+    "it",
+    "stayed",
+    "for",
+    "long",
+]
+
+
+def documents(count: int) -> list[Document]:
+    """Sentences about none, some or all of the topics: the labels are the topics."""
+    generator = np.random.default_rng(0)
+    made = []
+    for number in range(count):
+        labels = tuple(np.flatnonzero(generator.random(len(TOPICS)) < 0.4).tolist())
+        words = list(generator.choice(FILLER, 12))
+        for label in labels:
+            words.insert(generator.integers(len(words)), generator.choice(list(TOPICS.values())[label].split()))
+        text = " ".join(words[: len(words) // 2]) + ". " + " ".join(words[len(words) // 2 :]) + "."
+        split = ("train", "train", "train", "validation", "test")[number % 5]
+        made.append(Document(f"document {number}", labels, split, text))
+    return made
+
+
+def test_several_labels_from_rows_to_a_verdict(project):
+    root = project.directory
+    about = About(classes=tuple(TOPICS), source="made by a test", licence="none", task="multi-label")
+    add_data_set("topics", TextRows(about, documents(400)), root / "data", root / "data.manifest.json")
+    parameters = yaml.safe_load((root / "params.yaml").read_text())
+    parameters["preprocessing"]["topics"] = {"minimum_count": 2}
+    (root / "params.yaml").write_text(yaml.safe_dump(parameters))
+    experiment = {
+        "title": "Topics",
+        "variants": {name: {"model": name, "data": "topics"} for name in ("han", "gru_flat")},
+        "seeds": [0, 1],
+        "parameters": {"training": {"maximum_epochs": 6, "learning_rate": 0.02}},
+        "pairs": [
+            {"name": "p", "claim": "c", "source": "s", "better": "han", "worse": "gru_flat", "metric": "macro_auroc"},
+        ],
+    }  # fmt: skip
+    (root / "experiments/topics.yaml").write_text(yaml.safe_dump(experiment))
+
+    project.run("python", "-m", "tasks.ingest", "topics")
+    for variant in experiment["variants"]:
+        project.run("python", "-m", "tasks.train", "--experiment", "topics", "--variant", variant)
+    project.run("python", "-m", "tasks.evaluate", "--experiment", "topics")
+
+    metrics = json.loads((root / "reports/topics/metrics.json").read_text())
+    han = metrics["variants"]["han"]
+    assert han["task"] == "multi-label" and han["score"] == "macro_auroc"
+    # Three words name each topic: far better than a guess, which is 0.5.
+    assert han["test"]["macro_auroc"]["mean"] > 0.7
+    assert set(han["test"]["auroc"]) == set(TOPICS)
+    (verdict,) = json.loads((root / "reports/topics/verdicts.json").read_text())["verdicts"]
+    assert verdict["metric"] == "macro_auroc" and verdict["verdict"] == "inconclusive"
+    assert "2 seeds" in verdict["sentence"]
