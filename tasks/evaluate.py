@@ -24,6 +24,7 @@ from tasks.parameters import Experiment, load_experiment
 from tasks.preprocess import preprocess
 from tasks.progress import say
 from tasks.provenance import commit
+from tasks.registry import log_model, set_champion
 from tasks.step import publish_results, step
 from tasks.tracking import Tracking, open_tracking
 
@@ -94,9 +95,9 @@ def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, An
         run_id = tracking.record(
             best.run_directory, best.evaluation_directory, {**best.job, "experiment": experiment.name}
         )
-        version = tracking.log_model(run_id, best.run_directory)
+        version = log_model(tracking, run_id, best.run_directory)
         if champions[best.data] == name:
-            tracking.set_champion(best.data, version)
+            set_champion(tracking, best.data, version)
     tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
     tracking.report(experiment.name, [Path(file) for file in found["files"] if Path(file).is_file()], tags)
 

@@ -1,8 +1,9 @@
-"""The only door to MLflow: what each run was, what it found, and what came of it.
+"""The only door to MLflow for runs: what each run was, what it found, and what came of it.
 
 One MLflow experiment stands for one of ours. In it, a child run is one (variant, seed), found by the tag ``run_key``;
 its parent is one variant on one data version, found by ``variant_key``, so that seeds trained later join it; one
 more run, tagged ``report``, holds the experiment's report. Runs are named by explicit ids: no active run, no autolog.
+Models go through tasks/registry.py.
 
 MLflow keeps what happened and decides nothing: delete its database, and ``record`` writes the finished runs of
 runs/ again. A process that tracks a run holds a lock while it lives. The kernel frees the lock however the process
@@ -19,7 +20,6 @@ import logging
 import math
 import os
 import re
-import tempfile
 import threading
 import time
 import urllib.error
@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 from storage.errors import InputError
 from storage.files import content_key, file_lock, read_json, write_json, write_text
 from storage.prepared import DESCRIPTION
-from tasks.serving import CARD, SERVED_MODEL, model_card, pack
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -56,7 +55,6 @@ SEEDS = "variant.seeds"
 SCORES = {"single-label": "accuracy", "multi-label": "macro_auroc"}
 ORIGIN = "origin.json"
 RUN_FILES = ("job.json", "result.json", "timing.json", "environment.json", "log.txt")
-CHAMPION = "champion"
 REFUSED = re.compile(r"[^\w./: -]")
 
 
@@ -81,8 +79,7 @@ def open_tracking(root: Path = Path()) -> "Tracking":
     uri = tracking_uri(root)
     if uri.startswith(("http://", "https://")):
         _refuse_silent_server(uri)
-    lock = root / LOCKS / "mlflow.lock"
-    with file_lock(lock):
+    with file_lock(root / LOCKS / "mlflow.lock"):
         if uri == f"sqlite:///{(root / DATABASE).resolve()}":
             _create_database(root)
         try:
@@ -254,9 +251,8 @@ class Tracking:
         HOLDS.take(lock)
         try:
             run = self._find(experiment_id, "run_key", job["run_key"])
-            run_id = run.info.run_id if run else None
-            if run is None or run.info.status != "FINISHED":
-                run_id = self.start(job, {})
+            finished = run is not None and run.info.status == "FINISHED"
+            run_id = run.info.run_id if finished else self.start(job, {})
             self.finish(run_id, run_directory, evaluation_directory)
         finally:
             HOLDS.release(lock)
@@ -289,15 +285,13 @@ class Tracking:
 
     def experiment(self, name: str) -> str:
         """The id of MLflow's experiment ``name``, made when it is not there."""
-        found = self.client.get_experiment_by_name(name)
-        if found is None:
-            with self._changing():
-                found = self.client.get_experiment_by_name(name)
-                if found is None:
-                    # Only our own database puts its artifacts beside itself: a server has a place for them.
-                    ours = self.uri.startswith("sqlite:")
-                    location = (self.root / ARTIFACTS / name).as_uri() if ours else None
-                    return self.client.create_experiment(name, artifact_location=location)
+        with self._changing():
+            found = self.client.get_experiment_by_name(name)
+            if found is None:
+                # Only our own database puts its artifacts beside itself: a server has a place for them.
+                ours = self.uri.startswith("sqlite:")
+                location = (self.root / ARTIFACTS / name).as_uri() if ours else None
+                return self.client.create_experiment(name, artifact_location=location)
         if found.lifecycle_stage != "active":
             raise InputError(
                 f"experiment '{name}' was deleted in MLflow ({self.uri}): restore it there "
@@ -323,18 +317,16 @@ class Tracking:
         newest_last = sorted(runs, key=lambda run: run.info.start_time)
         return {run.data.params["variant"]: run.info.run_id for run in newest_last}
 
-    def update_parent(self, parent_id: str, tags: Mapping[str, Any] | None = None) -> None:
+    def update_parent(self, parent_id: str) -> None:
         """Write mean and 95 % interval over the finished seeds of each final metric, and how many they are.
 
-        Student's t interval of the mean; a single seed has none. ``tags`` (verdicts, say) are added.
+        Student's t interval of the mean; a single seed has none.
         """
         with self._changing():
             parent = self.client.get_run(parent_id)
             wanted = f"tags.mlflow.parentRunId = '{parent_id}' AND attributes.status = 'FINISHED'"
             children = self._search([parent.info.experiment_id], wanted)
-            figures = _mean_and_interval([run.data.metrics for run in children])
-            self._rewrite(parent_id, figures)
-            self._describe(parent, {}, _flat(tags or {}))
+            self._rewrite(parent_id, _mean_and_interval([run.data.metrics for run in children]))
 
     def report(self, experiment: str, files: Iterable[Path], tags: Mapping[str, Any] | None = None) -> str:
         """Keep the report of an experiment, its pictures and tables with a run of its own; return that run's id."""
@@ -345,108 +337,6 @@ class Tracking:
         for file in files:
             self.client.log_artifact(run.info.run_id, str(file))
         return run.info.run_id
-
-    # Models
-
-    def log_model(self, run_id: str, run_directory: Path) -> str:
-        """Log the network of a run as a model that takes raw input, register it, and return its version.
-
-        One registered model a data set, ``reread-DATA``; its versions are told apart by the tags ``variant`` and
-        ``run_key``. A run that has a version already gets its card renewed and no other version.
-        """
-        run_directory = Path(run_directory)
-        job = read_json(run_directory / "job.json")
-        name = registered_name(job["data"])
-        with file_lock(self.root / LOCKS / "mlflow-models.lock"):
-            card = self._card(run_id, job)
-            version = self._version_of(name, job["run_key"])
-            if version is None:
-                model_id = self._log_package(run_id, run_directory, card)
-                if not self.client.search_registered_models(f"name = '{name}'"):
-                    self.client.create_registered_model(name)
-                version = self.client.create_model_version(
-                    name, f"models:/{model_id}", run_id, tags={"run_key": job["run_key"]}, model_id=model_id
-                ).version
-            self.client.update_model_version(name, version, description=card)
-            for key, value in self._standing(run_id, job).items():
-                self.client.set_model_version_tag(name, version, key, value)
-        return str(version)
-
-    def set_champion(self, data: str, version: str) -> str:
-        """Give the alias ``champion`` of a data set's registered model to this version; return the version that has it.
-
-        Within one experiment the latest choice holds. A champion of another experiment gives way only to one that
-        was judged on as many validation rows at least, and scored no less: a quick trial dethrones nobody.
-        """
-        name = registered_name(data)
-        with file_lock(self.root / LOCKS / "mlflow-models.lock"):
-            challenger = self.client.get_model_version(name, version).tags
-            aliases = self.client.get_registered_model(name).aliases
-            if CHAMPION in aliases:
-                champion = self.client.get_model_version(name, aliases[CHAMPION]).tags
-                if champion["experiment"] != challenger["experiment"] and _merit(challenger) < _merit(champion):
-                    return str(aliases[CHAMPION])
-            self.client.set_registered_model_alias(name, CHAMPION, version)
-        return str(version)
-
-    def _standing(self, run_id: str, job: Mapping[str, Any]) -> dict[str, str]:
-        """The tags of a model's version: the variant, and how it stands on the validation split over its seeds."""
-        run = self.client.get_run(run_id)
-        parent = self.client.get_run(run.data.tags["mlflow.parentRunId"])
-        start, stop = read_json(Path(job["prepared"]) / DESCRIPTION)["splits"]["validation"]
-        score = parent.data.metrics[f"validation.{SCORES[run.data.tags['task']]}.mean"]
-        return {
-            "variant": job["variant"],
-            "experiment": self.client.get_experiment(run.info.experiment_id).name,
-            "validation.rows": str(stop - start),
-            "validation.score": repr(score),
-        }
-
-    def _log_package(self, run_id: str, run_directory: Path, card: str) -> str:
-        import mlflow
-        import pandas
-        from mlflow.entities import LoggedModelOutput
-        from mlflow.models import Model, infer_signature
-
-        run = self.client.get_run(run_id)
-        with tempfile.TemporaryDirectory() as folder:
-            package = pack(run_directory, Path(folder))
-            text = isinstance(package.example, list)
-            example = pandas.DataFrame({"text": package.example}) if text else package.example
-            artifacts = {"network": str(package.network)}
-            answer = _served(artifacts).predict(None, example)
-            logged = self.client.create_logged_model(
-                run.info.experiment_id, run.info.run_name, run_id, params=run.data.params, model_type="classifier"
-            )
-            saved = Path(folder) / "saved"
-            mlflow.pyfunc.save_model(
-                saved,
-                python_model=SERVED_MODEL,
-                artifacts=artifacts,
-                code_paths=[str(path) for path in package.code_paths],
-                signature=infer_signature(example, answer),
-                input_example=example,
-                pip_requirements=package.requirements,
-                mlflow_model=Model(artifact_path=logged.artifact_location, run_id=run_id, model_uuid=logged.model_id,
-                                   model_id=logged.model_id),
-            )  # fmt: skip
-            (saved / CARD).write_text(card, encoding="utf-8")
-            self.client.log_model_artifacts(logged.model_id, str(saved))
-        self.client.finalize_logged_model(logged.model_id, "READY")
-        self.client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
-        return logged.model_id
-
-    def _card(self, run_id: str, job: Mapping[str, Any]) -> str:
-        run = self.client.get_run(run_id)
-        parent = self.client.get_run(run.data.tags["mlflow.parentRunId"])
-        manifest = _read_if_there(self.root / "data.manifest.json")
-        data = manifest.get("datasets", {}).get(job["data"], {})
-        description = read_json(Path(job["prepared"]) / DESCRIPTION)
-        return model_card(job, description, data, run.data.metrics, parent.data.metrics)
-
-    def _version_of(self, name: str, run_key: str) -> str | None:
-        versions = self.client.search_model_versions(f"name = '{name}'")
-        return next((str(one.version) for one in versions if one.tags.get("run_key") == run_key), None)
 
     # What the methods above are made of
 
@@ -553,28 +443,8 @@ class Tracking:
             self.client.set_tag(run_id, "metrics_left_out", ", ".join(sorted(left_out)))
 
 
-def _merit(tags: Mapping[str, str]) -> tuple[int, float]:
-    return int(tags["validation.rows"]), float(tags["validation.score"])
-
-
-def registered_name(data: str) -> str:
-    """The name of a data set's registered model."""
-    return f"reread-{data}"
-
-
 def _read_if_there(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
-
-
-def _served(artifacts: Mapping[str, str]) -> Any:
-    """The served model, loaded in this process: what it answers to the example gives the signature."""
-    from mlflow.pyfunc.model import PythonModelContext
-
-    from tasks.served_model import ServedModel
-
-    served = ServedModel()
-    served.load_context(PythonModelContext(dict(artifacts), None))
-    return served
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

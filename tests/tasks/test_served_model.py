@@ -16,6 +16,7 @@ import models
 from models import feeding
 from storage.files import read_json
 from storage.prepared import open_prepared
+from tasks.registry import log_model, registered_name, set_champion
 from tasks.tracking import open_tracking
 from tests.tasks.examples import TEXTS, evaluate_run, finish_run, make_job, prepared_images, prepared_text
 
@@ -61,11 +62,11 @@ def register(folder: Path, prepared: Path, model: str, score: float = 0.9, exper
     run = finish_run(job, score, description=read_json(prepared / "prepared.json"))
     tracking = open_tracking()
     run_id = tracking.record(run, evaluate_run(run, score))
-    return tracking, run_id, run, tracking.log_model(run_id, run)
+    return tracking, run_id, run, log_model(tracking, run_id, run)
 
 
 def kept_files(tracking, data: str, version: str) -> Path:
-    model_id = tracking.client.get_model_version(f"reread-{data}", version).source.removeprefix("models:/")
+    model_id = tracking.client.get_model_version(registered_name(data), version).source.removeprefix("models:/")
     return Path(tracking.client.get_logged_model(model_id).artifact_location.removeprefix("file://"))
 
 
@@ -98,7 +99,7 @@ def assert_no_pickle(files: Path) -> None:
 def test_a_han_reads_raw_text_where_the_project_is_not(folder):
     prepared = prepared_text(folder)
     tracking, run_id, run, version = register(folder, prepared, "han")
-    tracking.set_champion("snippets", version)
+    set_champion(tracking, "snippets", version)
     files = kept_files(tracking, "snippets", version)
     assert_no_pickle(files)
     rows = answer_elsewhere(folder, tracking.uri, "models:/reread-snippets@champion", {"text": TEXTS})
@@ -206,16 +207,16 @@ def test_one_version_a_run_and_one_champion_a_data_set(folder):
     prepared = prepared_text(folder)
     tracking, run_id, run, first = register(folder, prepared, "han")
     _, _, _, second = register(folder, prepared, "gru_flat")
-    assert tracking.log_model(run_id, run) == first != second
+    assert log_model(tracking, run_id, run) == first != second
     champion = lambda: tracking.client.get_model_version_by_alias("reread-snippets", "champion")  # noqa: E731
-    assert tracking.set_champion("snippets", first) == first
-    assert tracking.set_champion("snippets", second) == second
+    assert set_champion(tracking, "snippets", first) == first
+    assert set_champion(tracking, "snippets", second) == second
     assert (str(champion().version), champion().tags["variant"]) == (second, "gru_flat")
     # Another experiment takes the title with a score that is as good, not with a lower one.
     _, _, _, worse = register(folder, prepared, "han", 0.8, "trifle")
-    assert tracking.set_champion("snippets", worse) == second
+    assert set_champion(tracking, "snippets", worse) == second
     _, _, _, better = register(folder, prepared, "han", 0.95, "rival")
-    assert tracking.set_champion("snippets", better) == better
+    assert set_champion(tracking, "snippets", better) == better
     assert champion().tags["experiment"] == "rival"
     assert {one.tags["variant"] for one in tracking.client.search_model_versions("name = 'reread-snippets'")} == {
         "han",
