@@ -16,7 +16,7 @@ from tasks.step import publish_results, step
 @step(task_run_name="ingest-{data}")
 def ingest(data: str, accept_new_version: bool = False) -> str:
     """Make data set ``data``, or verify it; return the version that the manifest knows it by."""
-    entry = ingest_source(data, accept_new_version=accept_new_version)
+    entry = ingest_source(data, accept_new_version=accept_new_version, progress=say)
     rows = ", ".join(f"{count} {split}" for split, count in entry.splits.items())
     say(f"{data}: {rows} rows, {len(entry.classes)} classes, version {entry.version[:12]}")
     return entry.version
