@@ -88,7 +88,14 @@ def _baseline(experiment: Experiment, data: str, prepared_directory: Path, split
 
 
 def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, Any], tracking: Tracking) -> None:
-    """The report as artifacts; of each variant its best seed as a model; the champion of each data set."""
+    """The report as artifacts; of each variant its best seed as a model; the champion of each data set.
+
+    An experiment that tunes registers no model: its variants are settings to choose from, not candidates to serve.
+    """
+    tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
+    tracking.report(experiment.name, [Path(file) for file in found["files"] if Path(file).is_file()], tags)
+    if experiment.evaluate_on == "validation":
+        return
     champions = {data: about["variant"] for data, about in found["metrics"]["champions"].items()}
     for name, about in found["metrics"]["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
@@ -98,8 +105,6 @@ def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, An
         version = log_model(tracking, run_id, best.run_directory)
         if champions[best.data] == name:
             set_champion(tracking, best.data, version)
-    tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
-    tracking.report(experiment.name, [Path(file) for file in found["files"] if Path(file).is_file()], tags)
 
 
 def _show_in_prefect(experiment: Experiment, found: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ so that it takes raw input. Runs go through tasks/tracking.py, whose connection 
 """
 
 import contextlib
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,7 +81,7 @@ def set_champion(tracking: Tracking, data: str, version: str) -> str:
         aliases = client.get_registered_model(name).aliases
         if CHAMPION in aliases:
             champion = client.get_model_version(name, aliases[CHAMPION]).tags
-            if champion["experiment"] != challenger["experiment"] and _merit(challenger) < _merit(champion):
+            if champion.get("experiment") != challenger["experiment"] and _merit(challenger) < _merit(champion):
                 return str(aliases[CHAMPION])
         client.set_registered_model_alias(name, CHAMPION, version)
     return str(version)
@@ -92,7 +93,8 @@ def _changing(tracking: Tracking) -> contextlib.AbstractContextManager[bool]:
 
 
 def _merit(tags: Mapping[str, str]) -> tuple[int, float]:
-    return int(tags["validation.rows"]), float(tags["validation.score"])
+    """Validation rows and score; a version that somebody registered without them stands behind all others."""
+    return int(tags.get("validation.rows", 0)), float(tags.get("validation.score", 0.0))
 
 
 def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: str) -> str:
@@ -109,8 +111,10 @@ def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: 
         example = pandas.DataFrame({"text": package.example}) if text else package.example
         artifacts = {"network": str(package.network)}
         answer = _served(artifacts).predict(None, example)
+        # MLflow takes no dot or slash in a model's name, and a variant may have one (han-0.01).
+        name = re.sub(r"[^\w-]", "_", run.info.run_name)
         logged = client.create_logged_model(
-            run.info.experiment_id, run.info.run_name, run_id, params=run.data.params, model_type="classifier"
+            run.info.experiment_id, name, run_id, params=run.data.params, model_type="classifier"
         )
         saved = Path(folder) / "saved"
         mlflow.pyfunc.save_model(
