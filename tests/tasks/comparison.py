@@ -1,6 +1,8 @@
 """MLflow's own page that compares runs, opened in headless Chromium: for the test of what it shows, and for the README.
 
-python -m tests.tasks.comparison --experiment default han gru-flat --to docs/mlflow-comparison.png
+python -m tests.tasks.comparison --experiment default han gru-flat
+
+makes docs/mlflow-comparison.png, and docs/report.png of the same experiment's report.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from storage.errors import InputError, command, refuse_unknown
 from tasks.tracking import open_tracking
 
 WIDTH, HEIGHT = 1400, 1200
+REPORT_WIDTH = 1100
 MARGIN = 40
 SECONDS = 60
 
@@ -174,11 +177,24 @@ def comparison_picture(database: str, experiment_id: str, run_ids: list[str], pi
             take_picture(driver, picture)
 
 
+def report_picture(page: Path, picture: Path) -> None:
+    """Take a picture (PNG) of a report from its head to the variants, light as on paper."""
+    with browser() as driver:
+        driver.get(page.resolve().as_uri())
+        driver.set_window_size(REPORT_WIDTH, 3 * HEIGHT)
+        after = driver.find_element(By.ID, "curves")
+        frame = driver.get_window_size()["height"] - driver.execute_script("return window.innerHeight")
+        driver.set_window_size(REPORT_WIDTH, int(after.rect["y"]) + frame)
+        _wait_until_still(driver)
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        driver.save_screenshot(str(picture))
+
+
 @command
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.tasks.comparison", description=__doc__.splitlines()[0])
     parser.add_argument("--experiment", default="default")
-    parser.add_argument("--to", type=Path, default=Path("docs/mlflow-comparison.png"))
+    parser.add_argument("--to", type=Path, default=Path("docs"))
     parser.add_argument("variants", nargs="+")
     arguments = parser.parse_args()
     if missing():
@@ -187,8 +203,10 @@ def main() -> None:
     parents = tracking.parents(arguments.experiment)
     refuse_unknown(arguments.variants, parents, f"the runs of experiment '{arguments.experiment}' in MLflow")
     run_ids = [parents[variant] for variant in arguments.variants]
-    comparison_picture(tracking.uri, tracking.experiment(arguments.experiment), run_ids, arguments.to)
-    print(arguments.to)
+    comparison_picture(
+        tracking.uri, tracking.experiment(arguments.experiment), run_ids, arguments.to / "mlflow-comparison.png"
+    )
+    report_picture(Path("reports") / arguments.experiment / "report.html", arguments.to / "report.png")
 
 
 if __name__ == "__main__":
