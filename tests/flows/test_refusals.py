@@ -23,7 +23,8 @@ def refused(project, *command: str) -> str:
 )
 def test_a_wrong_name_is_named_with_the_nearest_right_one(project, command, said):
     assert said in refused(project, "python", "-m", *command.split())
-    assert not (project.directory / "runs").exists() and not (project.directory / ".prefect").exists()
+    # No run was begun, and no server was started for one.
+    assert not (project.directory / "runs").exists() and not (project.directory / ".prefect/prefect.db").exists()
 
 
 @pytest.mark.parametrize(
