@@ -21,6 +21,7 @@ from tasks.parameters import load_experiment
 from tasks.prefect_session import prefect_session
 from tasks.progress import BOARD
 from tasks.tracking import open_tracking
+from tasks.train import workers
 
 
 @flow(name="pipeline", log_prints=True)
@@ -53,6 +54,7 @@ def main() -> None:
     arguments = parser.parse_args()
     # A wrong name is refused before a server is started for it.
     check(load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds))
+    workers()
     start = time.monotonic()
     with prefect_session():
         report = Path(pipeline(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh))

@@ -10,7 +10,7 @@ from prefect.futures import wait
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.preprocess import preprocess
-from storage.errors import command
+from storage.errors import InputError, command
 from tasks.jobs import check
 from tasks.parameters import load_experiment
 from tasks.prefect_session import prefect_session
@@ -21,7 +21,15 @@ from tasks.worker import stop_training
 STOP_SECONDS = 30
 
 
-@flow(name="train", log_prints=True, task_runner=ThreadPoolTaskRunner(max_workers=workers()))
+def runner() -> ThreadPoolTaskRunner:
+    """As many threads as runs may train at a time; a wrong REREAD_WORKERS is refused when the flow starts."""
+    try:
+        return ThreadPoolTaskRunner(max_workers=workers())
+    except InputError:
+        return ThreadPoolTaskRunner(max_workers=1)
+
+
+@flow(name="train", log_prints=True, task_runner=runner())
 def train(
     experiment: str = "default",
     variants: list[str] | None = None,
@@ -32,6 +40,7 @@ def train(
 
     REREAD_WORKERS says how many run at a time. When one fails the others still finish, and then the flow fails.
     """
+    workers()
     chosen = load_experiment(experiment).select(variants, seeds)
     check(chosen)
     prepared = preprocess(experiment, sorted(chosen.preprocessing))
@@ -59,6 +68,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="train anew what is finished already")
     arguments = parser.parse_args()
     check(load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds))
+    workers()
     with prefect_session():
         train(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh)
 

@@ -41,6 +41,12 @@ def test_a_wrong_parameter_is_refused_before_anything_starts(project, old, new, 
     assert not (project.directory / "runs").exists() and not (project.directory / "prepared").exists()
 
 
+def test_a_wrong_number_of_workers_is_refused(project):
+    done = project.run("python", "-m", "flows.train", "--experiment", "tiny", code=2, REREAD_WORKERS="two")
+    assert done.stderr.startswith("error: REREAD_WORKERS=two") and done.stderr.count("\n") == 1
+    assert not (project.directory / "runs").exists()
+
+
 def test_altered_data_is_refused_by_the_flow(project):
     images = project.directory / "data/digits/images.npy"
     content = bytearray(images.read_bytes())
