@@ -169,11 +169,17 @@ def write_attention(metrics: Mapping[str, Any], records: Sequence[RunRecord], sp
 
 
 def about_data(data: str, metrics: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any]:
-    """What the report says of one data set: its variants' names, and prepared.json (version, splits, what was cut)."""
-    description = next(one for one in records if one.data == data).description
+    """What the report says of one data set: its variants' names, and prepared.json (version, splits, what was cut).
+
+    ``lengths`` is the picture of the lengths of a text data set, or None.
+    """
+    record = next(one for one in records if one.data == data)
+    description = record.description
+    lengths = Path(record.prepared_directory) / "lengths.png"
     return {
         "name": data,
         "description": description,
+        "lengths": lengths if lengths.is_file() else None,
         "metric_names": metric_names(description["task"]),
         "variants": [name for name, variant in metrics["variants"].items() if variant["data"] == data],
     }
