@@ -10,7 +10,7 @@ export REREAD_PROJECT := $(CURDIR)
 # Python 3.11, or the nearest there is.
 SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: install data run repro test test-packages lint format ui serve doctor clean
+.PHONY: install ext data run repro test test-packages lint format ui serve doctor clean
 
 run: data
 	$(PYTHON) -m flows.pipeline --experiment $(EXPERIMENT)
@@ -31,6 +31,10 @@ data: install
 	@$(PYTHON) -m tasks.ingest
 	@dvc commit --quiet data.dvc </dev/null || \
 	  { echo "error: data/ is not what data.dvc describes: remove data/ and run 'make data' again" >&2; exit 2; }
+
+# The CUDA kernels of cuda_ext/, compiled ahead of time: needs nvcc, no GPU.
+ext: install
+	$(PYTHON) -m cuda_ext.build
 
 repro: data
 	dvc repro

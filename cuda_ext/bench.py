@@ -1,0 +1,182 @@
+"""Time every kernel against its best peer and against the floor: ``python -m cuda_ext.bench [--json FILE]``.
+
+The floor is the bytes that must be moved over the bandwidth of a large copy, measured in the same run. Calls are
+captured in a CUDA graph, the peers' too, which leaves out the time that Python takes to launch; they rotate over
+enough sets of inputs and keep enough outputs that the caches do not hold them. A sample is one replay over its calls.
+"""
+
+import argparse
+import importlib
+import json
+import platform
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuda_ext import build, library
+from cuda_ext.case import Case
+from storage.errors import InputError, command
+from storage.files import write_json
+
+# Folders with a cases.py.
+KERNELS = ("vector_add",)
+SAMPLES = 50
+COPY_BYTES = 2**32
+# What the calls of one replay touch together: several times an H200's 60 MB of cache.
+ROTATED_BYTES = 2**29
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m cuda_ext.bench", description="Time kernels, peers and the floor.")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    file = parser.parse_args().json
+    measured = measure_all()
+    print(table(measured))
+    print(json.dumps(measured))
+    if file:
+        write_json(file, measured)
+
+
+def measure_all() -> dict[str, Any]:
+    """Measure every case; InputError if there is no GPU or no library for it."""
+    if not torch.cuda.is_available():
+        raise InputError("the benchmark times kernels on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
+    if reason := library.unfit(torch.device("cuda", torch.cuda.current_device())):
+        raise InputError(f"there is no kernel to time: {reason}")
+    torch.manual_seed(0)
+    bandwidth = copy_bandwidth()
+    return {
+        "environment": environment(),
+        "copy_bandwidth_gb_s": bandwidth / 1e9,
+        "results": [measure(case, bandwidth) for case in all_cases()],
+    }
+
+
+def all_cases() -> Iterator[Case]:
+    for name in KERNELS:
+        yield from importlib.import_module(f"cuda_ext.{name}.cases").bench_cases()
+
+
+def environment() -> dict[str, str | None]:
+    """The machine and the versions that the figures hold for."""
+    driver = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    found = build.built()
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver.splitlines()[0] if driver else None,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "kernels": found["sources"] if found else None,
+        "nvcc": found["nvcc"] if found else None,
+    }
+
+
+def _output(arguments: list[str]) -> str | None:
+    try:
+        return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of a copy of 4 GiB within the GPU's memory."""
+    source = torch.randint(256, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    destination = torch.empty_like(source)
+    return 2 * COPY_BYTES / (time_samples(lambda: destination.copy_(source), calls=1)["median_ms"] / 1e3)
+
+
+def measure(case: Case, bandwidth: float) -> dict[str, Any]:
+    calls = max(4, min(64, -(-ROTATED_BYTES // case.bytes)))
+    sets = [case.inputs() for _ in range(min(calls, -(-ROTATED_BYTES // case.bytes)))]
+    own = time_calls(case.function, sets, calls)
+    peers = {name: time_calls(peer, sets, calls) for name, peer in case.peers.items()}
+    best = min(peers, key=lambda name: peers[name]["median_ms"])
+    floor = case.bytes / bandwidth * 1e3
+    return {
+        "kernel": case.kernel,
+        "shape": case.shape,
+        "dtype": str(case.dtype).removeprefix("torch."),
+        **own,
+        "floor_ms": floor,
+        "share_of_floor": floor / own["median_ms"],
+        "best_peer": best,
+        "times_best_peer": peers[best]["median_ms"] / own["median_ms"],
+        "peers": peers,
+        "relative_error": relative_error(case, sets[0]),
+    }
+
+
+def relative_error(case: Case, inputs: tuple[Tensor, ...]) -> float:
+    """The norm of the difference from float64 over the norm of float64's result."""
+    exact = case.exact(*(tensor.double() for tensor in inputs))
+    return float((case.function(*inputs).double() - exact).norm() / exact.norm())
+
+
+def time_calls(function: Callable[..., Tensor], sets: list[tuple[Tensor, ...]], calls: int) -> dict[str, float]:
+    """Time one call, from replays of a CUDA graph of ``calls`` calls over the sets of inputs in turn."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            function(*sets[0])
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        # The outputs are kept until all calls are captured: freed, they would share one place in the cache.
+        outputs = [function(*sets[i % len(sets)]) for i in range(calls)]
+    samples = time_samples(graph.replay, calls)
+    del outputs, graph
+    return samples
+
+
+def time_samples(run: Callable[[], object], calls: int) -> dict[str, float]:
+    """Time ``run``, by CUDA events, in milliseconds a call: median, quartiles and number of samples."""
+    for _ in range(5):
+        run()
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(SAMPLES)]
+    for start, end in events:
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    times = [start.elapsed_time(end) / calls for start, end in events]
+    low, median, high = statistics.quantiles(times, n=4)
+    return {"median_ms": median, "low_quartile_ms": low, "high_quartile_ms": high, "n": SAMPLES}
+
+
+def table(measured: dict[str, Any]) -> str:
+    """The figures as a Markdown table; the spread is the distance of the quartiles."""
+    lines = [
+        "| kernel | shape | dtype | ms | spread | n | floor ms | of floor "
+        "| best peer | its ms | spread | times peer | error |",
+        f"|{'---|' * 13}",
+    ]
+    for row in measured["results"]:
+        peer = row["peers"][row["best_peer"]]
+        cells = [
+            row["kernel"],
+            row["shape"],
+            row["dtype"],
+            f"{row['median_ms']:.4f}",
+            f"{row['high_quartile_ms'] - row['low_quartile_ms']:.4f}",
+            str(row["n"]),
+            f"{row['floor_ms']:.4f}",
+            f"{row['share_of_floor']:.1%}",
+            row["best_peer"],
+            f"{peer['median_ms']:.4f}",
+            f"{peer['high_quartile_ms'] - peer['low_quartile_ms']:.4f}",
+            f"{row['times_best_peer']:.2f}",
+            f"{row['relative_error']:.1e}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    command(main)()

@@ -1,0 +1,196 @@
+"""Compile every kernel of this folder into one library, ahead of time: ``python -m cuda_ext.build`` (or ``make ext``).
+
+The library stands on PyTorch's stable ABI, target 2.11, so that one build serves Python 3.11 to 3.13 and torch 2.11 to
+2.13. Nothing here needs a GPU or PyTorch's CUDA build: nvcc and PyTorch's headers are enough. It holds machine code
+for the GPUs in ``ARCHITECTURES`` and PTX for later ones.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from storage.errors import InputError, command
+from storage.files import content_key, file_lock, sha256_file, write_json, write_text
+
+SOURCES = Path(__file__).resolve().parent
+BUILT = SOURCES / "_build"
+# (major, minor) of the GPUs that get machine code; the last also gives the PTX.
+ARCHITECTURES = ((8, 0), (9, 0), (10, 0))
+# The first nvcc that knows all of them.
+OLDEST_NVCC = (12, 8)
+TORCH_TARGET = "2.11"
+FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-Xcompiler=-fPIC",
+    "-DUSE_CUDA",
+    "-DTORCH_TARGET_VERSION=0x020b000000000000ULL",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m cuda_ext.build", description="Compile the CUDA extensions.")
+    parser.add_argument("--output", type=Path, default=BUILT, help="the folder that gets the library")
+    library = build(parser.parse_args().output)
+    print(f"built {library}")
+
+
+def build(output: Path = BUILT) -> Path:
+    """Compile what changed, link, and publish library.json in ``output``. Returns the library's path.
+
+    InputError says in one line what is missing (nvcc, a compiler) or does not fit, and the command that mends it.
+    """
+    nvcc = find_nvcc()
+    release = check_nvcc(nvcc)
+    with file_lock(output / "lock"):
+        objects = compile_sources(nvcc, output / "objects")
+        key = source_key()
+        library = output / f"cuda_ext-{key}.so"
+        descriptor, temporary = tempfile.mkstemp(dir=output, suffix=".so")
+        os.close(descriptor)
+        try:
+            run([nvcc, "-shared", "-o", temporary, *map(str, objects), *link_flags()])
+            os.chmod(temporary, 0o755)
+            os.replace(temporary, library)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+        # Written last, by rename: a reader sees the old library or the new one.
+        write_json(
+            output / "library.json",
+            {
+                "file": library.name,
+                "sources": key,
+                "nvcc": ".".join(map(str, release)),
+                "torch_target": TORCH_TARGET,
+                "architectures": [list(architecture) for architecture in ARCHITECTURES],
+            },
+        )
+        for old in output.glob("cuda_ext-*.so"):
+            if old != library:
+                old.unlink()
+    return library
+
+
+def kernel_sources() -> list[Path]:
+    """The kernels, one .cu file each."""
+    return sorted(SOURCES.glob("*/*.cu"))
+
+
+def source_key() -> str:
+    """A key of everything that the library's bytes come from, but for the compiler."""
+    files = [*kernel_sources(), *sorted(SOURCES.rglob("*.cuh"))]
+    digests = {path.relative_to(SOURCES).as_posix(): sha256_file(path) for path in files}
+    return content_key([digests, compile_flags(include=False)])
+
+
+def compile_flags(include: bool = True) -> list[str]:
+    codes = [f"-gencode=arch=compute_{a}{b},code=sm_{a}{b}" for a, b in ARCHITECTURES]
+    newest = "".join(map(str, ARCHITECTURES[-1]))
+    codes.append(f"-gencode=arch=compute_{newest},code=compute_{newest}")
+    where = [f"-I{torch_folder() / 'include'}"] if include else []
+    return [*FLAGS, *codes, *where]
+
+
+def link_flags() -> list[str]:
+    # The CUDA part of PyTorch is not named: the CPU build, with which one can compile, has none. Loading makes its
+    # symbols known first (see library.py). CUDA's runtime is linked in, nvcc's default.
+    return [f"-L{torch_folder() / 'lib'}", "-lc10", "-ltorch_cpu"]
+
+
+def torch_folder() -> Path:
+    return Path(torch.__file__).resolve().parent
+
+
+def find_nvcc() -> str:
+    """nvcc of CUDA_HOME, else of the PATH, else where CUDA's installer puts it."""
+    candidates = [shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"]
+    if home := os.environ.get("CUDA_HOME"):
+        candidates.insert(0, f"{home}/bin/nvcc")
+    for candidate in candidates:
+        if candidate and os.access(candidate, os.X_OK):
+            return candidate
+    raise InputError(
+        f"nvcc, CUDA's compiler, is neither in CUDA_HOME nor on the PATH: install the CUDA toolkit "
+        f"{torch.version.cuda or '13.0'} (https://developer.nvidia.com/cuda-downloads) and run "
+        f"`CUDA_HOME=/usr/local/cuda make ext`"
+    )
+
+
+def check_nvcc(nvcc: str) -> tuple[int, int]:
+    """Return nvcc's release; InputError if it is too old or of another major version than PyTorch's CUDA."""
+    found = re.search(r"release (\d+)\.(\d+)", run([nvcc, "--version"]))
+    if not found:
+        raise InputError(f"{nvcc} --version names no release: point CUDA_HOME at a CUDA toolkit and run `make ext`")
+    release = (int(found[1]), int(found[2]))
+    text = ".".join(map(str, release))
+    wanted = torch.version.cuda
+    if wanted and int(wanted.split(".")[0]) != release[0]:
+        raise InputError(
+            f"nvcc {text} ({nvcc}) does not fit PyTorch {torch.__version__}, built with CUDA {wanted}: install the "
+            f"CUDA toolkit {wanted} and run `CUDA_HOME=/usr/local/cuda-{wanted} make ext`"
+        )
+    if release < OLDEST_NVCC:
+        oldest = ".".join(map(str, OLDEST_NVCC))
+        raise InputError(
+            f"nvcc {text} ({nvcc}) does not know every GPU that the library is built for: install the CUDA toolkit "
+            f"{wanted or oldest} or later and run `CUDA_HOME=/usr/local/cuda make ext`"
+        )
+    return release
+
+
+def compile_sources(nvcc: str, folder: Path) -> list[Path]:
+    """Compile each kernel into an object in ``folder``: by ninja, which leaves out what is up to date, else by nvcc."""
+    folder.mkdir(parents=True, exist_ok=True)
+    objects = {source: folder / f"{source.stem}.o" for source in kernel_sources()}
+    flags = compile_flags()
+    ninja = shutil.which("ninja")
+    if ninja is None:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda pair: run([nvcc, "-c", str(pair[0]), "-o", str(pair[1]), *flags]), objects.items()))
+        return list(objects.values())
+
+    def escaped(text: object) -> str:
+        return re.sub(r"([$ :])", r"$\1", str(text))
+
+    rule = " ".join(f"'{part}'" for part in (nvcc, *flags))
+    lines = [
+        "rule compile",
+        f"  command = {rule.replace('$', '$$')} -MD -MF '$out.d' -c '$in' -o '$out'",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        *(f"build {escaped(object_)}: compile {escaped(source)}" for source, object_ in objects.items()),
+    ]
+    write_text(folder / "build.ninja", "\n".join(lines) + "\n")
+    run([ninja, "-C", str(folder), "--quiet"])
+    return list(objects.values())
+
+
+def run(arguments: list[str]) -> str:
+    """Run a command and return what it printed; InputError with its last lines if it failed."""
+    done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        if "Cannot find compiler" in done.stdout or "No such file or directory" in done.stdout and "g++" in done.stdout:
+            raise InputError("nvcc finds no C++ compiler: install one (`apt-get install g++`) and run `make ext`")
+        lines = "\n".join(done.stdout.strip().splitlines()[-20:])
+        raise InputError(f"{Path(arguments[0]).name} failed with exit code {done.returncode}:\n{lines}")
+    return done.stdout
+
+
+def built(output: Path = BUILT) -> dict | None:
+    """What library.json says of the library in ``output``, or None if there is none."""
+    try:
+        return json.loads((output / "library.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    command(main)()

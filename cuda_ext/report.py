@@ -1,0 +1,106 @@
+"""Build, test, watch and time the kernels on a GPU machine, and write it down: ``python -m cuda_ext.report``.
+
+It runs the build, the tests marked ``gpu``, compute-sanitizer's memcheck and racecheck, and the benchmark, and writes
+results/DATE-GPU.json and .md, which are committed as evidence. Exit code 1 if anything failed; it is written all the
+same, so that a failure leaves its trace. Needs pytest, nvcc and compute-sanitizer.
+"""
+
+import argparse
+import datetime
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cuda_ext import bench, build
+from storage.errors import command
+from storage.files import write_json, write_text
+
+RESULTS = build.SOURCES / "results"
+ROOT = build.SOURCES.parent
+SANITIZERS = ("memcheck", "racecheck")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m cuda_ext.report", description="Test and time all kernels.")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="the folder that gets the report")
+    parser.add_argument("--commit", help="the commit of the sources, where git cannot be asked")
+    arguments = parser.parse_args()
+    build.build()
+    checks = {"gpu tests": run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/cuda_ext"])}
+    for tool in SANITIZERS:
+        checks[tool] = sanitize(tool)
+    report = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "commit": arguments.commit or commit(),
+        "checks": checks,
+        **bench.measure_all(),
+    }
+    gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
+    path = arguments.output / f"{report['date']}-{gpu}.json"
+    write_json(path, report)
+    write_text(path.with_suffix(".md"), markdown(report))
+    print(markdown(report))
+    return 0 if all(check["passed"] for check in checks.values()) else 1
+
+
+def sanitize(tool: str) -> dict[str, Any]:
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        return {"passed": False, "said": "compute-sanitizer is not on the PATH: it comes with the CUDA toolkit"}
+    return run(
+        [sanitizer, "--tool", tool, "--error-exitcode", "1", sys.executable, "-m", "cuda_ext.exercise"],
+        PYTORCH_NO_CUDA_MEMORY_CACHING="1",
+    )
+
+
+def run(arguments: list[str], **environment: str) -> dict[str, Any]:
+    """Run a command in the project's root; ``said`` is its last line, all of it after a failure."""
+    done = subprocess.run(
+        arguments, cwd=ROOT, env={**os.environ, **environment}, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    output = done.stdout.strip()
+    return {"passed": done.returncode == 0, "said": output.splitlines()[-1] if done.returncode == 0 else output[-4000:]}
+
+
+def commit() -> str | None:
+    """The checkout's commit, with ``-dirty`` if it holds changes; None outside a checkout."""
+    try:
+        return subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def markdown(report: dict[str, Any]) -> str:
+    environment = report["environment"]
+    checks = "\n".join(
+        f"- {name}: {'passed' if check['passed'] else 'FAILED'} ({check['said'].splitlines()[-1].strip('= ')})"
+        for name, check in report["checks"].items()
+    )
+    return f"""# Kernels on one {environment["gpu"]}, {report["date"]}
+
+Driver {environment["driver"]}, torch {environment["torch"]}, CUDA {environment["cuda"]}, Python \
+{environment["python"]}, nvcc {environment["nvcc"]}; kernels {environment["kernels"]}, commit {report["commit"]}.
+Made by `python -m cuda_ext.report`.
+
+{checks}
+
+Copy within the GPU's memory: {report["copy_bandwidth_gb_s"]:.0f} GB/s, read and written. ms: median of n samples, each
+a replay of a CUDA graph; spread: the distance of the quartiles; floor: the bytes that must be moved at the copy's
+speed; error: relative norm against float64.
+
+{bench.table(report)}
+"""
+
+
+if __name__ == "__main__":
+    command(main)()

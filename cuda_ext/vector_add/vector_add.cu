@@ -1,0 +1,124 @@
+// Vector addition, z = x + y: the worked example of a kernel.
+//
+// It reads two numbers and writes one for each addition, so that memory bandwidth alone bounds it: 3 n sizeof(T)
+// bytes. Each thread moves 16 bytes at a time and has four such loads of each input under way before it uses the first.
+
+#include "../launch.cuh"
+
+#include <algorithm>
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int threads = 256;
+constexpr int unroll = 4;
+// A grid of more blocks gains nothing: the stride loop takes what is left. 2^16 blocks cover 1 GiB of each vector.
+constexpr int64_t most_blocks = int64_t{1} << 16;
+
+template <typename T>
+__device__ T sum(T a, T b) {
+  using C = cuda_ext::compute_t<T>;
+  return static_cast<T>(static_cast<C>(a) + static_cast<C>(b));
+}
+
+// All three pointers lie on 16 bytes. `n` counts elements and may exceed 2^31, so every index has 64 bits.
+template <typename T>
+__global__ void __launch_bounds__(threads) add_packs(const T* __restrict__ x, const T* __restrict__ y,
+                                                     T* __restrict__ z, int64_t n) {
+  using Pack = cuda_ext::Pack<T>;
+  const auto* x_packs = reinterpret_cast<const Pack*>(x);
+  const auto* y_packs = reinterpret_cast<const Pack*>(y);
+  auto* z_packs = reinterpret_cast<Pack*>(z);
+  const int64_t packs = n / Pack::size;
+  const int64_t stride = int64_t{gridDim.x} * threads * unroll;
+  for (int64_t first = int64_t{blockIdx.x} * threads * unroll + threadIdx.x; first < packs; first += stride) {
+    Pack a[unroll], b[unroll];
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) {
+      if (const int64_t at = first + i * threads; at < packs) {
+        a[i] = x_packs[at];
+        b[i] = y_packs[at];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) {
+      if (const int64_t at = first + i * threads; at < packs) {
+        Pack c;
+#pragma unroll
+        for (int j = 0; j < Pack::size; ++j) c.values[j] = sum(a[i].values[j], b[i].values[j]);
+        z_packs[at] = c;
+      }
+    }
+  }
+  // What does not fill a pack: at most 7 elements.
+  const int64_t tail = packs * Pack::size + threadIdx.x;
+  if (blockIdx.x == 0 && tail < n) z[tail] = sum(x[tail], y[tail]);
+}
+
+// For a view that begins between two packs.
+template <typename T>
+__global__ void __launch_bounds__(threads) add_elements(const T* __restrict__ x, const T* __restrict__ y,
+                                                        T* __restrict__ z, int64_t n) {
+  const int64_t stride = int64_t{gridDim.x} * threads * unroll;
+  for (int64_t first = int64_t{blockIdx.x} * threads * unroll + threadIdx.x; first < n; first += stride) {
+#pragma unroll
+    for (int i = 0; i < unroll; ++i) {
+      if (const int64_t at = first + i * threads; at < n) z[at] = sum(x[at], y[at]);
+    }
+  }
+}
+
+template <typename T>
+void launch(const Tensor& x, const Tensor& y, const Tensor& z, cudaStream_t stream) {
+  const auto* x_data = static_cast<const T*>(x.data_ptr());
+  const auto* y_data = static_cast<const T*>(y.data_ptr());
+  auto* z_data = static_cast<T*>(z.data_ptr());
+  const int64_t n = x.numel();
+  const bool packed = cuda_ext::aligned_for_packs(x_data) && cuda_ext::aligned_for_packs(y_data) &&
+                      cuda_ext::aligned_for_packs(z_data);
+  const int64_t per_block = int64_t{threads} * unroll * (packed ? cuda_ext::Pack<T>::size : 1);
+  const auto blocks = static_cast<unsigned>(std::min((n + per_block - 1) / per_block, most_blocks));
+  if (packed) {
+    add_packs<T><<<blocks, threads, 0, stream>>>(x_data, y_data, z_data, n);
+  } else {
+    add_elements<T><<<blocks, threads, 0, stream>>>(x_data, y_data, z_data, n);
+  }
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+// x, y: any one shape, on one GPU, of one of the four dtypes. The result is contiguous. The Python face has refused all
+// else with a better message; what is checked again here is what would read or write outside a tensor.
+Tensor vector_add(Tensor x, Tensor y) {
+  STD_TORCH_CHECK(x.is_cuda() && y.is_cuda() && x.get_device_index() == y.get_device_index(),
+                  "vector_add: x and y must be on one GPU, got devices ", x.get_device_index(), " and ",
+                  y.get_device_index());
+  STD_TORCH_CHECK(x.scalar_type() == y.scalar_type(), "vector_add: x and y must have one dtype");
+  STD_TORCH_CHECK(x.numel() == y.numel(), "vector_add: x and y must have one shape, got ", x.numel(), " and ",
+                  y.numel(), " elements");
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  x = torch::stable::contiguous(x);
+  y = torch::stable::contiguous(y);
+  Tensor z = torch::stable::empty_like(x);
+  if (x.numel() == 0) return z;
+  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
+  switch (x.scalar_type()) {
+    case ScalarType::Double: launch<double>(x, y, z, stream); break;
+    case ScalarType::Float: launch<float>(x, y, z, stream); break;
+    case ScalarType::Half: launch<__half>(x, y, z, stream); break;
+    case ScalarType::BFloat16: launch<__nv_bfloat16>(x, y, z, stream); break;
+    default: STD_TORCH_CHECK(false, "vector_add: dtype must be float64, float32, float16 or bfloat16");
+  }
+  return z;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+  m.def("vector_add(Tensor x, Tensor y) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+  m.impl("vector_add", TORCH_BOX(&vector_add));
+}
