@@ -34,6 +34,8 @@ RUN = {
     "python -m flows.prune --dry-run": "python -m flows.prune --dry-run",
 }
 
+SHOW = "print(f'label={answer.label[0]} columns={list(answer.columns)}')"
+
 
 def commands() -> list[str]:
     """Each line of the README's shell blocks, without its comment."""
@@ -79,6 +81,11 @@ def test_make_run_ends_with_verdicts_a_report_and_what_to_type_next(project):
     again = project.run(*shlex.split(RUN["make run"]), timeout=400)
     assert again.stdout.count("finished before") == 8
     assert "epoch 1 of" not in again.stdout
+
+    # What the README says of serving the champion, as it stands there.
+    (served,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    answer = project.run("python", "-c", served.replace("model.predict(", "answer = model.predict(") + SHOW).stdout
+    assert "label=" in answer and "'probabilities'" in answer
 
     pruned = project.run(*shlex.split(RUN["python -m flows.prune --dry-run"]))
     assert "last.safetensors" in pruned.stdout or "checkpoint" in pruned.stdout.lower()

@@ -1,0 +1,144 @@
+"""The library: compiled here by nvcc for every GPU it names, refused in one line where it cannot be, loaded if it fits."""
+
+import json
+import os
+import re
+import shutil
+
+import pytest
+import torch
+
+from cuda_ext import build, library
+from storage.errors import InputError
+
+needs_nvcc = pytest.mark.skipif(
+    shutil.which("nvcc") is None and not os.access("/usr/local/cuda/bin/nvcc", os.X_OK), reason="there is no nvcc"
+)
+
+
+@needs_nvcc
+def test_the_kernels_compile_for_every_gpu_and_are_published_whole(tmp_path):
+    library_file = build.build(tmp_path)
+    found = build.built(tmp_path)
+    assert found == json.loads((tmp_path / "library.json").read_text(encoding="utf-8"))
+    assert found["file"] == library_file.name
+    assert found["sources"] == build.source_key()
+    assert found["architectures"] == [[8, 0], [9, 0], [10, 0]]
+    content = library_file.read_bytes()
+    assert content.startswith(b"\x7fELF")
+    assert b"vector_add(Tensor x, Tensor y) -> Tensor" in content
+    # Nothing half-made and no older library is left beside it.
+    assert [path.name for path in tmp_path.glob("*.so")] == [library_file.name]
+    compiled = {path: path.stat().st_mtime_ns for path in (tmp_path / "objects").glob("*.o")}
+    assert len(compiled) == len(build.kernel_sources())
+    if shutil.which("ninja"):
+        assert build.build(tmp_path) == library_file
+        assert {path: path.stat().st_mtime_ns for path in compiled} == compiled, "what is up to date was compiled again"
+
+
+def test_every_gpu_gets_machine_code_and_later_ones_ptx():
+    flags = [flag for flag in build.compile_flags() if flag.startswith("-gencode")]
+    assert [flag.split("code=")[-1] for flag in flags] == ["sm_80", "sm_90", "sm_100", "compute_100"]
+
+
+def nvcc_of(folder, text, code=0):
+    """A compiler that says ``text`` and gives ``code``."""
+    (folder / "bin").mkdir()
+    path = folder / "bin" / "nvcc"
+    path.write_text(f"#!/bin/sh\necho '{text}'\nexit {code}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_nvcc_of_cuda_home_comes_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert build.find_nvcc() != f"{tmp_path}/bin/nvcc"
+    nvcc = nvcc_of(tmp_path, "Cuda compilation tools, release 13.0, V13.0.88")
+    assert build.find_nvcc() == nvcc
+    assert build.check_nvcc(nvcc) == (13, 0)
+
+
+def test_a_missing_nvcc_is_one_line_with_the_command(monkeypatch):
+    monkeypatch.setattr(build.os, "access", lambda *_: False)
+    with pytest.raises(InputError, match="^nvcc, CUDA's compiler, is neither .*make ext`$"):
+        build.find_nvcc()
+
+
+@pytest.mark.parametrize(
+    ("said", "cuda", "message"),
+    [
+        (
+            "release 12.9, V12.9.1",
+            "13.0",
+            "nvcc 12.9 .* does not fit PyTorch .* built with CUDA 13.0: .*cuda-13.0 make ext",
+        ),
+        (
+            "release 13.0, V13.0.88",
+            "12.8",
+            "nvcc 13.0 .* does not fit PyTorch .* built with CUDA 12.8: .*cuda-12.8 make ext",
+        ),
+        ("release 12.4, V12.4.1", None, "nvcc 12.4 .* does not know every GPU .*12.8 or later.* make ext"),
+        ("no compiler at all", None, "names no release: .*make ext"),
+    ],
+)
+def test_an_nvcc_that_does_not_fit_is_one_line_with_the_command(tmp_path, monkeypatch, said, cuda, message):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(InputError) as error:
+        build.check_nvcc(nvcc_of(tmp_path, said))
+    assert re.search(message, str(error.value))
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_c_compiler_is_one_line_with_the_command(tmp_path):
+    nvcc = nvcc_of(tmp_path, "nvcc fatal   : Cannot find compiler cl in PATH", 1)
+    with pytest.raises(InputError, match=r"^nvcc finds no C\+\+ compiler: .*make ext`$"):
+        build.run([nvcc, "-c", "kernel.cu"])
+
+
+def test_what_the_compiler_says_is_passed_on(tmp_path):
+    nvcc = nvcc_of(tmp_path, "kernel.cu(3): error: expected a declaration", 2)
+    with pytest.raises(InputError, match=r"nvcc failed with exit code 2:\nkernel.cu\(3\): error"):
+        build.run([nvcc, "-c", "kernel.cu"])
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs"),
+    [((8, 0), True), ((8, 9), True), ((9, 0), True), ((10, 3), True), ((12, 0), True), ((7, 5), False)],
+)
+def test_which_gpus_the_library_runs_on(capability, runs):
+    assert library.runs_on([[8, 0], [9, 0], [10, 0]], capability) is runs
+
+
+def test_machine_code_of_a_later_minor_version_alone_does_not_run():
+    assert not library.runs_on([[8, 6]], (8, 0))
+
+
+def unfit_on_a_gpu(monkeypatch, built):
+    """Why the library, as library.json would describe it, does not serve a Turing GPU."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(build, "built", lambda: built)
+    return library.unfit.__wrapped__(torch.device("cuda", 0))
+
+
+def test_a_library_that_does_not_fit_says_why_and_what_mends_it(monkeypatch):
+    assert unfit_on_a_gpu(monkeypatch, None) == "the library is not built: run `make ext`"
+    stale = {"sources": "0" * 16, "architectures": [[8, 0]], "file": "none.so"}
+    assert unfit_on_a_gpu(monkeypatch, stale) == "the library was built from other sources: run `make ext`"
+    other = {**stale, "sources": build.source_key()}
+    assert re.fullmatch(
+        r"Tesla T4 is sm_75 and the library holds sm_80: add .*build.py and run `make ext`",
+        unfit_on_a_gpu(monkeypatch, other),
+    )
+
+
+def test_a_cpu_build_of_pytorch_is_named(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "CPU build: run `pip install" in library.unfit.__wrapped__(torch.device("cuda", 0))
+
+
+def test_a_library_that_does_not_load_says_so(tmp_path):
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not a library")
+    assert re.fullmatch(r"the library does not load with PyTorch .*: run `make ext`", library._load.__wrapped__(broken))
