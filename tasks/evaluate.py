@@ -53,7 +53,7 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
         )
     tracking = open_tracking()
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
-    baselines = {name: _baseline(chosen, name, Path(folder), splits) for name, folder in sorted(prepared.items())}
+    baselines = {name: _baseline(Path(folder), splits) for name, folder in sorted(prepared.items())}
     destination = reports_root() / experiment
     found = evaluate_experiment(
         chosen.as_dictionary(),
@@ -77,7 +77,7 @@ def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracking: Tracki
     return RunRecord(job["variant"], job["data"], job["seed"], run_directory, prepared, evaluation)
 
 
-def _baseline(experiment: Experiment, data: str, prepared_directory: Path, splits: tuple[str, ...]) -> Baseline:
+def _baseline(prepared_directory: Path, splits: tuple[str, ...]) -> Baseline:
     """What a user would try first, on the very rows that the networks have, but uncut."""
     prepared = open_prepared(prepared_directory)
     read = [split for split in SPLITS if split == "train" or split in splits]
