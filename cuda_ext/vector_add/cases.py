@@ -24,7 +24,6 @@ def _case(shape: str, size: int, dtype: torch.dtype, offset: int) -> Case:
         x, y = (torch.randn(size + offset, device="cuda", dtype=dtype)[offset:] for _ in range(2))
         return x, y
 
-    # torch.compile keeps what it compiled by code object: a function of its own for each case.
     def add(x: Tensor, y: Tensor) -> Tensor:
         return x + y
 

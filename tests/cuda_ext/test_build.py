@@ -1,4 +1,4 @@
-"""The library: compiled here by nvcc for every GPU it names, refused in one line where it cannot be, loaded if it fits."""
+"""The library: compiled by nvcc for every GPU it names, refused in one line where it cannot be, loaded if it fits."""
 
 import json
 import os
