@@ -42,7 +42,7 @@ repro: data
 # What the tests need beside Python: a browser, on machines where Debian's packages can be installed.
 test-packages:
 	@if [ -n "$$CI" ] && ! command -v chromedriver >/dev/null; then \
-	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null; fi
+	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; fi
 
 test: data test-packages
 	$(PYTHON) -m pytest -n 2 --dist worksteal
