@@ -33,10 +33,12 @@ from tasks.tracking import Tracking, open_tracking
 def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int] | None = None) -> str:
     """Evaluate the finished runs of ``variants`` and ``seeds`` (default: all) and write the experiment's report.
 
-    Returns the report's folder, reports/EXPERIMENT. An experiment with ``evaluate_on: validation`` leaves the test
-    split unread.
+    Returns the report's folder: reports/EXPERIMENT or, where only a part was selected, reports/EXPERIMENT-part, which
+    leaves the experiment's own report and champions alone. ``evaluate_on: validation`` leaves the test split unread.
     """
-    chosen = load_experiment(experiment).select(variants, seeds)
+    whole = load_experiment(experiment)
+    chosen = whole.select(variants, seeds)
+    part = (list(chosen.variants), sorted(chosen.seeds)) != (list(whole.variants), sorted(whole.seeds))
     splits = ("validation", "test") if chosen.evaluate_on == "test" else ("validation",)
     prepared = {name: preprocess.fn(experiment, name) for name in chosen.preprocessing}
     jobs = [
@@ -54,7 +56,7 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
     tracking = open_tracking()
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
     baselines = {name: _baseline(Path(folder), splits) for name, folder in sorted(prepared.items())}
-    destination = reports_root() / experiment
+    destination = reports_root() / (f"{experiment}-part" if part else experiment)
     found = evaluate_experiment(
         chosen.as_dictionary(),
         records,
@@ -63,7 +65,8 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
         command=f"python -m flows.pipeline --experiment {experiment}",
         environment={**machine(), "threads a run": jobs[0]["training"]["threads"], **commit()},
     )
-    _track(chosen, records, found, tracking)
+    if not part:
+        _track(chosen, records, found, tracking)
     if TaskRunContext.get() is not None:
         _show_in_prefect(chosen, found)
     say(f"report: {destination / 'report.html'}")

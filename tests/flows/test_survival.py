@@ -86,6 +86,8 @@ def test_a_killed_flow_goes_on_from_its_last_epoch_and_ends_with_the_same_weight
     assert [one.info.status for one in child_runs(project)] == ["RUNNING"]
 
     project.run("python", "-m", "flows.pipeline", *ARGUMENTS)
+    # A part of an experiment does not take the place of its report.
+    assert [path.name for path in (project.directory / "reports").iterdir()] == ["tiny-part"]
     assert "resumed after epoch" in (run / "log.txt").read_text()
     (finished,) = child_runs(project)
     assert finished.info.status == "FINISHED"
