@@ -102,7 +102,9 @@ def compile_flags(include: bool = True) -> list[str]:
 def link_flags() -> list[str]:
     # The CUDA part of PyTorch is not named: the CPU build, with which one can compile, has none. Loading makes its
     # symbols known first (see library.py). CUDA's runtime is linked in, nvcc's default.
-    return [f"-L{torch_folder() / 'lib'}", "-lc10", "-ltorch_cpu"]
+    # The linker adds an empty image, for the GPU named here: unnamed, it would be one that the kernels do not serve.
+    oldest = "".join(map(str, ARCHITECTURES[0]))
+    return [f"-arch=sm_{oldest}", f"-L{torch_folder() / 'lib'}", "-lc10", "-ltorch_cpu"]
 
 
 def torch_folder() -> Path:

@@ -14,6 +14,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int threads = 512;
+constexpr int unroll = 4;
 // The stride loop takes what a grid of so many blocks, 2 GiB of each vector, leaves.
 constexpr int64_t most_blocks = int64_t{1} << 18;
 
@@ -47,12 +48,26 @@ __global__ void __launch_bounds__(threads) add_packs(const T* __restrict__ x, co
   if (tail < n) z[tail] = sum(x[tail], y[tail]);
 }
 
-// For a view that begins between two packs.
+// For a view that begins between two packs. One element at a time moves too few bytes a thread to keep the memory busy:
+// with `unroll` loads of each input under way it is as fast as packs, without 1.6 times slower (fp32 on an H200).
 template <typename T>
 __global__ void __launch_bounds__(threads) add_elements(const T* __restrict__ x, const T* __restrict__ y,
                                                         T* __restrict__ z, int64_t n) {
-  const int64_t stride = int64_t{gridDim.x} * threads;
-  for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < n; i += stride) z[i] = sum(x[i], y[i]);
+  const int64_t stride = int64_t{gridDim.x} * threads * unroll;
+  for (int64_t first = int64_t{blockIdx.x} * threads * unroll + threadIdx.x; first < n; first += stride) {
+    T a[unroll], b[unroll];
+#pragma unroll
+    for (int j = 0; j < unroll; ++j) {
+      if (const int64_t i = first + j * threads; i < n) {
+        a[j] = x[i];
+        b[j] = y[i];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < unroll; ++j) {
+      if (const int64_t i = first + j * threads; i < n) z[i] = sum(a[j], b[j]);
+    }
+  }
 }
 
 template <typename T>
@@ -63,7 +78,7 @@ void launch(const Tensor& x, const Tensor& y, const Tensor& z, cudaStream_t stre
   const int64_t n = x.numel();
   const bool packed = cuda_ext::aligned_for_packs(x_data) && cuda_ext::aligned_for_packs(y_data) &&
                       cuda_ext::aligned_for_packs(z_data);
-  const int64_t per_block = int64_t{threads} * (packed ? cuda_ext::Pack<T>::size : 1);
+  const int64_t per_block = int64_t{threads} * (packed ? cuda_ext::Pack<T>::size : unroll);
   const auto blocks = static_cast<unsigned>(std::min((n + per_block - 1) / per_block, most_blocks));
   if (packed) {
     add_packs<T><<<blocks, threads, 0, stream>>>(x_data, y_data, z_data, n);
