@@ -13,6 +13,7 @@ ELSEWHERE = {
     "make ui": ("tests/flows/test_serve.py", "flows.ui"),
     "make serve": ("tests/flows/test_serve.py", "flows.serve"),
     "make test": (".ci/run", "make test"),
+    "make ext": ("tests/cuda_ext/test_build.py", "from cuda_ext import build"),
     "make doctor": ("tests/flows/test_doctor.py", "flows.doctor"),
     "python -m flows.compare": ("tests/flows/test_compare.py", "flows.compare"),
     "python -m flows.compare RUN_A RUN_B": ("tests/flows/test_compare.py", "flows.compare"),
