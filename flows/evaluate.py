@@ -3,13 +3,11 @@
 python -m flows.evaluate [--experiment default]
 """
 
-import argparse
-
 from prefect import flow
 
+from flows.selection import read_selection
 from storage.errors import command
 from tasks.evaluate import evaluate as evaluate_experiment
-from tasks.parameters import load_experiment
 from tasks.prefect_session import prefect_session
 
 
@@ -21,12 +19,7 @@ def evaluate(experiment: str = "default", variants: list[str] | None = None, see
 
 @command
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flows.evaluate", description="Evaluate an experiment.")
-    parser.add_argument("--experiment", default="default")
-    parser.add_argument("--variants", nargs="+")
-    parser.add_argument("--seeds", nargs="+", type=int)
-    arguments = parser.parse_args()
-    load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds)
+    arguments = read_selection("evaluate", "Evaluate an experiment.", trains=False)
     with prefect_session():
         evaluate(arguments.experiment, arguments.variants, arguments.seeds)
 

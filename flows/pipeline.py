@@ -3,7 +3,6 @@
 python -m flows.pipeline [--experiment default] [--variants han ...] [--seeds 0 1 ...] [--fresh]
 """
 
-import argparse
 import time
 from pathlib import Path
 
@@ -12,16 +11,14 @@ from prefect import flow
 from evaluation.terminal import terminal_table
 from flows.evaluate import evaluate
 from flows.ingest import ingest
+from flows.selection import read_selection
 from flows.train import train
 from storage.errors import command
 from storage.files import read_json
-from tasks.folders import runs_root
 from tasks.jobs import check
 from tasks.parameters import load_experiment
 from tasks.prefect_session import prefect_session
 from tasks.progress import BOARD
-from tasks.tracking import open_tracking
-from tasks.train import workers
 
 
 @flow(name="pipeline", log_prints=True)
@@ -37,8 +34,6 @@ def pipeline(
     """
     chosen = load_experiment(experiment).select(variants, seeds)
     check(chosen)
-    # What a kill left RUNNING in MLflow is settled first.
-    open_tracking().reconcile(runs_root())
     ingest(experiment, sorted(chosen.preprocessing))
     train(experiment, variants, seeds, fresh)
     return evaluate(experiment, variants, seeds)
@@ -46,15 +41,7 @@ def pipeline(
 
 @command
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flows.pipeline", description="Run an experiment end to end.")
-    parser.add_argument("--experiment", default="default")
-    parser.add_argument("--variants", nargs="+")
-    parser.add_argument("--seeds", nargs="+", type=int)
-    parser.add_argument("--fresh", action="store_true", help="train anew what is finished already")
-    arguments = parser.parse_args()
-    # A wrong name is refused before a server is started for it.
-    check(load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds))
-    workers()
+    arguments = read_selection("pipeline", "Run an experiment end to end.", trains=True)
     start = time.monotonic()
     with prefect_session():
         report = Path(pipeline(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh))

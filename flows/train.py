@@ -3,17 +3,18 @@
 python -m flows.train [--experiment default] [--variants han ...] [--seeds 0 1 ...]
 """
 
-import argparse
-
 from prefect import flow
 from prefect.futures import wait
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.preprocess import preprocess
+from flows.selection import read_selection
 from storage.errors import InputError, command
+from tasks.folders import runs_root
 from tasks.jobs import check
 from tasks.parameters import load_experiment
 from tasks.prefect_session import prefect_session
+from tasks.tracking import open_tracking
 from tasks.train import train as train_run
 from tasks.train import workers
 from tasks.worker import stop_training
@@ -43,6 +44,8 @@ def train(
     workers()
     chosen = load_experiment(experiment).select(variants, seeds)
     check(chosen)
+    # What a kill left RUNNING in MLflow is settled first.
+    open_tracking().reconcile(runs_root())
     prepared = preprocess(experiment, sorted(chosen.preprocessing))
     futures = [
         train_run.submit(experiment, name, seed, prepared[variant.data], fresh)
@@ -61,14 +64,7 @@ def train(
 
 @command
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flows.train", description="Train variants of an experiment.")
-    parser.add_argument("--experiment", default="default")
-    parser.add_argument("--variants", nargs="+")
-    parser.add_argument("--seeds", nargs="+", type=int)
-    parser.add_argument("--fresh", action="store_true", help="train anew what is finished already")
-    arguments = parser.parse_args()
-    check(load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds))
-    workers()
+    arguments = read_selection("train", "Train variants of an experiment.", trains=True)
     with prefect_session():
         train(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh)
 

@@ -19,11 +19,11 @@ import pandas as pd
 
 from storage.errors import InputError, nearest, refuse_unknown
 from storage.files import file_lock, read_json, sha256_file, write_json
+from storage.prepared import SPLITS
 
 SCHEMA = 1
 KINDS = ("text", "image")
 TASKS = ("single-label", "multi-label")
-SPLITS = ("train", "validation", "test")
 DATA_DIRECTORY = Path("data")
 MANIFEST_PATH = Path("data.manifest.json")
 DOCUMENTS, IMAGES, LABELS, SPLIT = "documents.jsonl", "images.npy", "labels.npy", "split.npy"

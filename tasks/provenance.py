@@ -21,8 +21,7 @@ def commit() -> dict[str, Any]:
 def provenance(job: dict[str, Any]) -> dict[str, Any]:
     """Tags of the MLflow run of ``job``; names are flat, values text, numbers or truth values."""
     tags = {
-        "git.commit": commit()["commit"],
-        "git.dirty": commit()["dirty"],
+        **{f"git.{name}": value for name, value in commit().items()},
         "data.manifest.sha256": sha256_file(Path("data.manifest.json")),
         "deterministic": job["training"]["deterministic"],
         **machine(),

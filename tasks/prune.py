@@ -22,7 +22,7 @@ from typing import Any
 from preprocessing.prepare import prepared_key
 from storage.files import file_lock, sha256_file
 from storage.prepared import DESCRIPTION
-from tasks.folders import prepared_root, reports_root, runs_root
+from tasks.folders import prepared_root, reports_root, run_lock, runs_root
 from tasks.jobs import resolved_network, resolved_training, source
 from tasks.parameters import experiments, load_experiment
 from tasks.reproduce import FOLDER as REPRODUCED
@@ -48,17 +48,17 @@ def find() -> list[Item]:
     wanted = {name: list(_wanted(name)) for name in experiments()}
     kept, items = [], []
     for run in all_runs():
-        if _is_held(_lock_of(run)) or _is_held(run.directory / ".lock"):
+        if _is_held(run_lock(run.key)) or _is_held(run.directory / ".lock"):
             kept.append(run)
             continue
         why = _why_stale(run, wanted)
         if why:
-            items.append(Item("run", run.directory, why, _size(run.directory), _lock_of(run)))
+            items.append(Item("run", run.directory, why, _size(run.directory), run_lock(run.key)))
             continue
         kept.append(run)
         if run.finished:
             for file in sorted(run.directory.glob("last.*")):
-                items.append(Item("checkpoint", file, "the run is finished", _size(file), _lock_of(run)))
+                items.append(Item("checkpoint", file, "the run is finished", _size(file), run_lock(run.key)))
     used = {Path(run.job["prepared"]).name for run in kept}
     used |= {one["prepared_key"] for variants in wanted.values() for one in variants}
     for folder in sorted(prepared_root().glob(f"*/{DESCRIPTION}")):
@@ -147,11 +147,6 @@ def _leftovers(found: set[Path]) -> Iterator[Item]:
         if time.time() - _touched(path) > SETTLED_SECONDS:
             why = "reproductions that were kept" if path.name == REPRODUCED else "left by a process that died"
             yield Item("leftover", path, why, _size(path))
-
-
-def _lock_of(run: Run) -> Path:
-    """The lock that tasks.train holds while it trains the run."""
-    return Path(".locks") / f"run-{run.key}.lock"
 
 
 def _is_held(lock: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from storage.errors import InputError, command
 from storage.files import file_lock, read_json
+from tasks.folders import run_lock
 from tasks.jobs import check, make_job
 from tasks.parameters import load_experiment
 from tasks.preprocess import preprocess
@@ -42,7 +43,7 @@ def train(experiment: str, variant: str, seed: int, prepared: str, fresh: bool =
     job = make_job(load_experiment(experiment).select([variant], [seed]), variant, seed, Path(prepared))
     run_directory = Path(job["run_directory"])
     # Another process may train the very same run (a deployment beside `dvc repro`): it is trained once.
-    with file_lock(Path(".locks") / f"run-{job['run_key']}.lock"):
+    with file_lock(run_lock(job["run_key"])):
         if fresh and run_directory.exists():
             shutil.rmtree(run_directory)
         if (run_directory / "result.json").is_file():

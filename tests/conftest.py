@@ -48,6 +48,17 @@ class Project:
         )
         return done
 
+    def processes(self) -> dict[int, list[str]]:
+        """The command lines of the processes whose current folder is this copy, by process id (Linux)."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.readlink(entry / "cwd") == str(self.directory):
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().decode().rstrip("\0").split("\0")
+            except OSError:
+                continue
+        return found
+
     def git(self, *arguments: str) -> str:
         return self.run("git", *arguments).stdout
 

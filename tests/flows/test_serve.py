@@ -1,7 +1,6 @@
 """`make serve` and `make ui` with real servers, in a copy of the project."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -9,7 +8,6 @@ import sys
 import time
 import urllib.request
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
@@ -23,18 +21,6 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
-
-
-def processes_in(folder: Path) -> list[str]:
-    """The command lines of the processes whose current folder is ``folder`` (Linux)."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(process / "cwd") == str(folder):
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
-    return found
 
 
 def call(url: str, body: object | None = None) -> object:
@@ -113,7 +99,7 @@ def test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it(project):
             check_runs(MlflowClient(page["mlflow"]), flow_runs)
             pages.send_signal(signal.SIGINT)
         assert call(f"{api}/health") is True
-    assert processes_in(project.directory) == []
+    assert project.processes() == {}
     assert (project.directory / "reports/tiny/report.html").is_file()
 
 
@@ -140,16 +126,16 @@ def test_a_killed_parent_leaves_no_server(project):
             stdout=file,
             stderr=file,
         )
-        while not any("prefect server start" in one for one in processes_in(project.directory)):
+        while not any("prefect server start" in " ".join(one) for one in project.processes().values()):
             assert process.poll() is None
             time.sleep(0.1)
         time.sleep(0.5)
         process.kill()
         process.wait()
     deadline = time.monotonic() + 30
-    while processes_in(project.directory) and time.monotonic() < deadline:
+    while project.processes() and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert processes_in(project.directory) == []
+    assert project.processes() == {}
 
 
 def test_a_port_in_use_is_told_in_one_line(project):
@@ -167,7 +153,7 @@ def test_servers_that_the_environment_names_are_only_told(project):
     named = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_URL": "http://127.0.0.1:8/api"}
     done = project.run("python", "-m", "flows.ui", **named)
     assert "http://127.0.0.1:9 " in done.stdout and "http://127.0.0.1:8 " in done.stdout
-    assert processes_in(project.directory) == []
+    assert project.processes() == {}
 
 
 def test_a_server_that_does_not_come_up_or_answer_is_told_in_one_line(project):
@@ -179,4 +165,4 @@ def test_a_server_that_does_not_come_up_or_answer_is_told_in_one_line(project):
     done = project.run("python", "-m", "flows.ui", "--prefect-port", str(free_port()), code=1, **broken)
     assert done.stderr.count("\n") == 1 and "Prefect has ended with exit code" in done.stderr
     assert "server.log" in done.stderr
-    assert processes_in(project.directory) == []
+    assert project.processes() == {}

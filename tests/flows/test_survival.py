@@ -49,16 +49,7 @@ def wait_for_epoch(project, epoch: int, process: subprocess.Popen) -> Path:
 
 def trainers(project) -> list[int]:
     """Ids of the training processes of this copy of the project."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and os.readlink(entry / "cwd") == str(project.directory):
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-                if b"training" in command:
-                    found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    return [process for process, command in project.processes().items() if "training" in command]
 
 
 def wait_until_gone(project) -> None:
