@@ -1,8 +1,10 @@
-"""Time every kernel against its best peer and against the floor: ``python -m cuda_ext.bench [--json FILE]``.
+"""Time every kernel against its best peer and against the floor: ``python -m cuda_ext.bench [KERNEL ...]``.
 
-The floor is the bytes that must be moved over the bandwidth of a large copy, measured in the same run. Calls are
-captured in a CUDA graph, the peers' too, which leaves out the time that Python takes to launch; they rotate over
-enough sets of inputs and keep enough outputs that the caches do not hold them. A sample is one replay over its calls.
+The floor is the bytes that must be moved over the bandwidth of a large copy, measured in the same run, or the
+arithmetic over the rate of its unit, whichever is longer. Calls are captured in a CUDA graph, the peers' too, which
+leaves out the time that Python takes to launch; they rotate over enough sets of inputs and keep enough outputs that the
+caches do not hold them. A sample is one replay over its calls. A peer that no graph can capture is timed call by call,
+and the JSON says so.
 """
 
 import argparse
@@ -11,7 +13,7 @@ import json
 import platform
 import statistics
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,11 @@ from torch import Tensor
 
 from cuda_ext import build, library
 from cuda_ext.case import Case
-from storage.errors import InputError, command
+from storage.errors import InputError, command, refuse_unknown
 from storage.files import write_json
 
 # Folders with a cases.py.
-KERNELS = ("vector_add",)
+KERNELS = tuple(sorted(path.parent.name for path in build.SOURCES.glob("*/cases.py")))
 SAMPLES = 50
 COPY_BYTES = 2**32
 # What the calls of one replay touch together: several times an H200's 60 MB of cache.
@@ -33,17 +35,19 @@ ROTATED_BYTES = 2**29
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m cuda_ext.bench", description="Time kernels, peers and the floor.")
+    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"which: {', '.join(KERNELS)} (default: all)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    file = parser.parse_args().json
-    measured = measure_all()
+    arguments = parser.parse_args()
+    refuse_unknown(arguments.kernels, KERNELS, "the arguments")
+    measured = measure_all(arguments.kernels or KERNELS)
     print(table(measured))
     print(json.dumps(measured))
-    if file:
-        write_json(file, measured)
+    if arguments.json:
+        write_json(arguments.json, measured)
 
 
-def measure_all() -> dict[str, Any]:
-    """Measure every case; InputError if there is no GPU or no library for it."""
+def measure_all(kernels: Sequence[str] = KERNELS) -> dict[str, Any]:
+    """Measure every case of ``kernels``; InputError if there is no GPU or no library for it."""
     if not torch.cuda.is_available():
         raise InputError("the benchmark times kernels on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
     if reason := library.unfit(torch.device("cuda", torch.cuda.current_device())):
@@ -53,12 +57,12 @@ def measure_all() -> dict[str, Any]:
     return {
         "environment": environment(),
         "copy_bandwidth_gb_s": bandwidth / 1e9,
-        "results": [measure(case, bandwidth) for case in all_cases()],
+        "results": [measure(case, bandwidth) for case in all_cases(kernels)],
     }
 
 
-def all_cases() -> Iterator[Case]:
-    for name in KERNELS:
+def all_cases(kernels: Sequence[str]) -> Iterator[Case]:
+    for name in kernels:
         yield from importlib.import_module(f"cuda_ext.{name}.cases").bench_cases()
 
 
@@ -100,7 +104,7 @@ def measure(case: Case, bandwidth: float) -> dict[str, Any]:
     own = time_calls(case.function, sets, calls)
     peers = {name: time_calls(peer, sets, calls) for name, peer in case.peers.items()}
     best = min(peers, key=lambda name: peers[name]["median_ms"])
-    floor = case.bytes / bandwidth * 1e3
+    floor = max(case.bytes / bandwidth, case.flops / case.flops_per_second) * 1e3
     return {
         "kernel": case.kernel,
         "shape": case.shape,
@@ -116,24 +120,48 @@ def measure(case: Case, bandwidth: float) -> dict[str, Any]:
 
 
 def relative_error(case: Case, inputs: tuple[Tensor, ...]) -> float:
-    """The norm of the difference from float64 over the norm of float64's result."""
-    exact = case.exact(*(tensor.double() for tensor in inputs))
-    return float((case.function(*inputs).double() - exact).norm() / exact.norm())
+    """The norm of the difference from float64 over the norm of float64's result; of several results the largest."""
+    exact = as_tuple(case.exact(*map(in_float64, inputs)))
+    found = as_tuple(case.function(*inputs))
+    return max(
+        float((a.double() - b).norm() / b.norm().clamp(min=torch.finfo(torch.float64).tiny))
+        for a, b in zip(found, exact, strict=True)
+    )
 
 
-def time_calls(function: Callable[..., Tensor], sets: list[tuple[Tensor, ...]], calls: int) -> dict[str, float]:
-    """Time one call, from replays of a CUDA graph of ``calls`` calls over the sets of inputs in turn."""
+def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def in_float64(tensor: Tensor) -> Tensor:
+    """The same numbers in float64, asking for a gradient if ``tensor`` does; lengths and the like as they are."""
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.detach().double().requires_grad_(tensor.requires_grad)
+
+
+def time_calls(function: Callable[..., Any], sets: list[tuple[Tensor, ...]], calls: int) -> dict[str, Any]:
+    """Time one call: from replays of a CUDA graph of ``calls`` calls over the sets in turn, or without one."""
+
+    def run() -> list[Any]:
+        # The outputs are kept until all calls are made: freed, they would share one place in the cache.
+        return [function(*sets[i % len(sets)]) for i in range(calls)]
+
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(3):
-            function(*sets[0])
-    torch.cuda.current_stream().wait_stream(side)
+        for _ in range(2):
+            run()
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        # The outputs are kept until all calls are captured: freed, they would share one place in the cache.
-        outputs = [function(*sets[i % len(sets)]) for i in range(calls)]
-    samples = time_samples(graph.replay, calls)
+    try:
+        # The stream of the warm-up: a backward pass runs on the stream of its forward pass.
+        with torch.cuda.graph(graph, stream=side):
+            outputs = run()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return {**time_samples(run, calls), "graph": False}
+    samples = {**time_samples(graph.replay, calls), "graph": True}
     del outputs, graph
     return samples
 

@@ -6,22 +6,59 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# fp32 arithmetic outside the matrix units on one H200, as a kernel can reach it.
+FP32_FLOPS = 60e12
+
 
 @dataclass(frozen=True)
 class Case:
     """One line of the benchmark's table.
 
     inputs(): fresh random inputs on the GPU, one set a call.
-    function, peers: the operation and what a user would call instead, by name; each takes one set of inputs.
-    exact: the same in float64, from inputs of float64; what the error is measured against.
+    function, peers: the operation and what a user would call instead, by name; each takes one set of inputs and
+    returns a tensor or a tuple of tensors. A case of the backward pass returns gradients.
+    exact: the same in float64, from inputs of float64 (what is not floating point comes as it is); what the error is
+    measured against.
     bytes: the fewest bytes that device memory must move, each input read once and each output written once.
+    flops: the arithmetic that must be done, flops_per_second: the rate of the unit that does it.
     """
 
     kernel: str
     shape: str
     dtype: torch.dtype
     inputs: Callable[[], tuple[Tensor, ...]]
-    function: Callable[..., Tensor]
-    peers: dict[str, Callable[..., Tensor]]
-    exact: Callable[..., Tensor]
+    function: Callable[..., Tensor | tuple[Tensor, ...]]
+    peers: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]]
+    exact: Callable[..., Tensor | tuple[Tensor, ...]]
     bytes: int
+    flops: float = 0
+    flops_per_second: float = FP32_FLOPS
+
+
+def backward_of(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+    """The backward pass of ``function`` alone, as a function of its inputs followed by the gradient of its result.
+
+    The forward pass is run once for each set of inputs, on the first call with it, and its graph is kept. Gradients are
+    returned for the inputs that ask for one.
+    """
+    results: dict[int, Tensor] = {}
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        *given, gradient = inputs
+        if id(gradient) not in results:
+            results[id(gradient)] = function(*given)
+        wanted = [tensor for tensor in given if tensor.requires_grad]
+        return torch.autograd.grad(results[id(gradient)], wanted, gradient, retain_graph=True)
+
+    return run
+
+
+def forward_and_backward_of(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+    """Both passes of ``function``, as a function of its inputs followed by the gradient of its result."""
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        *given, gradient = inputs
+        wanted = [tensor for tensor in given if tensor.requires_grad]
+        return torch.autograd.grad(function(*given), wanted, gradient)
+
+    return run

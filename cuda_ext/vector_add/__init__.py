@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cuda_ext.library import kernel
+from cuda_ext.operation import define
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -57,16 +58,7 @@ def _backward(ctx: object, gradient: Tensor) -> tuple[Tensor, Tensor]:
 def _promote(device: str, x: Tensor, y: Tensor) -> Tensor:
     """Autocast: as PyTorch's own promoting operations do, in the wider of the two dtypes."""
     widest = torch.promote_types(x.dtype, y.dtype)
-    with torch.autocast(device, enabled=False):
-        return torch.ops.cuda_ext.vector_add(x.to(widest), y.to(widest))
+    return torch.ops.cuda_ext.vector_add(x.to(widest), y.to(widest))
 
 
-# The library keeps what it registers for as long as it lives.
-_library = torch.library.Library("cuda_ext", "FRAGMENT")
-_library.define("vector_add(Tensor x, Tensor y) -> Tensor")
-_library.impl("vector_add", _run, "CPU")
-_library.impl("vector_add", _run, "CUDA")
-_library.impl("vector_add", lambda x, y: _promote("cpu", x, y), "AutocastCPU")
-_library.impl("vector_add", lambda x, y: _promote("cuda", x, y), "AutocastCUDA")
-torch.library.register_fake("cuda_ext::vector_add", _shape, lib=_library)
-torch.library.register_autograd("cuda_ext::vector_add", _backward, lib=_library)
+define("vector_add(Tensor x, Tensor y) -> Tensor", _run, _shape, backward=_backward, autocast=_promote)

@@ -1,0 +1,45 @@
+"""Register an operation with PyTorch: on the CPU and the GPU, for tracing, for gradients and for autocast."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# The library keeps what it registers for as long as it lives.
+_library = torch.library.Library("cuda_ext", "FRAGMENT")
+
+
+def define(
+    schema: str,
+    run: Callable[..., Any],
+    shape: Callable[..., Any],
+    *,
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., None] | None = None,
+    autocast: Callable[..., Any] | None = None,
+) -> None:
+    """Define ``torch.ops.cuda_ext.NAME`` by its schema, ``NAME(Tensor x, ...) -> Tensor``.
+
+    run: what it does, on either device: checks, then the kernel or its reference.
+    shape: the fake kernel: empty tensors of the result's shape, dtype and strides, from fake ones.
+    backward, setup_context: as ``torch.library.register_autograd`` takes them; without them it has no gradient.
+    autocast: called with the device's type before the arguments, where autocast is on; it casts and calls the
+    operation again with autocast off. Without it autocast changes nothing.
+    """
+    name = schema.split("(", 1)[0]
+    _library.define(schema)
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, run, device)
+        if autocast is not None:
+            _library.impl(name, _off_for(device.lower(), autocast), f"Autocast{device}")
+    torch.library.register_fake(f"cuda_ext::{name}", shape, lib=_library)
+    if backward is not None:
+        torch.library.register_autograd(f"cuda_ext::{name}", backward, setup_context=setup_context, lib=_library)
+
+
+def _off_for(device: str, autocast: Callable[..., Any]) -> Callable[..., Any]:
+    def cast(*arguments: Any) -> Any:
+        with torch.autocast(device, enabled=False):
+            return autocast(device, *arguments)
+
+    return cast
