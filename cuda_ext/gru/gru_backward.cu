@@ -1,0 +1,329 @@
+// The GRU's recurrence, backward through time: the same tiles as the forward pass, from the last step to the first.
+//
+// What reaches a state, from above and from the next step, stays in registers. Each step makes the gradients of the four
+// sums n, r, z and m, which are all that the weights' and the input's gradients need, and passes the state's on through
+// one product [16, 3 H] x [3 H, H] with the recurrent weights, in registers throughout. One barrier a step.
+
+#include "gru.cuh"
+
+#include <optional>
+
+namespace {
+
+using gru::Sequence;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <typename T, int k_steps>
+constexpr int shared_bytes = 2 * gru::parts<T> * 3 * gru::tile * (16 * k_steps + 8) * 2;
+
+// gates [M, d, 4, P] as the forward pass left them; gradients [M, d, 4, P] and previous [M, d, P], the state before each
+// step, are written at real steps. above: the gradient of states, last: of final; either may be null.
+template <typename T, int k_steps, int columns>
+__global__ void __launch_bounds__(32 * 2 * k_steps / columns)
+    recur_back(const T* gates, const Sequence* plan, const uint32_t* weights, const T* states, const T* above,
+               const T* last, T* gradients, T* previous, int sequences, int units, int padded, int directions,
+               bool pairs) {
+  using E = gru::Operand<T>;
+  constexpr int parts = gru::parts<T>;
+  constexpr int own = 2 * columns;
+  constexpr int width = 16 * k_steps + 8;
+  using Own = gru::Some<T, own>;
+  extern __shared__ uint4 shared[];
+  using Operands = E[parts][3][gru::tile][width];
+  Operands* operand = reinterpret_cast<Operands*>(shared);
+
+  const int direction = blockIdx.x % directions;
+  const int slot = blockIdx.x / directions * gru::tile;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int unit = warp * 8 * columns + lane % 4 * own;
+  const bool real = unit < padded;
+
+  uint32_t w[parts][3 * columns][k_steps][2];
+  {
+    const uint2* mine = reinterpret_cast<const uint2*>(weights) +
+                        int64_t{direction * static_cast<int>(blockDim.x / 32) + warp} * parts * 3 * columns * k_steps * 32 + lane;
+#pragma unroll
+    for (int p = 0; p < parts; ++p)
+#pragma unroll
+      for (int c = 0; c < 3 * columns; ++c)
+#pragma unroll
+        for (int k = 0; k < k_steps; ++k) {
+          const uint2 both = mine[((p * 3 * columns + c) * k_steps + k) * 32];
+          w[p][c][k][0] = both.x;
+          w[p][c][k][1] = both.y;
+        }
+  }
+  for (int i = threadIdx.x; i < shared_bytes<T, k_steps> / 16; i += blockDim.x) shared[i] = uint4{};
+
+  int length[2], steps = 0;
+  int64_t row[2], state_row[2];
+  const int64_t gate_stride = int64_t{directions} * 4 * padded, state_stride = int64_t{directions} * units;
+  const int forwards = direction == 0 ? 1 : -1;
+  float carried[2][own] = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int place = slot + lane / 4 + 8 * i;
+    Sequence sequence{-1, 0, 0, 0};
+    if (place < sequences) sequence = plan[place];
+    length[i] = sequence.length;
+    steps = max(steps, length[i]);
+    const int64_t begin = direction == 0 ? 0 : length[i] - 1;
+    row[i] = sequence.first + begin;
+    state_row[i] = (sequence.state + begin) * state_stride + direction * units;
+    if (last != nullptr && real && sequence.place >= 0) {
+      gru::load_units(carried[i], last + (direction * int64_t{sequences} + sequence.place) * units, unit, units, pairs);
+    }
+  }
+#pragma unroll
+  for (int lanes = 4; lanes < 32; lanes *= 2) steps = max(steps, __shfl_xor_sync(0xffffffff, steps, lanes));
+
+  Own next[2][4] = {};
+  float next_above[2][own] = {}, next_before[2][own] = {};
+  const auto fetch = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (!(real && step >= 0 && step < length[i])) continue;
+      const T* from = gates + (row[i] + step * forwards) * gate_stride + direction * 4 * padded + unit;
+#pragma unroll
+      for (int g = 0; g < 4; ++g) next[i][g] = *reinterpret_cast<const Own*>(from + g * padded);
+      const int64_t at = state_row[i] + step * forwards * state_stride;
+      if (above != nullptr) gru::load_units(next_above[i], above + at, unit, units, pairs);
+      if (step > 0) {
+        gru::load_units(next_before[i], states + at - forwards * state_stride, unit, units, pairs);
+      } else {
+#pragma unroll
+        for (int u = 0; u < own; ++u) next_before[i][u] = 0.f;
+      }
+    }
+  };
+  fetch(steps - 1);
+  __syncthreads();
+
+  for (int step = steps - 1; step >= 0; --step) {
+    float sum[3][columns][4] = {};
+    Own now[2][4];
+    float now_above[2][own], now_before[2][own];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int g = 0; g < 4; ++g) now[i][g] = next[i][g];
+#pragma unroll
+      for (int u = 0; u < own; ++u) {
+        now_above[i][u] = next_above[i][u];
+        now_before[i][u] = next_before[i][u];
+      }
+    }
+    fetch(step - 1);
+
+    auto& current = operand[step % 2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool active = real && step < length[i];
+      float d[4][own] = {};
+#pragma unroll
+      for (int u = 0; u < own; ++u) {
+        float direct = carried[i][u];
+        if (active) {
+          const float n = static_cast<float>(now[i][gru::candidate].values[u]);
+          const float r = static_cast<float>(now[i][gru::reset].values[u]);
+          const float z = static_cast<float>(now[i][gru::update].values[u]);
+          const float m = static_cast<float>(now[i][gru::memory].values[u]);
+          const float state = carried[i][u] + now_above[i][u];
+          const float dn = state * (1.f - z) * (1.f - n * n);
+          d[gru::candidate][u] = dn;
+          d[gru::reset][u] = dn * m * r * (1.f - r);
+          d[gru::update][u] = state * (now_before[i][u] - n) * z * (1.f - z);
+          d[gru::memory][u] = dn * r;
+          direct = state * z;
+        }
+        sum[0][u / 2][2 * i + u % 2] = direct;
+      }
+      if (real) {
+#pragma unroll
+        for (int p = 0; p < parts; ++p)
+#pragma unroll
+          for (int g = 0; g < 3; ++g) {
+            auto* to = reinterpret_cast<uint32_t*>(&current[p][g][lane / 4 + 8 * i][unit]);
+#pragma unroll
+            for (int u = 0; u < own; u += 2) {
+              const float a = d[g + 1][u], b = d[g + 1][u + 1];
+              to[u / 2] = p == 0 ? gru::packed<E>(a, b) : gru::packed<E>(gru::remainder<E>(a), gru::remainder<E>(b));
+            }
+          }
+      }
+      if (active) {
+        const int64_t at = (row[i] + step * forwards) * directions + direction;
+        T* to = gradients + at * 4 * padded + unit;
+#pragma unroll
+        for (int g = 0; g < 4; ++g) {
+          Own rounded;
+#pragma unroll
+          for (int u = 0; u < own; ++u) rounded.values[u] = static_cast<T>(d[g][u]);
+          *reinterpret_cast<Own*>(to + g * padded) = rounded;
+        }
+        Own before;
+#pragma unroll
+        for (int u = 0; u < own; ++u) before.values[u] = static_cast<T>(now_before[i][u]);
+        *reinterpret_cast<Own*>(previous + at * padded + unit) = before;
+      }
+    }
+    if (step == 0) break;
+    __syncthreads();
+
+#pragma unroll
+    for (int k = 0; k < k_steps; ++k)
+#pragma unroll
+      for (int g = 0; g < 3; ++g) {
+        uint32_t a[parts][4];
+#pragma unroll
+        for (int p = 0; p < parts; ++p) gru::load_matrices(a[p], &current[p][g][lane % 16][16 * k + lane / 16 * 8]);
+#pragma unroll
+        for (int p = 0; p < 2 * parts - 1; ++p) {
+          const int of_gradient = p == 1, of_weight = p == 2;
+#pragma unroll
+          for (int c = 0; c < columns; ++c) {
+            const auto& b = w[of_weight][g * columns + c][k];
+            gru::multiply<E>(sum[g][c], a[of_gradient], b[0], b[1]);
+          }
+        }
+      }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int u = 0; u < own; ++u) {
+        const int c = u / 2, v = 2 * i + u % 2;
+        carried[i][u] = sum[0][c][v] + sum[1][c][v] + sum[2][c][v];
+      }
+  }
+}
+
+// float64: a block a sequence and direction, a thread a unit. Plain; not for speed.
+__global__ void recur_back_double(const double* gates, const Sequence* plan, const double* weights,
+                                  const double* states, const double* above, const double* last, double* gradients,
+                                  double* previous, int sequences, int units, int padded, int directions) {
+  __shared__ double sums[3][128];
+  const int direction = blockIdx.x % directions, unit = threadIdx.x;
+  const Sequence sequence = plan[blockIdx.x / directions];
+  const double* w = weights + direction * int64_t{3} * units * units;
+  double carried = 0;
+  if (last != nullptr && unit < units) {
+    carried = last[(direction * int64_t{sequences} + sequence.place) * units + unit];
+  }
+  for (int step = sequence.length - 1; step >= 0; --step) {
+    const int64_t t = direction == 0 ? step : sequence.length - 1 - step;
+    const int64_t before = direction == 0 ? t - 1 : t + 1;
+    double direct = 0;
+    if (unit < units) {
+      const int64_t at = (sequence.first + t) * directions + direction;
+      const double* row = gates + at * 4 * padded + unit;
+      const double n = row[gru::candidate * padded], r = row[gru::reset * padded];
+      const double z = row[gru::update * padded], m = row[gru::memory * padded];
+      const auto state_at = [&](int64_t s) { return ((sequence.state + s) * directions + direction) * units + unit; };
+      const double h = step > 0 ? states[state_at(before)] : 0;
+      const double state = carried + (above != nullptr ? above[state_at(t)] : 0);
+      const double dn = state * (1 - z) * (1 - n * n);
+      double* to = gradients + at * 4 * padded + unit;
+      to[gru::candidate * padded] = dn;
+      sums[0][unit] = to[gru::reset * padded] = dn * m * r * (1 - r);
+      sums[1][unit] = to[gru::update * padded] = state * (h - n) * z * (1 - z);
+      sums[2][unit] = to[gru::memory * padded] = dn * r;
+      previous[at * padded + unit] = h;
+      direct = state * z;
+    }
+    __syncthreads();
+    if (unit < units) {
+      for (int g = 0; g < 3; ++g) {
+        for (int k = 0; k < units; ++k) direct += sums[g][k] * w[(int64_t{g} * units + k) * units + unit];
+      }
+    }
+    carried = direct;
+    __syncthreads();
+  }
+}
+
+struct Arguments {
+  Tensor gates, plan, weights, states;
+  const void *above, *last;
+  Tensor gradients, previous;
+  int sequences, units, padded, directions;
+  bool pairs;
+};
+
+template <typename T, int k_steps, int columns>
+void launch(const Arguments& with, int warps, cudaStream_t stream) {
+  constexpr int shared = shared_bytes<T, k_steps>;
+  const auto run = recur_back<T, k_steps, columns>;
+  if constexpr (shared > 48 * 1024) {
+    STD_CUDA_CHECK(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  }
+  const int blocks = (with.sequences + gru::tile - 1) / gru::tile * with.directions;
+  run<<<blocks, 32 * warps, shared, stream>>>(
+      static_cast<const T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
+      static_cast<const uint32_t*>(with.weights.data_ptr()), static_cast<const T*>(with.states.data_ptr()),
+      static_cast<const T*>(with.above), static_cast<const T*>(with.last), static_cast<T*>(with.gradients.data_ptr()),
+      static_cast<T*>(with.previous.data_ptr()), with.sequences, with.units, with.padded, with.directions, with.pairs);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <typename T>
+void choose(Arguments with, cudaStream_t stream) {
+  constexpr int columns = std::is_same_v<T, float> ? 1 : 2;
+  const gru::Division by = gru::division<T>(with.units);
+  const auto begins_on_pairs = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(T)) == 0; };
+  with.pairs = with.units % 2 == 0 && begins_on_pairs(with.above) && begins_on_pairs(with.last) &&
+               begins_on_pairs(with.states.data_ptr());
+  switch (by.k_steps) {
+    case 4: launch<T, 4, 2>(with, by.warps, stream); break;
+    case 7: launch<T, 7, columns>(with, by.warps, stream); break;
+    default: launch<T, 8, columns>(with, by.warps, stream);
+  }
+}
+
+// above: the gradient of states, last: of final. gradients [M, d, 4, P] and previous [M, d, P] are written at real steps.
+void gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor states, std::optional<Tensor> above,
+                  std::optional<Tensor> last, int64_t units, Tensor gradients, Tensor previous) {
+  const int64_t sequences = plan.size(0) - 1;
+  STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(2) == 4 && gates.size(3) == (units + 7) / 8 * 8 &&
+                      gradients.numel() == gates.numel() && 4 * previous.numel() == gates.numel() &&
+                      (!above || above->numel() == states.numel()) &&
+                      (!last || last->numel() == gates.size(1) * sequences * units),
+                  "gru_backward: gates, states and gradients do not fit together");
+  STD_TORCH_CHECK(gates.is_contiguous() && plan.is_contiguous() && weights.is_contiguous() && states.is_contiguous() &&
+                      (!above || above->is_contiguous()) && (!last || last->is_contiguous()) &&
+                      gradients.is_contiguous() && previous.is_contiguous(),
+                  "gru_backward takes contiguous tensors");
+  if (sequences == 0) return;
+  const torch::stable::accelerator::DeviceGuard guard(gates.get_device_index());
+  const cudaStream_t stream = cuda_ext::current_stream(gates.get_device_index());
+  Arguments with{gates, plan, weights, states, above ? above->data_ptr() : nullptr, last ? last->data_ptr() : nullptr,
+                 gradients, previous, static_cast<int>(sequences), static_cast<int>(units),
+                 static_cast<int>(gates.size(3)), static_cast<int>(gates.size(1)), false};
+  switch (gates.scalar_type()) {
+    case ScalarType::Double:
+      recur_back_double<<<static_cast<unsigned>(with.sequences * with.directions), 128, 0, stream>>>(
+          static_cast<const double*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
+          static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(states.data_ptr()),
+          static_cast<const double*>(with.above), static_cast<const double*>(with.last),
+          static_cast<double*>(gradients.data_ptr()), static_cast<double*>(previous.data_ptr()), with.sequences,
+          with.units, with.padded, with.directions);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+      break;
+    case ScalarType::Float: choose<float>(with, stream); break;
+    case ScalarType::Half: choose<__half>(with, stream); break;
+    case ScalarType::BFloat16: choose<__nv_bfloat16>(with, stream); break;
+    default: STD_TORCH_CHECK(false, "gru_backward: dtype must be float64, float32, float16 or bfloat16");
+  }
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+  m.def(
+      "gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor states, Tensor? above, Tensor? last, int units, "
+      "Tensor(a!) gradients, Tensor(b!) previous) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+  m.impl("gru_backward", TORCH_BOX(&gru_backward));
+}

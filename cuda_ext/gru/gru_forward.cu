@@ -1,0 +1,283 @@
+// The GRU's recurrence, forward: h' = (1 - z) n + z h, step after step, the weights in registers throughout.
+//
+// A block takes 16 sequences of like length, one direction, and runs to the longest's last step. A warp owns 8 or 16
+// units: it multiplies the tile's state [16, H], which lies in shared memory, by its columns of the three recurrent
+// weights, and the sums that it then holds are r, z and m of the same units, so that the gates, the candidate and the
+// new state never leave its registers but for the state's operand. One barrier a step.
+
+#include "gru.cuh"
+
+namespace {
+
+using gru::Sequence;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// gates [M, d, 4, P]: the input product and biases on entry; with `keep` the gates n, r, z and m on exit. first_state
+// h_0 is zero. Units from H on, which pad the last warp's columns, stay zero throughout: their weights are.
+template <typename T, int k_steps, int columns>
+__global__ void __launch_bounds__(32 * 2 * k_steps / columns)
+    recur(T* gates, const Sequence* plan, const uint32_t* weights, const float* bias, T* states, T* final, int sequences,
+          int units, int padded, int directions, bool keep, bool pairs) {
+  using E = gru::Operand<T>;
+  constexpr int parts = gru::parts<T>;
+  constexpr int own = 2 * columns;             // units of a thread in a row, neighbours
+  constexpr int width = 16 * k_steps + 8;      // of a row in shared memory, padded against bank conflicts
+  using Own = gru::Some<T, own>;
+  __shared__ alignas(16) E operand[2][parts][gru::tile][width];
+
+  const int direction = blockIdx.x % directions;
+  const int slot = blockIdx.x / directions * gru::tile;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int unit = warp * 8 * columns + lane % 4 * own;
+  const bool real = unit < padded;
+
+  uint32_t w[parts][3 * columns][k_steps][2];
+  {
+    const uint2* mine = reinterpret_cast<const uint2*>(weights) +
+                        int64_t{direction * static_cast<int>(blockDim.x / 32) + warp} * parts * 3 * columns * k_steps * 32 + lane;
+#pragma unroll
+    for (int p = 0; p < parts; ++p)
+#pragma unroll
+      for (int c = 0; c < 3 * columns; ++c)
+#pragma unroll
+        for (int k = 0; k < k_steps; ++k) {
+          const uint2 both = mine[((p * 3 * columns + c) * k_steps + k) * 32];
+          w[p][c][k][0] = both.x;
+          w[p][c][k][1] = both.y;
+        }
+  }
+  for (int i = threadIdx.x; i < 2 * parts * gru::tile * width / 2; i += blockDim.x) {
+    reinterpret_cast<uint32_t*>(operand)[i] = 0;
+  }
+
+  // Each thread holds rows lane / 4 and lane / 4 + 8 of the tile.
+  int length[2], steps = 0;
+  int64_t place[2];
+  T* gate_row[2];
+  T* state_row[2];
+  const int64_t gate_stride = int64_t{directions} * 4 * padded, state_stride = int64_t{directions} * units;
+  const int forwards = direction == 0 ? 1 : -1;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = slot + lane / 4 + 8 * i;
+    Sequence sequence{-1, 0, 0, 0};
+    if (row < sequences) sequence = plan[row];
+    length[i] = sequence.length;
+    place[i] = sequence.place;
+    steps = max(steps, length[i]);
+    const int64_t begin = direction == 0 ? 0 : length[i] - 1;
+    gate_row[i] = gates + (sequence.first + begin) * gate_stride + direction * 4 * padded + unit;
+    state_row[i] = states + (sequence.state + begin) * state_stride + direction * units;
+  }
+#pragma unroll
+  for (int lanes = 4; lanes < 32; lanes *= 2) steps = max(steps, __shfl_xor_sync(0xffffffff, steps, lanes));
+
+  float h[2][own] = {};
+  float memory_bias[own] = {};
+  if (real) {
+#pragma unroll
+    for (int u = 0; u < own; ++u) memory_bias[u] = bias[(direction * 4 + gru::memory) * padded + unit + u];
+  }
+  Own next[2][3] = {};
+  const auto fetch = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (real && step < length[i]) {
+        const T* from = gate_row[i] + step * forwards * gate_stride;
+#pragma unroll
+        for (int g = 0; g < 3; ++g) next[i][g] = *reinterpret_cast<const Own*>(from + g * padded);
+      }
+    }
+  };
+  fetch(0);
+  __syncthreads();
+
+  for (int step = 0; step < steps; ++step) {
+    Own now[2][3];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int g = 0; g < 3; ++g) now[i][g] = next[i][g];
+    fetch(step + 1);
+
+    float sum[3][columns][4];
+#pragma unroll
+    for (int c = 0; c < columns; ++c)
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        const int i = v / 2, u = 2 * c + v % 2;
+        sum[0][c][v] = static_cast<float>(now[i][gru::reset].values[u]);
+        sum[1][c][v] = static_cast<float>(now[i][gru::update].values[u]);
+        sum[2][c][v] = memory_bias[u];
+      }
+    const auto& current = operand[step % 2];
+#pragma unroll
+    for (int k = 0; k < k_steps; ++k) {
+      uint32_t a[parts][4];
+#pragma unroll
+      for (int p = 0; p < parts; ++p) gru::load_matrices(a[p], &current[p][lane % 16][16 * k + lane / 16 * 8]);
+#pragma unroll
+      for (int p = 0; p < 2 * parts - 1; ++p) {
+        // High by high, then low by high and high by low; low by low is below the last bit kept.
+        const int of_state = p == 1, of_weight = p == 2;
+#pragma unroll
+        for (int g = 0; g < 3; ++g)
+#pragma unroll
+          for (int c = 0; c < columns; ++c) {
+            const auto& b = w[of_weight][g * columns + c][k];
+            gru::multiply<E>(sum[g][c], a[of_state], b[0], b[1]);
+          }
+      }
+    }
+
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (!(real && step < length[i])) continue;
+      Own kept[4];
+      float state[own];
+#pragma unroll
+      for (int u = 0; u < own; ++u) {
+        const float r = gru::sigmoid(sum[0][u / 2][2 * i + u % 2]);
+        const float z = gru::sigmoid(sum[1][u / 2][2 * i + u % 2]);
+        const float m = sum[2][u / 2][2 * i + u % 2];
+        const float n = gru::hyperbolic_tangent(static_cast<float>(now[i][gru::candidate].values[u]) + r * m);
+        h[i][u] = n + z * (h[i][u] - n);
+        state[u] = h[i][u];
+        kept[gru::candidate].values[u] = static_cast<T>(n);
+        kept[gru::reset].values[u] = static_cast<T>(r);
+        kept[gru::update].values[u] = static_cast<T>(z);
+        kept[gru::memory].values[u] = static_cast<T>(m);
+      }
+      auto& following = operand[(step + 1) % 2];
+#pragma unroll
+      for (int p = 0; p < parts; ++p) {
+        auto* to = reinterpret_cast<uint32_t*>(&following[p][lane / 4 + 8 * i][unit]);
+#pragma unroll
+        for (int u = 0; u < own; u += 2) {
+          to[u / 2] = p == 0 ? gru::packed<E>(state[u], state[u + 1])
+                             : gru::packed<E>(gru::remainder<E>(state[u]), gru::remainder<E>(state[u + 1]));
+        }
+      }
+      gru::store_units(state_row[i] + step * forwards * state_stride, state, unit, units, pairs);
+      if (keep) {
+        T* to = gate_row[i] + step * forwards * gate_stride;
+#pragma unroll
+        for (int g = 0; g < 4; ++g) *reinterpret_cast<Own*>(to + g * padded) = kept[g];
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (real && place[i] >= 0) {
+      gru::store_units(final + (direction * int64_t{sequences} + place[i]) * units, h[i], unit, units, pairs);
+    }
+  }
+}
+
+// float64: a block a sequence and direction, a thread a unit. Plain; not for speed.
+__global__ void recur_double(double* gates, const Sequence* plan, const double* weights, const double* bias,
+                             double* states, double* final, int sequences, int units, int padded, int directions,
+                             bool keep) {
+  __shared__ double h[128];
+  const int direction = blockIdx.x % directions, unit = threadIdx.x;
+  const Sequence sequence = plan[blockIdx.x / directions];
+  const double* w = weights + direction * int64_t{3} * units * units;
+  h[unit] = 0;
+  __syncthreads();
+  for (int step = 0; step < sequence.length; ++step) {
+    const int64_t t = direction == 0 ? step : sequence.length - 1 - step;
+    double state = 0;
+    if (unit < units) {
+      double sum[3] = {};
+      for (int k = 0; k < units; ++k) {
+        for (int g = 0; g < 3; ++g) sum[g] += w[(int64_t{g} * units + unit) * units + k] * h[k];
+      }
+      double* row = gates + ((sequence.first + t) * directions + direction) * 4 * padded + unit;
+      const double r = 1 / (1 + exp(-row[gru::reset * padded] - sum[0]));
+      const double z = 1 / (1 + exp(-row[gru::update * padded] - sum[1]));
+      const double m = sum[2] + bias[(direction * 4 + gru::memory) * padded + unit];
+      const double n = tanh(row[gru::candidate * padded] + r * m);
+      state = n + z * (h[unit] - n);
+      states[((sequence.state + t) * directions + direction) * units + unit] = state;
+      if (keep) {
+        row[gru::candidate * padded] = n;
+        row[gru::reset * padded] = r;
+        row[gru::update * padded] = z;
+        row[gru::memory * padded] = m;
+      }
+    }
+    __syncthreads();
+    h[unit] = state;
+    __syncthreads();
+  }
+  if (unit < units) final[(direction * int64_t{sequences} + sequence.place) * units + unit] = h[unit];
+}
+
+template <typename T, int k_steps, int columns>
+void launch(const Tensor& gates, const Tensor& plan, const Tensor& weights, const Tensor& bias, const Tensor& states,
+            const Tensor& final, bool keep, int warps, cudaStream_t stream) {
+  const int64_t directions = final.size(0), sequences = final.size(1), units = final.size(2);
+  const auto blocks = static_cast<unsigned>((sequences + gru::tile - 1) / gru::tile * directions);
+  recur<T, k_steps, columns><<<blocks, 32 * warps, 0, stream>>>(
+      static_cast<T*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
+      static_cast<const uint32_t*>(weights.data_ptr()), static_cast<const float*>(bias.data_ptr()),
+      static_cast<T*>(states.data_ptr()), static_cast<T*>(final.data_ptr()), static_cast<int>(sequences),
+      static_cast<int>(units), static_cast<int>(gates.size(3)), static_cast<int>(directions), keep, units % 2 == 0);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <typename T>
+void choose(const Tensor& gates, const Tensor& plan, const Tensor& weights, const Tensor& bias, const Tensor& states,
+            const Tensor& final, bool keep, cudaStream_t stream) {
+  constexpr int columns = std::is_same_v<T, float> ? 1 : 2;
+  const gru::Division by = gru::division<T>(final.size(2));
+  switch (by.k_steps) {
+    case 4: launch<T, 4, 2>(gates, plan, weights, bias, states, final, keep, by.warps, stream); break;
+    case 7: launch<T, 7, columns>(gates, plan, weights, bias, states, final, keep, by.warps, stream); break;
+    default: launch<T, 8, columns>(gates, plan, weights, bias, states, final, keep, by.warps, stream);
+  }
+}
+
+// gates [M, d, 4, P], plan and bias as the other operations make them. states [.., d H] and final [d, N, H] are written
+// at real steps; nothing else is.
+void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, Tensor states, Tensor final, bool keep) {
+  const int64_t directions = final.size(0), sequences = final.size(1), units = final.size(2);
+  STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(1) == directions && gates.size(2) == 4 &&
+                      gates.size(3) == (units + 7) / 8 * 8 && plan.numel() == 4 * (sequences + 1) &&
+                      states.numel() % (directions * units) == 0,
+                  "gru_forward: gates, plan, states and final do not fit together");
+  STD_TORCH_CHECK(gates.is_contiguous() && plan.is_contiguous() && weights.is_contiguous() && bias.is_contiguous() &&
+                      states.is_contiguous() && final.is_contiguous(),
+                  "gru_forward takes contiguous tensors");
+  if (sequences == 0) return;
+  const torch::stable::accelerator::DeviceGuard guard(gates.get_device_index());
+  const cudaStream_t stream = cuda_ext::current_stream(gates.get_device_index());
+  switch (gates.scalar_type()) {
+    case ScalarType::Double:
+      recur_double<<<static_cast<unsigned>(sequences * directions), 128, 0, stream>>>(
+          static_cast<double*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
+          static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(bias.data_ptr()),
+          static_cast<double*>(states.data_ptr()), static_cast<double*>(final.data_ptr()), static_cast<int>(sequences),
+          static_cast<int>(units), static_cast<int>(gates.size(3)), static_cast<int>(directions), keep);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+      break;
+    case ScalarType::Float: choose<float>(gates, plan, weights, bias, states, final, keep, stream); break;
+    case ScalarType::Half: choose<__half>(gates, plan, weights, bias, states, final, keep, stream); break;
+    case ScalarType::BFloat16: choose<__nv_bfloat16>(gates, plan, weights, bias, states, final, keep, stream); break;
+    default: STD_TORCH_CHECK(false, "gru_forward: dtype must be float64, float32, float16 or bfloat16");
+  }
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+  m.def(
+      "gru_forward(Tensor(a!) gates, Tensor plan, Tensor weights, Tensor bias, Tensor(b!) states, Tensor(c!) final, "
+      "bool keep) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+  m.impl("gru_forward", TORCH_BOX(&gru_forward));
+}
