@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from evaluation.pictures import BLUE, GREY, VERMILLION, picture
 from storage.errors import InputError, command
@@ -62,6 +63,8 @@ def panel(axes: Axes, name: str, rows: list[dict[str, Any]]) -> None:
     axes.scatter(own, places, color=BLUE, marker="o", s=22, label="reread", zorder=3)
     axes.axvline(1, color=GREY, linewidth=1, linestyle=":")
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yticks(list(places), [f"{row['shape']}, {row['dtype']}" for row in rows], fontsize=7)
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_title(name)
