@@ -28,7 +28,8 @@ def loss_and_gradients(network, prepared, rows, device, ragged, half=None):
         logits = network(*feeding.inputs(prepared, rows, device, ragged))
     loss = feeding.loss(logits.to(next(network.parameters()).dtype), target)
     loss.backward()
-    return [loss.detach().cpu().double(), *(p.grad.cpu().double() for p in network.parameters())]
+    # Copies: moving the network to the GPU takes its gradients along.
+    return [loss.detach().cpu().double(), *(p.grad.cpu().double().clone() for p in network.parameters())]
 
 
 def error(found, exact):
