@@ -127,7 +127,9 @@ def _rows(states: Tensor, bounds: Tensor, ragged: bool) -> tuple[Tensor, Tensor,
     That is, for ragged states, each row's sequence, N if it has none, and a mask [N, T] for padded ones.
     """
     if ragged:
-        owner = torch.searchsorted(bounds, torch.arange(len(states), device=states.device, dtype=bounds.dtype), right=True)
+        owner = torch.searchsorted(
+            bounds, torch.arange(len(states), device=states.device, dtype=bounds.dtype), right=True
+        )
         sequences = len(bounds) - 1
         owner = (owner - 1).masked_fill(owner == 0, sequences)
         return states.masked_fill((owner == sequences).unsqueeze(-1), 0), owner, sequences
@@ -155,9 +157,6 @@ def check(states: Tensor, bounds: Tensor, ragged: bool, weight: Tensor, bias: Te
     if len({tensor.device for tensor in tensors.values()}) > 1:
         came = ", ".join(f"{key} on {tensor.device}" for key, tensor in tensors.items())
         raise ValueError(f"{name} takes tensors on one device, got {came}")
-    if any(tensor.layout != torch.strided for tensor in tensors.values()):
-        came = ", ".join(f"{key} {tensor.layout}" for key, tensor in tensors.items())
-        raise ValueError(f"{name} takes strided tensors, got {came}")
     if states.dtype not in DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise ValueError(f"{name} takes states of {known}, got {states.dtype}")
@@ -174,7 +173,11 @@ def check(states: Tensor, bounds: Tensor, ragged: bool, weight: Tensor, bias: Te
     if states.dim() != (2 if ragged else 3) or any(tensor.dim() != 1 for tensor in (bounds, bias, context)):
         wanted = "[M, D] and offsets [N + 1]" if ragged else "[N, T, D] and lengths [N]"
         raise ValueError(f"{name} takes states {wanted}, weight [A, D], bias [A] and context [A], got {shapes}")
-    if weight.dim() != 2 or (len(weight), states.shape[-1]) != (len(bias), weight.shape[1]) or len(bias) != len(context):
+    if (
+        weight.dim() != 2
+        or (len(weight), states.shape[-1]) != (len(bias), weight.shape[1])
+        or len(bias) != len(context)
+    ):
         raise ValueError(f"{name} takes weight [A, D], bias [A] and context [A] of states [..., D], got {shapes}")
     if (len(bounds) < 1) if ragged else (len(bounds) != len(states)):
         raise ValueError(f"{name} takes a length a row, or an offset more than there are sequences, got {shapes}")
