@@ -67,12 +67,19 @@ struct Row {
     }
   }
 
-  __device__ void operand(int pair, unsigned (&planes)[Shape::planes]) const {
+  __device__ void operand(int pair, float scale, unsigned (&planes)[Shape::planes]) const {
     if constexpr (std::is_same_v<T, float>) {
-      split<T>(pairs[pair], planes);
+      split<T>(make_float2(pairs[pair].x * scale, pairs[pair].y * scale), planes);
     } else {
       planes[0] = pairs[pair];
     }
+  }
+
+  __device__ float largest() const {
+    float most = 0;
+#pragma unroll
+    for (int pair = 0; pair < eighths; ++pair) most = fmaxf(most, fmaxf(fabsf(at(pair).x), fabsf(at(pair).y)));
+    return most;
   }
 
   // Zeros stand for columns from `width` on, and for a row that is none.
@@ -145,24 +152,95 @@ __device__ float parameter(const void* values, bool single, int i) {
   return single ? static_cast<const float*>(values)[i] : static_cast<float>(static_cast<const T*>(values)[i]);
 }
 
-// The weight to shared memory, rows and columns in their places; zeros fill it up. Bias and context as floats.
-template <typename T, int eighths>
-__device__ void load_parameters(const Parameters& p, typename Units<T>::Element* weight, float* bias, float* context) {
+template <int eighths>
+struct Vectors {
+  alignas(16) float bias[8 * eighths];
+  alignas(16) float context[8 * eighths];
+  float largest_weight[32];
+  float largest_context[32];
+};
+
+// The largest of the block's numbers, for all of its threads; `room` has a place a warp.
+__device__ inline float over_warp(float x) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, step));
+  return x;
+}
+
+// The weight to shared memory, rows and columns in their places and scaled; zeros fill it up. Bias and context as
+// floats. Returns the weight's scale (1 but for float) and the context's largest number. All loads are under way before
+// the first is used: one after the other they would take longer than all else for a small batch.
+template <typename T, int eighths, int threads>
+__device__ float2 load_parameters(const Parameters& p, typename Units<T>::Element* weight, Vectors<eighths>& vectors) {
   using Shape = Tile<T, eighths>;
   using E = typename Shape::Element;
-  for (int i = threadIdx.x; i < Shape::width * Shape::width; i += blockDim.x) {
-    const int a = i / Shape::width, d = i % Shape::width;
-    const float value =
-        a < p.units && d < p.width ? parameter<T>(p.weight, p.single, a * p.width + d) : 0.0f;
-    E* place = weight + Shape::place(a) * Shape::pitch + Shape::place(d);
-    const E high = static_cast<E>(value);
-    place[0] = high;
-    if constexpr (Shape::planes == 2) place[Shape::weight_plane] = static_cast<E>(value - static_cast<float>(high));
+  constexpr int fours = Shape::width / 4, all = Shape::width * fours, each = (all + threads - 1) / threads;
+  float values[each][4];
+  const bool aligned = p.width % 4 == 0 && reinterpret_cast<std::uintptr_t>(p.weight) % 16 == 0;
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    const int at = threadIdx.x + i * threads, a = at / fours, d = at % fours * 4;
+    const bool inside = at < all && a < p.units && d < p.width;
+    const int from = a * p.width + d;
+    if (inside && aligned && (std::is_same_v<T, float> || p.single)) {
+      const float4 x = *reinterpret_cast<const float4*>(static_cast<const float*>(p.weight) + from);
+      values[i][0] = x.x, values[i][1] = x.y, values[i][2] = x.z, values[i][3] = x.w;
+    } else if (inside && aligned) {
+      const uint2 x = *reinterpret_cast<const uint2*>(static_cast<const T*>(p.weight) + from);
+      const float2 first = unpack<E>(x.x), second = unpack<E>(x.y);
+      values[i][0] = first.x, values[i][1] = first.y, values[i][2] = second.x, values[i][3] = second.y;
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        values[i][j] = inside && d + j < p.width ? parameter<T>(p.weight, p.single, from + j) : 0.0f;
+      }
+    }
   }
-  for (int a = threadIdx.x; a < Shape::width; a += blockDim.x) {
-    bias[a] = a < p.units ? parameter<T>(p.bias, p.single, a) : 0.0f;
-    context[a] = a < p.units ? parameter<T>(p.context, p.single, a) : 0.0f;
+  float largest_context = 0;
+  for (int a = threadIdx.x; a < Shape::width; a += threads) {
+    vectors.bias[a] = a < p.units ? parameter<T>(p.bias, p.single, a) : 0.0f;
+    vectors.context[a] = a < p.units ? parameter<T>(p.context, p.single, a) : 0.0f;
+    largest_context = fmaxf(largest_context, fabsf(vectors.context[a]));
   }
+  float scale = 1;
+  if constexpr (Shape::planes == 2) {
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) largest = fmaxf(largest, fabsf(values[i][j]));
+    }
+    largest = over_warp(largest);
+    largest_context = over_warp(largest_context);
+    if (threadIdx.x % 32 == 0) {
+      vectors.largest_weight[threadIdx.x / 32] = largest;
+      vectors.largest_context[threadIdx.x / 32] = largest_context;
+    }
+    __syncthreads();
+    for (int warp = 0; warp < threads / 32; ++warp) {
+      largest = fmaxf(largest, vectors.largest_weight[warp]);
+      largest_context = fmaxf(largest_context, vectors.largest_context[warp]);
+    }
+    scale = scale_for<30>(largest);
+  }
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    const int at = threadIdx.x + i * threads, a = at / fours, d = at % fours * 4;
+    if (at < all) {
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        unsigned planes[Shape::planes];
+        split<T>(make_float2(values[i][j] * scale, values[i][j + 1] * scale), planes);
+        E* place = weight + Shape::place(a) * Shape::pitch + Shape::place(d + j);
+#pragma unroll
+        for (int plane = 0; plane < Shape::planes; ++plane) {
+          *reinterpret_cast<unsigned*>(place + plane * Shape::weight_plane) = planes[plane];
+        }
+      }
+    }
+  }
+  __syncthreads();
+  return make_float2(scale, largest_context);
 }
 
 // out [16, width] += a [16, 16 columns of `block`] times the weight, transposed (down = false: to the projection) or as it
@@ -172,7 +250,7 @@ __device__ void multiply_block(float (&out)[eighths][4], const unsigned (&a)[Uni
                                unsigned weight, int lane) {
   using Shape = Tile<T, eighths>;
   using E = typename Shape::Element;
-  constexpr int group = Shape::planes == 2 ? 4 : 4;
+  constexpr int group = 4;
   // One load brings two matrices along the sum (8 columns each) of two planes, or of two neighbours of `out`.
   const int along = 16 * block + (lane >> 3) % 2 * 8, other = lane >> 4;
   const int far = Shape::planes == 2 ? other * Shape::weight_plane : 0;
@@ -250,17 +328,21 @@ __device__ void multiply_tail(float (&out)[eighths][4], const unsigned (&a)[Unit
   }
 }
 
-// The hyperbolic tangent: for float to a few units of the last place, for half precision by the unit (relative error
-// 2^-11, a rounding to half).
+__device__ inline float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The hyperbolic tangent: for float to 2e-7, and near zero to as much of itself; for half precision by the unit (relative
+// error 2^-11, a rounding to half).
 template <typename T>
 __device__ float tangent(float x) {
   if constexpr (std::is_same_v<T, float>) {
     const float square = x * x;
-    const float small =
-        x + x * square *
-                (-0.33333333f + square * (0.13333333f + square * (-0.053968254f + square * 0.021869489f)));
-    const float large = 1.0f - __fdividef(2.0f, __expf(2.0f * fabsf(x)) + 1.0f);
-    return fabsf(x) < 0.3f ? small : copysignf(large, x);
+    const float small = fmaf(x * square, fmaf(square, fmaf(square, -0.053968254f, 0.13333333f), -0.33333333f), x);
+    const float large = fmaf(-2.0f, reciprocal(__expf(2.0f * x) + 1.0f), 1.0f);
+    return square < 0.0225f ? small : large;
   } else {
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -282,8 +364,7 @@ __device__ inline float over_rows(float x) {
 template <typename T, int eighths>
 struct ForwardShared {
   alignas(16) typename Units<T>::Element weight[Units<T>::planes * Tile<T, eighths>::weight_plane];
-  alignas(16) float bias[Tile<T, eighths>::width];
-  alignas(16) float context[Tile<T, eighths>::width];
+  Vectors<eighths> vectors;
   float scores[forward_threads / 32][kept_scores];
   int lengths[forward_threads];
   int before[forward_threads];
@@ -324,7 +405,7 @@ __global__ void __launch_bounds__(forward_threads, 1) forward_kernel(const Forwa
   const int width = call.parameters.width;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
   const int64_t begin = rows.sequences * blockIdx.x / gridDim.x, end = rows.sequences * (blockIdx.x + 1) / gridDim.x;
-  load_parameters<T, eighths>(call.parameters, shared.weight, shared.bias, shared.context);
+  const float weight_scale = load_parameters<T, eighths, forward_threads>(call.parameters, shared.weight, shared.vectors).x;
   const unsigned weight = shared_address(shared.weight);
 
   int before = 0;
@@ -362,13 +443,18 @@ __global__ void __launch_bounds__(forward_threads, 1) forward_kernel(const Forwa
         Row<T, eighths> x0, x1;
         x0.load(states + int64_t{t0} * width, t0 < length, width, call.packs, q);
         x1.load(states + int64_t{t1} * width, t1 < length, width, call.packs, q);
+        float scale = 1, inverse = 1;
+        if constexpr (Shape::planes == 2) {
+          scale = scale_for<60>(over_warp(fmaxf(x0.largest(), x1.largest())));
+          inverse = inverse_of(scale) * inverse_of(weight_scale);
+        }
         float u[eighths][4] = {};
 #pragma unroll
         for (int block = 0; block < Shape::blocks; ++block) {
           unsigned a[Shape::planes][4], part[Shape::planes];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            (i % 2 ? x1 : x0).operand(2 * block + i / 2, part);
+            (i % 2 ? x1 : x0).operand(2 * block + i / 2, scale, part);
 #pragma unroll
             for (int plane = 0; plane < Shape::planes; ++plane) a[plane][i] = part[plane];
           }
@@ -378,7 +464,7 @@ __global__ void __launch_bounds__(forward_threads, 1) forward_kernel(const Forwa
           unsigned a[Shape::planes][2], part[Shape::planes];
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            (i ? x1 : x0).operand(2 * Shape::blocks, part);
+            (i ? x1 : x0).operand(2 * Shape::blocks, scale, part);
 #pragma unroll
             for (int plane = 0; plane < Shape::planes; ++plane) a[plane][i] = part[plane];
           }
@@ -388,10 +474,12 @@ __global__ void __launch_bounds__(forward_threads, 1) forward_kernel(const Forwa
 #pragma unroll
         for (int pair = 0; pair < eighths; ++pair) {
           const int c = Shape::column(pair, q);
-          const float2 bias = *reinterpret_cast<const float2*>(shared.bias + c);
-          const float2 context = *reinterpret_cast<const float2*>(shared.context + c);
-          s0 += tangent<T>(u[pair][0] + bias.x) * context.x + tangent<T>(u[pair][1] + bias.y) * context.y;
-          s1 += tangent<T>(u[pair][2] + bias.x) * context.x + tangent<T>(u[pair][3] + bias.y) * context.y;
+          const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
+          const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
+          s0 += tangent<T>(fmaf(u[pair][0], inverse, bias.x)) * context.x +
+                tangent<T>(fmaf(u[pair][1], inverse, bias.y)) * context.y;
+          s1 += tangent<T>(fmaf(u[pair][2], inverse, bias.x)) * context.x +
+                tangent<T>(fmaf(u[pair][3], inverse, bias.y)) * context.y;
         }
         s0 = t0 < length ? over_quad(s0) : over_quad(s0) * 0 - INFINITY;
         s1 = t1 < length ? over_quad(s1) : over_quad(s1) * 0 - INFINITY;
@@ -403,21 +491,21 @@ __global__ void __launch_bounds__(forward_threads, 1) forward_kernel(const Forwa
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) highest = fmaxf(highest, __shfl_xor_sync(all_lanes, highest, step));
         highest = fmaxf(highest, largest);
-        const float scale = expf(largest - highest), p0 = expf(s0 - highest), p1 = expf(s1 - highest);
+        const float shrink = expf(largest - highest), p0 = expf(s0 - highest), p1 = expf(s1 - highest);
         largest = highest;
-        sum = sum * scale + p0 + p1;
+        sum = sum * shrink + p0 + p1;
 #pragma unroll
         for (int pair = 0; pair < eighths; ++pair) {
           const float2 a = x0.at(pair), b = x1.at(pair);
-          pooled[pair].x = pooled[pair].x * scale + p0 * a.x + p1 * b.x;
-          pooled[pair].y = pooled[pair].y * scale + p0 * a.y + p1 * b.y;
+          pooled[pair].x = pooled[pair].x * shrink + p0 * a.x + p1 * b.x;
+          pooled[pair].y = pooled[pair].y * shrink + p0 * a.y + p1 * b.y;
         }
       }
-      const float inverse = length > 0 ? 1.0f / over_rows(sum) : 0.0f;
+      const float whole = length > 0 ? 1.0f / over_rows(sum) : 0.0f;
       T* out = static_cast<T*>(call.pooled) + n * width;
 #pragma unroll
       for (int pair = 0; pair < eighths; ++pair) {
-        const float x = over_rows(pooled[pair].x) * inverse, y = over_rows(pooled[pair].y) * inverse;
+        const float x = over_rows(pooled[pair].x) * whole, y = over_rows(pooled[pair].y) * whole;
         const int c = Shape::column(pair, q);
         if (g == pair % 8) {
           if (c < width) out[c] = static_cast<T>(x);
@@ -425,7 +513,7 @@ __global__ void __launch_bounds__(forward_threads, 1) forward_kernel(const Forwa
         }
       }
       __syncwarp();
-      for (int t = lane; t < length; t += 32) weights[t] = expf(scores[t] - largest) * inverse;
+      for (int t = lane; t < length; t += 32) weights[t] = expf(scores[t] - largest) * whole;
       for (int64_t t = length + lane; t < rows.steps; t += 32) weights[t] = 0;
       int32_t* index = call.index + index_head;
       if (rows.ragged) {
@@ -471,8 +559,9 @@ struct BackwardShared {
   alignas(16) typename Shape::Element states[Shape::planes * tile_plane];
   // A strip of 16 columns of the last row may end beyond it.
   alignas(16) typename Shape::Element slopes[Shape::planes * tile_plane + 8];
-  alignas(16) float bias[Shape::width];
-  alignas(16) float context[Shape::width];
+  Vectors<eighths> vectors;
+  // For float, what the scales of a unit's slopes, and of these times its states, must be undone by.
+  float inverses[backward_threads / 32][2];
   float contexts[backward_threads / 32][Shape::width];
 };
 
@@ -500,7 +589,8 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const Bac
   const Rows& rows = call.rows;
   const int width = call.parameters.width, units = call.parameters.units;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
-  load_parameters<T, eighths>(call.parameters, shared.weight, shared.bias, shared.context);
+  const float2 loaded = load_parameters<T, eighths, backward_threads>(call.parameters, shared.weight, shared.vectors);
+  const float weight_scale = loaded.x, largest_context = loaded.y;
   const unsigned weight = shared_address(shared.weight);
   T* const out = static_cast<T*>(call.states_gradient);
 
@@ -523,7 +613,6 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const Bac
       }
     }
   }
-  __syncthreads();
 
   const int64_t origin = call.index[0], last = call.index[1];
   const int64_t all = (last - origin + unit_rows - 1) / unit_rows;
@@ -575,6 +664,21 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const Bac
         slope[i] = share[i] * (over_quad(own) - over_quad(mean));
       }
 
+      // Scaled slopes, and what undoes the scales of the projection and of the states' gradient.
+      float scale = 1, scaled[2] = {slope[0], slope[1]}, inverse = 1, change_inverse = 1;
+      if constexpr (planes == 2) {
+        scale = scale_for<60>(over_warp(fmaxf(x[0].largest(), x[1].largest())));
+        const float most = over_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1]))) * largest_context;
+        const float slope_scale = scale_for<60>(most), weight_inverse = inverse_of(weight_scale);
+        scaled[0] *= slope_scale;
+        scaled[1] *= slope_scale;
+        inverse = inverse_of(scale) * weight_inverse;
+        change_inverse = inverse_of(slope_scale) * weight_inverse;
+        if (lane == 0) {
+          shared.inverses[warp][0] = inverse_of(slope_scale);
+          shared.inverses[warp][1] = inverse_of(slope_scale) * inverse_of(scale);
+        }
+      }
       const int at = (warp * unit_rows + g) * Shape::pitch;
       float u[eighths][4] = {}, change[eighths][4] = {};
 #pragma unroll
@@ -582,7 +686,7 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const Bac
         unsigned a[planes][4], parted[4][planes];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          x[i % 2].operand(2 * block + i / 2, parted[i]);
+          x[i % 2].operand(2 * block + i / 2, scale, parted[i]);
 #pragma unroll
           for (int plane = 0; plane < planes; ++plane) a[plane][i] = parted[i][plane];
         }
@@ -597,7 +701,7 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const Bac
         unsigned a[planes][2], parted[planes];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          x[i].operand(2 * Shape::blocks, parted);
+          x[i].operand(2 * Shape::blocks, scale, parted);
 #pragma unroll
           for (int plane = 0; plane < planes; ++plane) {
             a[plane][i] = parted[plane];
@@ -611,14 +715,18 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const Bac
       // u becomes tanh and then, a pair after the other, the operand of the product that leads back to the states.
       auto slopes = [&](int pair, unsigned (&first)[planes], unsigned (&second)[planes]) {
         const int c = Shape::column(pair, q);
-        const float2 bias = *reinterpret_cast<const float2*>(shared.bias + c);
-        const float2 context = *reinterpret_cast<const float2*>(shared.context + c);
-        const float a = tangent<T>(u[pair][0] + bias.x), b = tangent<T>(u[pair][1] + bias.y);
-        const float c0 = tangent<T>(u[pair][2] + bias.x), d = tangent<T>(u[pair][3] + bias.y);
-        context_sums[pair].x += slope[0] * a + slope[1] * c0;
-        context_sums[pair].y += slope[0] * b + slope[1] * d;
-        split<T>(make_float2(slope[0] * context.x * (1 - a * a), slope[0] * context.y * (1 - b * b)), first);
-        split<T>(make_float2(slope[1] * context.x * (1 - c0 * c0), slope[1] * context.y * (1 - d * d)), second);
+        const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
+        const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
+        float2 t[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          t[i].x = tangent<T>(fmaf(u[pair][2 * i], inverse, bias.x));
+          t[i].y = tangent<T>(fmaf(u[pair][2 * i + 1], inverse, bias.y));
+          context_sums[pair].x += slope[i] * t[i].x;
+          context_sums[pair].y += slope[i] * t[i].y;
+          split<T>(make_float2(scaled[i] * context.x * (1 - t[i].x * t[i].x), scaled[i] * context.y * (1 - t[i].y * t[i].y)),
+                   i ? second : first);
+        }
       };
 #pragma unroll
       for (int block = 0; block < Shape::blocks; ++block) {
@@ -658,7 +766,8 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const Bac
 #pragma unroll
         for (int pair = 0; pair < eighths; ++pair) {
           const float2 y = gradient.at(pair);
-          gradient.set(pair, make_float2(change[pair][2 * i] + share[i] * y.x, change[pair][2 * i + 1] + share[i] * y.y));
+          gradient.set(pair, make_float2(fmaf(change[pair][2 * i], change_inverse, share[i] * y.x),
+                                          fmaf(change[pair][2 * i + 1], change_inverse, share[i] * y.y)));
         }
         if (real[i]) gradient.store(out + place[i] * width, width, call.packs, q);
       }
@@ -680,30 +789,49 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kernel(const Bac
                                       (lane >> 3) % 2 * 8));
         }
         const int row = 16 * unit + (lane >> 3) % 2 * 8 + lane % 8, other = lane >> 4;
+        const int next = planes == 2 ? 0 : other, from = (planes == 2 ? other * Shared::tile_plane : 0) + row * Shape::pitch;
+        constexpr int group = 4;
 #pragma unroll
-        for (int j = 0; j < tiles; j += 3 - planes) {
-          const int wanted = part * tiles + j + (planes == 2 ? 0 : other);
-          const int column = 8 * (wanted < eighths ? wanted : eighths - 1);
-          unsigned m[4];
-          load_matrices_transposed(
-              m, states + 2 * ((planes == 2 ? other * Shared::tile_plane : 0) + row * Shape::pitch + column));
+        for (int first = 0; first < tiles; first += group) {
+          unsigned b[group][4];
+#pragma unroll
+          for (int i = 0; i < group; i += 3 - planes) {
+            if (first + i < tiles) {
+              const int wanted = part * tiles + first + i + next;
+              load_matrices_transposed(b[i], states + 2 * (from + 8 * (wanted < eighths ? wanted : eighths - 1)));
+            }
+          }
           if constexpr (planes == 2) {
-            multiply<E>(sums[j], a[1], m[0], m[1]);
-            multiply<E>(sums[j], a[0], m[2], m[3]);
-            multiply<E>(sums[j], a[0], m[0], m[1]);
+#pragma unroll
+            for (int i = 0; i < group && first + i < tiles; ++i) multiply<E>(sums[first + i], a[1], b[i][0], b[i][1]);
+#pragma unroll
+            for (int i = 0; i < group && first + i < tiles; ++i) multiply<E>(sums[first + i], a[0], b[i][2], b[i][3]);
+#pragma unroll
+            for (int i = 0; i < group && first + i < tiles; ++i) multiply<E>(sums[first + i], a[0], b[i][0], b[i][1]);
           } else {
-            multiply<E>(sums[j], a[0], m[0], m[1]);
-            if (j + 1 < tiles) multiply<E>(sums[j + 1 < tiles ? j + 1 : j], a[0], m[2], m[3]);
+#pragma unroll
+            for (int i = 0; i < group && first + i < tiles; ++i) {
+              multiply<E>(sums[first + i], a[0], b[i - i % 2][2 * (i % 2)], b[i - i % 2][2 * (i % 2) + 1]);
+            }
           }
         }
         if constexpr (planes == 2) multiply<E>(own, a[1], ones, ones);
         multiply<E>(own, a[0], ones, ones);
-      }
+        if (planes == 2 || unit == count - 1) {
+          // A unit's own scales; without scales once a tile.
+          const float slope_inverse = planes == 2 ? shared.inverses[unit][0] : 1.0f;
+          const float inverse = planes == 2 ? shared.inverses[unit][1] : 1.0f;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        bias_sums[i] += own[i];
+          for (int i = 0; i < 4; ++i) {
+            bias_sums[i] = fmaf(own[i], slope_inverse, bias_sums[i]);
+            own[i] = 0;
 #pragma unroll
-        for (int j = 0; j < tiles; ++j) weight_sums[j][i] += sums[j][i];
+            for (int j = 0; j < tiles; ++j) {
+              weight_sums[j][i] = fmaf(sums[j][i], inverse, weight_sums[j][i]);
+              sums[j][i] = 0;
+            }
+          }
+        }
       }
     }
     __syncthreads();
