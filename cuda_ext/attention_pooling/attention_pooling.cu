@@ -17,7 +17,7 @@ using torch::stable::Tensor;
 
 constexpr int threads = 128;
 constexpr int warps = threads / 32;
-constexpr int summing_groups = 4;
+constexpr int summing_groups = 8;
 // The plain kernels keep a row in shared memory.
 constexpr int64_t longest = 4096;
 
@@ -173,14 +173,17 @@ __global__ void __launch_bounds__(threads) plain_backward(const Backward call) {
 }
 
 // The blocks' parts of the parameters' gradients, added in the order of the blocks: `summing_groups` runs of them for
-// each number, and the runs' sums.
+// each number, and the runs' sums. Of blocks that each take 16 rows, those beyond the index's last wrote nothing.
 template <typename T>
-__global__ void __launch_bounds__(64 * summing_groups) sum_parts(const void* partials, int blocks, Parameters p,
-                                                                 void* weight, void* bias, void* context) {
+__global__ void __launch_bounds__(64 * summing_groups) sum_parts(const void* partials, int blocks, const int32_t* index,
+                                                                 Parameters p, void* weight, void* bias,
+                                                                 void* context) {
+  after_the_kernel_before();
   using C = compute_t<T>;
   __shared__ C sums[summing_groups][64];
   const int64_t count = int64_t{p.units} * (p.width + 2), i = int64_t{blockIdx.x} * 64 + threadIdx.x;
   C sum = 0;
+  if (index) blocks = min(blocks, (index[1] - index[0] + unit_rows - 1) / unit_rows);
   if (i < count) {
     const int from = blocks * threadIdx.y / summing_groups, to = blocks * (threadIdx.y + 1) / summing_groups;
     const C* part = static_cast<const C*>(partials) + i;
@@ -319,7 +322,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_pooling(Tensor states, Tensor bound
   with_dtype(call.dtype, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (!std::is_same_v<T, double>) {
-      if (call.matrix) return launch_forward<T>(forward, at_most(call.processors), stream);
+      if (call.matrix) return launch_forward<T>(forward, call.processors, stream);
     }
     const size_t bytes = width * sizeof(compute_t<T>);
     STD_CUDA_CHECK(cudaFuncSetAttribute(plain_forward<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -373,7 +376,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
     torch::stable::zero_(context_gradient);
     return {states_gradient, weight_gradient, bias_gradient, context_gradient};
   }
-  const int64_t pieces = call.matrix ? (call.rows.total + 15) / 16 : sequences;
+  const int64_t pieces = call.matrix ? (call.rows.total + unit_rows - 1) / unit_rows : sequences;
   const int blocks = static_cast<int>(std::min<int64_t>(pieces, call.processors));
   const int64_t count = units * (width + 2);
   Tensor partials = torch::stable::new_empty(states, {blocks * count}, call.weights_dtype);
@@ -409,10 +412,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
       plain_backward<T><<<blocks, threads, bytes, stream>>>(backward);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     }
-    sum_parts<T><<<static_cast<unsigned>((count + 63) / 64), dim3(64, summing_groups), 0, stream>>>(
-        partials.data_ptr(), blocks, call.parameters, weight_gradient.data_ptr(), bias_gradient.data_ptr(),
-        context_gradient.data_ptr());
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch(sum_parts<T>, (count + 63) / 64, dim3(64, summing_groups), 0, stream, partials.data_ptr(), blocks,
+           done && blocks == pieces ? backward.index : nullptr, call.parameters, weight_gradient.data_ptr(),
+           bias_gradient.data_ptr(), context_gradient.data_ptr());
   });
   return {states_gradient, weight_gradient, bias_gradient, context_gradient};
 }

@@ -7,6 +7,8 @@ namespace cuda_ext::attention {
 
 // The widest states and projection that the matrix units' kernels take; wider ones take the plain kernels.
 constexpr int64_t widest = 128;
+// The matrix units take so many rows at a time.
+constexpr int unit_rows = 16;
 // The index of real steps begins with where its rows begin and end.
 constexpr int64_t index_head = 2;
 
@@ -65,11 +67,40 @@ struct Backward {
   bool packs;
 };
 
+// A kernel that `launch` starts may be started while the one before it on the stream still runs, if that allows it; it waits
+// here, and allows the next one to start. For a small batch a launch takes as long as a kernel.
+__device__ inline void after_the_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+template <typename... Wanted, typename... Given>
+void launch(void (*kernel)(Wanted...), int64_t blocks, dim3 threads, size_t bytes, cudaStream_t stream, Given... arguments) {
+  int device = 0, major = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t how{};
+  how.gridDim = dim3(static_cast<unsigned>(blocks));
+  how.blockDim = threads;
+  how.dynamicSmemBytes = bytes;
+  how.stream = stream;
+  how.attrs = &early;
+  how.numAttrs = major >= 9 ? 1 : 0;
+  STD_CUDA_CHECK(cudaLaunchKernelEx(&how, kernel, static_cast<Wanted>(arguments)...));
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
 // Whether the kernels for T take this width on this GPU; if not, the plain ones do.
 template <typename T>
 bool fits(int64_t width, int64_t shared_bytes);
 template <typename T>
-void launch_forward(const Forward& call, int blocks, cudaStream_t stream);
+void launch_forward(const Forward& call, int processors, cudaStream_t stream);
 template <typename T>
 void launch_backward(const Backward& call, cudaStream_t stream);
 

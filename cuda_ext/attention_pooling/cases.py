@@ -126,7 +126,7 @@ def _flops(real: float, backward: bool) -> float:
 
 def exercise() -> None:
     """Run the kernels on small odd shapes that reach every branch, and compare with the plain formula in float64."""
-    cases = [(13, 30, 100, 100), (5, 37, 64, 50), (4, 150, 17, 33), (9, 3, 101, 128), (2, 5, 130, 3)]
+    cases = [(13, 30, 100, 100), (90, 40, 100, 97), (5, 37, 64, 50), (4, 150, 17, 33), (9, 3, 101, 128), (2, 5, 130, 3)]
     for dtype in (torch.float64, *DTYPES):
         for rows, steps, width, units in cases:
             _compare(rows, steps, width, units, dtype)
@@ -146,13 +146,13 @@ def _compare(rows: int, steps: int, width: int, units: int, dtype: torch.dtype) 
     offsets = F.pad(lengths.cumsum(0), (1, 0))
     pooled, weights = attention_pooling_ragged(packed, offsets, *inputs[1:])
     ragged = torch.autograd.grad([pooled, weights], (packed, *inputs[1:]), [gradient, torch.ones_like(weights)])
-    if not all(torch.equal(a, b) for a, b in zip([found[1][mask], *found[2:]], ragged, strict=True)):
-        raise AssertionError(f"padded and ragged attention_pooling differ at {rows} x {steps} x {width} of {dtype}")
     doubles = [tensor.detach().double().requires_grad_() for tensor in inputs]
     some = lengths > 0
     exact = _eager(doubles[0], lengths, mask | ~some.unsqueeze(-1), *doubles[1:]) * some.unsqueeze(-1)
     expected = [exact, *torch.autograd.grad(exact, doubles, gradient.double())]
     allowed = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
-    for a, b in zip(found, expected, strict=True):
-        if not (a.double() - b).norm() <= allowed * b.norm():
-            raise AssertionError(f"attention_pooling is wrong at {rows} x {steps} x {width} x {units} of {dtype}")
+    for got in (found, [pooled, *ragged]):
+        expected[1] = expected[1][mask] if got[1].dim() == 2 else expected[1]
+        for a, b in zip(got, expected, strict=True):
+            if not (a.double() - b).norm() <= allowed * b.norm():
+                raise AssertionError(f"attention_pooling is wrong at {rows} x {steps} x {width} x {units} of {dtype}")

@@ -18,6 +18,9 @@ SHAPES = [
     (1, 1, 1, 1),
     (9, 17, 3, 7),
     (300, 2, 66, 100),
+    (400, 30, 100, 100),
+    (300, 25, 64, 64),
+    (300, 25, 128, 120),
     (11, 50, 64, 64),
     (7, 33, 101, 50),
     (5, 129, 104, 104),
@@ -113,20 +116,19 @@ def test_the_error_on_many_rows(dtype, full):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(37, 30, 100, 100), (5, 150, 33, 17), (4, 9, 140, 20)], ids=str)
-def test_ragged_and_padded_have_the_same_bits(dtype, shape):
+@pytest.mark.parametrize("shape", [(37, 30, 100, 100), (700, 30, 100, 100), (5, 150, 33, 17), (4, 9, 140, 20)], ids=str)
+def test_ragged_and_padded_agree(dtype, shape):
+    """Not to the bit: a small padded batch takes kernels of its own."""
     states, lengths, *parameters, gradient, weights_gradient = inputs(*shape, dtype=dtype)
     real = mask(lengths, shape[1])
     expected = everything(states, lengths, *parameters, gradient, weights_gradient)
+    expected = expected[0], expected[1][real], expected[2][real], *expected[3:]
     rows, offsets = packed(states, lengths)
-    for bounds in (offsets, offsets.int()):
-        found = everything(
-            rows, bounds, *parameters, gradient, weights_gradient[real], function=attention_pooling_ragged
-        )
-        assert torch.equal(found[0], expected[0])
-        assert torch.equal(found[1], expected[1][real])
-        assert torch.equal(found[2], expected[2][real])
-        assert all(torch.equal(a, b) for a, b in zip(found[3:], expected[3:], strict=True))
+    given = *parameters, gradient, weights_gradient[real]
+    found = everything(rows, offsets, *given, function=attention_pooling_ragged)
+    assert rules.relative_error(found, expected) <= LARGEST_ERROR[dtype]
+    narrow = everything(rows, offsets.int(), *given, function=attention_pooling_ragged)
+    assert all(torch.equal(a, b) for a, b in zip(found, narrow, strict=True))
 
 
 @pytest.mark.parametrize("width", [100, 140])
@@ -283,7 +285,7 @@ def test_more_than_2_to_the_31_elements():
     found = everything(states, lengths, *parameters, gradient)
     for some in (slice(0, 50), slice(rows - 50, rows)):
         expected = everything(states[some], lengths[some], *parameters, gradient[some])
-        assert all(torch.equal(a[some], b) for a, b in zip(found[:3], expected[:3], strict=True))
+        assert rules.relative_error([a[some] for a in found[:3]], expected[:3]) <= LARGEST_ERROR[torch.float16]
 
 
 def test_two_devices_are_refused_and_so_is_the_compiled_operation_called_wrongly():
