@@ -30,8 +30,8 @@ def attention_pooling(
     states: [N, T, D], float64, float32, float16 or bfloat16. Of row n the first lengths[n] steps are real; what stands
     behind them is never read and gets a gradient of 0. lengths: int32 or int64 [N]; taken as 0 below 0, as T above T.
     weight [A, D], bias [A], context [A]: the projection's and the context vector, in the dtype of states, or all
-    three in float32 beside states of half precision, to which the products round them. D and A from 1 to 4096; up to
-    128 the products run on the matrix units, above it a plain and slow kernel takes them.
+    three in float32 beside states of half precision, to which the products round them. D and A from 1 to 4096: up to
+    128 the kernels on the matrix units take them; above it PyTorch's operations do (a plain, slow kernel if ragged).
     pooled has the dtype of states. weights are float32 (float64 for float64), sum to 1 over the real steps and are 0 at
     padding. A sequence of length 0 gives zeros. Both results have gradients with respect to states, weight, bias and
     context, but no second ones.
@@ -137,6 +137,14 @@ def _rows(states: Tensor, bounds: Tensor, ragged: bool) -> tuple[Tensor, Tensor,
     return states.masked_fill(~real.unsqueeze(-1), 0), real, len(states)
 
 
+def _is_for_pytorch(states: Tensor, weight: Tensor, ragged: bool) -> bool:
+    """Too wide for the matrix units' kernels, and better off with PyTorch's products than with the plain kernels.
+
+    Not so ragged states: without atomic additions PyTorch has no sum of their parts.
+    """
+    return not ragged and states.dtype != torch.float64 and max(weight.shape) > WIDEST_FOR_MATRIX_UNITS
+
+
 def _index(states: Tensor, weight: Tensor, zero: bool = False) -> Tensor:
     """Room for the kernels' index: where the real steps begin and end, and which they are."""
     used = states.is_cuda and states.dtype != torch.float64 and max(weight.shape) <= WIDEST_FOR_MATRIX_UNITS
@@ -189,7 +197,9 @@ def _run(
     states: Tensor, bounds: Tensor, ragged: bool, weight: Tensor, bias: Tensor, context: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     check(states, bounds, ragged, weight, bias, context)
-    run = kernel("attention_pooling", states.device) or reference
+    run = kernel("attention_pooling", states.device)
+    if run is None or _is_for_pytorch(states, weight, ragged):
+        run = reference
     return run(states, bounds, ragged, weight, bias, context)
 
 
@@ -226,10 +236,18 @@ def _backward(ctx: object, gradient: Tensor | None, weights_gradient: Tensor | N
 
 
 def _run_backward(
-    gradient: Tensor, weights_gradient: Tensor | None, states: Tensor, *others: object
+    gradient: Tensor,
+    weights_gradient: Tensor | None,
+    states: Tensor,
+    bounds: Tensor,
+    ragged: bool,
+    weight: Tensor,
+    *others: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    run = kernel("attention_pooling_backward", states.device) or reference_backward
-    return run(gradient, weights_gradient, states, *others)
+    run = kernel("attention_pooling_backward", states.device)
+    if run is None or _is_for_pytorch(states, weight, ragged):
+        run = reference_backward
+    return run(gradient, weights_gradient, states, bounds, ragged, weight, *others)
 
 
 def _shape_backward(
