@@ -182,7 +182,7 @@ template <typename T, int eighths, int threads>
 struct Weight {
   using Shape = Tile<T, eighths>;
   using E = typename Shape::Element;
-  static constexpr int fours = Shape::width / 4, all = Shape::width * fours, each = (all + threads - 1) / threads;
+  static constexpr int fours = Shape::width / 4, at_once = threads / fours, each = (Shape::width + at_once - 1) / at_once;
   float values[each][4];
   float bias, context;
 
@@ -190,28 +190,29 @@ struct Weight {
   __device__ void load(const Parameters& p) {
     static_assert(threads >= Shape::width);
     const bool aligned = p.width % 4 == 0 && reinterpret_cast<std::uintptr_t>(p.weight) % 16 == 0;
+    const int row = threadIdx.x / fours, d = threadIdx.x % fours * 4;
     const auto each_four = [&](auto&& read) {
 #pragma unroll
       for (int i = 0; i < each; ++i) {
-        const int at = threadIdx.x + i * threads, a = at / fours, d = at % fours * 4;
-        read(values[i], at < all && a < p.units && d < p.width, a * p.width + d, d);
+        const int a = row + i * at_once;
+        read(values[i], row < at_once && a < p.units && d < p.width, a * p.width + d);
       }
     };
     if (aligned && (std::is_same_v<T, float> || p.single)) {
-      each_four([&](float(&four)[4], bool inside, int from, int) {
+      each_four([&](float(&four)[4], bool inside, int from) {
         float4 x{};
         if (inside) x = *reinterpret_cast<const float4*>(static_cast<const float*>(p.weight) + from);
         four[0] = x.x, four[1] = x.y, four[2] = x.z, four[3] = x.w;
       });
     } else if (aligned) {
-      each_four([&](float(&four)[4], bool inside, int from, int) {
+      each_four([&](float(&four)[4], bool inside, int from) {
         uint2 x{};
         if (inside) x = *reinterpret_cast<const uint2*>(static_cast<const T*>(p.weight) + from);
         const float2 first = unpack<E>(x.x), second = unpack<E>(x.y);
         four[0] = first.x, four[1] = first.y, four[2] = second.x, four[3] = second.y;
       });
     } else {
-      each_four([&](float(&four)[4], bool inside, int from, int d) {
+      each_four([&](float(&four)[4], bool inside, int from) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           four[j] = inside && d + j < p.width ? parameter<T>(p.weight, p.single, from + j) : 0.0f;
@@ -252,10 +253,11 @@ struct Weight {
       }
       scale = scale_for<30>(largest);
     }
+    const int row = threadIdx.x / fours, d = threadIdx.x % fours * 4;
 #pragma unroll
     for (int i = 0; i < each; ++i) {
-      const int at = threadIdx.x + i * threads, a = at / fours, d = at % fours * 4;
-      if (at < all) {
+      const int a = row + i * at_once;
+      if (row < at_once && a < Shape::width) {
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
           unsigned planes[Shape::planes];
@@ -291,7 +293,7 @@ __device__ void multiply_block(float (&out)[count][4], const unsigned (&a)[Units
   using E = typename Shape::Element;
   constexpr int group = 4;
   // One load brings two matrices along the sum (8 columns each) of two planes, or of two neighbours of `out`.
-  const int along = 16 * block + (lane >> 3) % 2 * 8, other = lane >> 4;
+  const int r = lane % 8, upper = (lane >> 3) % 2, other = lane >> 4;
   const int far = Shape::planes == 2 ? other * Shape::weight_plane : 0;
   const int next = Shape::planes == 2 ? 0 : other;
 #pragma unroll
@@ -302,9 +304,9 @@ __device__ void multiply_block(float (&out)[count][4], const unsigned (&a)[Units
       if (first + i < count) {
         const int wanted = start + first + i, tile = wanted + (wanted + 1 < eighths ? next : 0);
         if constexpr (down) {
-          load_matrices_transposed(b[i], weight + 2 * (far + (along + lane % 8) * Shape::pitch + 8 * tile));
+          load_matrices_transposed(b[i], weight + 2 * (far + (16 * block + 8 * upper + r) * Shape::pitch + 8 * tile));
         } else {
-          load_matrices(b[i], weight + 2 * (far + (8 * tile + lane % 8) * Shape::pitch + along));
+          load_matrices(b[i], weight + 2 * (far + (8 * tile + r) * Shape::pitch + 16 * block + 8 * upper));
         }
       }
     }
@@ -428,6 +430,9 @@ __device__ float tangent(float product, float scale, float bias) {
   }
 }
 
+// Ask for what lies at `from`, in the multiprocessors' common cache, before it is needed.
+__device__ inline void fetch_ahead(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 __device__ inline float over_quad(float x) {
   x += __shfl_xor_sync(all_lanes, x, 1);
   return x + __shfl_xor_sync(all_lanes, x, 2);
@@ -502,11 +507,19 @@ __global__ void __launch_bounds__(forward_threads<T>, 1) forward_kernel(const Fo
     before += sums.y;
     __syncthreads();
     const int count = static_cast<int>(end - base < forward_threads<T> ? end - base : forward_threads<T>);
-    while (true) {
+    const auto take = [&] {
       int taken = 0;
       if (lane == 0) taken = atomicAdd(&shared.next, 1);
-      taken = __shfl_sync(all_lanes, taken, 0);
-      if (taken >= count) break;
+      return __shfl_sync(all_lanes, taken, 0);
+    };
+    for (int taken = take(), then; taken < count; taken = then) {
+      // Its own next sequence, too.
+      then = take();
+      if (then < count) {
+        const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + rows.first(base + then) * width);
+        const int64_t bytes = int64_t{shared.lengths[then]} * width * static_cast<int64_t>(sizeof(T));
+        for (int64_t at = lane * 128; at < bytes; at += 32 * 128) fetch_ahead(states + at);
+      }
       const int64_t n = base + taken, first = rows.first(n);
       const int length = shared.lengths[taken];
       const T* states = static_cast<const T*>(call.states) + first * width;
@@ -743,7 +756,14 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
 #pragma unroll
   for (int pair = 0; pair < eighths; ++pair) context_sum(pair) = make_float2(0, 0);
 
+  // The index's entries of this thread's two rows, of the next tile when this one's are in use.
+  const auto entry_of = [&](int64_t unit, int i) {
+    const int64_t row = origin + unit * unit_rows + g + 8 * i;
+    return unit < to && row < last ? call.index[index_head + row] : -1;
+  };
+  int32_t entries[2] = {entry_of(from + warp, 0), entry_of(from + warp, 1)};
   for (int64_t tile = from; tile < to; tile += warps) {
+    const int32_t then[2] = {entry_of(tile + warps + warp, 0), entry_of(tile + warps + warp, 1)};
     if (tile + warp < to) {
       int place[2], sequence[2];
       bool real[2];
@@ -753,7 +773,7 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
       for (int i = 0; i < 2; ++i) {
         const int64_t row = origin + (tile + warp) * unit_rows + g + 8 * i;
         real[i] = row < last;
-        const int32_t entry = real[i] ? call.index[index_head + row] : 0;
+        const int32_t entry = entries[i];
         place[i] = rows.ragged ? static_cast<int>(row) : entry;
         sequence[i] = rows.ragged ? entry : entry / static_cast<int>(rows.steps);
         if (entry < 0 || sequence[i] >= rows.sequences) real[i] = false;
@@ -846,6 +866,15 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
                                           fmaf(change[pair][2 * i + 1], change_inverse, share[i] * y.y)));
         }
         if (real[i]) gradient.store(out + int64_t{place[i]} * width, width, call.packs, q);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      entries[i] = then[i];
+      if (then[i] >= 0) {
+        const int64_t row = rows.ragged ? origin + (tile + warps + warp) * unit_rows + g + 8 * i : then[i];
+        const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + row * width);
+        for (int at = 128 * q; at < width * static_cast<int>(sizeof(T)); at += 512) fetch_ahead(states + at);
       }
     }
     __syncthreads();
@@ -965,16 +994,16 @@ struct Few {
   // half: the last 8 columns of the sum alone.
   template <bool half>
   __device__ void add(const unsigned (&a)[Shape::planes][half ? 2 : 4], int block, int first, unsigned weight, int lane) {
-    const int along = 16 * block + (half ? 0 : (lane >> 3) % 2 * 8);
+    const int r = lane % 8, upper = half ? 0 : (lane >> 3) % 2;
     const int far = Shape::planes == 2 ? (lane >> 4) * Shape::weight_plane : 0;
 #pragma unroll
     for (int tile = 0; tile < count; ++tile) {
       const int wanted = first + tile < eighths ? first + tile : eighths - 1;
       unsigned b[4];
       if constexpr (down) {
-        load_matrices_transposed(b, weight + 2 * (far + (along + lane % 8) * Shape::pitch + 8 * wanted));
+        load_matrices_transposed(b, weight + 2 * (far + (16 * block + 8 * upper + r) * Shape::pitch + 8 * wanted));
       } else {
-        load_matrices(b, weight + 2 * (far + (8 * wanted + lane % 8) * Shape::pitch + along));
+        load_matrices(b, weight + 2 * (far + (8 * wanted + r) * Shape::pitch + 16 * block + 8 * upper));
       }
       if constexpr (half) {
         multiply<E>(sums[0][tile], a[0], b[0]);

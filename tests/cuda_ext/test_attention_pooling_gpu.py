@@ -118,7 +118,7 @@ def test_the_error_on_many_rows(dtype, full):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(37, 30, 100, 100), (700, 30, 100, 100), (5, 150, 33, 17), (4, 9, 140, 20)], ids=str)
 def test_ragged_and_padded_agree(dtype, shape):
-    """Not to the bit: a small padded batch takes kernels of its own."""
+    """Not to the bit: a small padded batch takes kernels of its own, a wide one PyTorch's operations."""
     states, lengths, *parameters, gradient, weights_gradient = inputs(*shape, dtype=dtype)
     real = mask(lengths, shape[1])
     expected = everything(states, lengths, *parameters, gradient, weights_gradient)
@@ -126,7 +126,7 @@ def test_ragged_and_padded_agree(dtype, shape):
     rows, offsets = packed(states, lengths)
     given = *parameters, gradient, weights_gradient[real]
     found = everything(rows, offsets, *given, function=attention_pooling_ragged)
-    assert rules.relative_error(found, expected) <= LARGEST_ERROR[dtype]
+    assert rules.relative_error(found, expected) <= 2 * LARGEST_ERROR[dtype]
     narrow = everything(rows, offsets.int(), *given, function=attention_pooling_ragged)
     assert all(torch.equal(a, b) for a, b in zip(found, narrow, strict=True))
 
