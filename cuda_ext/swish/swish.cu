@@ -316,7 +316,7 @@ void launch(const Tensor& x, const Tensor* gradient, const std::optional<Tensor>
     return static_cast<C*>(partials->data_ptr());
   };
   if (channels == 1 || inner >= least_plane * size) {
-    const int64_t packs_each = with_sums ? 4 : size / 2;
+    const int64_t packs_each = with_sums ? 4 : 3;
     const int64_t parts = std::min(ceil_div(inner, threads * packs_each * size), most_parts);
     const int64_t part = ceil_div(ceil_div(inner, parts), size) * size;
     rows = n / inner / channels;

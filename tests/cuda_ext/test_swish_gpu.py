@@ -55,7 +55,6 @@ def both_passes(x, beta, gradient):
     results = [operations.swish(x, beta), operations.swish_backward(gradient, x, beta)]
     if beta is not None:
         results += operations.swish_backward_beta(gradient, x, beta)
-        assert torch.equal(results[1], results[2])
     return tuple(results)
 
 
