@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cuda_ext.case import Case, backward_of
-from cuda_ext.swish import DTYPES, HALF, reference, reference_backward, reference_backward_beta, swish
+from cuda_ext.swish import HALF, reference, reference_backward, reference_backward_beta, swish
 
 Kind = Literal["none", "scalar", "channel"]
 ROWS = (131072, 1024)
@@ -66,10 +66,12 @@ def _case(
 
 def exercise() -> None:
     """Run the kernels on shapes, strides and betas that reach every branch, and compare with the reference."""
-    shapes = [(0, 3), (1, 1), (7, 5), (33, 1030), (3, 7, 3, 3), (2, 20, 30, 31), (2, 3, 70, 67), (3, 2, 4100)]
-    for dtype, shape in itertools.product(DTYPES, shapes):
+    shapes = [(0, 3), (7, 5), (33, 1030), (3, 7, 3, 3), (2, 20, 30, 31), (2, 3, 70, 67)]
+    # float64 and float16 run the same code as the other two.
+    few = itertools.product((torch.float64, torch.float16), shapes[2:4])
+    for dtype, shape in itertools.chain(itertools.product((torch.float32, torch.bfloat16), shapes), few):
         last_first = torch.randn(shape[::-1], device="cuda").to(dtype).permute(*reversed(range(len(shape))))
-        for x in (last_first.contiguous(), last_first, last_first.contiguous()[..., 1:]):
+        for x in (last_first, last_first.contiguous()[..., 1:]):
             gradient = torch.randn_like(x)
             betas = [None, torch.randn((), device="cuda"), torch.randn(shape[1:2], device="cuda")[: x.shape[1]]]
             for beta in betas:

@@ -203,9 +203,8 @@ def test_torch_compile_takes_it_whole_with_its_gradients(kind):
     assert rules.relative_error(found, expected) <= 1e-5
 
 
-@pytest.mark.parametrize("kind", BETAS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_operations_keep_pytorch_s_rules(dtype, kind):
+@pytest.mark.parametrize(("kind", "dtype"), list(zip(["scalar", "none", "channel", "channel"], DTYPES, strict=True)))
+def test_the_operations_keep_pytorch_s_rules(kind, dtype):
     x, beta, gradient = inputs_of((2, 5, 3, 2), kind, dtype)
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
     beta, gradient = beta if beta is None else beta.requires_grad_(), gradient.requires_grad_()
