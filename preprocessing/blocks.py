@@ -12,8 +12,6 @@ Shape legend: N rows, S sentences a document, W words a sentence, K classes; of 
 import io
 import json
 import math
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +26,11 @@ from preprocessing.manifest import DataSetEntry, Document, encode_labels, parse_
 from preprocessing.text import CHUNK_END, SENTENCE_END, keep, mark_sentences, segment, words_and_ends
 from preprocessing.vocabulary import PADDING_INDEX, UNKNOWN_INDEX
 from storage.errors import InputError
+from storage.files import published_directory, read_json
 from storage.prepared import SPLITS
 
 BLOCK_BYTES = 8 << 20
-WRITTEN_AT_A_TIME = 16 << 20  # bytes of an array
+WRITTEN_AT_A_TIME = 4 << 20  # bytes of an array
 SHOWN_DOCUMENTS = 40
 
 
@@ -76,20 +75,20 @@ class Block:
     words: list[str]
     shown: list[tuple[str, list[list[str]]]]
 
-    def save(self, path: Path) -> None:
-        """Write the block by rename: who reads it finds a whole one, also where two processes did the same job."""
-        texts = {name: np.frombuffer(json.dumps(getattr(self, name)).encode(), np.uint8) for name in ("words", "shown")}
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, **{**vars(self), **texts})
-        os.replace(temporary, path)
+    def save(self, directory: Path) -> None:
+        """Write a file for each field; a folder that another process published first, for the same job, is kept."""
+        with published_directory(directory) as working:
+            for name, value in vars(self).items():
+                if isinstance(value, np.ndarray):
+                    np.save(working / f"{name}.npy", value, allow_pickle=False)
+                else:
+                    (working / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> "Block":
-        """Read a block that ``save`` wrote."""
-        with np.load(path, allow_pickle=False) as arrays:
-            values = dict(arrays)
-        return cls(**{**values, **{name: json.loads(values[name].tobytes()) for name in ("words", "shown")}})
+    def load(cls, directory: Path) -> "Block":
+        """Open a block that ``save`` wrote; its arrays are memory-mapped."""
+        arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in directory.glob("*.npy")}
+        return cls(**arrays, **{path.stem: read_json(path) for path in directory.glob("*.json")})
 
 
 def read_block(job: dict[str, Any]) -> None:
@@ -135,37 +134,37 @@ def read_block(job: dict[str, Any]) -> None:
 def number_words(texts: Sequence[str]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
     """Number the words of texts that ``mark_sentences`` made.
 
-    Returns the distinct words, the place of each word of the texts among them, int64 [T]; the words of each sentence
+    Returns the distinct words; the place of each word of the texts among them, int32 [T]; the words of each sentence
     that has any, int64 [sentences]; and the number of these sentences in each text, int64 [D].
     """
     chunks_of_texts = pyarrow.compute.ascii_split_whitespace(pyarrow.array(texts, pyarrow.large_string()))
+    stops_of_texts = chunks_of_texts.offsets.to_numpy()[1:]
     chunk_numbers, chunks = _distinct(chunks_of_texts.flatten())
-    # Each distinct chunk is read once; its words are those between two ends, and the end of a sentence is kept as one.
+    # Each distinct chunk is read once.
     word_numbers, words = _distinct(pyarrow.array(words_and_ends(chunks), pyarrow.large_string()))
-    end = words.index(CHUNK_END) if chunks else 0
-    ends_of_chunks = np.flatnonzero(word_numbers == end)
-    lengths_of_chunks = np.diff(ends_of_chunks, prepend=-1) - 1
-    starts_of_chunks = ends_of_chunks - lengths_of_chunks
-    if chunks:
-        lengths_of_chunks[chunks.index(SENTENCE_END)] = 1  # its CHUNK_END alone
+    is_end = word_numbers == _place(CHUNK_END, words)
+    words_of_chunks = pyarrow.ListArray.from_arrays(
+        np.append(0, np.cumsum(~is_end)[is_end]).astype(np.int32), pyarrow.array(word_numbers[~is_end])
+    )
+    numbers = words_of_chunks.take(pyarrow.array(chunk_numbers)).flatten().to_numpy()
 
-    counts = lengths_of_chunks[chunk_numbers]
-    stops = np.cumsum(counts)
-    numbers = word_numbers[np.repeat(starts_of_chunks[chunk_numbers], counts) + _count_up(counts)]
-
-    # Every text ends with the end of a sentence.
-    ends = np.flatnonzero(numbers == end) if chunks else np.zeros(0, np.int64)
-    lengths = np.diff(ends, prepend=-1) - 1
-    stops_of_texts = stops[chunks_of_texts.offsets.to_numpy()[1:] - 1] if chunks else np.zeros(0, np.int64)
+    stops = np.cumsum(np.diff(words_of_chunks.offsets.to_numpy())[chunk_numbers])
+    ends = np.flatnonzero(chunk_numbers == _place(SENTENCE_END, chunks))
+    lengths = np.diff(stops[ends], prepend=0)
     text_of_sentence = np.searchsorted(stops_of_texts, ends, side="right")
     sentence_counts = np.bincount(text_of_sentence[lengths > 0], minlength=len(texts))
-    return words, numbers[numbers != end], lengths[lengths > 0], sentence_counts
+    return words, numbers, lengths[lengths > 0], sentence_counts
 
 
 def _distinct(strings: pyarrow.Array) -> tuple[np.ndarray, list[str]]:
-    """The place of each string among the distinct ones, int64, and these in the order in which they come."""
+    """The place of each string among the distinct ones, int32, and these in the order in which they come."""
     encoded = strings.dictionary_encode()
-    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+    return encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
+
+
+def _place(string: str, distinct: list[str]) -> int:
+    """The place of a string among distinct ones, or -1."""
+    return distinct.index(string) if string in distinct else -1
 
 
 def write_block(job: dict[str, Any]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _read(data: TextDataSet, settings: TextSettings, temporary: Path, run: Run) 
             "documents": str(documents.resolve()),
             "where": str(documents),
             "chosen": None if chosen is None else str(chosen),
-            "found": str(temporary / f"{block['number']}.npz"),
+            "found": str(temporary / str(block["number"])),
         }
         for block in split_into_blocks(documents)
     ]
@@ -162,7 +162,7 @@ def _writing_jobs(
 ) -> Iterator[Job]:
     """Yield a job for each block, its words looked up here: the whole vocabulary is in one process alone."""
     for number, rows in enumerate(first_rows):
-        found, vocabulary = temporary / f"{number}.npz", temporary / f"{number}.vocabulary.npy"
+        found, vocabulary = temporary / str(number), temporary / f"{number}.npy"
         numbers = [index.get(word, UNKNOWN_INDEX) for word in Block.load(found).words]
         np.save(vocabulary, np.array(numbers, np.int32), allow_pickle=False)
         yield {

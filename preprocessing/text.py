@@ -77,14 +77,14 @@ def mark_sentences(text: str) -> str:
 
 def words_and_ends(chunks: Sequence[str]) -> list[str]:
     """Return the lower-cased words of the chunks with CHUNK_END after each chunk; SENTENCE_END has no word."""
+    if not chunks:
+        return []
+    batches = np.cumsum(np.fromiter(map(len, chunks), np.int64, len(chunks))) // LONGEST_PIECE
+    stops = [*(np.flatnonzero(np.diff(batches)) + 1).tolist(), len(chunks)]
     words, start = [], 0
-    while start < len(chunks):
-        stop, characters = start, 0
-        while stop < len(chunks) and characters < LONGEST_PIECE:
-            characters += len(chunks[stop])
-            stop += 1
-        text = "".join(f"{chunk}\n{CHUNK_END}\n" for chunk in chunks[start:stop])
-        words += blingfire.text_to_words(text).lower().split()
+    for stop in stops:
+        text = f"\n{CHUNK_END}\n".join(chunks[start:stop])
+        words += blingfire.text_to_words(f"{text}\n{CHUNK_END}").lower().split()
         start = stop
     return words
 
