@@ -29,7 +29,7 @@ from storage.errors import InputError
 from storage.files import published_directory, read_json
 from storage.prepared import SPLITS
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
 WRITTEN_AT_A_TIME = 4 << 20  # bytes of an array
 SHOWN_DOCUMENTS = 40
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from preprocessing.blocks import SHOWN_DOCUMENTS, Block, read_block, split_into_blocks, write_block
+from preprocessing.blocks import BLOCK_BYTES, SHOWN_DOCUMENTS, Block, read_block, split_into_blocks, write_block
 from preprocessing.lengths import LengthHistogram, length_table, plot_lengths, quantile_table, write_table
 from preprocessing.manifest import DOCUMENTS, TextDataSet
 from preprocessing.rows import Census, choose_documents
@@ -33,6 +33,11 @@ LIBRARIES = {"blingfire": version("blingfire")}
 
 Job = dict[str, Any]
 Run = Callable[[Callable[[Job], Any], Iterable[Job]], Iterator[Any]]
+
+
+def count_blocks(data: TextDataSet) -> int:
+    """How many blocks the data set's file has, near enough to know how many processes can share them."""
+    return math.ceil((data.directory / DOCUMENTS).stat().st_size / BLOCK_BYTES)
 
 
 def write_documents(data: TextDataSet, settings: TextSettings, working: Path, run: Run = map) -> dict[str, Any]:
