@@ -99,7 +99,7 @@ class _Found:
         self.rows.append(np.bincount(block.split, minlength=len(SPLITS)).tolist())
         self.counts.add(block.words, block.training_counts.tolist())
         in_training = block.split == SPLITS.index("train")
-        labels = block.labels.reshape(len(block.split), -1)
+        labels = block.labels[:, None] if block.labels.ndim == 1 else block.labels
         self.census.add(
             len(labels), np.unique(labels).tolist(), map(tuple, np.unique(labels[in_training], axis=0).tolist())
         )

@@ -18,6 +18,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ from storage.source import ROOT, source_digests
 VARIABLE = "REREAD_PREPROCESSING"
 ADDRESS_VARIABLE = "DASK_SCHEDULER_ADDRESS"
 DASK = "dask"
-SECONDS_TO_CONNECT = 15
+SECONDS_TO_CONNECT = 10
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS"), "1")
 
 Job = dict[str, Any]
@@ -158,7 +159,8 @@ def _dask(directory: Path) -> Iterator[Run]:
     from dask import bag
     from distributed import KilledWorker
 
-    with _dask_client(directory) as client:
+    # What Dask keeps goes before the rest of the folder is published.
+    with tempfile.TemporaryDirectory(dir=directory) as scratch, _dask_client(Path(scratch)) as client:
 
         def run(step: Step, jobs: Iterable[Job]) -> Iterator[Any]:
             # A partition a block, and every partition's result is small: the arrays lie in files.
