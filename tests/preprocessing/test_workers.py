@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from preprocessing import blocks, workers
+from preprocessing import blocks, documents, workers
 from preprocessing.prepare import prepare
 from storage.errors import InputError, PassingError
 
@@ -32,7 +32,7 @@ def corpus(corpus_of, monkeypatch):
         ]
     )
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 4000)
-    monkeypatch.setattr("preprocessing.documents.BLOCK_BYTES", 4000)
+    monkeypatch.setattr(documents, "BLOCK_BYTES", 4000)
     for variable in (workers.VARIABLE, workers.ADDRESS_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
 
@@ -85,15 +85,18 @@ def test_a_refused_document_is_the_same_line_from_another_process(corpus, corpus
 
 def test_a_killed_worker_is_told_and_leaves_nothing(corpus, monkeypatch):
     before = children()
-    divide = blocks.split_into_blocks
+    added = []
+    add = documents._Found.add
 
-    def divide_and_kill_one(path):
-        (first, _) = set(children()) - set(before)
-        os.kill(first, signal.SIGKILL)
-        return divide(path)
+    def add_and_kill(found, block):
+        if not added:
+            (first, _) = set(children()) - set(before)
+            os.kill(first, signal.SIGKILL)
+        added.append(block)
+        add(found, block)
 
     monkeypatch.setenv(workers.VARIABLE, "2")
-    monkeypatch.setattr("preprocessing.documents.split_into_blocks", divide_and_kill_one)
+    monkeypatch.setattr(documents._Found, "add", add_and_kill)
     with pytest.raises(PassingError, match="killed by SIGKILL.*nothing was published") as caught:
         prepare("corpus", {})
     assert "\n" not in str(caught.value)

@@ -1,0 +1,1 @@
+"""Measurements that the README quotes: each is a command that prints its figures with their number and spread."""
