@@ -61,7 +61,7 @@ class Block:
     labels             int32 [D] (single-label) or uint8 [D, K] (multi-label)
     source_rows        int64 [D], each document's number in the data's file
     training_counts    int64 [distinct words], how often each stands in the training split
-    words              the block's distinct words
+    words              the block's distinct words, and CHUNK_END, which is counted nowhere
     shown              (id, sentences) of its first SHOWN_DOCUMENTS documents of the test split
     """
 
@@ -81,14 +81,15 @@ class Block:
             for name, value in vars(self).items():
                 if isinstance(value, np.ndarray):
                     np.save(working / f"{name}.npy", value, allow_pickle=False)
-                else:
-                    (working / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+            (working / "words.txt").write_text("\n".join(self.words), encoding="utf-8", newline="\n")
+            (working / "shown.json").write_text(json.dumps(self.shown), encoding="utf-8")
 
     @classmethod
-    def load(cls, directory: Path) -> "Block":
-        """Open a block that ``save`` wrote; its arrays are memory-mapped."""
+    def load(cls, directory: Path, words: bool = True) -> "Block":
+        """Open a block that ``save`` wrote; its arrays are memory-mapped, and its words are read where asked for."""
         arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in directory.glob("*.npy")}
-        return cls(**arrays, **{path.stem: read_json(path) for path in directory.glob("*.json")})
+        read = (directory / "words.txt").read_text(encoding="utf-8").split() if words else []
+        return cls(**arrays, words=read, shown=read_json(directory / "shown.json"))
 
 
 def read_block(job: dict[str, Any]) -> None:
@@ -178,7 +179,7 @@ def write_block(job: dict[str, Any]) -> dict[str, Any]:
 
     Returns {"tallies": for each split what its documents have and lose, "shown": [{"row", "id", "words"}, ...]}.
     """
-    block = Block.load(Path(job["found"]))
+    block = Block.load(Path(job["found"]), words=False)
     vocabulary = np.load(job["vocabulary"], allow_pickle=False)
     arrays, next_rows = Path(job["arrays"]), list(job["first_rows"])
     tallies = [Counter() for _ in SPLITS]

@@ -16,7 +16,7 @@ a lone surrogate (which has no UTF-8) reads as U+FFFD, and each Han ideograph or
 put no spaces. A run of more than 300 letters without a break is cut into words of 300 by Bling Fire itself.
 
 No word reaches over a space, so that a chunk (what stands between two spaces) has the same words wherever it stands,
-and a corpus needs its distinct chunks to be read once: a sixth of the text of IMDB.
+and of many texts each distinct chunk needs to be read once.
 
 Needs numpy and blingfire alone. Shape legend: S sentences a document, W words a sentence.
 """

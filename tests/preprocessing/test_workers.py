@@ -62,6 +62,9 @@ def test_one_process_two_and_dask_give_the_same_bytes(corpus, monkeypatch):
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, local_directory="scratch") as cluster:
         monkeypatch.setenv(workers.ADDRESS_VARIABLE, cluster.scheduler_address)
         assert prepared("cluster") == one
+        monkeypatch.setattr(documents, "LIBRARIES", {"blingfire": "another"})
+        with pytest.raises(InputError, match="worker tcp://.* has not the same libraries: it needs"):
+            prepare("corpus", {}, prepared_root=Path("other"), fresh=True)
     assert len(one) == 12
     left = set(children()) - set(before)
     commands = [Path(f"/proc/{process}/cmdline").read_text() for process in left]
