@@ -13,7 +13,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,11 @@ from preprocessing.vocabulary import PADDING_INDEX, UNKNOWN_INDEX
 from storage.errors import InputError
 from storage.files import published_directory, read_json
 from storage.prepared import SPLITS
+
+Job = dict[str, Any]
+Step = Callable[[Job], Any]
+# Does the jobs of a step and yields their results in the order of the jobs, as ``map`` does.
+Run = Callable[[Step, Iterable[Job]], Iterator[Any]]
 
 BLOCK_BYTES = 4 << 20
 WRITTEN_AT_A_TIME = 4 << 20  # bytes of an array
@@ -92,7 +97,7 @@ class Block:
         return cls(**arrays, words=read, shown=read_json(directory / "shown.json"))
 
 
-def read_block(job: dict[str, Any]) -> None:
+def read_block(job: Job) -> None:
     """Read, segment and count the documents of one block; what was found is left as a Block in ``job["found"]``.
 
     InputError for a line that is no document, and for a document without a word.
@@ -168,7 +173,7 @@ def _place(string: str, distinct: list[str]) -> int:
     return distinct.index(string) if string in distinct else -1
 
 
-def write_block(job: dict[str, Any]) -> dict[str, Any]:
+def write_block(job: Job) -> dict[str, Any]:
     """Write the rows of a block into the arrays of ``job["arrays"]``; say what was cut, and which documents are shown.
 
     job["found"]        what ``read_block`` left

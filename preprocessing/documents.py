@@ -10,14 +10,23 @@ Shape legend: N rows, S sentences a document, W words a sentence, K classes.
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from preprocessing.blocks import BLOCK_BYTES, SHOWN_DOCUMENTS, Block, read_block, split_into_blocks, write_block
+from preprocessing.blocks import (
+    BLOCK_BYTES,
+    SHOWN_DOCUMENTS,
+    Block,
+    Job,
+    Run,
+    read_block,
+    split_into_blocks,
+    write_block,
+)
 from preprocessing.lengths import LengthHistogram, length_table, plot_lengths, quantile_table, write_table
 from preprocessing.manifest import DOCUMENTS, TextDataSet
 from preprocessing.rows import Census, choose_documents
@@ -30,9 +39,6 @@ from storage.prepared import SPLITS
 # What the arrays depend on beside the data and the settings: part of the key of a prepared data set.
 SOURCES = ("blocks", "documents", "lengths", "rows", "text", "vocabulary")
 LIBRARIES = {"blingfire": version("blingfire")}
-
-Job = dict[str, Any]
-Run = Callable[[Callable[[Job], Any], Iterable[Job]], Iterator[Any]]
 
 
 def count_blocks(data: TextDataSet) -> int:

@@ -20,12 +20,12 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from preprocessing.blocks import STEPS
+from preprocessing.blocks import STEPS, Job, Run, Step
 from storage.errors import InputError, PassingError
 from storage.source import ROOT, source_digests
 
@@ -34,10 +34,6 @@ ADDRESS_VARIABLE = "DASK_SCHEDULER_ADDRESS"
 DASK = "dask"
 SECONDS_TO_CONNECT = 10
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS"), "1")
-
-Job = dict[str, Any]
-Step = Callable[[Job], Any]
-Run = Callable[[Step, Iterable[Job]], Iterator[Any]]
 
 
 def choice() -> int | str:
