@@ -1,7 +1,7 @@
 """Depthwise 2D convolution: each channel of an image by a filter of its own, in the image's size, with both gradients.
 
-The kernels stand in depthwise_*.cu: up to 7 x 7 they are bound by memory, above by arithmetic. Results are equal bit for
-bit from run to run.
+The kernels stand in depthwise_*.cu: small filters are bound by memory, large ones by arithmetic. Results are equal bit
+for bit from run to run.
 """
 
 from typing import Any
@@ -48,14 +48,23 @@ def reference_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, padding: str, wants_x: bool, wants_weight: bool
 ) -> tuple[Tensor, Tensor]:
     """Equals ``torch.autograd.grad(reference(x, weight, padding), (x, weight), gradient)``."""
-    with torch.enable_grad():
-        inputs = (x.detach().requires_grad_(wants_x), weight.detach().requires_grad_(wants_weight))
-        result = reference(*inputs, padding)
     if x.numel() == 0:
         return _gradients(x, weight, wants_x, wants_weight, torch.zeros)
-    wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    found = iter(torch.autograd.grad(result, wanted, gradient))
-    return tuple(next(found).contiguous() if tensor.requires_grad else tensor.new_empty(0) for tensor in inputs)
+    border = weight.shape[-1] // 2
+    sides = (border,) * 4
+    padded = x if padding == "zeros" else functional.pad(x, sides, mode=PADDINGS[padding])
+    around = [border if padding == "zeros" else 0] * 2
+    wanted = [wants_x, wants_weight, False]
+    of_x, of_weight, _ = torch.ops.aten.convolution_backward(
+        gradient, padded, weight, None, [1, 1], around, [1, 1], False, [0, 0], x.shape[1], wanted
+    )
+    if wants_x and padding == "reflect":
+        of_x = torch.ops.aten.reflection_pad2d_backward(of_x, x, sides)
+    elif wants_x and padding == "replicate":
+        of_x = torch.ops.aten.replication_pad2d_backward(of_x, x, sides)
+    found = zip((of_x, of_weight), (wants_x, wants_weight), strict=True)
+    of_x, of_weight = (tensor.contiguous() if wanted else x.new_empty(0) for tensor, wanted in found)
+    return of_x, of_weight
 
 
 def check(x: Tensor, weight: Tensor, padding: str) -> None:
@@ -67,8 +76,6 @@ def check(x: Tensor, weight: Tensor, padding: str) -> None:
         raise ValueError(
             f"depthwise_conv2d takes x and weight of one dtype of {known}, got {x.dtype} and {weight.dtype}"
         )
-    if x.layout != torch.strided or weight.layout != torch.strided:
-        raise ValueError(f"depthwise_conv2d takes strided tensors, got layouts {x.layout} and {weight.layout}")
     if x.dim() != 4:
         raise ValueError(f"depthwise_conv2d takes x of [batch, channels, height, width], got {tuple(x.shape)}")
     k = weight.shape[-1] if weight.dim() == 4 else 0

@@ -28,22 +28,17 @@ struct Divider {
   }
 };
 
-// A rectangle of shared memory that holds a part of an image: `rows` rows, each `pitch` elements, moved `bytes` at a
-// time (0: element by element). Its first element is the image's (top, left) relative to the tile of outputs.
+// A rectangle of shared memory that holds a part of an image, `rows` rows of `pitch` elements; its first element is the
+// image's at (top, left) from the tile's first output. It is brought in `bytes` at a time (0: element by element), by
+// threads that step through it without a division. Where the tile is the whole image and padding is zero, only the image
+// itself is brought in, each time, into zeros that were written once.
 struct Window {
   int rows, pitch, top, left, bytes;
-  int per_item;  // moves for one image
-  Divider by_row, by_item;
-
-  // Sets the pitch, and with it what depends on it and on the rows.
-  template <typename T>
-  void resize(int new_pitch) {
-    const int step = bytes ? bytes / static_cast<int>(sizeof(T)) : 1;
-    pitch = new_pitch;
-    per_item = rows * (pitch / step);
-    by_row = Divider(pitch / step);
-    by_item = Divider(per_item);
-  }
+  bool whole;
+  int first, fill_rows, moves;  // what is brought in: its place, its rows, and moves a row
+  Divider by_row, by_image;
+  int step_images, step_rows, step_moves;  // how far a block's threads step, and by how many elements
+  int step;
 };
 
 // How the outputs of one channel are cut: images into tiles, tiles into units of `unit_rows` x 4 outputs, one a thread.
@@ -153,38 +148,90 @@ __device__ inline Stage stage_at(int64_t index, const Plan& plan, const Shape& s
   return {image, 1, down * plan.tile_height, (tile - down * plan.tiles_across) * plan.tile_width};
 }
 
-template <typename T, int Bytes>
+template <typename T, int Bytes, bool whole>
 __device__ inline void fill_by(T* shared, const T* source, const Window& window, const Stage& stage,
                                const Shape& shape, int64_t channel, int padding) {
-  constexpr int step = Bytes ? Bytes / static_cast<int>(sizeof(T)) : 1;
+  constexpr int size = Bytes ? Bytes / static_cast<int>(sizeof(T)) : 1;
   const int64_t plane = int64_t{shape.height} * shape.width;
-  const T* first = source + (stage.image * shape.channels + channel) * plane;
-  const int total = stage.images * window.per_item;
-  const int moves_a_row = window.by_row.divisor;
-  for (int i = threadIdx.x; i < total; i += blockDim.x) {
-    const int image = window.by_item(i);
-    const int place = i - image * window.per_item;
-    const int row = window.by_row(place);
-    const int column = (place - row * moves_a_row) * step;
-    const int y = stage.row + window.top + row;
-    const int x = stage.column + window.left + column;
-    T* to = shared + (image * window.rows + row) * window.pitch + column;
-    const T* from = first + image * shape.channels * plane;
-    const bool inside = static_cast<unsigned>(y) < static_cast<unsigned>(shape.height) &&
-                        static_cast<unsigned>(x) < static_cast<unsigned>(shape.width);
-    if (inside || padding == zeros) {
-      from = inside ? from + int64_t{y} * shape.width + x : from;
-      if constexpr (Bytes != 0) {
-        copy_or_zero<Bytes>(to, from, inside);
+  const int64_t between = shape.channels * plane;
+  int image = window.by_image(threadIdx.x);
+  int row = window.by_row(threadIdx.x - image * window.fill_rows * window.moves);
+  int move = threadIdx.x - (image * window.fill_rows + row) * window.moves;
+  int y = whole ? 0 : stage.row + window.top;
+  int x = whole ? 0 : stage.column + window.left;
+  const T* from = source + (stage.image * shape.channels + channel) * plane + image * between +
+                  int64_t{y + row} * shape.width + x + move * size;
+  T* to = shared + window.first + (image * window.rows + row) * window.pitch + move * size;
+  const int64_t step = window.step_images * between + int64_t{window.step_rows} * shape.width + window.step_moves * size;
+  const int next_row = window.pitch - window.moves * size;
+  const int next_image = (window.rows - window.fill_rows) * window.pitch;
+  const auto advance = [&] {
+    image += window.step_images;
+    row += window.step_rows;
+    move += window.step_moves;
+    to += window.step;
+    from += step;
+    if (move >= window.moves) {
+      move -= window.moves;
+      ++row;
+      to += next_row;
+      if (!whole) from += shape.width - window.moves * size;
+    }
+    if (row >= window.fill_rows) {
+      row -= window.fill_rows;
+      ++image;
+      to += next_image;
+      from += between - int64_t{window.fill_rows} * shape.width;
+    }
+  };
+  const auto inside = [&] {
+    return whole || (static_cast<unsigned>(y + row) < static_cast<unsigned>(shape.height) &&
+                     static_cast<unsigned>(x + move * size) < static_cast<unsigned>(shape.width));
+  };
+  const auto beyond = [&](int j) {
+    const T* corner = source + ((stage.image + image) * shape.channels + channel) * plane;
+    return corner[int64_t{padded(y + row, shape.height, padding)} * shape.width +
+                  padded(x + move * size + j, shape.width, padding)];
+  };
+  if constexpr (Bytes != 0) {
+    for (; image < stage.images; advance()) {
+      const bool copied = inside();
+      if (copied || padding == zeros) {
+        copy_or_zero<Bytes>(to, copied ? from : source, copied);
       } else {
-        *to = inside ? *from : static_cast<T>(0.f);
-      }
-    } else {
-      const T* line = from + int64_t{padded(y, shape.height, padding)} * shape.width;
 #pragma unroll
-      for (int j = 0; j < step; ++j) to[j] = line[padded(x + j, shape.width, padding)];
+        for (int j = 0; j < size; ++j) to[j] = beyond(j);
+      }
+    }
+  } else {
+    // No asynchronous copy is so small: a few loads are under way before the first is stored.
+    constexpr int unroll = 4;
+    while (image < stage.images) {
+      T values[unroll];
+      T* places[unroll];
+#pragma unroll
+      for (int i = 0; i < unroll; ++i) {
+        places[i] = nullptr;
+        if (image >= stage.images) continue;
+        places[i] = to;
+        values[i] = inside() ? *from : padding == zeros ? static_cast<T>(0.f) : beyond(0);
+        advance();
+      }
+#pragma unroll
+      for (int i = 0; i < unroll; ++i) {
+        if (places[i]) *places[i] = values[i];
+      }
     }
   }
+}
+
+template <typename T, bool whole>
+__device__ inline void fill(T* shared, const T* source, const Window& window, const Stage& stage, const Shape& shape,
+                            int64_t channel, int padding) {
+  if (window.bytes == 16) return fill_by<T, 16, whole>(shared, source, window, stage, shape, channel, padding);
+  if (window.bytes == 8) return fill_by<T, 8, whole>(shared, source, window, stage, shape, channel, padding);
+  if (window.bytes == 4) return fill_by<T, 4, whole>(shared, source, window, stage, shape, channel, padding);
+  if constexpr (sizeof(T) == 2) fill_by<T, 0, whole>(shared, source, window, stage, shape, channel, padding);
 }
 
 // Starts to bring a stage's window of `source` [batch, channels, height, width] into shared memory. A move lies whole
@@ -192,10 +239,17 @@ __device__ inline void fill_by(T* shared, const T* source, const Window& window,
 template <typename T>
 __device__ inline void fill(T* shared, const T* source, const Window& window, const Stage& stage, const Shape& shape,
                             int64_t channel, int padding) {
-  if (window.bytes == 16) return fill_by<T, 16>(shared, source, window, stage, shape, channel, padding);
-  if (window.bytes == 8) return fill_by<T, 8>(shared, source, window, stage, shape, channel, padding);
-  if (window.bytes == 4) return fill_by<T, 4>(shared, source, window, stage, shape, channel, padding);
-  if constexpr (sizeof(T) == 2) fill_by<T, 0>(shared, source, window, stage, shape, channel, padding);
+  if (window.whole) {
+    fill<T, true>(shared, source, window, stage, shape, channel, padding);
+  } else {
+    fill<T, false>(shared, source, window, stage, shape, channel, padding);
+  }
+}
+
+// Zeros for a window that is filled with whole images. `bytes` is a multiple of 16.
+__device__ inline void clear(void* memory, int bytes) {
+  auto* packs = static_cast<uint4*>(memory);
+  for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x) packs[i] = make_uint4(0, 0, 0, 0);
 }
 
 __host__ __device__ inline int up_to(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -210,16 +264,31 @@ int bytes_a_move(const void* data, int width) {
   return 0;
 }
 
-// `border`: what the filter reaches beyond the tile on each side, 0 for a window of the outputs' own places.
+// `border`: what the filter reaches beyond the tile on each side, 0 for a window of the outputs' own places. `more_rows`
+// and `more_columns`: what a kernel reads beyond that, for sums that it drops.
 template <typename T>
-Window window_of(const void* data, int tile_height, int tile_width, int border, int width) {
+Window window_of(const void* data, const Shape& shape, const Plan& plan, int border, int padding, int more_rows = 0,
+                 int more_columns = 0) {
   Window window{};
   constexpr int pack = 16 / sizeof(T);
-  window.bytes = bytes_a_move<T>(data, width);
-  window.rows = tile_height + 2 * border;
+  window.bytes = bytes_a_move<T>(data, shape.width);
+  window.whole = plan.tiles_down == 1 && plan.tiles_across == 1 && (padding == zeros || border == 0);
+  window.rows = plan.tile_height + 2 * border + more_rows;
   window.top = -border;
   window.left = -up_to(border, pack);
-  window.resize<T>(up_to(up_to(border, pack) + tile_width + up_to(border, 4), pack));
+  window.pitch = up_to(up_to(border, pack) + plan.tile_width + up_to(border, 4) + more_columns, pack);
+  const int size = window.bytes ? window.bytes / static_cast<int>(sizeof(T)) : 1;
+  window.first = window.whole ? border * window.pitch - window.left : 0;
+  window.fill_rows = window.whole ? shape.height : window.rows;
+  window.moves = (window.whole ? shape.width : window.pitch) / size;
+  window.by_row = Divider(window.moves);
+  window.by_image = Divider(window.fill_rows * window.moves);
+  const int image = plan.threads / (window.fill_rows * window.moves);
+  const int rest = plan.threads - image * window.fill_rows * window.moves;
+  window.step_images = image;
+  window.step_rows = rest / window.moves;
+  window.step_moves = rest % window.moves;
+  window.step = (image * window.rows + window.step_rows) * window.pitch + window.step_moves * size;
   return window;
 }
 

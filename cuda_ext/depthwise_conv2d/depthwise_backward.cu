@@ -20,14 +20,14 @@ void launch(const T* windowed, const T* centred, const T* weight, T* image_gradi
 
 template <typename T>
 int blocks_small(const Shape& shape) {
-  return plan_launch<T>(shape, nullptr, nullptr, nullptr, true, 0, false, true, true).plan.blocks;
+  return plan_launch<T>(shape, nullptr, nullptr, nullptr, true, unit_rows_backward, zeros, false, true).plan.blocks;
 }
 
 template <typename T>
 void differentiate_small(const T* windowed, const T* centred, const T* weight, T* image_gradient, float* parts,
                          const Shape& shape, int padding, bool flip, cudaStream_t stream) {
-  const Launch args = plan_launch<T>(shape, windowed, centred, image_gradient, true, padding, flip,
-                                     image_gradient != nullptr, true);
+  const Launch args = plan_launch<T>(shape, windowed, centred, image_gradient, true, unit_rows_backward, padding, flip,
+                                     image_gradient != nullptr);
   switch (shape.k) {
     case 1: return launch<T, 1>(windowed, centred, weight, image_gradient, parts, args, stream);
     case 3: return launch<T, 3>(windowed, centred, weight, image_gradient, parts, args, stream);

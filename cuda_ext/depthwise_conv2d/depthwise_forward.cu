@@ -4,13 +4,20 @@
 namespace depthwise {
 namespace {
 
-template <typename T, int k>
-void launch(const T* x, const T* weight, T* out, const Launch& args, cudaStream_t stream) {
+template <typename T, int k, int unit_rows>
+void launch_rows(const T* x, const T* weight, T* out, const Shape& shape, int padding, bool flip, cudaStream_t stream) {
+  const Launch args = plan_launch<T>(shape, x, x, out, false, unit_rows, padding, flip, true);
   const int bytes = static_cast<int>((args.plan.stages_a_block > 1 ? 2 : 1) * args.buffer * sizeof(T));
-  allow_shared(convolve<T, k>, bytes);
+  allow_shared(convolve<T, k, unit_rows>, bytes);
   const dim3 grid(static_cast<unsigned>(args.shape.channels), args.plan.blocks);
-  convolve<T, k><<<grid, args.plan.threads, bytes, stream>>>(x, weight, out, args);
+  convolve<T, k, unit_rows><<<grid, args.plan.threads, bytes, stream>>>(x, weight, out, args);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <typename T, int k>
+void launch(const T* x, const T* weight, T* out, const Shape& shape, int padding, bool flip, cudaStream_t stream) {
+  if (tuned("DW_R", 4) == 8) return launch_rows<T, k, 8>(x, weight, out, shape, padding, flip, stream);
+  launch_rows<T, k, 4>(x, weight, out, shape, padding, flip, stream);
 }
 
 }  // namespace
@@ -18,12 +25,11 @@ void launch(const T* x, const T* weight, T* out, const Launch& args, cudaStream_
 template <typename T>
 void convolve_small(const T* x, const T* weight, T* out, const Shape& shape, int padding, bool flip,
                     cudaStream_t stream) {
-  const Launch args = plan_launch<T>(shape, x, x, out, false, padding, flip, true, false);
   switch (shape.k) {
-    case 1: return launch<T, 1>(x, weight, out, args, stream);
-    case 3: return launch<T, 3>(x, weight, out, args, stream);
-    case 5: return launch<T, 5>(x, weight, out, args, stream);
-    default: return launch<T, 7>(x, weight, out, args, stream);
+    case 1: return launch<T, 1>(x, weight, out, shape, padding, flip, stream);
+    case 3: return launch<T, 3>(x, weight, out, shape, padding, flip, stream);
+    case 5: return launch<T, 5>(x, weight, out, shape, padding, flip, stream);
+    default: return launch<T, 7>(x, weight, out, shape, padding, flip, stream);
   }
 }
 

@@ -87,6 +87,10 @@ __global__ void __launch_bounds__(most_threads) convolve(const T* __restrict__ x
     const T* own = weight + channel * (shape.k * shape.k);
     filter[i] = b < 0 || b >= shape.k ? 0.f : widen(own[args.flip ? shape.k * shape.k - 1 - tap : tap]);
   }
+  if (args.window.whole) {
+    clear(memory, args.factors_offset);
+    __syncthreads();
+  }
   for (int64_t s = blockIdx.y; s < plan.stages; s += gridDim.y) {
     const Stage stage = stage_at(s, plan, shape);
     fill(shared, x, args.window, stage, shape, channel, args.padding);
@@ -154,6 +158,10 @@ __global__ void __launch_bounds__(most_threads)
   const int low = (slot - image * args.segments) * args.segment_rows;
   const int high = min(low + args.segment_rows, plan.tile_height);
   float sums[rows][columns] = {};
+  if (args.centre.whole) {
+    clear(memory, args.factors_offset);
+    __syncthreads();
+  }
   for (int64_t s = blockIdx.y; s < plan.stages; s += gridDim.y) {
     const Stage stage = stage_at(s, plan, shape);
     fill(shared, x, args.window, stage, shape, channel, args.padding);
@@ -226,11 +234,9 @@ Launch plan_launch(const Shape& shape, const T* windowed, const T* centred, cons
   plan.by_units = Divider(plan.units);
   plan.by_strips = Divider(plan.strips);
   const auto bytes_with = [&](int images) {
-    args.window = window_of<T>(windowed, plan.tile_height, plan.tile_width, border, shape.width);
-    args.centre = window_of<T>(centred, plan.tile_height, plan.tile_width, 0, shape.width);
-    // The last blocks of sums read rows below the window's and places beyond, for sums that nobody wants.
-    args.window.rows = plan.tile_height + up_to(shape.k, rows) - 1;
-    args.window.resize<T>(args.window.pitch + up_to(columns, 16 / static_cast<int>(sizeof(T))));
+    // The last blocks of sums read rows below the filter's and places beyond, for sums that nobody wants.
+    args.window = window_of<T>(windowed, shape, plan, border, padding, up_to(shape.k, rows) - shape.k, columns);
+    args.centre = window_of<T>(centred, shape, plan, 0, padding);
     args.centre_offset = images * args.window.rows * args.window.pitch;
     const int elements = args.centre_offset + (gradient ? images * args.centre.rows * args.centre.pitch : 0);
     args.factors_offset = elements * static_cast<int>(sizeof(T));
@@ -243,11 +249,11 @@ Launch plan_launch(const Shape& shape, const T* windowed, const T* centred, cons
          bytes_with(plan.images + 1) <= most_shared / 2) {
     ++plan.images;
   }
-  bytes_with(plan.images);
   plan.stages = tiles == 1 ? (shape.batch + plan.images - 1) / plan.images : shape.batch * tiles;
   plan.packed = shape.width % 4 == 0 && reinterpret_cast<std::uintptr_t>(out) % (4 * sizeof(T)) == 0;
   if (!gradient) {
     plan.threads = std::min(up_to(plan.images * plan.units, 32), most_threads);
+    bytes_with(plan.images);
     plan.blocks = static_cast<int>(std::min<int64_t>(plan.stages, 65535));
     return args;
   }
@@ -261,11 +267,11 @@ Launch plan_launch(const Shape& shape, const T* windowed, const T* centred, cons
   // An image that has no thread of its own would be left out.
   if (args.segments == 1 && plan.images * blocks_of_sums > most_threads) {
     plan.images = most_threads / blocks_of_sums;
-    bytes_with(plan.images);
     plan.stages = (shape.batch + plan.images - 1) / plan.images;
   }
   args.slots = plan.images * args.segments;
   plan.threads = up_to(args.slots * blocks_of_sums, 32);
+  bytes_with(plan.images);
   const int64_t wanted = std::max<int64_t>(1, 1024 / shape.channels);
   plan.blocks = static_cast<int>(std::min(plan.stages, std::min<int64_t>(wanted, 65535)));
   return args;

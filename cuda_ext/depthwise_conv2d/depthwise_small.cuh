@@ -8,7 +8,7 @@
 namespace depthwise {
 
 // Rows of a unit: a thread computes unit_rows x 4 outputs from (unit_rows + k - 1) x (4 + k - 1) inputs.
-constexpr int unit_rows = 4;
+constexpr int unit_rows_backward = 4;
 constexpr int most_threads = 256;
 
 inline int tuned(const char* name, int otherwise) {
@@ -21,7 +21,7 @@ struct Launch {
   Plan plan;
   Window window, centre;
   int padding;
-  bool flip, wants_image, wants_filter;
+  bool flip, wants_image;
   int buffer, centre_offset;  // elements of T: one stage, and where in it the centre window begins
 };
 
@@ -46,7 +46,7 @@ __device__ inline void load_row(const T* centre, float* row) {
   }
 }
 
-template <typename T>
+template <typename T, int unit_rows>
 __device__ inline void store_unit(T* plane, const float (&values)[unit_rows][4], int y, int x, const Shape& shape,
                                   bool packed) {
 #pragma unroll
@@ -54,7 +54,7 @@ __device__ inline void store_unit(T* plane, const float (&values)[unit_rows][4],
     if (y + r >= shape.height) return;
     T* to = plane + int64_t{y + r} * shape.width + x;
     if (packed) {
-      store4(to, values[r]);
+      if (x < shape.width) store4(to, values[r]);
     } else {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -68,6 +68,7 @@ struct Unit {
   int image, down, across;
 };
 
+template <int unit_rows>
 __device__ inline Unit unit_at(int index, const Plan& plan) {
   const int image = plan.by_units(index);
   const int place = index - image * plan.units;
@@ -75,7 +76,7 @@ __device__ inline Unit unit_at(int index, const Plan& plan) {
   return {image, down * unit_rows, (place - down * plan.strips) * 4};
 }
 
-template <typename T, int k>
+template <typename T, int k, int unit_rows>
 __global__ void __launch_bounds__(most_threads) convolve(const T* __restrict__ x, const T* __restrict__ weight,
                                                          T* __restrict__ out, const __grid_constant__ Launch args) {
   extern __shared__ __align__(16) char memory[];
@@ -86,6 +87,10 @@ __global__ void __launch_bounds__(most_threads) convolve(const T* __restrict__ x
   const int64_t first = int64_t{blockIdx.y} * plan.stages_a_block;
   const int stages = static_cast<int>(min(plan.stages - first, int64_t{plan.stages_a_block}));
 
+  if (args.window.whole) {
+    clear(memory, (stages > 1 ? 2 : 1) * args.buffer * static_cast<int>(sizeof(T)));
+    __syncthreads();
+  }
   Stage next = stage_at(first, plan, shape);
   fill(buffers, x, args.window, next, shape, channel, args.padding);
   commit_copies();
@@ -108,7 +113,7 @@ __global__ void __launch_bounds__(most_threads) convolve(const T* __restrict__ x
     const T* shared = buffers + (s & 1) * args.buffer;
     const int units = stage.images * plan.units;
     for (int u = threadIdx.x; u < units; u += blockDim.x) {
-      const Unit unit = unit_at(u, plan);
+      const Unit unit = unit_at<unit_rows>(u, plan);
       const T* centre = shared + (unit.image * args.window.rows + unit.down) * args.window.pitch - args.window.left +
                         unit.across;
       float sum[unit_rows][4] = {};
@@ -141,6 +146,7 @@ __global__ void __launch_bounds__(most_threads, 2)
     differentiate(const T* __restrict__ g, const T* __restrict__ x, const T* __restrict__ weight,
                   T* __restrict__ image_gradient, float* __restrict__ parts, const __grid_constant__ Launch args) {
   extern __shared__ __align__(16) char memory[];
+  constexpr int unit_rows = unit_rows_backward;
   T* buffers = reinterpret_cast<T*>(memory);
   const Plan& plan = args.plan;
   const Shape& shape = args.shape;
@@ -148,6 +154,11 @@ __global__ void __launch_bounds__(most_threads, 2)
   const int64_t first = int64_t{blockIdx.y} * plan.stages_a_block;
   const int stages = static_cast<int>(min(plan.stages - first, int64_t{plan.stages_a_block}));
 
+  // The window of the places themselves is whole wherever the other is; not so the other way round.
+  if (args.centre.whole) {
+    clear(memory, (stages > 1 ? 2 : 1) * args.buffer * static_cast<int>(sizeof(T)));
+    __syncthreads();
+  }
   Stage next = stage_at(first, plan, shape);
   fill(buffers, g, args.window, next, shape, channel, args.padding);
   fill(buffers + args.centre_offset, x, args.centre, next, shape, channel, zeros);
@@ -171,7 +182,7 @@ __global__ void __launch_bounds__(most_threads, 2)
     const T* shared = buffers + (s & 1) * args.buffer;
     const int units = stage.images * plan.units;
     for (int u = threadIdx.x; u < units; u += blockDim.x) {
-      const Unit unit = unit_at(u, plan);
+      const Unit unit = unit_at<unit_rows>(u, plan);
       const T* centre = shared + (unit.image * args.window.rows + unit.down) * args.window.pitch - args.window.left +
                         unit.across;
       const T* own = shared + args.centre_offset +
@@ -241,14 +252,13 @@ constexpr int tile_side = 64;
 constexpr int stage_bytes = 28 * 1024;
 
 template <typename T>
-Launch plan_launch(const Shape& shape, const T* windowed, const T* centred, const T* out, bool backward, int padding,
-                   bool flip, bool wants_image, bool wants_filter) {
+Launch plan_launch(const Shape& shape, const T* windowed, const T* centred, const T* out, bool backward, int unit_rows,
+                   int padding, bool flip, bool wants_image) {
   Launch args{};
   args.shape = shape;
   args.padding = padding;
   args.flip = flip;
   args.wants_image = wants_image;
-  args.wants_filter = wants_filter;
   Plan& plan = args.plan;
   plan.tiles_down = (shape.height - 1) / tile_side + 1;
   plan.tiles_across = (shape.width - 1) / tile_side + 1;
@@ -260,23 +270,29 @@ Launch plan_launch(const Shape& shape, const T* windowed, const T* centred, cons
   plan.units = plan.strips * (plan.tile_height / unit_rows);
   plan.by_units = Divider(plan.units);
   plan.by_strips = Divider(plan.strips);
-  args.window = window_of<T>(windowed, plan.tile_height, plan.tile_width, shape.k / 2, shape.width);
-  args.centre = window_of<T>(centred, plan.tile_height, plan.tile_width, 0, shape.width);
-  const int window_size = args.window.rows * args.window.pitch;
-  const int image_size = window_size + (backward ? args.centre.rows * args.centre.pitch : 0);
   const int64_t tiles = int64_t{plan.tiles_down} * plan.tiles_across;
-  plan.images = std::min(tuned("DW_UNITS", most_threads) / plan.units, stage_bytes / (image_size * static_cast<int>(sizeof(T))));
-  plan.images = tiles == 1 ? static_cast<int>(std::min<int64_t>(std::max(1, plan.images), shape.batch)) : 1;
+  const auto windows = [&] {
+    args.window = window_of<T>(windowed, shape, plan, shape.k / 2, padding);
+    args.centre = window_of<T>(centred, shape, plan, 0, padding);
+    args.centre_offset = plan.images * args.window.rows * args.window.pitch;
+    args.buffer = args.centre_offset + (backward ? plan.images * args.centre.rows * args.centre.pitch : 0);
+    return args.buffer * static_cast<int>(sizeof(T));
+  };
+  plan.images = 1;
+  const int image_bytes = windows();
+  if (tiles == 1) {
+    const int most = std::min(tuned("DW_UNITS", most_threads) / plan.units, tuned("DW_BYTES", stage_bytes) / image_bytes);
+    plan.images = static_cast<int>(std::min<int64_t>(std::max(1, most), shape.batch));
+  }
   plan.stages = tiles == 1 ? (shape.batch + plan.images - 1) / plan.images : shape.batch * tiles;
   plan.threads = std::min(up_to(plan.images * plan.units, 32), tuned("DW_THREADS", most_threads));
+  windows();
   const int64_t few = std::max<int64_t>(1, plan.stages * shape.channels / tuned("DW_BLOCKS", 1024));
   const int64_t at_least = (plan.stages + 65534) / 65535;
   plan.stages_a_block = static_cast<int>(
       std::max(std::min<int64_t>(few, tuned(backward ? "DW_BSTAGES" : "DW_STAGES", backward ? 8 : 4)), at_least));
   plan.blocks = static_cast<int>((plan.stages + plan.stages_a_block - 1) / plan.stages_a_block);
   plan.packed = shape.width % 4 == 0 && reinterpret_cast<std::uintptr_t>(out) % (4 * sizeof(T)) == 0;
-  args.centre_offset = plan.images * window_size;
-  args.buffer = plan.images * image_size;
   return args;
 }
 
