@@ -95,26 +95,31 @@ def _case(shape: tuple[int, int, int, int], k: int, dtype: torch.dtype, backward
 def exercise() -> None:
     """Run the kernels at sizes that reach every branch, and compare with the reference."""
     for shape, k, padding, dtype in _exercised():
+        if padding == "reflect" and k // 2 >= min(shape[2:]):
+            continue
         x, gradient = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
         weight = torch.randn(shape[1], 1, k, k, device="cuda").to(dtype)
         backward = torch.ops.cuda_ext.depthwise_conv2d_backward
         found = depthwise_conv2d(x, weight, padding), *backward(gradient, x, weight, padding, True, True)
-        x, weight, gradient = x.double(), weight.double(), gradient.double()
+        # In float64 on the CPU: the sanitizer would watch PyTorch's kernels too.
+        x, weight, gradient = (tensor.double().cpu() for tensor in (x, weight, gradient))
         exact = reference(x, weight, padding), *reference_backward(gradient, x, weight, padding, True, True)
         for a, b in zip(found, exact, strict=True):
-            if (a.double() - b).norm() > (1e-5 if dtype in (torch.float32, torch.float64) else 2e-2) * b.norm():
+            if (a.double().cpu() - b).norm() > (1e-5 if dtype in (torch.float32, torch.float64) else 2e-2) * b.norm():
                 raise AssertionError(f"depthwise_conv2d differs at {shape}, filter {k}, {padding}, {dtype}")
 
 
 def _exercised() -> Iterator[tuple[tuple[int, ...], int, str, torch.dtype]]:
     # One image a stage and several, one tile and several, each width of move.
-    for shape in ((3, 2, 20, 24), (40, 2, 7, 7), (2, 1, 70, 72), (2, 1, 9, 131)):
-        for k in (1, 3, 7, 9):
+    for shape in ((3, 2, 20, 24), (40, 2, 7, 7), (2, 1, 9, 131)):
+        for k in (3, 9):
             for padding in PADDINGS:
-                if padding != "reflect" or k // 2 < min(shape[2:]):
-                    yield shape, k, padding, torch.float32
+                yield shape, k, padding, torch.float32
         yield shape, 5, "zeros", torch.float16
-        yield shape, 3, "reflect", torch.bfloat16
+        yield shape, 7, "reflect", torch.bfloat16
         yield shape, 11, "replicate", torch.float16
+    yield (2, 1, 70, 72), 7, "zeros", torch.float32
+    yield (2, 1, 70, 72), 9, "zeros", torch.float32
+    yield (2, 2, 20, 22), 1, "reflect", torch.float32
     yield (2, 2, 20, 22), 31, "zeros", torch.float32
     yield (2, 2, 5, 6), 3, "reflect", torch.float64

@@ -9,6 +9,9 @@
 
 namespace depthwise {
 
+// The most shared memory of a block on every GPU served.
+constexpr int most_shared = 99 * 1024;
+
 enum Padding : int { zeros = 0, reflect = 1, replicate = 2 };
 
 // The shape of one call; the filter is k x k, one for each channel.
@@ -37,6 +40,7 @@ struct Window {
   bool whole;
   int first, fill_rows, moves;  // what is brought in: its place, its rows, and moves a row
   Divider by_row, by_image;
+  int origin, image;  // the place of the tile's first column in the first row, and the distance between images
   int step_images, step_rows, step_moves;  // how far a block's threads step, and by how many elements
   int step;
 };
@@ -123,10 +127,17 @@ __device__ inline void copy_or_zero(void* to, const void* from, bool copy) {
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::); }
 
-// Waits until at most `pending` groups of copies are under way.
-template <int pending>
-__device__ inline void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(pending));
+// Waits until at most `pending` groups of copies, up to 3, are under way.
+__device__ inline void wait_for_copies(int pending) {
+  if (pending == 0) {
+    asm volatile("cp.async.wait_group 0;\n" ::);
+  } else if (pending == 1) {
+    asm volatile("cp.async.wait_group 1;\n" ::);
+  } else if (pending == 2) {
+    asm volatile("cp.async.wait_group 2;\n" ::);
+  } else {
+    asm volatile("cp.async.wait_group 3;\n" ::);
+  }
 }
 
 // Where a stage's outputs lie: the first image, how many, and the tile's first row and column.
@@ -246,6 +257,67 @@ __device__ inline void fill(T* shared, const T* source, const Window& window, co
   }
 }
 
+// Bulk copies, a whole image by one instruction: GPUs from sm_90 on. `barrier` counts the bytes. `expect` and
+// `fill_whole` are for the first warp.
+__device__ inline void begin_barriers(uint64_t* barriers, int count) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < count; ++i) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(
+          static_cast<uint32_t>(__cvta_generic_to_shared(barriers + i))));
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+  }
+  // What ordinary stores wrote here is in place before the copies.
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+#endif
+}
+
+__device__ inline void expect(uint64_t* barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
+                 "r"(bytes)
+                 : "memory");
+  }
+  __syncwarp();
+#endif
+}
+
+template <typename T>
+__device__ inline void fill_whole(T* shared, const T* source, const Window& window, const Stage& stage,
+                                  const Shape& shape, int64_t channel, int bytes, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  const int64_t plane = int64_t{shape.height} * shape.width;
+  for (int image = threadIdx.x; image < stage.images; image += 32) {
+    const T* from = source + ((stage.image + image) * shape.channels + channel) * plane;
+    T* to = shared + image * window.image + window.first;
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+            static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes),
+        "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+        : "memory");
+  }
+#endif
+}
+
+// Waits until the bytes of the barrier's phase of that parity are there.
+__device__ inline void wait_for(uint64_t* barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
+  uint32_t done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+        : "=r"(done)
+        : "r"(address), "r"(parity)
+        : "memory");
+  }
+#endif
+}
+
 // Zeros for a window that is filled with whole images. `bytes` is a multiple of 16.
 __device__ inline void clear(void* memory, int bytes) {
   auto* packs = static_cast<uint4*>(memory);
@@ -288,8 +360,77 @@ Window window_of(const void* data, const Shape& shape, const Plan& plan, int bor
   window.step_images = image;
   window.step_rows = rest / window.moves;
   window.step_moves = rest % window.moves;
+  window.origin = -window.left;
+  window.image = window.rows * window.pitch;
   window.step = (image * window.rows + window.step_rows) * window.pitch + window.step_moves * size;
   return window;
 }
+
+// Whether the current device has bulk copies.
+inline bool has_bulk_copies() {
+  int device = 0;
+  int major = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return major >= 9;
+}
+
+// Whether a window's images can come in one piece each, their rows without a gap: a thread's four places must lie
+// together in shared memory, and bulk copies move multiples of 16 bytes.
+template <typename T>
+bool comes_whole(const Window& window, const T* data, const Shape& shape) {
+  return window.whole && shape.width % 4 == 0 &&
+         int64_t{shape.height} * shape.width * static_cast<int64_t>(sizeof(T)) % 16 == 0 &&
+         reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+}
+
+// Lays a window out for that: border rows of zeros above and below, none to the sides.
+template <typename T>
+void lay_whole(Window& window, const Plan& plan, const Shape& shape, int border) {
+  constexpr int pack = 16 / sizeof(T);
+  window.pitch = shape.width;
+  window.first = border == 0 ? 0 : up_to(border * shape.width + 4, pack);
+  window.origin = window.first - border * shape.width;
+  window.image = up_to(window.first + (plan.tile_height + border) * shape.width + 4, pack);
+}
+
+// The kernels, by file. All pointers are to contiguous tensors on the stream's device: images of [batch, channels, height,
+// width], filters of [channels, k, k]; none is empty. `flip` turns each filter by half a turn.
+
+// depthwise_small.cuh: k of 3, 5 and 7.
+template <typename T>
+void convolve_small(const T* x, const T* weight, T* out, const Shape& shape, int padding, bool flip,
+                    cudaStream_t stream);
+
+// Writes parts [blocks_small, channels, k, k], whose sum over the first dimension is the filter's gradient. Either both gradients for zero padding, from windows of the result's gradient at the places of
+// x, flipped; or, image_gradient null, that of the filter alone for any padding, from windows of x at the places of the
+// result's gradient.
+template <typename T>
+int blocks_small(const Shape& shape);
+template <typename T>
+void differentiate_small(const T* windowed, const T* centred, const T* weight, T* image_gradient, float* parts,
+                         const Shape& shape, int padding, bool flip, cudaStream_t stream);
+
+// depthwise_large.cu: k from 9. Parts as above, [blocks_large, channels, k, k].
+template <typename T>
+void convolve_large(const T* x, const T* weight, T* out, const Shape& shape, int padding, bool flip,
+                    cudaStream_t stream);
+template <typename T>
+int blocks_large(const Shape& shape);
+template <typename T>
+void differentiate_large(const T* g, const T* x, float* parts, const Shape& shape, int padding, cudaStream_t stream);
+
+// depthwise_plain.cu: any k. The image's gradient at every place, or at those alone that padding adds to.
+template <typename T>
+void convolve_plain(const T* x, const T* weight, T* out, const Shape& shape, int padding, cudaStream_t stream);
+template <typename T>
+void image_gradient_plain(const T* g, const T* weight, T* gradient, const Shape& shape, int padding, bool border_only,
+                          cudaStream_t stream);
+template <typename T>
+void filter_gradient_plain(const T* g, const T* x, T* gradient, const Shape& shape, int padding, cudaStream_t stream);
+
+// Sums `count` parts of `size` numbers each, in one order always.
+template <typename T>
+void add_parts(const float* parts, T* sum, int64_t size, int count, cudaStream_t stream);
 
 }  // namespace depthwise

@@ -1,6 +1,6 @@
 // Depthwise 2D convolution, forward and backward: checks, dispatch and registration.
 
-#include "depthwise_kernels.h"
+#include "depthwise.cuh"
 
 #include <tuple>
 
@@ -45,7 +45,9 @@ T* written(const Tensor& tensor) {
 
 template <typename T>
 void convolve(const T* x, const T* weight, T* out, const Shape& shape, int padding, bool flip, cudaStream_t stream) {
-  if (shape.k <= 7) {
+  if (shape.k == 1) {
+    convolve_plain(x, weight, out, shape, padding, stream);
+  } else if (shape.k <= 7) {
     convolve_small(x, weight, out, shape, padding, flip, stream);
   } else {
     convolve_large(x, weight, out, shape, padding, flip, stream);
@@ -69,11 +71,12 @@ void backward(const Tensor& gradient, const Tensor& image, const Tensor& filter,
   const T* x = read<T>(image);
   const T* weight = read<T>(filter);
   T* to_image = image_gradient ? written<T>(*image_gradient) : nullptr;
-  if constexpr (std::is_same_v<T, double>) {
+  if (std::is_same_v<T, double> || shape.k == 1) {
     if (image_gradient) image_gradient_plain(g, weight, to_image, shape, padding, false, stream);
     if (filter_gradient) filter_gradient_plain(g, x, written<T>(*filter_gradient), shape, padding, stream);
     return;
-  } else {
+  }
+  if constexpr (!std::is_same_v<T, double>) {
     const bool small = shape.k <= 7;
     const bool fused = small && image_gradient && filter_gradient && padding == zeros;
     if (image_gradient && !fused) {

@@ -3,7 +3,7 @@
 // each of 4 rows, 128 multiplications for 5 loads of 16 bytes. Forward, the sums are outputs and the factors the
 // filter's; for the filter's gradient the sums are its taps and the factors the result's gradient.
 
-#include "depthwise_kernels.h"
+#include "depthwise.cuh"
 
 namespace depthwise {
 namespace {
@@ -11,8 +11,6 @@ namespace {
 constexpr int rows = 4;
 constexpr int columns = 8;
 constexpr int most_threads = 256;
-// The most shared memory of a block on every GPU served.
-constexpr int most_shared = 99 * 1024;
 
 struct Launch {
   Shape shape;
@@ -95,7 +93,7 @@ __global__ void __launch_bounds__(most_threads) convolve(const T* __restrict__ x
     const Stage stage = stage_at(s, plan, shape);
     fill(shared, x, args.window, stage, shape, channel, args.padding);
     commit_copies();
-    wait_for_copies<0>();
+    wait_for_copies(0);
     __syncthreads();
     const int units = stage.images * plan.units;
     for (int u = threadIdx.x; u < units; u += blockDim.x) {
@@ -167,7 +165,7 @@ __global__ void __launch_bounds__(most_threads)
     fill(shared, x, args.window, stage, shape, channel, args.padding);
     fill(shared + args.centre_offset, g, args.centre, stage, shape, channel, zeros);
     commit_copies();
-    wait_for_copies<0>();
+    wait_for_copies(0);
     __syncthreads();
     // Rows of the tile beyond the image are zeros.
     const int end = min(high, shape.height - stage.row);

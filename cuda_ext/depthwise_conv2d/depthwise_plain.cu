@@ -1,6 +1,6 @@
 // The plain kernels: float64, and what borders that are not zero add to an image's gradient.
 
-#include "depthwise_kernels.h"
+#include "depthwise.cuh"
 
 namespace depthwise {
 namespace {

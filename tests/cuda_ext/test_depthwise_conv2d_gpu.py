@@ -1,12 +1,12 @@
 """Depthwise convolution's kernels on a GPU, in strict mode: the reference can not stand in for them."""
 
 import pytest
-import rules
 import torch
 from torch.nn import functional
 
 from cuda_ext import library
 from cuda_ext.depthwise_conv2d import DTYPES, PADDINGS, depthwise_conv2d, reference, reference_backward
+from tests.cuda_ext import rules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 # By relative norm: in half precision the rounding of the result, which is its last step.
