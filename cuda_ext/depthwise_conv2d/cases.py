@@ -15,11 +15,9 @@ Result = TypeVar("Result")
 TIMED = [
     ((64, 128, 56, 56), 3, (torch.float32, torch.float16)),
     ((64, 128, 56, 56), 5, (torch.float32, torch.float16)),
-    ((64, 128, 56, 56), 7, (torch.float32, torch.float16, torch.bfloat16)),
-    ((64, 512, 14, 14), 7, (torch.float32,)),
+    ((64, 128, 56, 56), 7, (torch.float32, torch.bfloat16)),
     ((8, 32, 512, 512), 5, (torch.float32,)),
     ((16, 128, 56, 56), 15, (torch.float32,)),
-    ((16, 128, 56, 56), 31, (torch.float32,)),
 ]
 
 
@@ -75,8 +73,10 @@ def _case(shape: tuple[int, int, int, int], k: int, dtype: torch.dtype, backward
     peers = {
         "cuDNN": _under(peer(), benchmark=True),
         "cuDNN channels_last": _in_channels_last(_under(peer(), benchmark=True)),
-        "PyTorch's own": _under(peer(), enabled=False),
     }
+    # In float32 that is what PyTorch runs without being told, and as fast (measured on an H200).
+    if dtype != torch.float32:
+        peers["PyTorch's own"] = _under(peer(), enabled=False)
     size = torch.Size(shape).numel()
     passes = 2 if backward else 1
     return Case(

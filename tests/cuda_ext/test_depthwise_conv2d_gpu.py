@@ -53,9 +53,9 @@ def test_the_library_is_what_runs():
     assert library.kernels(torch.device("cuda", 0)).startswith("extension ")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != torch.float64])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("k", [1, 3, 5, 7, 9, 11, 31])
+@pytest.mark.parametrize("k", [3, 5, 7, 9, 31])
 def test_the_error_against_float64_is_rounding(k, shape, dtype):
     inputs = inputs_of(shape, k, dtype)
     for padding in PADDINGS:
@@ -68,9 +68,11 @@ def test_the_error_against_float64_is_rounding(k, shape, dtype):
 
 @pytest.mark.parametrize("k", range(1, 32, 2))
 def test_every_filter_size(k):
-    inputs = inputs_of((2, 2, 33, 40), k)
-    for padding in PADDINGS:
-        assert rules.relative_error(both_passes(*inputs, padding), exactly(*inputs, padding)) < 1e-5
+    for dtype in (torch.float32, torch.float64):
+        inputs = inputs_of((2, 2, 33, 40), k, dtype)
+        for padding in PADDINGS:
+            error = rules.relative_error(both_passes(*inputs, padding), exactly(*inputs, padding))
+            assert error < LARGEST_ERROR[dtype]
 
 
 @pytest.mark.parametrize("k", [3, 9])
