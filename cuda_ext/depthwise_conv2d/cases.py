@@ -33,7 +33,7 @@ def convolution(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _under(run: Callable[..., Result], **flags: bool) -> Callable[..., Result]:
-    """``run`` with cuDNN's settings; a backward pass reads them when it runs."""
+    """``run`` with cuDNN's settings, enabled or not; a backward pass reads them when it runs."""
 
     def set_and_run(*inputs: Tensor) -> Result:
         with torch.backends.cudnn.flags(allow_tf32=False, **flags):
@@ -71,12 +71,12 @@ def _case(shape: tuple[int, int, int, int], k: int, dtype: torch.dtype, backward
 
     # Benchmark mode times every algorithm of cuDNN on the first call of a shape.
     peers = {
-        "cuDNN": _under(peer(), benchmark=True),
-        "cuDNN channels_last": _in_channels_last(_under(peer(), benchmark=True)),
+        "cuDNN": _under(peer(), enabled=True, benchmark=True),
+        "cuDNN channels_last": _in_channels_last(_under(peer(), enabled=True, benchmark=True)),
     }
-    # In float32 that is what PyTorch runs without being told, and as fast (measured on an H200).
+    # In float32 the first of them is that, and as fast (measured on an H200).
     if dtype != torch.float32:
-        peers["PyTorch's own"] = _under(peer(), enabled=False)
+        peers["PyTorch's own"] = _under(peer(), enabled=False, benchmark=False)
     size = torch.Size(shape).numel()
     passes = 2 if backward else 1
     return Case(
