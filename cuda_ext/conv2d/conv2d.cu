@@ -6,6 +6,8 @@
 #include "conv2d.cuh"
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <mutex>
 
 namespace cuda_ext::conv2d {
@@ -97,7 +99,7 @@ class Slots {
   template <typename Launch>
   void run(cudaStream_t stream, int device, const void* weight, size_t bytes, const Launch& launch) {
     STD_TORCH_CHECK(device < most_devices, "conv2d: kernel 'constant' knows ", most_devices, " GPUs, got number ", device);
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     cudaStreamCaptureStatus status;
     unsigned long long capture = 0;
     cudaGraph_t graph = nullptr;
@@ -107,7 +109,7 @@ class Slots {
     STD_CUDA_CHECK(cudaStreamGetCaptureInfo_v2(stream, &status, &capture, &graph, nullptr, nullptr));
 #endif
     if (status == cudaStreamCaptureStatusActive) {
-      fill(slot_of(stream, device, capture, graph), stream, weight, bytes, launch);
+      fill(slot_of(stream, device, capture, graph, lock), stream, weight, bytes, launch);
       return;
     }
     cudaEvent_t& last = last_[device];
@@ -123,7 +125,6 @@ class Slots {
  private:
   struct Owner {
     bool taken = false;
-    int device = 0;
     unsigned long long capture = 0;
     cudaStream_t stream = nullptr;
   };
@@ -137,29 +138,37 @@ class Slots {
 
   // Calls captured from one stream follow each other and share a slot. The graph, and what is instantiated from it,
   // hold the slot by a user object, whose end gives it back.
-  int slot_of(cudaStream_t stream, int device, unsigned long long capture, cudaGraph_t graph) {
+  int slot_of(cudaStream_t stream, int device, unsigned long long capture, cudaGraph_t graph,
+              std::unique_lock<std::mutex>& lock) {
+    Owner* const owners = owners_[device];
     int found = 0;
-    for (int slot = slots - 1; slot > 0; --slot) {
-      const Owner& owner = owners_[device][slot];
-      if (!owner.taken) {
-        found = slot;
-      } else if (owner.capture == capture && owner.stream == stream) {
-        return slot;
+    auto look = [&] {
+      for (found = 1; found < slots; ++found) {
+        const Owner& owner = owners[found];
+        if (owner.taken && owner.capture == capture && owner.stream == stream) return true;
       }
-    }
-    STD_TORCH_CHECK(found > 0, "conv2d: kernel 'constant' has constant memory for ", slots - 1,
+      for (found = 1; found < slots; ++found) {
+        if (!owners[found].taken) return true;
+      }
+      return false;
+    };
+    // CUDA ends a graph that was deleted in its own time.
+    STD_TORCH_CHECK(given_back_.wait_for(lock, std::chrono::seconds(1), look),
+                    "conv2d: kernel 'constant' has constant memory for ", slots - 1,
                     " live CUDA graphs: choose another kernel, or delete a graph");
-    Owner& owner = owners_[device][found];
+    Owner& owner = owners[found];
+    if (owner.taken) return found;
     cudaUserObject_t object;
     STD_CUDA_CHECK(cudaUserObjectCreate(&object, &owner, give_back, 1, cudaUserObjectNoDestructorSync));
     STD_CUDA_CHECK(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove));
-    owner = {true, device, capture, stream};
+    owner = {true, capture, stream};
     return found;
   }
 
   static void CUDART_CB give_back(void* owner);
 
   std::mutex mutex_;
+  std::condition_variable given_back_;
   cudaEvent_t last_[most_devices] = {};
   Owner owners_[most_devices][slots];
 };
@@ -173,6 +182,7 @@ Slots& constant_slots() {
 void CUDART_CB Slots::give_back(void* owner) {
   const std::lock_guard<std::mutex> lock(constant_slots().mutex_);
   static_cast<Owner*>(owner)->taken = false;
+  constant_slots().given_back_.notify_all();
 }
 
 template <typename T>

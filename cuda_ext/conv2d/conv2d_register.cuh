@@ -287,8 +287,8 @@ class Strip {
           copy_async<4>(slot + at, line + column, row < 0 || column < 0);
         }
       } else {
-        // Two bytes can not be copied asynchronously: a few loads at a time.
-        constexpr int loads = 4;
+        // Two bytes can not be copied asynchronously: as many loads at a time as there are registers for.
+        constexpr int loads = K < 9 ? (Memory::row_size + 31) / 32 : 4;
 #pragma unroll 1
         for (int at = lane_; at < Memory::row_size; at += 32 * loads) {
           T values[loads];
@@ -356,7 +356,7 @@ __device__ inline void write(T* to, const float (&sums)[V], int column, const Im
 // V neighbouring columns of each of `groups` pieces of 32 V columns; `step` rows between two waits; `band` rows of the
 // filter are left out together where a strip begins and ends; the filter in registers if it `fits`, else it is read
 // from shared memory for every row, four taps at a time, which every lane gets at once.
-template <typename T, int K, int V, int groups, int step, int band, bool fits, int warps = 1>
+template <typename T, int K, int V, int groups, int step, int band, bool fits, int warps>
 __global__ void __launch_bounds__(32, warps)
     convolve_down(const T* __restrict__ images, const T* __restrict__ weight, T* __restrict__ results, Image image,
                   int rows, int strips, int chunks) {
@@ -572,15 +572,17 @@ void launch_size(const Call<T>& call) {
   constexpr int any = 1 << 30;
   // Where memory bounds it, short strips: all warps together then sweep over memory once, from one end to the other.
   if constexpr (K == 3) {
-    launch_strips(call, convolve_down<T, K, 4, 2, 2, K, true>, {256, 4, 8, 2}, resident);
+    launch_strips(call, convolve_down<T, K, 4, 2, 2, K, true, 24>, {256, 4, 8, 2}, resident);
+  } else if constexpr (K == 5 && sizeof(T) == 4) {
+    launch_strips(call, convolve_down<T, K, 4, 1, 2, K, true, 24>, {128, 8, 12, 2}, resident);
   } else if constexpr (K == 5) {
-    launch_strips(call, convolve_down<T, K, 4, 1, 2, K, true>, {128, 8, 12, 2}, resident);
+    launch_strips(call, convolve_down<T, K, 4, 2, 2, K, true, 20>, {256, 4, any, 2}, resident);
   } else if constexpr (K == 7) {
-    launch_strips(call, convolve_down<T, K, 4, 2, 2, K, false, 16>, {256, 8, any, 2}, resident);
+    launch_strips(call, convolve_down<T, K, 4, 2, 2, 4, false, 16>, {256, 8, any, 2}, resident);
   } else if constexpr (K == 9) {
     launch_strips(call, convolve_down<T, K, 8, 1, 2, 3, false, 16>, {256, 4, any, 2}, resident);
   } else if constexpr (K <= 15) {
-    launch_strips(call, convolve_down<T, K, 8, 1, 1, K == 11 ? 4 : 1, false, 12>, {256, 4, any, 1}, resident);
+    launch_strips(call, convolve_down<T, K, 8, 1, 1, K == 15 ? 2 : 4, false, 12>, {256, 4, any, 1}, resident);
   } else {
     launch_strips(call, convolve_patches<T, K, 8, 4>, {256, 4, any, 4}, resident);
   }

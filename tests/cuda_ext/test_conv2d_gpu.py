@@ -32,16 +32,11 @@ def random(*shape, dtype=torch.float32, seed=0):
 
 
 def exact(images, weight, padding):
-    """The sum of the definition, one tap at a time, in float64."""
+    """By PyTorch, in float64."""
     size = weight.shape[-1]
-    height, width = images.shape[-2:]
-    mode = "constant" if padding == "zeros" else padding
-    padded = F.pad(images.double().reshape(-1, 1, height, width), (size // 2,) * 4, mode=mode)
-    result = padded.new_zeros(padded.shape[0], 1, height, width)
-    for i in range(size):
-        for j in range(size):
-            result.addcmul_(padded[..., i : i + height, j : j + width], weight.double().reshape(size, size)[i, j])
-    return result.reshape(images.shape)
+    pictures = images.double().reshape(-1, 1, *images.shape[-2:])
+    padded = F.pad(pictures, (size // 2,) * 4, mode="constant" if padding == "zeros" else padding)
+    return F.conv2d(padded, weight.double().reshape(1, 1, size, size)).reshape(images.shape)
 
 
 def kernels(dtype):
@@ -121,7 +116,7 @@ def test_more_than_2_to_the_31_elements(shape):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("size", [3, 7, 15, 31])
+@pytest.mark.parametrize("size", [3, 15, 31])
 def test_the_rules_of_a_kernel(kernel, size):
     images, weight, changed = random(2, 300, 264), random(size, size, seed=1), random(2, 300, 264, seed=2)
 
@@ -147,7 +142,7 @@ def test_gradients_are_the_same_in_every_run_and_in_a_graph(size):
 
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [3, 7, 9, 15, 17, 31])
+@pytest.mark.parametrize("size", [3, 9, 31])
 def test_gradients_against_float64(size, dtype, padding):
     limit = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
     for shape in [(2, 67, 64), (1, 150, 1030), (3, 40, 513)]:
@@ -168,7 +163,7 @@ def test_gradients_match_finite_differences(padding):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("padding", ["zeros", "reflect"])
 def test_torch_compile_takes_it_whole_with_its_gradients(padding):
     images, weight, back = random(2, 33, 64), random(5, 5, seed=1), random(2, 33, 64, seed=2)
     torch_compile_takes_it_whole(lambda x, w: conv2d(x, w, padding), (images, weight), 1e-6)
@@ -202,8 +197,9 @@ def test_autocast_casts_as_for_pytorch_s_convolution_and_gradients_keep_their_dt
     assert (images.grad.dtype, weight.grad.dtype) == (torch.float32, torch.float32)
 
 
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "padding"), [(torch.float64, "zeros"), (torch.float32, "reflect"), (torch.bfloat16, "replicate")]
+)
 def test_the_operations_keep_pytorch_s_rules(dtype, padding):
     images, weight = random(2, 6, 8, dtype=dtype).requires_grad_(), random(3, 3, dtype=dtype).requires_grad_()
     torch.library.opcheck(torch.ops.cuda_ext.conv2d, (images, weight, padding, "auto"))
