@@ -98,7 +98,8 @@ class Slots {
   // Copies the filter and launches on the call's stream, behind every earlier call that was not captured.
   template <typename Launch>
   void run(cudaStream_t stream, int device, const void* weight, size_t bytes, const Launch& launch) {
-    STD_TORCH_CHECK(device < most_devices, "conv2d: kernel 'constant' knows ", most_devices, " GPUs, got number ", device);
+    STD_TORCH_CHECK(device < most_devices, "conv2d: kernel 'constant' knows ", most_devices, " GPUs, got number ",
+                    device);
     std::unique_lock<std::mutex> lock(mutex_);
     cudaStreamCaptureStatus status;
     unsigned long long capture = 0;
@@ -197,7 +198,9 @@ __global__ void __launch_bounds__(tile_columns* tile_rows) tiled(Call<T> call, T
   const int half = call.size / 2;
   const int pitch = tile_columns + 2 * half;
   const int index = threadIdx.y * tile_columns + threadIdx.x;
-  for (int i = index; i < call.size * call.size; i += tile_columns * tile_rows) filter[i] = static_cast<C>(call.weight[i]);
+  for (int i = index; i < call.size * call.size; i += tile_columns * tile_rows) {
+    filter[i] = static_cast<C>(call.weight[i]);
+  }
   for (int r = threadIdx.y; r < tile_rows + 2 * half; r += tile_rows) {
     // Beyond the image's far side there may be rows and columns that no output needs: they count as zero.
     const int y = place.top + r - half;

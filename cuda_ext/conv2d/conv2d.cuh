@@ -9,8 +9,8 @@ constexpr int largest_filter = 31;
 
 enum class Padding : int { zeros, reflect, replicate };
 
-// Where the padded image takes row (or column) `i` of `n` from; -1 where it is zero. `i` is at most `largest_filter / 2`
-// outside, and less than `n` outside if the padding reflects.
+// Where the padded image takes row (or column) `i` of `n` from; -1 where it is zero. If the padding reflects, `i` is
+// less than `n` outside.
 __host__ __device__ inline int source(int i, int n, Padding padding) {
   if (i >= 0 && i < n) return i;
   if (padding == Padding::zeros) return -1;

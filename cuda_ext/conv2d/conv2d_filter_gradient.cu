@@ -135,7 +135,8 @@ Tensor conv2d_filter_gradient(Tensor images, Tensor gradient, int64_t size, int6
                   "conv2d_filter_gradient: at most 2^30 rows and columns, got ", height, " and ", width);
   const auto fill = static_cast<Padding>(padding);
   STD_TORCH_CHECK(fill != Padding::reflect || std::min(height, width) > size / 2,
-                  "conv2d_filter_gradient: to reflect, images must be larger than size / 2, got ", height, " x ", width);
+                  "conv2d_filter_gradient: to reflect, images must be larger than size / 2, got ", height, " x ",
+                  width);
   const torch::stable::accelerator::DeviceGuard guard(images.get_device_index());
   images = torch::stable::contiguous(images);
   gradient = torch::stable::contiguous(gradient);

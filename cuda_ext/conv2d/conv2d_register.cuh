@@ -1,22 +1,24 @@
-// The fastest 2D convolution: sums in registers, rows of the image in a ring in shared memory, no block but a warp.
+// The fastest 2D convolution: sums in registers, rows of the image in a ring in shared memory, a block one warp.
 //
 // Up to a filter of 5 memory bounds it, above that arithmetic, so that nearly every instruction must be one of the
-// pixels x k^2 multiply-adds. A block is one warp. It owns a strip of 256 (or 128) columns and walks down it; the rows
-// come, with their halo, through a ring in shared memory, a few steps ahead: a warp waits for its own copies alone, and
-// nothing else in the kernel waits for anything. On Hopper and later a row is one bulk copy; before, 16 bytes a lane.
+// pixels x k^2 multiply-adds. A warp owns a strip of 128 or 256 columns and walks down it; the rows come, with their
+// halo, through a ring in shared memory, a few steps ahead. It waits for its own copies, and for no other warp. On
+// Hopper and later a row is one bulk copy; before, 16 bytes a lane.
 //
-// Up to a filter of 15, `convolve_down`: a thread keeps eight columns of the k - 1 results that are under way. Each new
-// row is multiplied with every row of the filter: sum[i] = sum[i - 1] + row * filter[i], where the first multiply-add
-// also moves the sum to its next place, and one result is complete. Every pixel is read from shared memory once. For
-// larger filters so many sums have no place, and `convolve_patches` computes 4 x 8 results a thread at a time.
+// Up to a filter of 15, `convolve_down`: a thread keeps, for four or eight columns, the k - 1 results that are under
+// way. Each new row is multiplied with every row of the filter: sum[i] = sum[i - 1] + row * filter[i], where the first
+// multiply-add also moves the sum to its next place, and one result is complete. Every pixel is read from shared memory
+// once. For larger filters so many sums have no place, and `convolve_patches` computes 4 x 8 results a thread at a
+// time.
 //
-// Zeros beyond an image come from the ring, which holds them; mirrored and repeated columns are at most 16 on each side,
-// one a lane; rows are fetched from where the padding takes them.
+// Beyond an image's left and right side the ring holds zeros, or what each lane mends: padding adds at most 15 columns
+// there on each side. Rows are fetched from where the padding takes them.
 //
-// Tried, and slower on an H200: the filter in constant memory (the multiply-add takes it from a uniform register, whose
-// loads cost as many instructions as those from shared memory, and streams would share it); one 16-byte asynchronous
-// copy a lane in place of bulk copies (a filter of 7: 0.20 ms for 8192 x 8192 in place of 0.16); four columns a thread
-// from a filter of 9 on (0.33 in place of 0.24); two rows a step from 11 on.
+// Tried on an H200, 8192 x 8192 in float32, and not taken: 16-byte asynchronous copies by all lanes (a filter of 7:
+// 0.20 ms, with bulk copies 0.18); four columns a thread (9: 0.33, with eight 0.28); two rows a step above 9 (11: 0.39,
+// with one 0.37); streaming stores (7: 0.174, without 0.172); long strips for a filter of 3 (0.157, short 0.150). The
+// filter in constant memory saves nothing: the multiply-add takes it from uniform registers, whose loads cost as many
+// instructions as those from shared memory.
 #pragma once
 
 #include "conv2d.cuh"
