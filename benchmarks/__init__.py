@@ -1,1 +1,1 @@
-"""Speed of whole steps, beside what a user would run instead. Speed is measured here and asserted nowhere."""
+"""Measurements, each a command that prints its figures with their number and spread. Speed is asserted nowhere."""

@@ -3,11 +3,14 @@
 Shape legend: n rows of a batch, S sentences a document, W words a sentence, H x W x C an image, K classes.
 """
 
+import warnings
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cuda_ext.library import ReferenceWarning
 from storage.prepared import Prepared
 
 
@@ -93,7 +96,11 @@ def predict(network: nn.Module, prepared: Prepared, rows: np.ndarray, batch_size
     order = np.argsort(sizes(prepared, rows), kind="stable")
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     ragged = reads_ragged(network, device)
-    found = [network(*inputs(prepared, rows[batch], device, ragged)).float().cpu().numpy() for batch in batches]
+    with warnings.catch_warnings():
+        if device.type == "cpu":
+            # Whoever predicts there means to: no kernel runs on a CPU.
+            warnings.simplefilter("ignore", ReferenceWarning)
+        found = [network(*inputs(prepared, rows[batch], device, ragged)).float().cpu().numpy() for batch in batches]
     network.train(training)
     logits = np.empty((len(rows), len(prepared.classes)), np.float32)
     logits[order] = np.concatenate(found)

@@ -1,7 +1,8 @@
 """A text data set as arrays: vocabulary and lengths from the training split, then every document as numbers.
 
-The file is read as a stream three times: for ids, labels and splits; for the training split's words and lengths; and
-to write the arrays, which lie on disk, so that memory holds the vocabulary's counts and one document at a time.
+The file is read once, as a stream of blocks (preprocessing/blocks.py), and each text is segmented once. What the
+blocks found is added up in the order of the file: counts of words and of lengths are whole numbers, and exact. Memory
+holds a block for each process, the vocabulary's counts up to a limit, and a few numbers a block.
 
 Shape legend: N rows, S sentences a document, W words a sentence, K classes.
 """
@@ -16,113 +17,173 @@ from typing import Any
 
 import numpy as np
 
+from preprocessing.blocks import (
+    BLOCK_BYTES,
+    SHOWN_DOCUMENTS,
+    Block,
+    Job,
+    Run,
+    read_block,
+    split_into_blocks,
+    write_block,
+)
 from preprocessing.lengths import LengthHistogram, length_table, plot_lengths, quantile_table, write_table
-from preprocessing.manifest import DOCUMENTS, TextDataSet, check_corpus, encode_labels
-from preprocessing.rows import Rows, choose_rows
+from preprocessing.manifest import DOCUMENTS, TextDataSet
+from preprocessing.rows import Census, choose_documents
 from preprocessing.settings import TextSettings
-from preprocessing.text import keep, number, segment
-from preprocessing.vocabulary import UNKNOWN_INDEX, build_vocabulary, count_words, word_index
+from preprocessing.vocabulary import UNKNOWN_INDEX, WordCounts, build_vocabulary, word_index
 from storage.errors import InputError
 from storage.files import write_json
 from storage.prepared import SPLITS
 
-SHOWN_DOCUMENTS = 40
-
 # What the arrays depend on beside the data and the settings: part of the key of a prepared data set.
-SOURCES = ("documents", "lengths", "rows", "text", "vocabulary")
+SOURCES = ("blocks", "documents", "lengths", "rows", "text", "vocabulary")
 LIBRARIES = {"blingfire": version("blingfire")}
 
 
-def write_documents(data: TextDataSet, settings: TextSettings, working: Path) -> dict[str, Any]:
+def count_blocks(data: TextDataSet) -> int:
+    """How many blocks the data set's file has, near enough to know how many processes can share them."""
+    return math.ceil((data.directory / DOCUMENTS).stat().st_size / BLOCK_BYTES)
+
+
+def write_documents(data: TextDataSet, settings: TextSettings, working: Path, run: Run = map) -> dict[str, Any]:
     """Write the arrays and files of a text data set into ``working`` and return what prepared.json says of them.
 
     tokens.npy int32 [N, S, W], word_counts.npy int32 [N, S], sentence_counts.npy int32 [N], labels.npy int32 [N] or
     uint8 [N, K], source_rows.npy int64 [N] (each row's number in the data's file); vocabulary.json, quantiles.csv,
     lengths.csv, lengths.png, shown.json.
+
+    ``run`` does jobs and yields their results in the order of the jobs, as ``map`` does: here, in other processes or
+    on other machines (preprocessing/workers.py). It changes no byte.
     """
-    rows, labels = _rows_and_labels(data, settings)
-    np.save(working / "labels.npy", labels, allow_pickle=False)
-    np.save(working / "source_rows.npy", rows.source, allow_pickle=False)
-
-    counts: Counter[str] = Counter()
-    words, sentences = LengthHistogram(), LengthHistogram()
-    for _, _, document in _segmented(data, rows, ("train",)):
-        counts.update(count_words(document))
-        words.update(map(len, document))
-        sentences.update([len(document)])
-    vocabulary = build_vocabulary(counts, settings.minimum_count)
-    kept_words = words.quantile(settings.length_quantile.words)
-    kept_sentences = sentences.quantile(settings.length_quantile.sentences)
-    write_json(working / "vocabulary.json", vocabulary)
-    write_table(quantile_table(words, sentences), working / "quantiles.csv")
-    write_table(length_table(words, sentences), working / "lengths.csv")
-    title = f"{data.name}: lengths in the training split"
-    plot_lengths(words, sentences, kept_words, kept_sentences, title, working / "lengths.png")
-
-    cut = _write_tokens(data, rows, word_index(vocabulary), kept_sentences, kept_words, working)
+    temporary = (working / "blocks").resolve()
+    temporary.mkdir()
+    found = _read(data, settings, temporary, run)
+    splits, first_rows = _place_rows(found.rows)
+    vocabulary = build_vocabulary(found.counts.at_least(settings.minimum_count), settings.minimum_count)
     quantiles = settings.length_quantile
+    kept_words = found.words.quantile(quantiles.words)
+    kept_sentences = found.sentences.quantile(quantiles.sentences)
+    write_json(working / "vocabulary.json", vocabulary)
+    write_table(quantile_table(found.words, found.sentences), working / "quantiles.csv")
+    write_table(length_table(found.words, found.sentences), working / "lengths.csv")
+    title = f"{data.name}: lengths in the training split"
+    plot_lengths(found.words, found.sentences, kept_words, kept_sentences, title, working / "lengths.png")
+
+    _make_arrays(data, splits["test"][1], kept_sentences, kept_words, working)
+    cut, shown = {split: Counter() for split in SPLITS}, []
+    start, stop = splits["test"]
+    shown_end = min(stop, start + SHOWN_DOCUMENTS)
+    jobs = _writing_jobs(first_rows, word_index(vocabulary), (kept_sentences, kept_words), shown_end, temporary)
+    for written in run(write_block, jobs):
+        shown += written["shown"]
+        for split, tally in written["tallies"].items():
+            cut[split].update(tally)
+    write_json(working / "shown.json", shown)
+    shutil.rmtree(temporary)
     return {
-        "splits": rows.splits,
+        "splits": splits,
         "vocabulary_size": len(vocabulary),
         "lengths": {
-            "words": {"quantile": quantiles.words, "kept": kept_words, "longest": words.longest},
-            "sentences": {"quantile": quantiles.sentences, "kept": kept_sentences, "longest": sentences.longest},
+            "words": {"quantile": quantiles.words, "kept": kept_words, "longest": found.words.longest},
+            "sentences": {"quantile": quantiles.sentences, "kept": kept_sentences, "longest": found.sentences.longest},
         },
-        "cut": cut,
+        "cut": {split: _with_shares(tally) for split, tally in cut.items()},
     }
 
 
-def _rows_and_labels(data: TextDataSet, settings: TextSettings) -> tuple[Rows, np.ndarray]:
-    ids, split, labels = [], [], []
-    for document in data.documents():
-        ids.append(document.id)
-        split.append(SPLITS.index(document.split))
-        labels.append(document.labels)
-    encoded = encode_labels(labels, data.entry.task, len(data.entry.classes))
-    check_corpus(encoded, data.entry, data.directory / DOCUMENTS)
-    rows = choose_rows(data.name, np.array(split, np.uint8), labels, ids, settings.rows_per_class)
-    return rows, encoded[rows.source]
+class _Found:
+    """What the blocks have together. ``rows``: of each block, its documents in each split."""
+
+    def __init__(self, directory: Path) -> None:
+        self.counts = WordCounts(directory)
+        self.words, self.sentences = LengthHistogram(), LengthHistogram()
+        self.rows: list[list[int]] = []
+        self.census = Census()
+
+    def add(self, block: Block) -> None:
+        self.rows.append(np.bincount(block.split, minlength=len(SPLITS)).tolist())
+        self.counts.add(block.words, block.training_counts.tolist())
+        in_training = block.split == SPLITS.index("train")
+        labels = block.labels[:, None] if block.labels.ndim == 1 else block.labels
+        self.census.add(
+            len(labels), np.unique(labels).tolist(), map(tuple, np.unique(labels[in_training], axis=0).tolist())
+        )
+        self.sentences += _histogram(block.sentence_counts[in_training])
+        self.words += _histogram(block.sentence_lengths[np.repeat(in_training, block.sentence_counts)])
 
 
-def _segmented(data: TextDataSet, rows: Rows, splits: tuple[str, ...]) -> Iterator[tuple[int, str, list[list[str]]]]:
-    """Yield (prepared row, id, sentences) of the documents of ``splits`` in the order of the file."""
-    prepared_row = {source: row for row, source in enumerate(rows.source.tolist())}
-    for source, document in enumerate(data.documents()):
-        if source in prepared_row and document.split in splits:
-            sentences = segment(document.text)
-            if not sentences:
-                raise InputError(
-                    f"data set '{data.name}': document '{document.id}' has no word: remove it or give it a text"
-                )
-            yield prepared_row[source], document.id, sentences
+def _histogram(lengths: np.ndarray) -> LengthHistogram:
+    values, counts = np.unique(lengths, return_counts=True)
+    return LengthHistogram(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
-def _write_tokens(
-    data: TextDataSet, rows: Rows, index: dict[str, int], kept_sentences: int, kept_words: int, working: Path
-) -> dict[str, dict[str, int | float]]:
-    """Write tokens, word_counts, sentence_counts and shown.json; return what was cut in each split."""
-    shape = (len(rows.source), kept_sentences, kept_words)
-    _refuse_too_large(shape, f"preprocessing.{data.name}.length_quantile", working)
-    arrays = {
-        name: np.lib.format.open_memmap(working / f"{name}.npy", mode="w+", dtype=np.int32, shape=shape[:dimensions])
-        for name, dimensions in (("tokens", 3), ("word_counts", 2), ("sentence_counts", 1))
+def _read(data: TextDataSet, settings: TextSettings, temporary: Path, run: Run) -> _Found:
+    """Have every block read, and add up what they found, in their order."""
+    documents, chosen = data.directory / DOCUMENTS, None
+    if settings.rows_per_class is not None:
+        chosen = temporary / "chosen.npy"
+        np.save(chosen, choose_documents(data, settings.rows_per_class, temporary), allow_pickle=False)
+    jobs = [
+        {
+            **block,
+            "name": data.name,
+            "entry": data.entry.to_json(),
+            "documents": str(documents.resolve()),
+            "where": str(documents),
+            "chosen": None if chosen is None else str(chosen),
+            "found": str(temporary / str(block["number"])),
+        }
+        for block in split_into_blocks(documents)
+    ]
+    found = _Found(temporary)
+    for job, _ in zip(jobs, run(read_block, jobs), strict=True):
+        found.add(Block.load(Path(job["found"])))
+    if chosen is None:
+        found.census.check(data)
+    return found
+
+
+def _place_rows(rows_of_blocks: list[list[int]]) -> tuple[dict[str, list[int]], list[list[int]]]:
+    """The first row of each split and the one after its last; and for each block its first row in each split."""
+    rows = np.array(rows_of_blocks, np.int64)
+    stops = np.cumsum(rows.sum(axis=0))
+    starts = stops - rows.sum(axis=0)
+    splits = {split: [int(start), int(stop)] for split, start, stop in zip(SPLITS, starts, stops, strict=True)}
+    return splits, (starts + np.cumsum(rows, axis=0) - rows).tolist()
+
+
+def _make_arrays(data: TextDataSet, rows: int, kept_sentences: int, kept_words: int, working: Path) -> None:
+    """Make the files of the arrays, whose rows are written by the blocks."""
+    _refuse_too_large((rows, kept_sentences, kept_words), f"preprocessing.{data.name}.length_quantile", working)
+    several = data.entry.task == "multi-label"
+    shapes = {
+        "tokens": (np.int32, (rows, kept_sentences, kept_words)),
+        "word_counts": (np.int32, (rows, kept_sentences)),
+        "sentence_counts": (np.int32, (rows,)),
+        "labels": (np.uint8, (rows, len(data.entry.classes))) if several else (np.int32, (rows,)),
+        "source_rows": (np.int64, (rows,)),
     }
-    start, stop = rows.splits["test"]
-    shown_rows = range(start, min(stop, start + SHOWN_DOCUMENTS))
-    shown = []
-    tallies = {split: Counter() for split in SPLITS}
-    for row, identity, sentences in _segmented(data, rows, SPLITS):
-        tokens, word_counts = number(sentences, index, kept_sentences, kept_words)
-        arrays["tokens"][row] = tokens
-        arrays["word_counts"][row] = word_counts
-        arrays["sentence_counts"][row] = np.count_nonzero(word_counts)
-        _tally(tallies[rows.split_of(row)], sentences, tokens, word_counts)
-        if row in shown_rows:
-            shown.append({"row": row, "id": identity, "words": keep(sentences, kept_sentences, kept_words)})
-    for array in arrays.values():
-        array.flush()
-    write_json(working / "shown.json", shown)
-    return {split: _with_shares(tally) for split, tally in tallies.items()}
+    for name, (dtype, shape) in shapes.items():
+        np.lib.format.open_memmap(working / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+
+
+def _writing_jobs(
+    first_rows: list[list[int]], index: dict[str, int], kept: tuple[int, int], shown_end: int, temporary: Path
+) -> Iterator[Job]:
+    """Yield a job for each block, its words looked up here: the whole vocabulary is in one process alone."""
+    for number, rows in enumerate(first_rows):
+        found, vocabulary = temporary / str(number), temporary / f"{number}.npy"
+        numbers = [index.get(word, UNKNOWN_INDEX) for word in Block.load(found).words]
+        np.save(vocabulary, np.array(numbers, np.int32), allow_pickle=False)
+        yield {
+            "found": str(found),
+            "vocabulary": str(vocabulary),
+            "first_rows": rows,
+            "kept": kept,
+            "shown_end": shown_end,
+            "arrays": str(temporary.parent),
+        }
 
 
 def _refuse_too_large(shape: tuple[int, int, int], setting: str, working: Path) -> None:
@@ -133,17 +194,6 @@ def _refuse_too_large(shape: tuple[int, int, int], setting: str, working: Path) 
             f"{setting}: tokens of {shape[0]:,} documents x {shape[1]:,} sentences x {shape[2]:,} words take "
             f"{needed / 1e9:,.1f} GB and {free / 1e9:,.1f} GB are free in {working.parent}: choose a lower quantile"
         )
-
-
-def _tally(tally: Counter[str], sentences: list[list[str]], tokens: np.ndarray, word_counts: np.ndarray) -> None:
-    words, kept_words = sum(map(len, sentences)), int(word_counts.sum())
-    tally["documents"] += 1
-    tally["documents_cut"] += kept_words < words
-    tally["sentences"] += len(sentences)
-    tally["sentences_dropped"] += len(sentences) - int(np.count_nonzero(word_counts))
-    tally["words"] += words
-    tally["words_dropped"] += words - kept_words
-    tally["words_unknown"] += int(np.count_nonzero(tokens == UNKNOWN_INDEX))
 
 
 def _with_shares(tally: Counter[str]) -> dict[str, int | float]:

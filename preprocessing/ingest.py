@@ -27,7 +27,7 @@ from storage.files import published_directory
 
 ARCHIVES_DIRECTORY = Path("archives")
 EMBEDDED = ("digits", "docstrings")
-PUBLISHED = ("cifar10", "imdb", "mnist", "newsgroups20")
+PUBLISHED = ("cifar10", "imdb", "mnist", "movie_reviews", "newsgroups20")
 
 
 def available_sources() -> tuple[str, ...]:

@@ -12,14 +12,16 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from storage.errors import InputError, nearest, refuse_unknown
 from storage.files import file_lock, read_json, sha256_file, write_json
 from storage.prepared import SPLITS
+
+if TYPE_CHECKING:
+    import pandas
 
 SCHEMA = 1
 KINDS = ("text", "image")
@@ -155,10 +157,15 @@ def check_corpus(labels: np.ndarray, entry: DataSetEntry, where: Path | str) -> 
 
     ``labels`` as encode_labels makes them.
     """
-    if len(labels) == 0:
-        raise InputError(f"{where} has no rows: a data set needs rows in {', '.join(SPLITS)}")
     present = len(np.unique(labels)) if entry.task == "single-label" else len(entry.classes)
-    if present < 2:
+    check_census(len(labels), present, entry, where)
+
+
+def check_census(rows: int, classes: int, entry: DataSetEntry, where: Path | str) -> None:
+    """As check_corpus, of the number of rows and of the classes that occur in them."""
+    if rows == 0:
+        raise InputError(f"{where} has no rows: a data set needs rows in {', '.join(SPLITS)}")
+    if classes < 2:
         raise InputError(f"{where} has rows of one class alone: nothing can be learned, give it rows of two or more")
     for split in SPLITS:
         if not entry.splits.get(split):
@@ -184,9 +191,12 @@ class TextDataSet:
             for number, line in enumerate(lines, 1):
                 yield parse_document(line, self.entry, f"{path}, line {number}")
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pandas.DataFrame":
         """All documents: columns id (str), labels (tuple of class numbers), split (str), text (str)."""
-        frame = pd.DataFrame(self.documents(), columns=list(Document._fields))
+        # Here, since it is slow to import and the processes that prepare do without it.
+        import pandas
+
+        frame = pandas.DataFrame(self.documents(), columns=list(Document._fields))
         labels = encode_labels(frame["labels"].tolist(), self.entry.task, len(self.entry.classes))
         check_corpus(labels, self.entry, self.directory / DOCUMENTS)
         return frame

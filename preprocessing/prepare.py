@@ -16,6 +16,7 @@ import numpy as np
 from preprocessing import documents, images
 from preprocessing.manifest import DATA_DIRECTORY, MANIFEST_PATH, Manifest, open_data_set
 from preprocessing.settings import settings_for
+from preprocessing.workers import open_workers
 from storage.files import content_key, file_lock, published_directory, read_json, sha256_file, write_json
 from storage.prepared import DESCRIPTION
 
@@ -78,8 +79,11 @@ def prepare(
         data = open_data_set(name, data_directory, manifest_path)
         typed = settings_for(data.entry.kind, name, settings)
         with published_directory(directory, replace=fresh) as working:
-            write = documents.write_documents if data.entry.kind == "text" else images.write_images
-            about = write(data, typed, working)
+            if data.entry.kind == "text":
+                with open_workers(documents.count_blocks(data), working) as run:
+                    about = documents.write_documents(data, typed, working, run)
+            else:
+                about = images.write_images(data, typed, working)
             description = {
                 "schema": SCHEMA,
                 "name": name,

@@ -1,12 +1,17 @@
 """Which rows of a data set are prepared, and in which order: by split, and in a split as in the data's files."""
 
+import contextlib
 import hashlib
+import json
+import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from preprocessing.manifest import DOCUMENTS, TextDataSet, check_census
 from storage.errors import InputError
 from storage.prepared import SPLITS
 
@@ -17,9 +22,6 @@ class Rows:
 
     source: np.ndarray
     splits: dict[str, list[int]]
-
-    def split_of(self, row: int) -> str:
-        return next(split for split, (start, stop) in self.splits.items() if start <= row < stop)
 
 
 def choose_rows(
@@ -34,29 +36,86 @@ def choose_rows(
 
     InputError where all rows of the training split have the same labels.
     """
-    if len({tuple(labels[row]) for row in np.flatnonzero(split == 0)}) < 2:
-        raise InputError(
-            f"data set '{name}': its training split has rows of one class alone: nothing can be learned, "
-            "give it rows of two or more"
-        )
+    refuse_one_class(name, {tuple(labels[row]) for row in np.flatnonzero(split == 0)})
     source: list[int] = []
     splits = {}
     for number, one in enumerate(SPLITS):
         rows = np.flatnonzero(split == number).tolist()
         if rows_per_class is not None:
-            rows = _first_of_each_class(rows, labels, ids, rows_per_class)
+            ranked = sorted(rows, key=lambda row: rank(ids[row]))
+            rows = first_of_each_class(((row, labels[row]) for row in ranked), rows_per_class)
         splits[one] = [len(source), len(source) + len(rows)]
         source += rows
     return Rows(np.array(source, np.int64), splits)
 
 
-def _first_of_each_class(
-    rows: list[int], labels: Sequence[Sequence[int]], ids: Sequence[str], rows_per_class: int
-) -> list[int]:
+def refuse_one_class(name: str, training_labels: Collection[tuple[int, ...]]) -> None:
+    """Raise InputError where all rows of the training split have the same labels."""
+    if len(training_labels) < 2:
+        raise InputError(
+            f"data set '{name}': its training split has rows of one class alone: nothing can be learned, "
+            "give it rows of two or more"
+        )
+
+
+def rank(identity: str) -> bytes:
+    """What rows are chosen by: a hash of their ids, a random order that anyone can repeat."""
+    return hashlib.sha256(identity.encode("utf-8", "backslashreplace")).digest()
+
+
+def first_of_each_class(ranked: Iterable[tuple[int, Sequence[int]]], rows_per_class: int) -> list[int]:
+    """Keep of (row, labels), as they come, those of whose classes none has ``rows_per_class`` yet; sorted."""
     kept, counts = [], Counter()
-    for row in sorted(rows, key=lambda row: hashlib.sha256(ids[row].encode("utf-8", "backslashreplace")).digest()):
-        classes = labels[row] or (None,)
+    for row, labels in ranked:
+        classes = labels or (None,)
         if all(counts[one] < rows_per_class for one in classes):
             counts.update(classes)
             kept.append(row)
     return sorted(kept)
+
+
+class Census:
+    """Which classes occur in rows, and whether those of the training split differ: enough to refuse a corpus."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.classes: set[int] = set()
+        self.training_labels: set[tuple[int, ...]] = set()  # two at most
+
+    def add(self, rows: int, classes: Iterable[int], training_labels: Iterable[tuple[int, ...]]) -> None:
+        """Count some rows: the classes that occur, and the labels that do in the training split."""
+        self.rows += rows
+        self.classes.update(classes)
+        self.training_labels = set(sorted({*self.training_labels, *training_labels})[:2])
+
+    def check(self, data: TextDataSet) -> None:
+        """Raise InputError where nothing can be learned of the rows."""
+        classes = len(self.classes) if data.entry.task == "single-label" else len(data.entry.classes)
+        check_census(self.rows, classes, data.entry, data.directory / DOCUMENTS)
+        refuse_one_class(data.name, self.training_labels)
+
+
+def choose_documents(data: TextDataSet, rows_per_class: int, directory: Path) -> np.ndarray:
+    """Return int64 [M], the rows of a text data set that ``choose_rows`` would keep, however many there are.
+
+    Ids are put in order by a database in ``directory``, and memory holds the rows that are kept. InputError for what
+    the data set itself refuses, and where nothing can be learned of it.
+    """
+    census = Census()
+
+    def candidates() -> Iterator[tuple[int, bytes, int, str]]:
+        for row, document in enumerate(data.documents()):
+            census.add(1, document.labels, [document.labels] if document.split == "train" else ())
+            yield SPLITS.index(document.split), rank(document.id), row, json.dumps(document.labels)
+
+    with contextlib.closing(sqlite3.connect(directory / "rows.sqlite")) as database:
+        database.execute("PRAGMA journal_mode = OFF")
+        database.execute("PRAGMA synchronous = OFF")
+        database.execute("CREATE TABLE documents (split INTEGER, rank BLOB, row INTEGER, labels TEXT)")
+        database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?)", candidates())
+        census.check(data)
+        kept: list[int] = []
+        for split in range(len(SPLITS)):
+            ranked = database.execute("SELECT row, labels FROM documents WHERE split = ? ORDER BY rank, row", (split,))
+            kept += first_of_each_class(((row, json.loads(labels)) for row, labels in ranked), rows_per_class)
+    return np.array(kept, np.int64)

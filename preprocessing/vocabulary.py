@@ -5,12 +5,57 @@ appear more than five times. The tokeniser takes "<unk>" apart, so that no word 
 can be mistaken for one of the two special entries.
 """
 
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from pathlib import Path
 
 PADDING, UNKNOWN = "<pad>", "<unk>"
 PADDING_INDEX, UNKNOWN_INDEX = 0, 1
+MOST_IN_MEMORY = 1_000_000  # distinct words
+
+
+class WordCounts:
+    """Exact counts of any number of distinct words in bounded memory: beyond MOST_IN_MEMORY they go to a file.
+
+    The file is made in ``directory``, a temporary one, and only when it is needed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "words.sqlite"
+        self.in_memory: Counter[str] = Counter()
+        self.on_disk: sqlite3.Connection | None = None
+
+    def add(self, words: Iterable[str], counts: Iterable[int]) -> None:
+        """Add the counts of some distinct words; those that are 0 are passed over."""
+        self.in_memory.update({word: count for word, count in zip(words, counts, strict=True) if count})
+        if len(self.in_memory) > MOST_IN_MEMORY:
+            self._pour_out()
+
+    def at_least(self, minimum_count: int) -> Counter[str]:
+        """The counts of the words seen at least ``minimum_count`` times."""
+        if self.on_disk is None:
+            return Counter({word: count for word, count in self.in_memory.items() if count >= minimum_count})
+        self._pour_out()
+        frequent = Counter(dict(self.on_disk.execute("SELECT * FROM words WHERE count >= ?", (minimum_count,))))
+        self.on_disk.close()
+        return frequent
+
+    def _pour_out(self) -> None:
+        if self.on_disk is None:
+            self.on_disk = sqlite3.connect(self.path, isolation_level=None)
+            # Nobody needs the file after a crash.
+            self.on_disk.execute("PRAGMA journal_mode = OFF")
+            self.on_disk.execute("PRAGMA synchronous = OFF")
+            self.on_disk.execute("CREATE TABLE words (word TEXT PRIMARY KEY, count INTEGER) WITHOUT ROWID")
+        self.on_disk.execute("BEGIN")
+        self.on_disk.executemany(
+            "INSERT INTO words VALUES (?, ?) ON CONFLICT (word) DO UPDATE SET count = count + excluded.count",
+            sorted(self.in_memory.items()),
+        )
+        self.on_disk.execute("COMMIT")
+        self.in_memory.clear()
 
 
 def count_words(sentences: Iterable[Iterable[str]]) -> Counter[str]:

@@ -1,9 +1,11 @@
 """One job from its file to its result: runs/RUN_KEY/ is written here, result.json last of all."""
 
+import warnings
 from typing import Any
 
 import torch
 
+from cuda_ext.library import ReferenceWarning
 from models.layers import kernels, parameter_count
 from storage.errors import InputError
 from storage.files import file_lock, read_json, sha256_file, write_json
@@ -28,7 +30,10 @@ def run(job: Job, given: dict[str, Any], progress: Progress) -> dict[str, Any]:
         prepared = open_prepared(job.prepared)
         write_json(directory / "job.json", given)
         configure(job.training)
-        with claimed() as device:
+        with claimed() as device, warnings.catch_warnings():
+            if device.type == "cpu":
+                # No kernel runs there, as result.json says.
+                warnings.simplefilter("ignore", ReferenceWarning)
             write_json(directory / "environment.json", environment(device))
             try:
                 network, state = train(job, prepared, device, progress)

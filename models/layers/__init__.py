@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from cuda_ext import library
+
 
 def parameter_count(network: nn.Module) -> int:
     """The number of trained numbers in ``network``."""
@@ -9,9 +11,11 @@ def parameter_count(network: nn.Module) -> int:
 
 
 def kernels(network: nn.Module) -> str:
-    """Which implementation runs where ``network`` has an operation of cuda_ext/ (``reference``); ``none`` without one.
+    """Which implementation of the operations of cuda_ext/ that ``network`` uses runs on the device where it lies:
+    ``extension KEY``, ``reference (reason)`` or, where it uses none, ``none``.
 
-    A layer that calls such an operation says which by a method ``kernels``.
+    A layer that calls such an operation has ``uses_kernels = True``.
     """
-    found = {module.kernels() for module in network.modules() if hasattr(module, "kernels")}
-    return ", ".join(sorted(found)) or "none"
+    if not any(getattr(module, "uses_kernels", False) for module in network.modules()):
+        return "none"
+    return library.kernels(next(network.parameters()).device)

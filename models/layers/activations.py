@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from cuda_ext import swish
+from cuda_ext.swish import swish
 
 Name = Literal["relu", "swish", "swish-beta"]
 
@@ -16,16 +16,14 @@ Name = Literal["relu", "swish", "swish-beta"]
 class Swish(nn.Module):
     """x sigmoid(beta x)."""
 
+    uses_kernels = True
+
     def __init__(self, trained: bool) -> None:
         super().__init__()
         self.beta = nn.Parameter(torch.ones(())) if trained else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return swish.swish(x, self.beta)
-
-    def kernels(self) -> str:
-        """Which implementation runs."""
-        return swish.kernels()
+        return swish(x, self.beta)
 
 
 def activation(name: Name) -> nn.Module:

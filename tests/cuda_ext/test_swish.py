@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from cuda_ext.swish import kernels, swish
+from cuda_ext import library
+from cuda_ext.swish import DTYPES, HALF, swish
 
+pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 X = torch.linspace(-8, 8, 1001, dtype=torch.float64)
 
 
@@ -38,9 +40,9 @@ def test_gradients_of_x_and_beta_match_finite_differences(shape):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
     beta = torch.rand(shape, generator=generator, dtype=torch.float64).add_(0.5).requires_grad_()
-    assert torch.autograd.gradcheck(swish, (x, beta))
-    assert torch.autograd.gradcheck(swish, (x,))
-    assert torch.autograd.gradgradcheck(swish, (x, beta))
+    for inputs in [(x, beta), (x,), (x.detach(), beta), (x, beta.detach())]:
+        assert torch.autograd.gradcheck(swish, inputs)
+        assert torch.autograd.gradgradcheck(swish, inputs)
 
 
 def test_beta_by_channel_acts_on_its_channel_alone():
@@ -66,5 +68,105 @@ def test_large_inputs_neither_overflow_nor_give_nan():
     torch.testing.assert_close(derivative(swish, x[1:-1]), torch.tensor([0.0, 0.0, 0.5, 1.0, 1.0]), rtol=0, atol=1e-6)
 
 
-def test_the_reference_says_that_it_is_what_runs():
-    assert kernels() == "reference"
+def inputs_of(shape, beta_shape, dtype, beta_dtype=None):
+    """x and beta; a ``beta_shape`` of None is no beta."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    if beta_shape is None:
+        return x, None
+    return x, torch.randn(beta_shape, generator=generator, dtype=torch.float64).to(beta_dtype or dtype)
+
+
+@pytest.mark.parametrize("beta_dtype", [None, torch.float32])
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("beta_shape", [(), (5,)])
+def test_half_precision_is_rounded_once_whatever_beta_s_dtype(beta_shape, dtype, beta_dtype):
+    x, beta = inputs_of((4, 5, 3), beta_shape, dtype, beta_dtype)
+    wide_x, wide_beta = x.float().requires_grad_(), beta.float().requires_grad_()
+    gradient = torch.randn(x.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    result, wide = swish(x.requires_grad_(), beta.requires_grad_()), swish(wide_x, wide_beta)
+    assert torch.equal(result, wide.to(dtype))
+    found = torch.autograd.grad(result, (x, beta), gradient)
+    exact = torch.autograd.grad(wide, (wide_x, wide_beta), gradient.float())
+    assert [one.dtype for one in found] == [dtype, beta.dtype]
+    assert all(torch.equal(a, b.to(a.dtype)) for a, b in zip(found, exact, strict=True))
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_autocast_leaves_x_s_dtype(on):
+    x, beta = inputs_of((4, 5), (), torch.bfloat16, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+        assert swish(x, beta).dtype == torch.bfloat16
+        assert swish(x.float(), beta).dtype == torch.float32
+
+
+def layouts(shape):
+    """x of one shape in many memory orders: dense ones, one with gaps, one whose elements share memory."""
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    yield x
+    yield x.permute(*reversed(range(x.ndim))).contiguous().permute(*reversed(range(x.ndim)))
+    yield torch.stack([x, x], dim=-1)[..., 0]
+    yield x[:1].expand(shape)
+    if x.ndim == 4:
+        yield x.contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("beta_shape", [None, (), (5,)])
+@pytest.mark.parametrize("shape", [(0, 5), (4, 5), (2, 5, 3, 2)])
+def test_x_s_memory_order_is_kept(shape, beta_shape):
+    _, beta = inputs_of(shape, beta_shape, torch.float64)
+    spread = 1 if beta is None else beta if beta.ndim == 0 else beta.reshape(-1, *[1] * (len(shape) - 2))
+    for x in layouts(shape):
+        result = swish(x, beta)
+        assert result.stride() == torch.empty_like(x).stride() or x.numel() == 0
+        torch.testing.assert_close(result, x * torch.sigmoid(spread * x), rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize(("beta_shape", "dtype"), list(zip([(), None, (5,), (5,)], DTYPES, strict=True)))
+def test_the_operations_keep_pytorch_s_rules(beta_shape, dtype):
+    x, beta = inputs_of((2, 5, 3, 2), beta_shape, dtype)
+    gradient = torch.randn_like(x).requires_grad_()
+    beta = beta if beta is None else beta.requires_grad_()
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    torch.library.opcheck(torch.ops.cuda_ext.swish, (x, beta))
+    torch.library.opcheck(torch.ops.cuda_ext.swish_backward, (gradient, x, beta))
+    if beta is not None:
+        torch.library.opcheck(torch.ops.cuda_ext.swish_backward_beta, (gradient, x, beta))
+
+
+def test_beta_s_gradient_is_left_out_where_none_asks_for_it():
+    x, beta = inputs_of((4, 5), (), torch.float64)
+    names = []
+
+    class Recorded(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            names.append(function.name())
+            return function(*arguments, **(keywords or {}))
+
+    for asks, name in [(False, "cuda_ext::swish_backward"), (True, "cuda_ext::swish_backward_beta")]:
+        names.clear()
+        with Recorded():
+            swish(x.requires_grad_(), beta.requires_grad_(asks)).sum().backward()
+        assert [one for one in names if "swish_backward" in one] == [name]
+
+
+def test_what_it_does_not_take_is_refused_with_what_came():
+    x, beta = inputs_of((4, 5), (5,), torch.float32)
+    with pytest.raises(ValueError, match=r"one a channel.* shape \(4,\) for x of \(4, 5\)"):
+        swish(x, beta[:4])
+    with pytest.raises(ValueError, match="one a channel"):
+        swish(x[0], beta)
+    with pytest.raises(ValueError, match="beta of torch.float64"):
+        swish(x, beta.double())
+    with pytest.raises(ValueError, match="got torch.int64"):
+        swish(x.long())
+    with pytest.raises(ValueError, match="one device, got cpu and meta"):
+        swish(x, beta.to("meta"))
+    with pytest.raises(ValueError, match=r"gradient of swish must be as x.* got \(4, 4\)"):
+        torch.ops.cuda_ext.swish_backward(x[:, 1:], x, beta)
+
+
+def test_strict_mode_refuses_the_reference(monkeypatch):
+    monkeypatch.setattr(library, "_strict", True)
+    with pytest.raises(library.KernelError, match="swish has no kernel to run"):
+        swish(X)

@@ -85,6 +85,7 @@ def test_the_debug_size_trains_a_step(model, text, images):
 
 
 @pytest.mark.filterwarnings("ignore:.*_flat_weights.* assigned during export:UserWarning")
+@pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 @pytest.mark.parametrize("model", models.available())
 def test_an_exported_network_gives_the_same_for_any_batch_size(model, text, images):
     prepared = prepared_for(model, text, images)

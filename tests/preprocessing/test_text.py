@@ -2,6 +2,7 @@ import random
 import subprocess
 import sys
 
+import blingfire
 import numpy as np
 import pytest
 
@@ -80,6 +81,20 @@ def test_any_text_is_segmented_without_a_lost_letter():
         assert all(words and all(words) for words in sentences)
         letters = "".join(character for character in text.lower() if character.isalpha())
         assert "".join(c for words in sentences for word in words for c in word if c.isalpha()) == letters
+
+
+def test_words_are_those_that_bling_fire_finds_sentence_by_sentence():
+    """Reading distinct chunks by themselves is a short cut, which must lead to the same place."""
+    generator = random.Random(1)
+    abbreviations = "e.g. (i.e.) U.S. \"U.K.\" 'p.s.' A.B.C.' Ph.D. No. etc. т.д."
+    tokens = f"{abbreviations} ... 3. 1.2. $5 x@y.z can't rock'n' -- ½ ™ ? ! the A\n"
+    for _ in range(3000):
+        text = " ".join(generator.choices(tokens.split(" "), k=generator.randint(0, 20)))
+        by_sentence = [
+            blingfire.text_to_words(sentence).lower().split()
+            for sentence in blingfire.text_to_sentences(text).split("\n")
+        ]
+        assert segment(text) == [words for words in by_sentence if words]
 
 
 def test_number_cuts_pads_and_marks_the_unknown():

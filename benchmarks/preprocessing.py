@@ -1,0 +1,146 @@
+"""Raw text to int32 arrays: how fast we are in one process, in two and with Dask, beside scikit-learn and plain pandas.
+
+python -m benchmarks.preprocessing [--data docstrings] [--repeats 5]
+
+Every way starts from data/NAME/documents.jsonl, and each round does all of them, so that what else the machine does
+meets all alike. Ours segment, count, number and write tokens.npy and what goes with it, start of the processes
+included. CountVectorizer (scikit-learn's defaults) and pandas read the same file; they find words and no sentences.
+
+Printed are megabytes of raw text (UTF-8) a second of processor time of all processes together, which is a second of
+one core, and a second by the clock; each as the median of the rounds with the lowest and highest. The second holds
+only on an idle machine. Two more things are checked: that ours have the same bytes, and what they are.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas
+from rich.console import Console
+from rich.table import Table
+from sklearn.feature_extraction.text import CountVectorizer
+
+from preprocessing.documents import count_blocks, write_documents
+from preprocessing.manifest import DOCUMENTS, TextDataSet, open_data_set
+from preprocessing.settings import TextSettings
+from preprocessing.workers import ADDRESS_VARIABLE, VARIABLE, open_workers
+from storage.errors import InputError, command
+from storage.files import sha256_file
+
+WORD = r"\w+|[^\w\s]"
+
+
+def ours(data: TextDataSet, how: str) -> str:
+    """Prepare ``data`` as REREAD_PREPROCESSING=how does; return the sha256 of tokens.npy."""
+    os.environ[VARIABLE] = how
+    with tempfile.TemporaryDirectory() as folder:
+        working = Path(folder)
+        with open_workers(count_blocks(data), working) as run:
+            write_documents(data, TextSettings(), working, run)
+        return sha256_file(working / "tokens.npy")
+
+
+def count_vectorizer(data: TextDataSet) -> None:
+    with open(data.directory / DOCUMENTS, "rb") as lines:
+        CountVectorizer().fit_transform(json.loads(line)["text"] for line in lines)
+
+
+def plain_pandas(data: TextDataSet) -> np.ndarray:
+    """int32 [N, W] of the words seen five times or more in the training split, W their 95th percentile; 0 padding."""
+    frame = pandas.read_json(data.directory / DOCUMENTS, lines=True)
+    words = frame["text"].str.lower().str.findall(WORD)
+    training = words[frame["split"] == "train"]
+    counts = training.explode().value_counts()
+    index = {word: number for number, word in enumerate(counts.index[counts >= 5], 2)}
+    kept = int(training.str.len().quantile(0.95))
+    tokens = np.zeros((len(frame), kept), np.int32)
+    for row, document in enumerate(words):
+        numbers = [index.get(word, 1) for word in document[:kept]]
+        tokens[row, : len(numbers)] = numbers
+    return tokens
+
+
+def seconds(do: Callable[[], object]) -> tuple[float, float, object]:
+    """Seconds of processor time of this process and those it ended, seconds by the clock, and what came of it."""
+    cpu, clock = processor_seconds(), time.perf_counter()
+    result = do()
+    return processor_seconds() - cpu, time.perf_counter() - clock, result
+
+
+def processor_seconds() -> float:
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def summary(megabytes: float, spent: list[float]) -> dict[str, float]:
+    speeds = [megabytes / one for one in spent]
+    return {"median": statistics.median(speeds), "lowest": min(speeds), "highest": max(speeds)}
+
+
+@command
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.preprocessing", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", default="docstrings", help="a text data set of data/")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds, 1 or more")
+    arguments = parser.parse_args()
+    data = open_data_set(arguments.data)
+    if not isinstance(data, TextDataSet) or arguments.repeats < 1:
+        raise InputError("give a text data set, and one round or more")
+    # A cluster elsewhere would be another machine's figure.
+    os.environ.pop(ADDRESS_VARIABLE, None)
+    ways: dict[str, Callable[[], object]] = {
+        "one process": lambda: ours(data, "1"),
+        "two processes": lambda: ours(data, "2"),
+        f"Dask, {len(os.sched_getaffinity(0))} workers": lambda: ours(data, "dask"),
+        "scikit-learn's CountVectorizer": lambda: count_vectorizer(data),
+        "plain pandas": lambda: plain_pandas(data),
+    }
+    megabytes = sum(len(document.text.encode()) for document in data.documents()) / 1e6
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    digests = set()
+    for _ in range(arguments.repeats):
+        for name, do in ways.items():
+            *both, result = seconds(do)
+            spent[name].append(tuple(both))
+            digests |= {result} if isinstance(result, str) else set()
+    found = {
+        name: {
+            "megabytes_a_core_second": summary(megabytes, [cpu for cpu, _ in both]),
+            "megabytes_a_second": summary(megabytes, [clock for _, clock in both]),
+        }
+        for name, both in spent.items()
+    }
+    if len(digests) != 1:
+        raise RuntimeError(f"tokens.npy differs between ways of preparing: {sorted(digests)}")
+    show(arguments.data, megabytes, arguments.repeats, found)
+    about = {"data": data.name, "version": data.entry.version, "megabytes": megabytes, "n": arguments.repeats}
+    machine = {
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
+    print(json.dumps({**about, **machine, "tokens_sha256": digests.pop(), "ways": found}))
+
+
+def show(name: str, megabytes: float, repeats: int, found: dict[str, dict[str, dict[str, float]]]) -> None:
+    table = Table(title=f"{name}: {megabytes:.1f} MB of text, n = {repeats}, median [lowest, highest]")
+    table.add_column("")
+    table.add_column("MB a second a core", justify="right")
+    table.add_column("MB a second by the clock", justify="right")
+    for way, speeds in found.items():
+        table.add_row(
+            way, *(f"{one['median']:.1f} [{one['lowest']:.1f}, {one['highest']:.1f}]" for one in speeds.values())
+        )
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()

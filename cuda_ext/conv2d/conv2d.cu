@@ -1,0 +1,312 @@
+// 2D convolution of images of one channel: the operation, and the first three rungs of its ladder.
+//
+// vanilla, constant and tiled are a blog post's kernels, kept as they are taught: a thread an output. Where the filter
+// and the image are read from is all that changes from one to the next. The fourth rung is in conv2d_register.cuh.
+
+#include "conv2d.cuh"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+namespace cuda_ext::conv2d {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int tile_columns = 32;
+constexpr int tile_rows = 8;
+
+// A grid's y and z end at 65535, so that all blocks lie along x; a block is a tile of one image.
+struct Tiles {
+  int64_t across, down, total;
+};
+
+template <typename T>
+Tiles tiles_of(const Call<T>& call) {
+  const int64_t across = (call.width + tile_columns - 1) / tile_columns;
+  const int64_t down = (call.height + tile_rows - 1) / tile_rows;
+  STD_TORCH_CHECK(call.count * across * down < int64_t{1} << 31, "conv2d: more than 2^31 tiles of ", tile_rows, " x ",
+                  tile_columns, ", got ", call.count, " images of ", call.height, " x ", call.width);
+  return {across, down, call.count * across * down};
+}
+
+struct Place {
+  int64_t image;
+  int top, left;
+};
+
+__device__ inline Place place_of_block(const Tiles& tiles) {
+  const int64_t row = blockIdx.x / tiles.across;
+  return {row / tiles.down, static_cast<int>(row % tiles.down) * tile_rows,
+          static_cast<int>(blockIdx.x % tiles.across) * tile_columns};
+}
+
+// One output, its filter given by `tap(i, j)` and its image by `pixel(i, j)`.
+template <typename C, typename Tap, typename Pixel>
+__device__ inline C sum_of_products(int size, const Tap& tap, const Pixel& pixel) {
+  C sum = 0;
+  for (int i = 0; i < size; ++i) {
+    for (int j = 0; j < size; ++j) sum += tap(i, j) * pixel(i, j);
+  }
+  return sum;
+}
+
+template <typename T, typename Tap>
+__device__ inline void convolve_from_global(const Call<T>& call, const Tiles& tiles, const Tap& tap) {
+  using C = compute_t<T>;
+  const Place place = place_of_block(tiles);
+  const int y = place.top + threadIdx.y, x = place.left + threadIdx.x;
+  if (y >= call.height || x >= call.width) return;
+  const int64_t pixels = int64_t{call.height} * call.width;
+  const T* image = call.images + place.image * pixels;
+  const int half = call.size / 2;
+  const C sum = sum_of_products<C>(call.size, tap, [&](int i, int j) {
+    const int row = source(y + i - half, call.height, call.padding);
+    const int column = source(x + j - half, call.width, call.padding);
+    return row < 0 || column < 0 ? C(0) : static_cast<C>(image[int64_t{row} * call.width + column]);
+  });
+  call.results[place.image * pixels + int64_t{y} * call.width + x] = static_cast<T>(sum);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(tile_columns* tile_rows) vanilla(Call<T> call, Tiles tiles) {
+  using C = compute_t<T>;
+  convolve_from_global(call, tiles, [&](int i, int j) { return static_cast<C>(call.weight[i * call.size + j]); });
+}
+
+// Constant memory has 64 KiB, and one copy for all that runs on a GPU: a slot must not be written while a kernel reads
+// it. Slot 0 serves calls that are not captured, one after another; each CUDA graph that lives owns one of the others.
+constexpr int slot_bytes = largest_filter * largest_filter * sizeof(double);
+constexpr int slots = 65536 / slot_bytes;
+constexpr int most_devices = 64;
+__constant__ __align__(16) unsigned char filters[slots * slot_bytes];
+
+template <typename T>
+__global__ void __launch_bounds__(tile_columns* tile_rows) constant(Call<T> call, Tiles tiles, int slot) {
+  using C = compute_t<T>;
+  convolve_from_global(call, tiles, [&](int i, int j) {
+    const int at = slot * (slot_bytes / int{sizeof(T)}) + i * call.size + j;
+    return static_cast<C>(reinterpret_cast<const T*>(filters)[at]);
+  });
+}
+
+class Slots {
+ public:
+  // Copies the filter and launches on the call's stream, behind every earlier call that was not captured.
+  template <typename Launch>
+  void run(cudaStream_t stream, int device, const void* weight, size_t bytes, const Launch& launch) {
+    STD_TORCH_CHECK(device < most_devices, "conv2d: kernel 'constant' knows ", most_devices, " GPUs, got number ",
+                    device);
+    std::unique_lock<std::mutex> lock(mutex_);
+    cudaStreamCaptureStatus status;
+    unsigned long long capture = 0;
+    cudaGraph_t graph = nullptr;
+#if CUDART_VERSION >= 13000
+    STD_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture, &graph, nullptr, nullptr, nullptr));
+#else
+    STD_CUDA_CHECK(cudaStreamGetCaptureInfo_v2(stream, &status, &capture, &graph, nullptr, nullptr));
+#endif
+    if (status == cudaStreamCaptureStatusActive) {
+      fill(slot_of(stream, device, capture, graph, lock), stream, weight, bytes, launch);
+      return;
+    }
+    cudaEvent_t& last = last_[device];
+    if (last == nullptr) {
+      STD_CUDA_CHECK(cudaEventCreateWithFlags(&last, cudaEventDisableTiming));
+    } else {
+      STD_CUDA_CHECK(cudaStreamWaitEvent(stream, last, 0));
+    }
+    fill(0, stream, weight, bytes, launch);
+    STD_CUDA_CHECK(cudaEventRecord(last, stream));
+  }
+
+ private:
+  struct Owner {
+    bool taken = false;
+    unsigned long long capture = 0;
+    cudaStream_t stream = nullptr;
+  };
+
+  template <typename Launch>
+  static void fill(int slot, cudaStream_t stream, const void* weight, size_t bytes, const Launch& launch) {
+    const size_t offset = static_cast<size_t>(slot) * slot_bytes;
+    STD_CUDA_CHECK(cudaMemcpyToSymbolAsync(filters, weight, bytes, offset, cudaMemcpyDeviceToDevice, stream));
+    launch(slot);
+  }
+
+  // Calls captured from one stream follow each other and share a slot. The graph, and what is instantiated from it,
+  // hold the slot by a user object, whose end gives it back.
+  int slot_of(cudaStream_t stream, int device, unsigned long long capture, cudaGraph_t graph,
+              std::unique_lock<std::mutex>& lock) {
+    Owner* const owners = owners_[device];
+    int found = 0;
+    auto look = [&] {
+      for (found = 1; found < slots; ++found) {
+        const Owner& owner = owners[found];
+        if (owner.taken && owner.capture == capture && owner.stream == stream) return true;
+      }
+      for (found = 1; found < slots; ++found) {
+        if (!owners[found].taken) return true;
+      }
+      return false;
+    };
+    // CUDA ends a graph that was deleted in its own time.
+    STD_TORCH_CHECK(given_back_.wait_for(lock, std::chrono::seconds(1), look),
+                    "conv2d: kernel 'constant' has constant memory for ", slots - 1,
+                    " live CUDA graphs: choose another kernel, or delete a graph");
+    Owner& owner = owners[found];
+    if (owner.taken) return found;
+    cudaUserObject_t object;
+    STD_CUDA_CHECK(cudaUserObjectCreate(&object, &owner, give_back, 1, cudaUserObjectNoDestructorSync));
+    STD_CUDA_CHECK(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove));
+    owner = {true, capture, stream};
+    return found;
+  }
+
+  static void CUDART_CB give_back(void* owner);
+
+  std::mutex mutex_;
+  std::condition_variable given_back_;
+  cudaEvent_t last_[most_devices] = {};
+  Owner owners_[most_devices][slots];
+};
+
+// Lives as long as the process: CUDA may end a graph after everything else.
+Slots& constant_slots() {
+  static auto* const all = new Slots;
+  return *all;
+}
+
+void CUDART_CB Slots::give_back(void* owner) {
+  const std::lock_guard<std::mutex> lock(constant_slots().mutex_);
+  static_cast<Owner*>(owner)->taken = false;
+  constant_slots().given_back_.notify_all();
+}
+
+template <typename T>
+__global__ void __launch_bounds__(tile_columns* tile_rows) tiled(Call<T> call, Tiles tiles) {
+  using C = compute_t<T>;
+  extern __shared__ __align__(16) unsigned char memory[];
+  C* const filter = reinterpret_cast<C*>(memory);
+  C* const tile = filter + call.size * call.size;
+  const Place place = place_of_block(tiles);
+  const int64_t pixels = int64_t{call.height} * call.width;
+  const T* image = call.images + place.image * pixels;
+  const int half = call.size / 2;
+  const int pitch = tile_columns + 2 * half;
+  const int index = threadIdx.y * tile_columns + threadIdx.x;
+  for (int i = index; i < call.size * call.size; i += tile_columns * tile_rows) {
+    filter[i] = static_cast<C>(call.weight[i]);
+  }
+  for (int r = threadIdx.y; r < tile_rows + 2 * half; r += tile_rows) {
+    // Beyond the image's far side there may be rows and columns that no output needs: they count as zero.
+    const int y = place.top + r - half;
+    const int row = y < call.height + half ? source(y, call.height, call.padding) : -1;
+    for (int c = threadIdx.x; c < pitch; c += tile_columns) {
+      const int x = place.left + c - half;
+      const int column = x < call.width + half ? source(x, call.width, call.padding) : -1;
+      tile[r * pitch + c] = row < 0 || column < 0 ? C(0) : static_cast<C>(image[int64_t{row} * call.width + column]);
+    }
+  }
+  __syncthreads();
+  const int y = place.top + threadIdx.y, x = place.left + threadIdx.x;
+  if (y >= call.height || x >= call.width) return;
+  const C* corner = tile + threadIdx.y * pitch + threadIdx.x;
+  const C sum = sum_of_products<C>(call.size, [&](int i, int j) { return filter[i * call.size + j]; },
+                                   [&](int i, int j) { return corner[i * pitch + j]; });
+  call.results[place.image * pixels + int64_t{y} * call.width + x] = static_cast<T>(sum);
+}
+
+enum class Kernel : int { vanilla, constant, tiled, best };
+
+template <typename T>
+void launch(const Call<T>& call, Kernel kernel) {
+  if (kernel == Kernel::best) {
+    if constexpr (std::is_same_v<T, double>) {
+      STD_TORCH_CHECK(false, "conv2d: kernel 'register' takes no float64");
+    } else {
+      launch_register(call);
+    }
+    return;
+  }
+  const Tiles tiles = tiles_of(call);
+  const auto blocks = static_cast<unsigned>(tiles.total);
+  const dim3 threads(tile_columns, tile_rows);
+  const size_t filter_size = static_cast<size_t>(call.size) * call.size;
+  if (kernel == Kernel::vanilla) {
+    vanilla<T><<<blocks, threads, 0, call.stream>>>(call, tiles);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  } else if (kernel == Kernel::constant) {
+    constant_slots().run(call.stream, call.device, call.weight, filter_size * sizeof(T), [&](int slot) {
+      constant<T><<<blocks, threads, 0, call.stream>>>(call, tiles, slot);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+    });
+  } else {
+    const size_t halo = 2 * (call.size / 2);
+    // At most 27 KiB.
+    const size_t bytes = (filter_size + (tile_rows + halo) * (tile_columns + halo)) * sizeof(compute_t<T>);
+    tiled<T><<<blocks, threads, bytes, call.stream>>>(call, tiles);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+}
+
+template <typename T>
+Tensor run(const Tensor& images, const Tensor& weight, Padding padding, Kernel kernel) {
+  Tensor results = torch::stable::empty_like(images);
+  if (images.numel() == 0) return results;
+  const int device = images.get_device_index();
+  launch(Call<T>{static_cast<const T*>(images.data_ptr()), static_cast<const T*>(weight.data_ptr()),
+                 static_cast<T*>(results.data_ptr()), images.size(0), static_cast<int>(images.size(1)),
+                 static_cast<int>(images.size(2)), static_cast<int>(weight.size(0)), padding, device,
+                 current_stream(device)},
+         kernel);
+  return results;
+}
+
+// images: [N, H, W]; weight: [k, k]; padding and kernel: by their numbers in the Python face. The result is contiguous.
+// The face has refused all else with a better message; what is checked again here is what would read or write outside a
+// tensor.
+Tensor conv2d(Tensor images, Tensor weight, int64_t padding, int64_t kernel) {
+  STD_TORCH_CHECK(images.is_cuda() && weight.is_cuda() && images.get_device_index() == weight.get_device_index(),
+                  "conv2d: images and weight must be on one GPU, got devices ", images.get_device_index(), " and ",
+                  weight.get_device_index());
+  STD_TORCH_CHECK(images.scalar_type() == weight.scalar_type(), "conv2d: images and weight must have one dtype");
+  STD_TORCH_CHECK(images.dim() == 3 && weight.dim() == 2, "conv2d: images must be [N, H, W] and weight [k, k], got ",
+                  images.dim(), " and ", weight.dim(), " dimensions");
+  const int64_t size = weight.size(0), height = images.size(1), width = images.size(2);
+  STD_TORCH_CHECK(size == weight.size(1) && size % 2 == 1 && size >= 3 && size <= largest_filter,
+                  "conv2d: weight must be k x k, k odd from 3 to 31, got ", size, " x ", weight.size(1));
+  STD_TORCH_CHECK(padding >= 0 && padding <= 2 && kernel >= 0 && kernel <= 3, "conv2d: no such padding or kernel, got ",
+                  padding, " and ", kernel);
+  STD_TORCH_CHECK(std::max(height, width) <= int64_t{1} << 30, "conv2d: at most 2^30 rows and columns, got ", height,
+                  " and ", width);
+  STD_TORCH_CHECK(static_cast<Padding>(padding) != Padding::reflect || std::min(height, width) > size / 2,
+                  "conv2d: to reflect, images must be larger than k / 2, got ", height, " x ", width);
+  const torch::stable::accelerator::DeviceGuard guard(images.get_device_index());
+  images = torch::stable::contiguous(images);
+  weight = torch::stable::contiguous(weight);
+  const auto fill = static_cast<Padding>(padding);
+  const auto rung = static_cast<Kernel>(kernel);
+  switch (images.scalar_type()) {
+    case ScalarType::Double: return run<double>(images, weight, fill, rung);
+    case ScalarType::Float: return run<float>(images, weight, fill, rung);
+    case ScalarType::Half: return run<__half>(images, weight, fill, rung);
+    case ScalarType::BFloat16: return run<__nv_bfloat16>(images, weight, fill, rung);
+    default: STD_TORCH_CHECK(false, "conv2d: dtype must be float64, float32, float16 or bfloat16");
+  }
+  return images;
+}
+
+}  // namespace
+}  // namespace cuda_ext::conv2d
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+  m.def("conv2d(Tensor images, Tensor weight, int padding, int kernel) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+  m.impl("conv2d", TORCH_BOX(&cuda_ext::conv2d::conv2d));
+}

@@ -1,0 +1,615 @@
+// The fastest 2D convolution: sums in registers, rows of the image in a ring in shared memory, a block one warp.
+//
+// Up to a filter of 5 memory bounds it, above that arithmetic, so that nearly every instruction must be one of the
+// pixels x k^2 multiply-adds. A warp owns a strip of 128 or 256 columns and walks down it; the rows come, with their
+// halo, through a ring in shared memory, a few steps ahead. It waits for its own copies, and for no other warp. On
+// Hopper and later a row is one bulk copy; before, 16 bytes a lane.
+//
+// Up to a filter of 15, `convolve_down`: a thread keeps, for four or eight columns, the k - 1 results that are under
+// way. Each new row is multiplied with every row of the filter: sum[i] = sum[i - 1] + row * filter[i], where the first
+// multiply-add also moves the sum to its next place, and one result is complete. Every pixel is read from shared memory
+// once. For larger filters so many sums have no place, and `convolve_patches` computes 4 x 8 results a thread at a
+// time.
+//
+// Beyond an image's left and right side the ring holds zeros, or what each lane mends: padding adds at most 15 columns
+// there on each side. Rows are fetched from where the padding takes them.
+//
+// Tried on an H200, 8192 x 8192 in float32, and not taken: 16-byte asynchronous copies by all lanes (a filter of 7:
+// 0.20 ms, with bulk copies 0.18); four columns a thread (9: 0.33, with eight 0.28); two rows a step above 9 (11: 0.39,
+// with one 0.37); streaming stores (7: 0.174, without 0.172); long strips for a filter of 3 (0.157, short 0.150). The
+// filter in constant memory saves nothing: the multiply-add takes it from uniform registers, whose loads cost as many
+// instructions as those from shared memory.
+#pragma once
+
+#include "conv2d.cuh"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+namespace cuda_ext::conv2d {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool bulk_copies = true;
+#else
+constexpr bool bulk_copies = false;
+#endif
+
+__host__ __device__ constexpr int up_to(int n, int step) { return (n + step - 1) / step * step; }
+
+// f(0), f(1), ... as constants: the compiler leaves loops of so many instructions rolled, and sums out of registers.
+template <int... numbers, typename F>
+__device__ inline void for_each(std::integer_sequence<int, numbers...>, F&& f) {
+  (f(std::integral_constant<int, numbers>{}), ...);
+}
+
+template <typename T>
+struct alignas(4 * sizeof(T)) Four {
+  T values[4];
+};
+
+__device__ inline unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+template <int bytes>
+__device__ inline void copy_async(void* to, const void* from, bool zeros) {
+  const int read = zeros ? 0 : bytes;
+  if constexpr (bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(read)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(bytes),
+                 "r"(read)
+                 : "memory");
+  }
+}
+
+// By one lane. `expected` bytes are announced to the barrier first, if any.
+template <bool announce>
+__device__ inline void copy_bulk(unsigned to, const void* from, int bytes, unsigned barrier, int expected) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if constexpr (announce) {
+    asm volatile(
+        "{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\n"
+        "@one mbarrier.arrive.expect_tx.shared.b64 _, [%3], %4;\n"
+        "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n}" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "r"(expected)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\n"
+        "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n}" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+  }
+#endif
+}
+
+__device__ inline void expect(unsigned barrier, int bytes, bool by_this_lane) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (by_this_lane) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  }
+#endif
+}
+
+// What the async copies wrote is behind what threads wrote, and the other way round.
+__device__ inline void order_with_bulk_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+struct Image {
+  int height, width;
+  Padding padding;
+  // Rows begin on 16 bytes, of the images and of the results.
+  bool packed;
+};
+
+// A warp's part of a launch.
+struct Task {
+  int left, top, rows;
+  int64_t offset;
+
+  __device__ Task(const Image& image, int columns, int rows_of_all, int strips, int chunks) {
+    // From one lane, so that the compiler knows that a warp has them in common.
+    const unsigned strip = __shfl_sync(0xffffffff, blockIdx.x % strips, 0);
+    const unsigned rest = __shfl_sync(0xffffffff, blockIdx.x / strips, 0);
+    left = static_cast<int>(strip) * columns;
+    top = static_cast<int>(rest % chunks) * rows_of_all;
+    rows = min(rows_of_all, image.height - top);
+    offset = int64_t{rest / chunks} * image.height * image.width;
+  }
+};
+
+// Shared memory: `slots` steps of `step` rows, each with as much halo as whole packs need.
+template <typename T, int K, int columns, int step, int slots>
+struct Ring {
+  static constexpr int half = K / 2;
+  static constexpr int pack = 16 / sizeof(T);
+  static constexpr int margin = up_to(half, pack);
+  static constexpr int row_size = columns + 2 * margin;
+  static constexpr int row_bytes = row_size * sizeof(T);
+
+  alignas(16) T rows[slots][step][row_size];
+  alignas(8) uint64_t barriers[slots];
+};
+
+// A strip of the image on its way through the ring. `fetch` begins to bring a step, `await` ends it. A step's rows may
+// lie outside the image: then they are what the padding says.
+template <typename T, int K, int columns, int step, int slots>
+class Strip {
+ public:
+  using Memory = Ring<T, K, columns, step, slots>;
+  static constexpr int half = Memory::half, margin = Memory::margin;
+
+  __device__ Strip(Memory& ring, const T* from, const Image& image, int left)
+      : ring_(ring), from_(from), image_(image), left_(left), lane_(threadIdx.x) {
+    begin_ = max(left - margin, 0);
+    bytes_ = (min(left + columns + margin, image.width) - begin_) * int{sizeof(T)};
+    barriers_ = shared_address(ring.barriers);
+    rows_ = shared_address(&ring.rows[0][0][begin_ - left + margin]);
+    const bool border = left < margin || left + columns + margin > image.width;
+    mends_ = image.packed && image.padding != Padding::zeros && border;
+    const int x = lane_ < 16 ? -1 - lane_ : image.width + lane_ - 16;
+    halo_at_ = x - left + margin;
+    halo_from_ = source(x, image.width, image.padding);
+    if (!mends_ || lane_ % 16 >= half || halo_at_ < 0 || halo_at_ >= Memory::row_size) halo_at_ = -1;
+    if (bulk_copies && image.packed) {
+      if (border && image.padding == Padding::zeros) {
+        // Bulk copies leave what is outside the image as it is here.
+        for (int at = lane_; at < Memory::row_size; at += 32) {
+          const int column = left - margin + at;
+          if (column < 0 || column >= image.width) {
+#pragma unroll 1
+            for (int s = 0; s < slots * step; ++s) (&ring.rows[0][0][0])[s * Memory::row_size + at] = T(0.f);
+          }
+        }
+      }
+      if (lane_ == 0) begin_barriers();
+      order_with_bulk_copies();
+      __syncwarp();
+    }
+  }
+
+  // Rows `first` to `first + count - 1` into slot `s`, whose former rows every lane must have read before the last
+  // `await`. Nothing if `count` is not positive.
+  __device__ void fetch(int s, int first, int count) {
+    if (bulk_copies && image_.packed) {
+      fetch_in_bulk(s, first, count);
+      return;
+    }
+    if (image_.packed) {
+      fetch_packs(s, first, count);
+    } else {
+      fetch_elements(s, first, count);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  // To be called after `fetch`, as late as can be: it waits for what `fetch` loaded into registers.
+  __device__ void mend(int s, int count) {
+    if (mends_ && halo_at_ >= 0) {
+#pragma unroll
+      for (int i = 0; i < step; ++i) {
+        if (i < count) ring_.rows[s][i][halo_at_] = halo_[i];
+      }
+    }
+  }
+
+  // `phase` is the parity of how often slot `s` was awaited before.
+  __device__ void await(int s, unsigned phase) {
+    if (bulk_copies && image_.packed) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+      asm volatile(
+          "{\n.reg .pred done;\nagain: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
+              barriers_ + 8 * s),
+          "r"(phase)
+          : "memory");
+#endif
+    } else {
+      asm volatile("cp.async.wait_group %0;" ::"n"(slots - 2) : "memory");
+    }
+    __syncwarp();
+  }
+
+ private:
+  __device__ void begin_barriers() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    for (int s = 0; s < slots; ++s) {
+      asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barriers_ + 8 * s) : "memory");
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  }
+
+  __device__ void fetch_in_bulk(int s, int first, int count) {
+    const unsigned barrier = barriers_ + 8 * s;
+    const unsigned to = rows_ + s * step * Memory::row_bytes;
+    if (first >= 0 && first + step <= image_.height && count >= step) {
+      const T* line = from_ + int64_t{first} * image_.width;
+      copy_bulk<true>(to, line + begin_, bytes_, barrier, step * bytes_);
+#pragma unroll
+      for (int i = 1; i < step; ++i) {
+        copy_bulk<false>(to + i * Memory::row_bytes, line + int64_t{i} * image_.width + begin_, bytes_, barrier, 0);
+      }
+      if (mends_ && halo_at_ >= 0) {
+#pragma unroll
+        for (int i = 0; i < step; ++i) halo_[i] = line[int64_t{i} * image_.width + halo_from_];
+      }
+      return;
+    }
+    int inside = 0;
+    for (int i = 0; i < min(step, count); ++i) inside += source(first + i, image_.height, image_.padding) >= 0;
+    expect(barrier, inside * bytes_, lane_ == 0);
+#pragma unroll
+    for (int i = 0; i < step; ++i) {
+      if (i >= count) break;
+      const int row = source(first + i, image_.height, image_.padding);
+      if (row >= 0) {
+        const T* line = from_ + int64_t{row} * image_.width;
+        copy_bulk<false>(to + i * Memory::row_bytes, line + begin_, bytes_, barrier, 0);
+        if (mends_ && halo_at_ >= 0) halo_[i] = line[halo_from_];
+      } else {
+        for (int at = lane_; at < Memory::row_bytes / 16; at += 32) reinterpret_cast<int4*>(ring_.rows[s][i])[at] = {};
+        order_with_bulk_copies();
+      }
+    }
+  }
+
+  __device__ void fetch_packs(int s, int first, int count) {
+#pragma unroll
+    for (int i = 0; i < step; ++i) {
+      if (i >= count) break;
+      const int row = source(first + i, image_.height, image_.padding);
+      const T* line = from_ + int64_t{row} * image_.width;
+      for (int at = lane_ * Memory::pack; at < Memory::row_size; at += 32 * Memory::pack) {
+        const int x = left_ - margin + at;
+        const bool inside = x >= 0 && x < image_.width;
+        if (inside || image_.padding == Padding::zeros) {
+          copy_async<16>(&ring_.rows[s][i][at], line + x, row < 0 || !inside);
+        }
+      }
+      if (mends_ && halo_at_ >= 0) halo_[i] = line[halo_from_];
+    }
+  }
+
+  __device__ void fetch_elements(int s, int first, int count) {
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const int row = source(first + i, image_.height, image_.padding);
+      const T* line = from_ + int64_t{row} * image_.width;
+      T* slot = ring_.rows[s][i];
+      if constexpr (sizeof(T) == 4) {
+#pragma unroll 1
+        for (int at = lane_; at < Memory::row_size; at += 32) {
+          const int column = column_of(at);
+          copy_async<4>(slot + at, line + column, row < 0 || column < 0);
+        }
+      } else {
+        // Two bytes can not be copied asynchronously: as many loads at a time as there are registers for.
+        constexpr int loads = K < 9 ? (Memory::row_size + 31) / 32 : 4;
+#pragma unroll 1
+        for (int at = lane_; at < Memory::row_size; at += 32 * loads) {
+          T values[loads];
+#pragma unroll
+          for (int c = 0; c < loads; ++c) {
+            const int column = column_of(at + 32 * c);
+            values[c] = row < 0 || column < 0 ? T(0.f) : line[column];
+          }
+#pragma unroll
+          for (int c = 0; c < loads; ++c) {
+            if (at + 32 * c < Memory::row_size) slot[at + 32 * c] = values[c];
+          }
+        }
+      }
+    }
+  }
+
+  // Where place `at` of a row comes from, -1 for a zero; what is further outside than any result needs is zero too.
+  __device__ int column_of(int at) const {
+    const int x = left_ - margin + at;
+    return x < -half || x >= image_.width + half ? -1 : source(x, image_.width, image_.padding);
+  }
+
+  Memory& ring_;
+  const T* from_;
+  const Image image_;
+  int left_, lane_;
+  // Of the columns that are inside the image: the first, and the bytes of a row.
+  int begin_, bytes_;
+  unsigned barriers_, rows_;
+  // At an image's left and right border, unless they are zeros, each lane mends a column of the halo.
+  bool mends_;
+  int halo_at_, halo_from_;
+  T halo_[step];
+};
+
+template <typename T, int N>
+__device__ inline void read(float (&x)[N], const T* from) {
+#pragma unroll
+  for (int c = 0; c < N; c += 4) {
+    const auto four = *reinterpret_cast<const Four<T>*>(from + c);
+#pragma unroll
+    for (int v = 0; v < 4; ++v) x[c + v] = static_cast<float>(four.values[v]);
+  }
+}
+
+template <typename T, int V>
+__device__ inline void write(T* to, const float (&sums)[V], int column, const Image& image) {
+#pragma unroll
+  for (int c = 0; c < V; c += 4) {
+    if (image.packed) {
+      Four<T> four;
+#pragma unroll
+      for (int v = 0; v < 4; ++v) four.values[v] = static_cast<T>(sums[c + v]);
+      if (column + c < image.width) *reinterpret_cast<Four<T>*>(to + c) = four;
+    } else {
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        if (column + c + v < image.width) to[c + v] = static_cast<T>(sums[c + v]);
+      }
+    }
+  }
+}
+
+// V neighbouring columns of each of `groups` pieces of 32 V columns; `step` rows between two waits; `band` rows of the
+// filter are left out together where a strip begins and ends; the filter in registers if it `fits`, else it is read
+// from shared memory for every row, four taps at a time, which every lane gets at once.
+template <typename T, int K, int V, int groups, int step, int band, bool fits, int warps>
+__global__ void __launch_bounds__(32, warps)
+    convolve_down(const T* __restrict__ images, const T* __restrict__ weight, T* __restrict__ results, Image image,
+                  int rows, int strips, int chunks) {
+  constexpr int half = K / 2;
+  constexpr int slots = 4;
+  constexpr int columns = 32 * V * groups;
+  // What a thread reads on each side of its columns, in whole fours.
+  constexpr int near = up_to(half, 4);
+  __shared__ Ring<T, K, columns, step, slots> ring;
+  // Its last row first, as it is used.
+  __shared__ __align__(16) float filter[up_to(K * K, 4)];
+
+  const Task task(image, columns, rows, strips, chunks);
+  const int last = task.rows + K - 1;
+  Strip<T, K, columns, step, slots> strip(ring, images + task.offset, image, task.left);
+#pragma unroll 1
+  for (int s = 0; s < slots - 1; ++s) {
+    strip.fetch(s, task.top - half + s * step, min(step, last - s * step));
+    strip.mend(s, last - s * step);
+  }
+  for (int i = threadIdx.x; i < K * K; i += 32) filter[(K - 1 - i / K) * K + i % K] = static_cast<float>(weight[i]);
+  __syncwarp();
+  float taps[fits ? K * K : 1];
+  if constexpr (fits) {
+#pragma unroll
+    for (int i = 0; i < K * K; ++i) taps[i] = filter[i];
+  }
+  // sums[i]: of the result that has met rows 0 to i of the filter.
+  float sums[K - 1][groups][V];
+#pragma unroll
+  for (int i = 0; i < K - 1; ++i)
+#pragma unroll
+    for (int g = 0; g < groups; ++g)
+#pragma unroll
+      for (int v = 0; v < V; ++v) sums[i][g][v] = 0.f;
+
+  const int column = V * static_cast<int>(threadIdx.x);
+  T* out = results + task.offset + int64_t{task.top} * image.width + task.left + column;
+  int slot = 0, free = slots - 1;
+  unsigned phase = 0;
+#pragma unroll 1
+  for (int r0 = 0; r0 < last; r0 += step) {
+    strip.await(slot, phase);
+    const int next = r0 + (slots - 1) * step;
+    strip.fetch(free, task.top - half + next, min(step, last - next));
+#pragma unroll
+    for (int s = 0; s < step; ++s) {
+      const int r = r0 + s;
+      float x[groups][V + 2 * near];
+#pragma unroll
+      for (int g = 0; g < groups; ++g) read(x[g], &ring.rows[slot][s][32 * V * g + column + (strip.margin - near)]);
+      float done[groups][V];
+      for_each(std::make_integer_sequence<int, (K + band - 1) / band>{}, [&](auto number) {
+        constexpr int highest = K - 1 - decltype(number)::value * band;
+        constexpr int lowest = highest - band + 1 > 0 ? highest - band + 1 : 0;
+        // Row i of the filter meets row r for the strip's result r - i.
+        if (band < K && (r < lowest || r >= task.rows + highest)) return;
+        [[maybe_unused]] float4 four{};
+        for_each(std::make_integer_sequence<int, highest - lowest + 1>{}, [&](auto down) {
+          constexpr int i = highest - decltype(down)::value;
+#pragma unroll
+          for (int j = 0; j < K; ++j) {
+            const int n = (K - 1 - i) * K + j;
+            float tap;
+            if constexpr (fits) {
+              tap = taps[n];
+            } else {
+              if (n % 4 == 0 || (i == highest && j == 0)) four = reinterpret_cast<const float4*>(filter)[n / 4];
+              tap = n % 4 == 0 ? four.x : n % 4 == 1 ? four.y : n % 4 == 2 ? four.z : four.w;
+            }
+#pragma unroll
+            for (int g = 0; g < groups; ++g)
+#pragma unroll
+              for (int v = 0; v < V; ++v) {
+                const float value = x[g][near - half + v + j];
+                float& sum = i == K - 1 ? done[g][v] : sums[i < K - 1 ? i : 0][g][v];
+                const float before = j > 0 ? sum : sums[i > 0 ? i - 1 : 0][g][v];
+                sum = i == 0 && j == 0 ? tap * value : fmaf(tap, value, before);
+              }
+          }
+        });
+      });
+      if (r >= K - 1 && r < last) {
+#pragma unroll
+        for (int g = 0; g < groups; ++g) {
+          write(out + 32 * V * g, done[g], task.left + 32 * V * g + column, image);
+        }
+        out += image.width;
+      }
+    }
+    strip.mend(free, last - next);
+    free = slot;
+    if (++slot == slots) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+}
+
+// `high` rows of V columns a thread at a time, one patch below the other: `rows` is a multiple of `high`.
+template <typename T, int K, int V, int high>
+__global__ void __launch_bounds__(32)
+    convolve_patches(const T* __restrict__ images, const T* __restrict__ weight, T* __restrict__ results, Image image,
+                     int rows, int strips, int chunks) {
+  constexpr int half = K / 2;
+  constexpr int slots = 4;
+  constexpr int columns = 32 * V;
+  constexpr int near = up_to(half, 4);
+  constexpr int pitch = up_to(K, 4);
+  __shared__ Ring<T, K, columns, 1, slots> ring;
+  __shared__ __align__(16) float filter[K * pitch];
+
+  const Task task(image, columns, rows, strips, chunks);
+  Strip<T, K, columns, 1, slots> strip(ring, images + task.offset, image, task.left);
+  // The rows of all patches, one after another: each needs K - 1 more than it has.
+  int patch = 0, row = 0;
+  auto tall = [&](int of) { return min(high, task.rows - of * high); };
+  auto fetch = [&](int s) {
+    const bool more = patch * high < task.rows;
+    strip.fetch(s, task.top + patch * high - half + row, more);
+    if (more && ++row == tall(patch) + K - 1) {
+      ++patch;
+      row = 0;
+    }
+    return more;
+  };
+#pragma unroll 1
+  for (int s = 0; s < slots - 1; ++s) strip.mend(s, fetch(s));
+  for (int i = threadIdx.x; i < K * K; i += 32) filter[i / K * pitch + i % K] = static_cast<float>(weight[i]);
+  __syncwarp();
+
+  const int column = V * static_cast<int>(threadIdx.x);
+  T* out = results + task.offset + int64_t{task.top} * image.width + task.left + column;
+  int slot = 0, free = slots - 1;
+  unsigned phase = 0;
+#pragma unroll 1
+  for (int p = 0; p * high < task.rows; ++p) {
+    float sums[high][V];
+#pragma unroll
+    for (int h = 0; h < high; ++h)
+#pragma unroll
+      for (int v = 0; v < V; ++v) sums[h][v] = 0.f;
+#pragma unroll 1
+    for (int r = 0; r < tall(p) + K - 1; ++r) {
+      strip.await(slot, phase);
+      const bool more = fetch(free);
+      float x[V + 2 * near];
+      read(x, &ring.rows[slot][0][column + (strip.margin - near)]);
+#pragma unroll
+      for (int h = 0; h < high; ++h) {
+        if (r < h || r >= h + K) continue;
+        const auto* taps_of_row = reinterpret_cast<const float4*>(filter + (r - h) * pitch);
+#pragma unroll
+        for (int j = 0; j < K; j += 4) {
+          const float4 four = taps_of_row[j / 4];
+          const float taps[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+          for (int q = 0; q < 4 && j + q < K; ++q)
+#pragma unroll
+            for (int v = 0; v < V; ++v) sums[h][v] = fmaf(taps[q], x[near - half + v + j + q], sums[h][v]);
+        }
+      }
+      strip.mend(free, more);
+      free = slot;
+      if (++slot == slots) {
+        slot = 0;
+        phase ^= 1;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < high; ++h) {
+      if (h < tall(p)) write(out + int64_t{h} * image.width, sums[h], task.left + column, image);
+    }
+    out += int64_t{high} * image.width;
+  }
+}
+
+// How a kernel likes its strips cut: as many rows as let all warps run at once, but `least` to `most`, by `multiple`.
+struct Cut {
+  int columns, least, most, multiple;
+};
+
+// GPUs of one machine that differ in how many warps they hold are slower for it, not wrong.
+template <typename T, typename Kernel>
+void launch_strips(const Call<T>& call, Kernel kernel, const Cut& cut, std::atomic<int>& resident) {
+  int multiprocessors = 0;
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, call.device));
+  int warps = resident.load(std::memory_order_relaxed);
+  if (warps == 0) {
+    STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&warps, kernel, 32, 0));
+    resident.store(warps, std::memory_order_relaxed);
+  }
+  const int64_t strips = (call.width + cut.columns - 1) / cut.columns;
+  const int64_t at_once = std::max<int64_t>(int64_t{multiprocessors} * warps / (strips * call.count), 1);
+  int64_t rows = std::clamp<int64_t>((call.height + at_once - 1) / at_once, cut.least, cut.most);
+  rows = (rows + cut.multiple - 1) / cut.multiple * cut.multiple;
+  const int64_t chunks = (call.height + rows - 1) / rows;
+  const int64_t blocks = strips * chunks * call.count;
+  STD_TORCH_CHECK(blocks < int64_t{1} << 31, "conv2d: more than 2^31 strips, got ", call.count, " images of ",
+                  call.height, " x ", call.width);
+  const bool packed = aligned_for_packs(call.images) && aligned_for_packs(call.results) &&
+                      call.width % (16 / int{sizeof(T)}) == 0;
+  const Image image{call.height, call.width, call.padding, packed};
+  kernel<<<static_cast<unsigned>(blocks), 32, 0, call.stream>>>(call.images, call.weight, call.results, image,
+                                                               static_cast<int>(rows), static_cast<int>(strips),
+                                                               static_cast<int>(chunks));
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <typename T, int K>
+void launch_size(const Call<T>& call) {
+  static std::atomic<int> resident{0};
+  constexpr int any = 1 << 30;
+  // Where memory bounds it, short strips: all warps together then sweep over memory once, from one end to the other.
+  if constexpr (K == 3) {
+    launch_strips(call, convolve_down<T, K, 4, 2, 2, K, true, 24>, {256, 4, 8, 2}, resident);
+  } else if constexpr (K == 5 && sizeof(T) == 4) {
+    launch_strips(call, convolve_down<T, K, 4, 1, 2, K, true, 24>, {128, 8, 12, 2}, resident);
+  } else if constexpr (K == 5) {
+    launch_strips(call, convolve_down<T, K, 4, 2, 2, K, true, 20>, {256, 4, any, 2}, resident);
+  } else if constexpr (K == 7) {
+    launch_strips(call, convolve_down<T, K, 4, 2, 2, 4, false, 16>, {256, 8, any, 2}, resident);
+  } else if constexpr (K == 9) {
+    launch_strips(call, convolve_down<T, K, 8, 1, 2, 3, false, 16>, {256, 4, any, 2}, resident);
+  } else if constexpr (K <= 15) {
+    launch_strips(call, convolve_down<T, K, 8, 1, 1, K == 15 ? 2 : 4, false, 12>, {256, 4, any, 1}, resident);
+  } else {
+    launch_strips(call, convolve_patches<T, K, 8, 4>, {256, 4, any, 4}, resident);
+  }
+}
+
+template <typename T>
+void launch_any_size(const Call<T>& call) {
+  switch (call.size) {
+    case 3: return launch_size<T, 3>(call);
+    case 5: return launch_size<T, 5>(call);
+    case 7: return launch_size<T, 7>(call);
+    case 9: return launch_size<T, 9>(call);
+    case 11: return launch_size<T, 11>(call);
+    case 13: return launch_size<T, 13>(call);
+    case 15: return launch_size<T, 15>(call);
+    case 17: return launch_size<T, 17>(call);
+    case 19: return launch_size<T, 19>(call);
+    case 21: return launch_size<T, 21>(call);
+    case 23: return launch_size<T, 23>(call);
+    case 25: return launch_size<T, 25>(call);
+    case 27: return launch_size<T, 27>(call);
+    case 29: return launch_size<T, 29>(call);
+    case 31: return launch_size<T, 31>(call);
+    default: STD_TORCH_CHECK(false, "conv2d: no kernel 'register' for a filter of ", call.size);
+  }
+}
+
+}  // namespace cuda_ext::conv2d

@@ -1,0 +1,125 @@
+"""Depthwise convolution's cases: those that the benchmark times, and small odd ones that compute-sanitizer watches."""
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cuda_ext.case import Case, backward_of
+from cuda_ext.depthwise_conv2d import PADDINGS, depthwise_conv2d, reference, reference_backward
+
+Result = TypeVar("Result")
+# Batch, channels, height and width; filter; dtypes. The first is a middle stage of an image classifier.
+TIMED = [
+    ((64, 128, 56, 56), 3, (torch.float32, torch.float16)),
+    ((64, 128, 56, 56), 5, (torch.float32, torch.float16)),
+    ((64, 128, 56, 56), 7, (torch.float32, torch.bfloat16)),
+    ((8, 32, 512, 512), 5, (torch.float32,)),
+    ((16, 128, 56, 56), 15, (torch.float32,)),
+]
+
+
+def bench_cases() -> Iterator[Case]:
+    for shape, k, dtypes in TIMED:
+        for dtype in dtypes:
+            yield _case(shape, k, dtype, backward=False)
+            yield _case(shape, k, dtype, backward=True)
+
+
+def convolution(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.conv2d(x, weight, padding=weight.shape[-1] // 2, groups=weight.shape[0])
+
+
+def _under(run: Callable[..., Result], **flags: bool) -> Callable[..., Result]:
+    """``run`` with cuDNN's settings, enabled or not; a backward pass reads them when it runs."""
+
+    def set_and_run(*inputs: Tensor) -> Result:
+        with torch.backends.cudnn.flags(allow_tf32=False, **flags):
+            return run(*inputs)
+
+    return set_and_run
+
+
+def _in_channels_last(run: Callable[..., Result]) -> Callable[..., Result]:
+    """``run`` on inputs that lie in channels_last already: a whole network would, so the copies are not timed."""
+    copies: dict[int, tuple[Tensor, ...]] = {}
+
+    def copy_and_run(*inputs: Tensor) -> Result:
+        if id(inputs[0]) not in copies:
+            copies[id(inputs[0])] = tuple(
+                tensor.detach().contiguous(memory_format=torch.channels_last).requires_grad_(tensor.requires_grad)
+                for tensor in inputs
+            )
+        return run(*copies[id(inputs[0])])
+
+    return copy_and_run
+
+
+def _case(shape: tuple[int, int, int, int], k: int, dtype: torch.dtype, backward: bool) -> Case:
+    def inputs() -> tuple[Tensor, ...]:
+        x = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=backward)
+        weight = torch.randn(shape[1], 1, k, k, device="cuda", dtype=dtype, requires_grad=backward)
+        return (x, weight, torch.randn(shape, device="cuda", dtype=dtype)) if backward else (x, weight)
+
+    def exact_backward(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+        return reference_backward(gradient, x.detach(), weight.detach(), "zeros", True, True)
+
+    def peer() -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        return backward_of(convolution) if backward else convolution
+
+    # Benchmark mode times every algorithm of cuDNN on the first call of a shape.
+    peers = {
+        "cuDNN": _under(peer(), enabled=True, benchmark=True),
+        "cuDNN channels_last": _in_channels_last(_under(peer(), enabled=True, benchmark=True)),
+    }
+    # In float32 the first of them is that, and as fast (measured on an H200).
+    if dtype != torch.float32:
+        peers["PyTorch's own"] = _under(peer(), enabled=False, benchmark=False)
+    size = torch.Size(shape).numel()
+    passes = 2 if backward else 1
+    return Case(
+        "depthwise_conv2d",
+        f"{' x '.join(map(str, shape))}, filter {k}, {'backward' if backward else 'forward'}",
+        dtype,
+        inputs,
+        backward_of(depthwise_conv2d) if backward else depthwise_conv2d,
+        peers,
+        exact_backward if backward else convolution,
+        (1 + passes) * size * dtype.itemsize,
+        2.0 * passes * k * k * size,
+    )
+
+
+def exercise() -> None:
+    """Run the kernels at sizes that reach every branch, and compare with the reference."""
+    for shape, k, padding, dtype in _exercised():
+        if padding == "reflect" and k // 2 >= min(shape[2:]):
+            continue
+        x, gradient = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
+        weight = torch.randn(shape[1], 1, k, k, device="cuda").to(dtype)
+        backward = torch.ops.cuda_ext.depthwise_conv2d_backward
+        found = depthwise_conv2d(x, weight, padding), *backward(gradient, x, weight, padding, True, True)
+        # In float64 on the CPU: the sanitizer would watch PyTorch's kernels too.
+        x, weight, gradient = (tensor.double().cpu() for tensor in (x, weight, gradient))
+        exact = reference(x, weight, padding), *reference_backward(gradient, x, weight, padding, True, True)
+        for a, b in zip(found, exact, strict=True):
+            if (a.double().cpu() - b).norm() > (1e-5 if dtype in (torch.float32, torch.float64) else 2e-2) * b.norm():
+                raise AssertionError(f"depthwise_conv2d differs at {shape}, filter {k}, {padding}, {dtype}")
+
+
+def _exercised() -> Iterator[tuple[tuple[int, ...], int, str, torch.dtype]]:
+    # One image a stage and several, one tile and several, each width of move.
+    for shape in ((3, 2, 20, 24), (40, 2, 7, 7), (2, 1, 9, 131)):
+        for k in (3, 9):
+            for padding in PADDINGS:
+                yield shape, k, padding, torch.float32
+        yield shape, 5, "zeros", torch.float16
+        yield shape, 7, "reflect", torch.bfloat16
+        yield shape, 11, "replicate", torch.float16
+    yield (2, 1, 70, 72), 7, "zeros", torch.float32
+    yield (2, 1, 70, 72), 9, "zeros", torch.float32
+    yield (2, 2, 20, 22), 1, "reflect", torch.float32
+    yield (2, 2, 20, 22), 31, "zeros", torch.float32
+    yield (2, 2, 5, 6), 3, "reflect", torch.float64

@@ -1,0 +1,436 @@
+// What the depthwise convolution's kernels share: how an image is cut into tiles, and how a tile with its border comes
+// into shared memory.
+#pragma once
+
+#include "../launch.cuh"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace depthwise {
+
+// The most shared memory of a block on every GPU served.
+constexpr int most_shared = 99 * 1024;
+
+enum Padding : int { zeros = 0, reflect = 1, replicate = 2 };
+
+// The shape of one call; the filter is k x k, one for each channel.
+struct Shape {
+  int64_t batch, channels;
+  int height, width, k;
+};
+
+// n / divisor as one multiplication; exact where n and the divisor stay below 2^16.
+struct Divider {
+  uint32_t divisor, factor;
+  Divider() = default;
+  explicit Divider(int d)
+      : divisor(static_cast<uint32_t>(d)), factor(d == 1 ? 0 : 0xffffffffu / static_cast<uint32_t>(d) + 1) {}
+  __device__ int operator()(int n) const {
+    return divisor == 1 ? n : static_cast<int>(__umulhi(static_cast<uint32_t>(n), factor));
+  }
+};
+
+// A rectangle of shared memory that holds a part of an image, `rows` rows of `pitch` elements; its first element is the
+// image's at (top, left) from the tile's first output. It is brought in `bytes` at a time (0: element by element), by
+// threads that step through it without a division. Where the tile is the whole image and padding is zero, only the image
+// itself is brought in, each time, into zeros that were written once.
+struct Window {
+  int rows, pitch, top, left, bytes;
+  bool whole;
+  int first, fill_rows, moves;  // what is brought in: its place, its rows, and moves a row
+  Divider by_row, by_image;
+  int origin, image;  // the place of the tile's first column in the first row, and the distance between images
+  int step_images, step_rows, step_moves;  // how far a block's threads step, and by how many elements
+  int step;
+};
+
+// How the outputs of one channel are cut: images into tiles, tiles into units of `unit_rows` x 4 outputs, one a thread.
+// A stage is the part that is in shared memory at once: one tile, or several whole images where they are small.
+struct Plan {
+  int tile_height, tile_width;  // multiples of unit_rows and, where an image has several tiles across, of 8
+  int tiles_down, tiles_across;
+  int strips, units;  // units across a tile, units of a tile
+  Divider by_units, by_strips;
+  int images;          // images in a stage; 1 unless an image is one tile
+  int64_t stages;      // of a channel
+  int stages_a_block;
+  int blocks;          // of a channel
+  int threads;
+  bool packed;         // outputs are stored four at a time
+};
+
+template <typename T>
+__device__ inline float widen(T value) {
+  return static_cast<float>(value);
+}
+
+// Four neighbours, aligned to their common size, as floats.
+template <typename T>
+__device__ inline void load4(const T* from, float* to) {
+  if constexpr (sizeof(T) == 4) {
+    const float4 v = *reinterpret_cast<const float4*>(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else {
+    struct alignas(8) Four {
+      T values[4];
+    };
+    const Four v = *reinterpret_cast<const Four*>(from);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = widen(v.values[i]);
+  }
+}
+
+template <typename T>
+__device__ inline void store4(T* to, const float* from) {
+  if constexpr (sizeof(T) == 4) {
+    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+  } else {
+    struct alignas(8) Four {
+      T values[4];
+    } v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v.values[i] = static_cast<T>(from[i]);
+    *reinterpret_cast<Four*>(to) = v;
+  }
+}
+
+template <typename T>
+__device__ inline void load2(const T* from, float* to) {
+  struct alignas(2 * sizeof(T)) Two {
+    T values[2];
+  };
+  const Two v = *reinterpret_cast<const Two*>(from);
+  to[0] = widen(v.values[0]), to[1] = widen(v.values[1]);
+}
+
+// The place that padding puts at `i`, or -1 where that is zero. The clamp is for the slack of a tile, which no output
+// reads: a place within reach of the filter needs none.
+__device__ inline int padded(int i, int size, int padding) {
+  if (static_cast<unsigned>(i) < static_cast<unsigned>(size)) return i;
+  if (padding == zeros) return -1;
+  if (padding == reflect) i = i < 0 ? -i : 2 * (size - 1) - i;
+  return min(max(i, 0), size - 1);
+}
+
+// Asynchronous copy of Bytes from device to shared memory, or zeros.
+template <int Bytes>
+__device__ inline void copy_or_zero(void* to, const void* from, bool copy) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  const int size = copy ? Bytes : 0;
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from), "r"(size));
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(address), "l"(from), "n"(Bytes), "r"(size));
+  }
+}
+
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::); }
+
+// Waits until at most `pending` groups of copies, up to 3, are under way.
+__device__ inline void wait_for_copies(int pending) {
+  if (pending == 0) {
+    asm volatile("cp.async.wait_group 0;\n" ::);
+  } else if (pending == 1) {
+    asm volatile("cp.async.wait_group 1;\n" ::);
+  } else if (pending == 2) {
+    asm volatile("cp.async.wait_group 2;\n" ::);
+  } else {
+    asm volatile("cp.async.wait_group 3;\n" ::);
+  }
+}
+
+// Where a stage's outputs lie: the first image, how many, and the tile's first row and column.
+struct Stage {
+  int64_t image;
+  int images, row, column;
+};
+
+__device__ inline Stage stage_at(int64_t index, const Plan& plan, const Shape& shape) {
+  const int tiles = plan.tiles_down * plan.tiles_across;
+  if (tiles == 1) {
+    const int64_t image = index * plan.images;
+    const int64_t left = shape.batch - image;
+    return {image, left < plan.images ? static_cast<int>(left) : plan.images, 0, 0};
+  }
+  const int64_t image = index / tiles;
+  const int tile = static_cast<int>(index - image * tiles);
+  const int down = tile / plan.tiles_across;
+  return {image, 1, down * plan.tile_height, (tile - down * plan.tiles_across) * plan.tile_width};
+}
+
+template <typename T, int Bytes, bool whole>
+__device__ inline void fill_by(T* shared, const T* source, const Window& window, const Stage& stage,
+                               const Shape& shape, int64_t channel, int padding) {
+  constexpr int size = Bytes ? Bytes / static_cast<int>(sizeof(T)) : 1;
+  const int64_t plane = int64_t{shape.height} * shape.width;
+  const int64_t between = shape.channels * plane;
+  int image = window.by_image(threadIdx.x);
+  int row = window.by_row(threadIdx.x - image * window.fill_rows * window.moves);
+  int move = threadIdx.x - (image * window.fill_rows + row) * window.moves;
+  int y = whole ? 0 : stage.row + window.top;
+  int x = whole ? 0 : stage.column + window.left;
+  const T* from = source + (stage.image * shape.channels + channel) * plane + image * between +
+                  int64_t{y + row} * shape.width + x + move * size;
+  T* to = shared + window.first + (image * window.rows + row) * window.pitch + move * size;
+  const int64_t step = window.step_images * between + int64_t{window.step_rows} * shape.width + window.step_moves * size;
+  const int next_row = window.pitch - window.moves * size;
+  const int next_image = (window.rows - window.fill_rows) * window.pitch;
+  const auto advance = [&] {
+    image += window.step_images;
+    row += window.step_rows;
+    move += window.step_moves;
+    to += window.step;
+    from += step;
+    if (move >= window.moves) {
+      move -= window.moves;
+      ++row;
+      to += next_row;
+      if (!whole) from += shape.width - window.moves * size;
+    }
+    if (row >= window.fill_rows) {
+      row -= window.fill_rows;
+      ++image;
+      to += next_image;
+      from += between - int64_t{window.fill_rows} * shape.width;
+    }
+  };
+  const auto inside = [&] {
+    return whole || (static_cast<unsigned>(y + row) < static_cast<unsigned>(shape.height) &&
+                     static_cast<unsigned>(x + move * size) < static_cast<unsigned>(shape.width));
+  };
+  const auto beyond = [&](int j) {
+    const T* corner = source + ((stage.image + image) * shape.channels + channel) * plane;
+    return corner[int64_t{padded(y + row, shape.height, padding)} * shape.width +
+                  padded(x + move * size + j, shape.width, padding)];
+  };
+  if constexpr (Bytes != 0) {
+    for (; image < stage.images; advance()) {
+      const bool copied = inside();
+      if (copied || padding == zeros) {
+        copy_or_zero<Bytes>(to, copied ? from : source, copied);
+      } else {
+#pragma unroll
+        for (int j = 0; j < size; ++j) to[j] = beyond(j);
+      }
+    }
+  } else {
+    // No asynchronous copy is so small: a few loads are under way before the first is stored.
+    constexpr int unroll = 4;
+    while (image < stage.images) {
+      T values[unroll];
+      T* places[unroll];
+#pragma unroll
+      for (int i = 0; i < unroll; ++i) {
+        places[i] = nullptr;
+        if (image >= stage.images) continue;
+        places[i] = to;
+        values[i] = inside() ? *from : padding == zeros ? static_cast<T>(0.f) : beyond(0);
+        advance();
+      }
+#pragma unroll
+      for (int i = 0; i < unroll; ++i) {
+        if (places[i]) *places[i] = values[i];
+      }
+    }
+  }
+}
+
+template <typename T, bool whole>
+__device__ inline void fill(T* shared, const T* source, const Window& window, const Stage& stage, const Shape& shape,
+                            int64_t channel, int padding) {
+  if (window.bytes == 16) return fill_by<T, 16, whole>(shared, source, window, stage, shape, channel, padding);
+  if (window.bytes == 8) return fill_by<T, 8, whole>(shared, source, window, stage, shape, channel, padding);
+  if (window.bytes == 4) return fill_by<T, 4, whole>(shared, source, window, stage, shape, channel, padding);
+  if constexpr (sizeof(T) == 2) fill_by<T, 0, whole>(shared, source, window, stage, shape, channel, padding);
+}
+
+// Starts to bring a stage's window of `source` [batch, channels, height, width] into shared memory. A move lies whole
+// inside of the image or outside: its width divides the image's, the tile's and the border's.
+template <typename T>
+__device__ inline void fill(T* shared, const T* source, const Window& window, const Stage& stage, const Shape& shape,
+                            int64_t channel, int padding) {
+  if (window.whole) {
+    fill<T, true>(shared, source, window, stage, shape, channel, padding);
+  } else {
+    fill<T, false>(shared, source, window, stage, shape, channel, padding);
+  }
+}
+
+// Bulk copies, a whole image by one instruction: GPUs from sm_90 on. `barrier` counts the bytes. `expect` and
+// `fill_whole` are for the first warp.
+__device__ inline void begin_barriers(uint64_t* barriers, int count) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < count; ++i) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(
+          static_cast<uint32_t>(__cvta_generic_to_shared(barriers + i))));
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+  }
+  // What ordinary stores wrote here is in place before the copies.
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+#endif
+}
+
+__device__ inline void expect(uint64_t* barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
+                 "r"(bytes)
+                 : "memory");
+  }
+  __syncwarp();
+#endif
+}
+
+template <typename T>
+__device__ inline void fill_whole(T* shared, const T* source, const Window& window, const Stage& stage,
+                                  const Shape& shape, int64_t channel, int bytes, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  const int64_t plane = int64_t{shape.height} * shape.width;
+  for (int image = threadIdx.x; image < stage.images; image += 32) {
+    const T* from = source + ((stage.image + image) * shape.channels + channel) * plane;
+    T* to = shared + image * window.image + window.first;
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+            static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes),
+        "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+        : "memory");
+  }
+#endif
+}
+
+// Waits until the bytes of the barrier's phase of that parity are there.
+__device__ inline void wait_for(uint64_t* barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
+  uint32_t done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+        : "=r"(done)
+        : "r"(address), "r"(parity)
+        : "memory");
+  }
+#endif
+}
+
+// Zeros for a window that is filled with whole images. `bytes` is a multiple of 16.
+__device__ inline void clear(void* memory, int bytes) {
+  auto* packs = static_cast<uint4*>(memory);
+  for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x) packs[i] = make_uint4(0, 0, 0, 0);
+}
+
+__host__ __device__ inline int up_to(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// The widest move that every row of an image at `data` allows.
+template <typename T>
+int bytes_a_move(const void* data, int width) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  for (int bytes : {16, 8, 4}) {
+    if (address % bytes == 0 && int64_t{width} * sizeof(T) % bytes == 0) return bytes;
+  }
+  return 0;
+}
+
+// `border`: what the filter reaches beyond the tile on each side, 0 for a window of the outputs' own places. `more_rows`
+// and `more_columns`: what a kernel reads beyond that, for sums that it drops.
+template <typename T>
+Window window_of(const void* data, const Shape& shape, const Plan& plan, int border, int padding, int more_rows = 0,
+                 int more_columns = 0) {
+  Window window{};
+  constexpr int pack = 16 / sizeof(T);
+  window.bytes = bytes_a_move<T>(data, shape.width);
+  window.whole = plan.tiles_down == 1 && plan.tiles_across == 1 && (padding == zeros || border == 0);
+  window.rows = plan.tile_height + 2 * border + more_rows;
+  window.top = -border;
+  window.left = -up_to(border, pack);
+  window.pitch = up_to(up_to(border, pack) + plan.tile_width + up_to(border, 4) + more_columns, pack);
+  const int size = window.bytes ? window.bytes / static_cast<int>(sizeof(T)) : 1;
+  window.first = window.whole ? border * window.pitch - window.left : 0;
+  window.fill_rows = window.whole ? shape.height : window.rows;
+  window.moves = (window.whole ? shape.width : window.pitch) / size;
+  window.by_row = Divider(window.moves);
+  window.by_image = Divider(window.fill_rows * window.moves);
+  const int image = plan.threads / (window.fill_rows * window.moves);
+  const int rest = plan.threads - image * window.fill_rows * window.moves;
+  window.step_images = image;
+  window.step_rows = rest / window.moves;
+  window.step_moves = rest % window.moves;
+  window.origin = -window.left;
+  window.image = window.rows * window.pitch;
+  window.step = (image * window.rows + window.step_rows) * window.pitch + window.step_moves * size;
+  return window;
+}
+
+// Whether the current device has bulk copies.
+inline bool has_bulk_copies() {
+  int device = 0;
+  int major = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return major >= 9;
+}
+
+// Whether a window's images can come in one piece each, their rows without a gap: a thread's four places must lie
+// together in shared memory, and bulk copies move multiples of 16 bytes.
+template <typename T>
+bool comes_whole(const Window& window, const T* data, const Shape& shape) {
+  return window.whole && shape.width % 4 == 0 &&
+         int64_t{shape.height} * shape.width * static_cast<int64_t>(sizeof(T)) % 16 == 0 &&
+         reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+}
+
+// Lays a window out for that: border rows of zeros above and below, none to the sides.
+template <typename T>
+void lay_whole(Window& window, const Plan& plan, const Shape& shape, int border) {
+  constexpr int pack = 16 / sizeof(T);
+  window.pitch = shape.width;
+  window.first = border == 0 ? 0 : up_to(border * shape.width + 4, pack);
+  window.origin = window.first - border * shape.width;
+  window.image = up_to(window.first + (plan.tile_height + border) * shape.width + 4, pack);
+}
+
+// The kernels, by file. All pointers are to contiguous tensors on the stream's device: images of [batch, channels, height,
+// width], filters of [channels, k, k]; none is empty. `flip` turns each filter by half a turn.
+
+// depthwise_small.cuh: k of 3, 5 and 7.
+template <typename T>
+void convolve_small(const T* x, const T* weight, T* out, const Shape& shape, int padding, bool flip,
+                    cudaStream_t stream);
+
+// Writes parts [blocks_small, channels, k, k], whose sum over the first dimension is the filter's gradient. Either both gradients for zero padding, from windows of the result's gradient at the places of
+// x, flipped; or, image_gradient null, that of the filter alone for any padding, from windows of x at the places of the
+// result's gradient.
+template <typename T>
+int blocks_small(const Shape& shape);
+template <typename T>
+void differentiate_small(const T* windowed, const T* centred, const T* weight, T* image_gradient, float* parts,
+                         const Shape& shape, int padding, bool flip, cudaStream_t stream);
+
+// depthwise_large.cu: k from 9. Parts as above, [blocks_large, channels, k, k].
+template <typename T>
+void convolve_large(const T* x, const T* weight, T* out, const Shape& shape, int padding, bool flip,
+                    cudaStream_t stream);
+template <typename T>
+int blocks_large(const Shape& shape);
+template <typename T>
+void differentiate_large(const T* g, const T* x, float* parts, const Shape& shape, int padding, cudaStream_t stream);
+
+// depthwise_plain.cu: any k. The image's gradient at every place, or at those alone that padding adds to.
+template <typename T>
+void convolve_plain(const T* x, const T* weight, T* out, const Shape& shape, int padding, cudaStream_t stream);
+template <typename T>
+void image_gradient_plain(const T* g, const T* weight, T* gradient, const Shape& shape, int padding, bool border_only,
+                          cudaStream_t stream);
+template <typename T>
+void filter_gradient_plain(const T* g, const T* x, T* gradient, const Shape& shape, int padding, cudaStream_t stream);
+
+// Sums `count` parts of `size` numbers each, in one order always.
+template <typename T>
+void add_parts(const float* parts, T* sum, int64_t size, int count, cudaStream_t stream);
+
+}  // namespace depthwise

@@ -1,0 +1,172 @@
+// Depthwise 2D convolution, forward and backward: checks, dispatch and registration.
+
+#include "depthwise.cuh"
+
+#include <tuple>
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using namespace depthwise;
+
+constexpr int64_t longest_side = int64_t{1} << 30;
+
+Shape checked(const char* name, const Tensor& x, const Tensor& weight, int64_t padding) {
+  STD_TORCH_CHECK(x.is_cuda() && weight.is_cuda() && x.get_device_index() == weight.get_device_index(), name,
+                  ": x and weight must be on one GPU, got devices ", x.get_device_index(), " and ",
+                  weight.get_device_index());
+  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), name, ": x and weight must have one dtype");
+  STD_TORCH_CHECK(x.dim() == 4 && weight.dim() == 4, name, ": x and weight must have 4 dimensions, got ", x.dim(),
+                  " and ", weight.dim());
+  const int64_t k = weight.size(2);
+  STD_TORCH_CHECK(weight.size(0) == x.size(1) && weight.size(1) == 1 && weight.size(3) == k && k % 2 == 1 && k <= 31,
+                  name, ": weight must be [", x.size(1), ", 1, k, k] with an odd k up to 31, got [", weight.size(0),
+                  ", ", weight.size(1), ", ", k, ", ", weight.size(3), "]");
+  STD_TORCH_CHECK(x.size(2) <= longest_side && x.size(3) <= longest_side && x.size(1) < (int64_t{1} << 31), name,
+                  ": x must have at most 2^30 rows and columns and 2^31 - 1 channels, got ", x.size(2), ", ",
+                  x.size(3), " and ", x.size(1));
+  STD_TORCH_CHECK(padding >= zeros && padding <= replicate, name, ": padding must be 0, 1 or 2, got ", padding);
+  STD_TORCH_CHECK(padding != reflect || x.numel() == 0 || (k / 2 < x.size(2) && k / 2 < x.size(3)), name,
+                  ": reflect padding needs more than ", k / 2, " rows and columns, got ", x.size(2), " and ",
+                  x.size(3));
+  return {x.size(0), x.size(1), static_cast<int>(x.size(2)), static_cast<int>(x.size(3)), static_cast<int>(k)};
+}
+
+template <typename T>
+const T* read(const Tensor& tensor) {
+  return static_cast<const T*>(tensor.data_ptr());
+}
+
+template <typename T>
+T* written(const Tensor& tensor) {
+  return static_cast<T*>(tensor.data_ptr());
+}
+
+template <typename T>
+void convolve(const T* x, const T* weight, T* out, const Shape& shape, int padding, bool flip, cudaStream_t stream) {
+  if (shape.k == 1) {
+    convolve_plain(x, weight, out, shape, padding, stream);
+  } else if (shape.k <= 7) {
+    convolve_small(x, weight, out, shape, padding, flip, stream);
+  } else {
+    convolve_large(x, weight, out, shape, padding, flip, stream);
+  }
+}
+
+template <typename T>
+void forward(const Tensor& x, const Tensor& weight, const Tensor& out, const Shape& shape, int padding,
+             cudaStream_t stream) {
+  if constexpr (!std::is_same_v<T, double>) {
+    convolve(read<T>(x), read<T>(weight), written<T>(out), shape, padding, false, stream);
+  } else {
+    convolve_plain(read<T>(x), read<T>(weight), written<T>(out), shape, padding, stream);
+  }
+}
+
+template <typename T>
+void backward(const Tensor& gradient, const Tensor& image, const Tensor& filter, const Tensor* image_gradient,
+              const Tensor* filter_gradient, const Shape& shape, int padding, cudaStream_t stream) {
+  const T* g = read<T>(gradient);
+  const T* x = read<T>(image);
+  const T* weight = read<T>(filter);
+  T* to_image = image_gradient ? written<T>(*image_gradient) : nullptr;
+  if (std::is_same_v<T, double> || shape.k == 1) {
+    if (image_gradient) image_gradient_plain(g, weight, to_image, shape, padding, false, stream);
+    if (filter_gradient) filter_gradient_plain(g, x, written<T>(*filter_gradient), shape, padding, stream);
+    return;
+  }
+  if constexpr (!std::is_same_v<T, double>) {
+    const bool small = shape.k <= 7;
+    const bool fused = small && image_gradient && filter_gradient && padding == zeros;
+    if (image_gradient && !fused) {
+      convolve(g, weight, to_image, shape, zeros, true, stream);
+      if (padding != zeros) image_gradient_plain(g, weight, to_image, shape, padding, true, stream);
+    }
+    if (!filter_gradient) return;
+    const int blocks = small ? blocks_small<T>(shape) : blocks_large<T>(shape);
+    const int64_t taps = shape.channels * shape.k * shape.k;
+    const Tensor parts = torch::stable::new_empty(image, {blocks, taps}, ScalarType::Float);
+    if (fused) {
+      differentiate_small(g, x, weight, to_image, written<float>(parts), shape, zeros, true, stream);
+    } else if (small) {
+      differentiate_small(x, g, weight, static_cast<T*>(nullptr), written<float>(parts), shape, padding, false, stream);
+    } else {
+      differentiate_large(g, x, written<float>(parts), shape, padding, stream);
+    }
+    add_parts(read<float>(parts), written<T>(*filter_gradient), taps, blocks, stream);
+  }
+}
+
+Tensor depthwise_conv2d(Tensor x, Tensor weight, int64_t padding) {
+  const Shape shape = checked("depthwise_conv2d", x, weight, padding);
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  x = torch::stable::contiguous(x);
+  weight = torch::stable::contiguous(weight);
+  Tensor out = torch::stable::new_empty(x, {x.size(0), x.size(1), x.size(2), x.size(3)});
+  if (x.numel() == 0) return out;
+  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
+  const int mode = static_cast<int>(padding);
+  switch (x.scalar_type()) {
+    case ScalarType::Double: forward<double>(x, weight, out, shape, mode, stream); break;
+    case ScalarType::Float: forward<float>(x, weight, out, shape, mode, stream); break;
+    case ScalarType::Half: forward<__half>(x, weight, out, shape, mode, stream); break;
+    case ScalarType::BFloat16: forward<__nv_bfloat16>(x, weight, out, shape, mode, stream); break;
+    default: STD_TORCH_CHECK(false, "depthwise_conv2d: dtype must be float64, float32, float16 or bfloat16");
+  }
+  return out;
+}
+
+std::tuple<Tensor, Tensor> depthwise_conv2d_backward(Tensor gradient, Tensor x, Tensor weight, int64_t padding,
+                                                     bool wants_x, bool wants_weight) {
+  const char* name = "depthwise_conv2d_backward";
+  const Shape shape = checked(name, x, weight, padding);
+  STD_TORCH_CHECK(gradient.is_cuda() && gradient.get_device_index() == x.get_device_index(), name,
+                  ": gradient and x must be on one GPU, got devices ", gradient.get_device_index(), " and ",
+                  x.get_device_index());
+  STD_TORCH_CHECK(gradient.scalar_type() == x.scalar_type(), name, ": gradient and x must have one dtype");
+  STD_TORCH_CHECK(gradient.dim() == 4 && gradient.size(0) == x.size(0) && gradient.size(1) == x.size(1) &&
+                      gradient.size(2) == x.size(2) && gradient.size(3) == x.size(3),
+                  name, ": gradient and x must have one shape");
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  gradient = torch::stable::contiguous(gradient);
+  x = torch::stable::contiguous(x);
+  weight = torch::stable::contiguous(weight);
+  const int64_t channels = x.size(1);
+  const int64_t k = shape.k;
+  Tensor image_gradient = wants_x ? torch::stable::new_empty(x, {x.size(0), channels, x.size(2), x.size(3)})
+                                  : torch::stable::new_empty(x, {0});
+  // Of no image at all it is zero.
+  Tensor filter_gradient = !wants_weight    ? torch::stable::new_empty(x, {0})
+                           : x.numel() == 0 ? torch::stable::new_zeros(x, {channels, 1, k, k})
+                                            : torch::stable::new_empty(x, {channels, 1, k, k});
+  if (x.numel() == 0) return {image_gradient, filter_gradient};
+  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
+  const int mode = static_cast<int>(padding);
+  const Tensor* image = wants_x ? &image_gradient : nullptr;
+  const Tensor* filter = wants_weight ? &filter_gradient : nullptr;
+  switch (x.scalar_type()) {
+    case ScalarType::Double: backward<double>(gradient, x, weight, image, filter, shape, mode, stream); break;
+    case ScalarType::Float: backward<float>(gradient, x, weight, image, filter, shape, mode, stream); break;
+    case ScalarType::Half: backward<__half>(gradient, x, weight, image, filter, shape, mode, stream); break;
+    case ScalarType::BFloat16:
+      backward<__nv_bfloat16>(gradient, x, weight, image, filter, shape, mode, stream);
+      break;
+    default: STD_TORCH_CHECK(false, name, ": dtype must be float64, float32, float16 or bfloat16");
+  }
+  return {image_gradient, filter_gradient};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+  m.def("depthwise_conv2d(Tensor x, Tensor weight, int padding) -> Tensor");
+  m.def(
+      "depthwise_conv2d_backward(Tensor gradient, Tensor x, Tensor weight, int padding, bool wants_x, "
+      "bool wants_weight) -> (Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+  m.impl("depthwise_conv2d", TORCH_BOX(&depthwise_conv2d));
+  m.impl("depthwise_conv2d_backward", TORCH_BOX(&depthwise_conv2d_backward));
+}

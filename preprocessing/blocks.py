@@ -1,0 +1,288 @@
+"""A corpus block by block: each is read, segmented and numbered by itself, in any process, and later written out.
+
+A block is a run of whole lines of documents.jsonl. ``read_block`` leaves what it found, words as numbers of the block's
+own, in a temporary folder; when the counts of all blocks are added up and the vocabulary is known, ``write_block``
+puts the block's rows into their places in the arrays. So each text is segmented once, memory holds a block for each
+process however long the corpus is, and the bytes do not depend on who did which block, or when.
+
+A job is a dictionary of what JSON can hold, with absolute paths: any process may do it.
+Shape legend: N rows, S sentences a document, W words a sentence, K classes; of one block: D documents, T words.
+"""
+
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.compute
+
+from preprocessing.manifest import DataSetEntry, Document, encode_labels, parse_document
+from preprocessing.text import CHUNK_END, SENTENCE_END, keep, mark_sentences, segment, words_and_ends
+from preprocessing.vocabulary import PADDING_INDEX, UNKNOWN_INDEX
+from storage.errors import InputError
+from storage.files import published_directory, read_json
+from storage.prepared import SPLITS
+
+Job = dict[str, Any]
+Step = Callable[[Job], Any]
+# Does the jobs of a step and yields their results in the order of the jobs, as ``map`` does.
+Run = Callable[[Step, Iterable[Job]], Iterator[Any]]
+
+BLOCK_BYTES = 4 << 20
+WRITTEN_AT_A_TIME = 4 << 20  # bytes of an array
+SHOWN_DOCUMENTS = 40
+
+
+def split_into_blocks(path: Path) -> list[dict[str, int]]:
+    """Divide a file of lines: each block's number, first byte, the byte after its last, and its first line's number.
+
+    A block ends with the line that reaches BLOCK_BYTES.
+    """
+    blocks: list[dict[str, int]] = []
+    start, line = 0, 1
+    with open(path, "rb") as file:
+        while content := file.read(BLOCK_BYTES):
+            content += file.readline()
+            stop = start + len(content)
+            blocks.append({"number": len(blocks), "start": start, "stop": stop, "first_line": line})
+            start, line = stop, line + content.count(b"\n")
+    return blocks
+
+
+@dataclass(frozen=True)
+class Block:
+    """What ``read_block`` found: integers as narrow as they may be.
+
+    numbers            uint [T], every word of the block by its place in ``words``
+    sentence_lengths   uint [sentences], in words
+    sentence_counts    uint [D]
+    split              uint8 [D]: 0 train, 1 validation, 2 test
+    labels             int32 [D] (single-label) or uint8 [D, K] (multi-label)
+    source_rows        int64 [D], each document's number in the data's file
+    training_counts    int64 [distinct words], how often each stands in the training split
+    words              the block's distinct words, and CHUNK_END, which is counted nowhere
+    shown              (id, sentences) of its first SHOWN_DOCUMENTS documents of the test split
+    """
+
+    numbers: np.ndarray
+    sentence_lengths: np.ndarray
+    sentence_counts: np.ndarray
+    split: np.ndarray
+    labels: np.ndarray
+    source_rows: np.ndarray
+    training_counts: np.ndarray
+    words: list[str]
+    shown: list[tuple[str, list[list[str]]]]
+
+    def save(self, directory: Path) -> None:
+        """Write a file for each field; a folder that another process published first, for the same job, is kept."""
+        with published_directory(directory) as working:
+            for name, value in vars(self).items():
+                if isinstance(value, np.ndarray):
+                    np.save(working / f"{name}.npy", value, allow_pickle=False)
+            (working / "words.txt").write_text("\n".join(self.words), encoding="utf-8", newline="\n")
+            (working / "shown.json").write_text(json.dumps(self.shown), encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path, words: bool = True) -> "Block":
+        """Open a block that ``save`` wrote; its arrays are memory-mapped, and its words are read where asked for."""
+        arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in directory.glob("*.npy")}
+        read = (directory / "words.txt").read_text(encoding="utf-8").split() if words else []
+        return cls(**arrays, words=read, shown=read_json(directory / "shown.json"))
+
+
+def read_block(job: Job) -> None:
+    """Read, segment and count the documents of one block; what was found is left as a Block in ``job["found"]``.
+
+    InputError for a line that is no document, and for a document without a word.
+    """
+    entry = DataSetEntry.from_json(job["entry"], job["where"])
+    chosen = None if job["chosen"] is None else set(np.load(job["chosen"], allow_pickle=False).tolist())
+    with open(job["documents"], "rb") as file:
+        file.seek(job["start"])
+        lines = io.BytesIO(file.read(job["stop"] - job["start"]))
+    documents: list[Document] = []
+    texts, source_rows, shown = [], [], []
+    for line_number, line in enumerate(lines, job["first_line"]):
+        if chosen is None or line_number - 1 in chosen:
+            document = parse_document(line, entry, f"{job['where']}, line {line_number}")
+            texts.append(mark_sentences(document.text))
+            documents.append(document._replace(text=""))
+            if document.split == "test" and len(shown) < SHOWN_DOCUMENTS:
+                shown.append((document.id, segment(document.text)))
+            source_rows.append(line_number - 1)
+
+    words, numbers, sentence_lengths, sentence_counts = number_words(texts)
+    if not sentence_counts.all():
+        wordless = documents[np.flatnonzero(sentence_counts == 0)[0]].id
+        raise InputError(f"data set '{job['name']}': document '{wordless}' has no word: remove it or give it a text")
+    split = np.array([SPLITS.index(document.split) for document in documents], np.uint8)
+    in_training = np.repeat(np.repeat(split == SPLITS.index("train"), sentence_counts), sentence_lengths)
+    Block(
+        numbers=_narrow(numbers),
+        sentence_lengths=_narrow(sentence_lengths),
+        sentence_counts=_narrow(sentence_counts),
+        split=split,
+        labels=encode_labels([document.labels for document in documents], entry.task, len(entry.classes)),
+        source_rows=np.array(source_rows, np.int64),
+        training_counts=np.bincount(numbers[in_training], minlength=len(words)),
+        words=words,
+        shown=shown,
+    ).save(Path(job["found"]))
+
+
+def number_words(texts: Sequence[str]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
+    """Number the words of texts that ``mark_sentences`` made.
+
+    Returns the distinct words; the place of each word of the texts among them, int32 [T]; the words of each sentence
+    that has any, int64 [sentences]; and the number of these sentences in each text, int64 [D].
+    """
+    chunks_of_texts = pyarrow.compute.ascii_split_whitespace(pyarrow.array(texts, pyarrow.large_string()))
+    stops_of_texts = chunks_of_texts.offsets.to_numpy()[1:]
+    chunk_numbers, chunks = _distinct(chunks_of_texts.flatten())
+    # Each distinct chunk is read once.
+    word_numbers, words = _distinct(pyarrow.array(words_and_ends(chunks), pyarrow.large_string()))
+    is_end = word_numbers == _place(CHUNK_END, words)
+    words_of_chunks = pyarrow.ListArray.from_arrays(
+        np.append(0, np.cumsum(~is_end)[is_end]).astype(np.int32), pyarrow.array(word_numbers[~is_end])
+    )
+    numbers = words_of_chunks.take(pyarrow.array(chunk_numbers)).flatten().to_numpy()
+
+    stops = np.cumsum(np.diff(words_of_chunks.offsets.to_numpy())[chunk_numbers])
+    ends = np.flatnonzero(chunk_numbers == _place(SENTENCE_END, chunks))
+    lengths = np.diff(stops[ends], prepend=0)
+    text_of_sentence = np.searchsorted(stops_of_texts, ends, side="right")
+    sentence_counts = np.bincount(text_of_sentence[lengths > 0], minlength=len(texts))
+    return words, numbers, lengths[lengths > 0], sentence_counts
+
+
+def _distinct(strings: pyarrow.Array) -> tuple[np.ndarray, list[str]]:
+    """The place of each string among the distinct ones, int32, and these in the order in which they come."""
+    encoded = strings.dictionary_encode()
+    return encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
+
+
+def _place(string: str, distinct: list[str]) -> int:
+    """The place of a string among distinct ones, or -1."""
+    return distinct.index(string) if string in distinct else -1
+
+
+def write_block(job: Job) -> dict[str, Any]:
+    """Write the rows of a block into the arrays of ``job["arrays"]``; say what was cut, and which documents are shown.
+
+    job["found"]        what ``read_block`` left
+    job["vocabulary"]   int32 [distinct words]: the number in the vocabulary of each of the block's words
+    job["first_rows"]   the row of the block's first document in each split
+    job["kept"]         the sentences of a document that are kept, and the words of a sentence
+    job["shown_end"]    the row after the last that is shown
+
+    Returns {"tallies": for each split what its documents have and lose, "shown": [{"row", "id", "words"}, ...]}.
+    """
+    block = Block.load(Path(job["found"]), words=False)
+    vocabulary = np.load(job["vocabulary"], allow_pickle=False)
+    arrays, next_rows = Path(job["arrays"]), list(job["first_rows"])
+    tallies = [Counter() for _ in SPLITS]
+    first_sentence = first_word = 0
+    step = max(1, WRITTEN_AT_A_TIME // (4 * math.prod(job["kept"])))
+    for start in range(0, len(block.split), step):
+        documents = slice(start, start + step)
+        sentence_counts = block.sentence_counts[documents].astype(np.int64)
+        sentences = slice(first_sentence, first_sentence := first_sentence + int(sentence_counts.sum()))
+        lengths = block.sentence_lengths[sentences].astype(np.int64)
+        words = slice(first_word, first_word := first_word + int(lengths.sum()))
+        tokens, word_counts = pad(vocabulary[block.numbers[words]], lengths, sentence_counts, *job["kept"])
+        columns = {
+            "tokens": tokens,
+            "word_counts": word_counts,
+            "sentence_counts": np.count_nonzero(word_counts, axis=1).astype(np.int32),
+            "labels": block.labels[documents],
+            "source_rows": block.source_rows[documents],
+        }
+        document_words = np.add.reduceat(lengths, np.cumsum(sentence_counts) - sentence_counts)
+        for number, tally in enumerate(tallies):
+            where = block.split[documents] == number
+            if where.any():
+                for name, column in columns.items():
+                    write_rows(arrays / f"{name}.npy", next_rows[number], column[where])
+                next_rows[number] += int(where.sum())
+                tally.update(tally_of(sentence_counts[where], document_words[where], tokens[where], word_counts[where]))
+    first_shown = job["first_rows"][SPLITS.index("test")]
+    shown = [
+        {"row": row, "id": identity, "words": keep(sentences, *job["kept"])}
+        for row, (identity, sentences) in enumerate(block.shown, first_shown)
+        if row < job["shown_end"]
+    ]
+    return {"tallies": dict(zip(SPLITS, tallies, strict=True)), "shown": shown}
+
+
+def pad(
+    words: np.ndarray, lengths: np.ndarray, sentence_counts: np.ndarray, kept_sentences: int, kept_words: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what is kept of documents as ``preprocessing.text.number`` does of one.
+
+    words            int32 [T], the words of all documents as numbers
+    lengths          int64 [sentences], the words of each sentence, one or more
+    sentence_counts  int64 [D], the sentences of each document, one or more
+
+    Returns tokens int32 [D, S, W] and word_counts int32 [D, S], where S is ``kept_sentences`` and W ``kept_words``.
+    """
+    document = np.repeat(np.arange(len(sentence_counts)), sentence_counts)
+    sentence = _count_up(sentence_counts)
+    kept = sentence < kept_sentences
+    word_counts = np.zeros((len(sentence_counts), kept_sentences), np.int32)
+    word_counts[document[kept], sentence[kept]] = np.minimum(lengths[kept], kept_words)
+
+    word = _count_up(lengths)
+    row = np.repeat((document * kept_sentences + sentence) * kept_words, lengths)
+    kept = (word < kept_words) & np.repeat(kept, lengths)
+    tokens = np.full((len(sentence_counts), kept_sentences, kept_words), PADDING_INDEX, np.int32)
+    tokens.reshape(-1)[(row + word)[kept]] = words[kept]
+    return tokens, word_counts
+
+
+def _count_up(lengths: np.ndarray) -> np.ndarray:
+    """0, 1, 2, ... to each length, one after the other: [2, 3] gives [0, 1, 0, 1, 2]."""
+    stops = np.cumsum(lengths)
+    return np.arange(lengths.sum()) - np.repeat(stops - lengths, lengths)
+
+
+def tally_of(
+    sentence_counts: np.ndarray, document_words: np.ndarray, tokens: np.ndarray, word_counts: np.ndarray
+) -> dict[str, int]:
+    """What documents have and what they lose; ``words_unknown`` are among the words that are kept."""
+    kept_words = word_counts.sum(axis=1)
+    tally = {
+        "documents": len(tokens),
+        "documents_cut": np.count_nonzero(kept_words < document_words),
+        "sentences": sentence_counts.sum(),
+        "sentences_dropped": sentence_counts.sum() - np.count_nonzero(word_counts),
+        "words": document_words.sum(),
+        "words_dropped": document_words.sum() - kept_words.sum(),
+        "words_unknown": np.count_nonzero(tokens == UNKNOWN_INDEX),
+    }
+    return {name: int(count) for name, count in tally.items()}
+
+
+def write_rows(path: Path, first: int, rows: np.ndarray) -> None:
+    """Write ``rows`` into the .npy file ``path`` from row ``first`` on; other processes may write other rows.
+
+    Written rather than mapped: pages of a mapped file would count as our memory, and a full disk would kill us.
+    """
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    with open(path, "r+b") as file:
+        file.seek(array.offset + first * array.strides[0])
+        file.write(np.ascontiguousarray(rows, array.dtype).data)
+
+
+def _narrow(integers: np.ndarray) -> np.ndarray:
+    """The same numbers in the narrowest unsigned type that holds them."""
+    return integers.astype(np.min_scalar_type(int(integers.max(initial=0))))
+
+
+STEPS = {step.__name__: step for step in (read_block, write_block)}

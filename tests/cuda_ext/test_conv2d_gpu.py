@@ -1,0 +1,283 @@
+"""2D convolution's kernels on a GPU, in strict mode: their reference can not stand in for them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cuda_ext import library
+from cuda_ext.conv2d import DTYPES, KERNELS, PADDINGS, SIZES, conv2d
+from tests.cuda_ext.rules import (
+    a_graph_replays_it_on_new_values,
+    fifty_runs_give_the_same_bits,
+    it_runs_on_the_current_stream,
+    relative_error,
+    torch_compile_takes_it_whole,
+)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
+# Half precision: rounding of the result, once. float32: of 961 products and their sum.
+LARGEST_ERROR = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}
+# Whole packs, rows that begin between packs, less than a filter, one row, one column, more than a strip.
+SHAPES = [(2, 67, 64), (1, 33, 1000), (3, 40, 513), (1, 300, 264), (2, 31, 32), (1, 16, 17), (2, 1, 520), (1, 90, 1)]
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch):
+    monkeypatch.setattr(library, "_strict", True)
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, generator=generator, device="cuda").to(dtype)
+
+
+def exact(images, weight, padding):
+    """By PyTorch, in float64."""
+    size = weight.shape[-1]
+    pictures = images.double().reshape(-1, 1, *images.shape[-2:])
+    padded = F.pad(pictures, (size // 2,) * 4, mode="constant" if padding == "zeros" else padding)
+    return F.conv2d(padded, weight.double().reshape(1, 1, size, size)).reshape(images.shape)
+
+
+def kernels(dtype):
+    return [kernel for kernel in KERNELS if kernel != "register" or dtype != torch.float64]
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_the_error_against_float64_is_rounding(size, dtype, padding):
+    for shape in SHAPES:
+        if padding == "reflect" and min(shape[1:]) <= size // 2:
+            continue
+        images, weight = random(*shape, dtype=dtype), random(size, size, dtype=dtype, seed=1)
+        expected = exact(images, weight, padding)
+        for kernel in kernels(dtype):
+            result = conv2d(images, weight, padding, kernel)
+            assert result.dtype == dtype and result.is_contiguous()
+            assert relative_error(result, expected) <= LARGEST_ERROR[dtype], (shape, kernel)
+
+
+@pytest.mark.parametrize("size", [3, 9, 31])
+def test_every_element_is_written_and_nothing_else(size):
+    """Nothing that an image holds reaches the results of its neighbours, NaN included."""
+    images, weight = random(3, 50, 136), random(size, size, seed=1)
+    for kernel in KERNELS:
+        expected = conv2d(images, weight, "reflect", kernel)
+        poisoned = images.clone()
+        poisoned[0] = poisoned[2] = float("nan")
+        result = conv2d(poisoned, weight, "reflect", kernel)
+        assert torch.equal(result[1], expected[1])
+        assert result[0].isnan().all() and result[2].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shapes_strides_and_misaligned_views(dtype):
+    images, weight = random(3, 1, 40, 136, dtype=dtype), random(1, 1, 5, 5, dtype=dtype, seed=1)
+    for kernel in kernels(dtype):
+        expected = conv2d(images, weight, "zeros", kernel)
+        assert expected.shape == images.shape
+        swapped = images.transpose(2, 3).contiguous().transpose(2, 3)
+        for given in (images.to(memory_format=torch.channels_last), swapped):
+            result = conv2d(given, weight, "zeros", kernel)
+            assert torch.equal(result, expected) and result.is_contiguous()
+        assert torch.equal(conv2d(images[:, 0], weight[0, 0], "zeros", kernel), expected[:, 0])
+        for offset in (1, 2, 3):
+            moved = torch.empty(images.numel() + offset, device="cuda", dtype=dtype)[offset:].view(images.shape)
+            moved.copy_(images)
+            assert torch.equal(conv2d(moved, weight, "zeros", kernel), expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 5), (2, 0, 5), (2, 5, 0)])
+def test_empty_images_give_empty_results_and_a_filter_s_gradient_of_zeros(shape):
+    images, weight = random(*shape).requires_grad_(), random(3, 3).requires_grad_()
+    for kernel in KERNELS:
+        result = conv2d(images, weight, "zeros", kernel)
+        assert result.shape == images.shape
+    assert torch.equal(torch.autograd.grad(result.sum(), weight)[0], torch.zeros(3, 3, device="cuda"))
+
+
+@pytest.mark.parametrize("shape", [(512, 2**22 + 2**19, 1), (9, 2**14, 2**14), (1, 2**18 + 11, 2**13)])
+def test_more_than_2_to_the_31_elements(shape):
+    """Many columns of one pixel, many images, and one long one."""
+    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
+        pytest.skip("needs 20 GiB of free GPU memory")
+    images, weight = torch.empty(shape, device="cuda", dtype=torch.bfloat16), random(3, 3, dtype=torch.bfloat16)
+    for image in images:
+        image.normal_()
+    for kernel in ("register", "tiled"):
+        result = conv2d(images, weight, "zeros", kernel)
+        # The last rows of the last image, whose indices are the largest, and the first rows of the first.
+        last = exact(images[-1:, -66:], weight, "zeros")[:, 2:]
+        assert relative_error(result[-1:, -64:], last) <= LARGEST_ERROR[torch.bfloat16]
+        first = exact(images[:1, :66], weight, "zeros")[:, :-2]
+        assert relative_error(result[:1, :64], first) <= LARGEST_ERROR[torch.bfloat16]
+        del result
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("size", [3, 15, 31])
+def test_the_rules_of_a_kernel(kernel, size):
+    images, weight, changed = random(2, 300, 264), random(size, size, seed=1), random(2, 300, 264, seed=2)
+
+    def run(x, w):
+        return conv2d(x, w, "reflect", kernel)
+
+    fifty_runs_give_the_same_bits(run, (images, weight))
+    a_graph_replays_it_on_new_values(run, (images.clone(), weight), changed)
+    it_runs_on_the_current_stream(run, (images.clone(), weight), changed)
+
+
+@pytest.mark.parametrize("size", [3, 9, 17])
+def test_gradients_are_the_same_in_every_run_and_in_a_graph(size):
+    images, weight = random(2, 130, 264).requires_grad_(), random(size, size, seed=1).requires_grad_()
+    back, changed = random(2, 130, 264, seed=2), random(2, 130, 264, seed=3)
+
+    def gradients(x, w, g):
+        return torch.autograd.grad(conv2d(x, w, "reflect"), (x, w), g)
+
+    fifty_runs_give_the_same_bits(gradients, (images, weight, back))
+    a_graph_replays_it_on_new_values(gradients, (images, weight, back), changed)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [3, 9, 31])
+def test_gradients_against_float64(size, dtype, padding):
+    limit = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    for shape in [(2, 67, 64), (1, 150, 1030), (3, 40, 513)]:
+        inputs = [random(*shape, dtype=dtype, seed=0), random(size, size, dtype=dtype, seed=1)]
+        back = random(*shape, dtype=dtype, seed=2)
+        found = torch.autograd.grad(conv2d(*(t.requires_grad_() for t in inputs), padding), inputs, back)
+        wide = [t.detach().double().requires_grad_() for t in inputs]
+        padded = F.pad(wide[0][:, None], (size // 2,) * 4, mode="constant" if padding == "zeros" else padding)
+        expected = torch.autograd.grad(F.conv2d(padded, wide[1][None, None])[:, 0], wide, back.double())
+        assert relative_error(found, expected) <= limit, shape
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_gradients_match_finite_differences(padding):
+    inputs = [t.requires_grad_() for t in (random(2, 5, 4, dtype=torch.float64), random(3, 3, dtype=torch.float64))]
+    assert torch.autograd.gradcheck(lambda x, w: conv2d(x, w, padding), inputs)
+    assert torch.autograd.gradgradcheck(lambda x, w: conv2d(x, w, padding), inputs)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("padding", ["zeros", "reflect"])
+def test_torch_compile_takes_it_whole_with_its_gradients(padding):
+    images, weight, back = random(2, 33, 64), random(5, 5, seed=1), random(2, 33, 64, seed=2)
+    torch_compile_takes_it_whole(lambda x, w: conv2d(x, w, padding), (images, weight), 1e-6)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w: conv2d(x * 2, w, padding).sin(), fullgraph=True)
+    inputs = images.requires_grad_(), weight.requires_grad_()
+    found = torch.autograd.grad(compiled(*inputs), inputs, back)
+    expected = torch.autograd.grad(conv2d(inputs[0] * 2, weight, padding).sin(), inputs, back)
+    assert relative_error(found, expected) <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_compile_under_autocast():
+    torch._dynamo.reset()
+    images, weight = random(2, 20, 24), random(3, 3, seed=1)
+
+    @torch.compile(fullgraph=True)
+    def run(x, w):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return conv2d(x, w)
+
+    assert torch.equal(run(images, weight), conv2d(images.bfloat16(), weight.bfloat16()))
+
+
+def test_autocast_casts_as_for_pytorch_s_convolution_and_gradients_keep_their_dtype():
+    images, weight = random(2, 20, 24).requires_grad_(), random(3, 3, seed=1).requires_grad_()
+    with torch.autocast("cuda", dtype=torch.float16):
+        result = conv2d(images, weight)
+    assert torch.equal(result, conv2d(images.half(), weight.half()))
+    result.float().sum().backward()
+    assert (images.grad.dtype, weight.grad.dtype) == (torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "padding"), [(torch.float64, "zeros"), (torch.float32, "reflect"), (torch.bfloat16, "replicate")]
+)
+def test_the_operations_keep_pytorch_s_rules(dtype, padding):
+    images, weight = random(2, 6, 8, dtype=dtype).requires_grad_(), random(3, 3, dtype=dtype).requires_grad_()
+    torch.library.opcheck(torch.ops.cuda_ext.conv2d, (images, weight, padding, "auto"))
+    torch.library.opcheck(torch.ops.cuda_ext.conv2d, (images.detach()[:, None].mT, weight.detach(), padding, "tiled"))
+    other = random(2, 6, 8, dtype=dtype).requires_grad_()
+    torch.library.opcheck(torch.ops.cuda_ext.conv2d_filter_gradient, (images, other, 3, padding))
+
+
+def test_filters_in_constant_memory_do_not_mix_between_streams():
+    images = random(1, 1024, 1024)
+    weights = [random(9, 9, seed=seed) for seed in range(8)]
+    expected = [conv2d(images, weight, "zeros", "vanilla") for weight in weights]
+    streams = [torch.cuda.Stream() for _ in weights]
+    torch.cuda.synchronize()
+    for _ in range(10):
+        results = []
+        for stream, weight in zip(streams, weights, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(conv2d(images, weight, "zeros", "constant"))
+        torch.cuda.synchronize()
+        for result, other in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, other)
+
+
+def captured(images, weight):
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        result = conv2d(images, weight, "zeros", "constant")
+    return graph, result
+
+
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+def test_each_graph_keeps_its_filter_in_constant_memory_and_gives_it_back():
+    images = random(1, 512, 512)
+    weights = [random(5, 5, seed=seed) for seed in range(7)]
+    conv2d(images, weights[0], "zeros", "constant")
+    # Far more graphs than there is memory for, but not at once.
+    for _ in range(3):
+        graphs = [captured(images, weight) for weight in weights]
+        streams = [torch.cuda.Stream() for _ in weights]
+        torch.cuda.synchronize()
+        for (graph, _), stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        other = conv2d(images, weights[3] * 2, "zeros", "constant")
+        torch.cuda.synchronize()
+        torch.testing.assert_close(other, conv2d(images, weights[3] * 2, "zeros", "vanilla"))
+        for (_, result), weight in zip(graphs, weights, strict=True):
+            torch.testing.assert_close(result, conv2d(images, weight, "zeros", "vanilla"))
+        with pytest.raises(RuntimeError, match="constant memory for 7 live CUDA graphs"):
+            captured(images, weights[0])
+        torch.cuda.synchronize()
+        del graphs, graph, result
+
+
+def test_two_devices_are_refused_and_so_are_the_compiled_operations_called_wrongly():
+    images, weight = random(2, 6, 8), random(3, 3)
+    with pytest.raises(ValueError, match="one device, got cuda:0 and cpu"):
+        conv2d(images, weight.cpu())
+    forward, gradient = torch.ops.cuda_ext_kernels.conv2d, torch.ops.cuda_ext_kernels.conv2d_filter_gradient
+    for arguments, message in [
+        ((images, weight.double(), 0, 0), "one dtype"),
+        ((images.int(), weight.int(), 0, 0), "dtype must be"),
+        ((images[0], weight, 0, 0), "2 and 2 dimensions"),
+        ((images, weight[:2], 0, 0), "got 2 x 3"),
+        ((images, weight, 3, 0), "no such padding or kernel, got 3 and 0"),
+        ((images, weight, 0, 4), "no such padding or kernel, got 0 and 4"),
+        ((images[:, :1], weight, 1, 0), "larger than k / 2, got 1 x 8"),
+        ((images.double(), weight.double(), 0, 3), "takes no float64"),
+    ]:
+        with pytest.raises(RuntimeError, match=message):
+            forward(*arguments)
+    for arguments, message in [
+        ((images, images.double(), 3, 0), "one dtype"),
+        ((images.int(), images.int(), 3, 0), "dtype must be"),
+        ((images, images[:, :5], 3, 0), "got 6 and 5 in dimension 1"),
+        ((images, images, 4, 0), "no such size or padding, got 4 and 0"),
+    ]:
+        with pytest.raises(RuntimeError, match=message):
+            gradient(*arguments)

@@ -1,0 +1,155 @@
+"""One process, several, and Dask give the same bytes; a worker that dies is told in one line and leaves nothing."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from preprocessing import blocks, documents, workers
+from preprocessing.prepare import prepare
+from storage.errors import InputError, PassingError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def corpus(corpus_of, monkeypatch):
+    """A corpus of about 20 small blocks."""
+    generator = random.Random(6)
+    words = [*(f"w{number}" for number in range(500)), "é", "字", "U.S."]
+    splits = ("train", "train", "validation", "test")
+    corpus_of(
+        [
+            {"id": f"d{row}", "labels": [row % 3], "split": splits[row % 4], "text": text + "."}
+            for row in range(400)
+            for text in [". ".join(" ".join(generator.choices(words, k=9)) for _ in range(4))]
+        ]
+    )
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 4000)
+    monkeypatch.setattr(documents, "BLOCK_BYTES", 4000)
+    for variable in (workers.VARIABLE, workers.ADDRESS_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def prepared(how: str) -> dict[str, bytes]:
+    folder = prepare("corpus", {}, prepared_root=Path(how))
+    return {"": folder.name.encode(), **{path.name: path.read_bytes() for path in folder.iterdir()}}
+
+
+def children() -> list[int]:
+    """The processes that this one started and that are not gone."""
+    listed = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [int(one) for one in listed]
+
+
+def test_one_process_two_and_dask_give_the_same_bytes(corpus, monkeypatch):
+    from distributed import LocalCluster
+
+    before = children()
+    monkeypatch.setenv(workers.VARIABLE, "1")
+    one = prepared("one")
+    monkeypatch.setenv(workers.VARIABLE, "2")
+    assert prepared("two") == one
+    monkeypatch.setenv(workers.VARIABLE, "dask")
+    assert prepared("dask") == one
+    monkeypatch.delenv(workers.VARIABLE)
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, local_directory="scratch") as cluster:
+        monkeypatch.setenv(workers.ADDRESS_VARIABLE, cluster.scheduler_address)
+        assert prepared("cluster") == one
+        monkeypatch.setattr(documents, "LIBRARIES", {"blingfire": "another"})
+        with pytest.raises(InputError, match="worker tcp://.* has not the same libraries: it needs"):
+            prepare("corpus", {}, prepared_root=Path("other"), fresh=True)
+    assert len(one) == 12
+    left = set(children()) - set(before)
+    commands = [Path(f"/proc/{process}/cmdline").read_text() for process in left]
+    # Python's own helper of multiprocessing, which Dask uses, stays until we end.
+    assert all("resource_tracker" in command for command in commands), commands
+
+
+def test_a_refused_document_is_the_same_line_from_another_process(corpus, corpus_of, monkeypatch):
+    rows = [json.loads(line) for line in Path("data/corpus/documents.jsonl").read_text().splitlines()]
+    rows[333]["text"] = "\u200b"
+    corpus_of(rows)
+    said = []
+    for how in ("1", "2"):
+        monkeypatch.setenv(workers.VARIABLE, how)
+        with pytest.raises(InputError) as caught:
+            prepare("corpus", {})
+        said.append(str(caught.value))
+    assert said[0] == said[1] and "'d333' has no word" in said[0]
+    assert [path.name for path in Path("prepared").iterdir()] == [".locks"]
+
+
+def test_a_killed_worker_is_told_and_leaves_nothing(corpus, monkeypatch):
+    before = children()
+    added = []
+    add = documents._Found.add
+
+    def add_and_kill(found, block):
+        if not added:
+            (first, _) = set(children()) - set(before)
+            os.kill(first, signal.SIGKILL)
+        added.append(block)
+        add(found, block)
+
+    monkeypatch.setenv(workers.VARIABLE, "2")
+    monkeypatch.setattr(documents._Found, "add", add_and_kill)
+    with pytest.raises(PassingError, match="killed by SIGKILL.*nothing was published") as caught:
+        prepare("corpus", {})
+    assert "\n" not in str(caught.value)
+    assert children() == before
+    assert [path.name for path in Path("prepared").iterdir()] == [".locks"]
+
+
+def test_workers_end_when_who_started_them_is_killed(corpus):
+    code = (
+        "import preprocessing.blocks, preprocessing.documents as documents; from preprocessing.prepare import prepare\n"
+        "preprocessing.blocks.BLOCK_BYTES = documents.BLOCK_BYTES = 4000\n"
+        "def halt(*_): print('halted', flush=True); import time; time.sleep(600)\n"
+        "documents._Found.add = halt\n"
+        "prepare('corpus', {})"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), workers.VARIABLE: "2"}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "halted\n"
+        started = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(started) == 2
+        process.kill()
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{one}").exists() for one in started):
+        assert time.monotonic() < end, "workers outlive who started them"
+        time.sleep(0.05)
+    assert not [path for path in Path("prepared").iterdir() if not path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "two", "1.5", ""])
+def test_a_number_of_processes_that_is_none_is_refused(corpus, monkeypatch, given):
+    monkeypatch.setenv(workers.VARIABLE, given)
+    with pytest.raises(InputError, match=f"REREAD_PREPROCESSING={given} is neither a number of processes"):
+        prepare("corpus", {})
+
+
+@pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1:9", "spam://127.0.0.1:9"])
+def test_a_scheduler_that_is_not_there_is_told_in_one_line(corpus, monkeypatch, address):
+    monkeypatch.setattr(workers, "SECONDS_TO_CONNECT", 0.5)
+    monkeypatch.setenv(workers.ADDRESS_VARIABLE, address)
+    with pytest.raises(InputError, match=f"DASK_SCHEDULER_ADDRESS={address}: no scheduler answers") as caught:
+        prepare("corpus", {})
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in Path("prepared").iterdir()] == [".locks"]
+
+
+def test_dask_is_imported_only_where_it_is_asked_for():
+    code = "import sys, preprocessing.prepare; print([name for name in ('dask', 'distributed') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_worker_has_no_pandas_to_import():
+    code = "import sys, preprocessing.workers; print('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "False\n"
