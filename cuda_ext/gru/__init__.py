@@ -81,15 +81,16 @@ def gates(x: Tensor, limits: Tensor, parameters: Sequence[Tensor], bidirectional
     x [N, T, I] with its lengths as ``limits``, or x [M, I] with its offsets.
     """
     with torch.no_grad():
-        states, _, kept, _, source = _apply("gates", x.ndim, x, limits, parameters, bidirectional, keep=True)
+        states, _, kept, plan, source = _apply("gates", x.ndim, x, limits, parameters, bidirectional, keep=True)
     units = states.shape[-1] // kept.shape[1]
     found = []
     for gate in (UPDATE, RESET, CANDIDATE):
         rows = kept[:, :, gate, :units].flatten(1)
         if x.ndim == 3:
-            real = source >= 0
-            padded = rows.new_zeros(rows.shape)
-            padded[source[real].long()] = rows[real]
+            # After the real steps the source lists the padding.
+            real = torch.arange(len(source), device=x.device) < plan[-1, 2]
+            padded = torch.empty_like(rows)
+            padded[source.long()] = rows.masked_fill(~real[:, None], 0)
             rows = padded.view(states.shape)
         found.append(rows.contiguous())
     return Gates(*found)
@@ -222,20 +223,9 @@ def _forward_on_gpu(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None
     plan, source = kernels.gru_plan(limits, rows, x.shape[1] if x.ndim == 3 else -1)
     weights, bias, recurrent = kernels.gru_pack(x, *given, False)
     sums = kept if keep else x.new_empty(rows, directions, 4, kept.shape[3])
-    flat = _compact(x, source)
-    for direction in range(directions):
-        out = sums[:, direction, :MEMORY].flatten(1)
-        torch.addmm(bias[direction, :MEMORY].flatten().to(x.dtype), flat, weights[direction].flatten(0, 1).t(), out=out)
-    if x.ndim == 3:
-        states.zero_()
-    kernels.gru_forward(sums, plan, recurrent, bias, states, final, keep)
+    kernels.gru_project(x, plan, source, weights, bias, sums)
+    kernels.gru_forward(sums, plan, recurrent, bias, states, final, x.shape[1] if x.ndim == 3 else -1, keep)
     return states, final, kept, plan, source
-
-
-def _compact(x: Tensor, source: Tensor) -> Tensor:
-    if x.ndim == 2:
-        return x
-    return torch.where(source[:, None] >= 0, x.flatten(0, 1)[source.clamp(min=0).long()], 0)
 
 
 def _setup_context(ctx: object, inputs: tuple, output: tuple[Tensor, ...]) -> None:
@@ -274,38 +264,18 @@ def _run_backward(
     if kernel("gru_backward", x.device) is None:
         return reference_backward(of_states, of_final, x, limits, states, kept, wants_x, *given)
     kernels = torch.ops.cuda_ext_kernels
-    units, inputs = given[1].shape[1], x.shape[-1]
     x = x.contiguous()
     of_states = None if of_states is None else of_states.contiguous()
     of_final = None if of_final is None else of_final.contiguous()
+    units = given[1].shape[1]
     weights, _, recurrent = kernels.gru_pack(x, *given, True)
-    rows, directions, _, padded = kept.shape
-    gradients = torch.zeros_like(kept)
-    previous = kept.new_zeros(rows, directions, padded)
+    gradients = torch.empty_like(kept)
+    previous = torch.empty_like(kept[:, :, 0])
     kernels.gru_backward(kept, plan, recurrent, states, of_states, of_final, units, gradients, previous)
-    flat = _compact(x, source)
-    dtype = given[0].dtype
-    sums = gradients.sum(0, dtype=torch.promote_types(torch.float32, x.dtype)).to(dtype)
-    found = []
-    of_x = x.new_zeros(flat.shape)
-    for direction in range(directions):
-        of_sums = gradients[:, direction, :MEMORY].flatten(1)
-        if wants_x:
-            of_x.addmm_(of_sums, weights[direction].flatten(0, 1))
-        of_w_ih = (of_sums.t() @ flat).view(3, padded, inputs)[list(OF_INPUT), :units]
-        of_w_hh = gradients[:, direction, RESET:].flatten(1).t() @ previous[:, direction]
-        of_w_hh = of_w_hh.view(3, padded, padded)[:, :units, :units]
-        found += [
-            of_w_ih.flatten(0, 1).to(dtype),
-            of_w_hh.reshape(3 * units, units).to(dtype),
-            sums[direction, list(OF_INPUT), :units].flatten(),
-            sums[direction, list(OF_STATE), :units].flatten(),
-        ]
-    if wants_x and x.ndim == 3:
-        padded_x = x.new_zeros(rows + 1, inputs)
-        padded_x[source.long()] = of_x
-        of_x = padded_x[:rows].view(x.shape)
-    return [of_x if wants_x else x.new_empty(0), *found]
+    of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
+    if wants_x:
+        kernels.gru_project_back(gradients, plan, source, weights, of_x)
+    return [of_x, *kernels.gru_correlate(x, plan, source, gradients, previous, units, given[0])]
 
 
 def _shape_backward(
@@ -350,9 +320,10 @@ def _in_step(x: Tensor, limits: Tensor, directions: int) -> _InStep:
     in_time = torch.stack([step, lengths[sequence] - 1 - step][:directions])
     plan = torch.stack([order, first, lengths, start], 1)
     plan = torch.cat([plan, plan.new_tensor([[0, 0, len(step), 0]])]).int()
-    source = plan.new_full((math.prod(x.shape[:2]) if x.ndim == 3 else 0,), -1)
+    source = plan.new_empty(0)
     if x.ndim == 3:
-        source[first[sequence] + step] = (start[sequence] + step).int()
+        real = torch.arange(x.shape[1], device=x.device) < limits[:, None]
+        source = torch.cat([found.flatten().nonzero().flatten() for found in (real, ~real)]).int()
     return _InStep(running.sum(1).tolist(), start[sequence] + in_time, first[sequence] + in_time, order, plan, source)
 
 

@@ -84,46 +84,120 @@ __device__ inline void load_matrices_transposed(uint32_t (&a)[4], const void* ro
       : "r"(address));
 }
 
-// Both to about 1e-7, and right at either end, where the exponential is 0 or infinite.
-__device__ inline float sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
-__device__ inline float hyperbolic_tangent(float x) { return 1.f - __fdividef(2.f, 1.f + __expf(2.f * x)); }
+// Both are right at either end, where the exponential is 0 or infinite: to about 1e-7 for float, and to 2^-11, one
+// instruction each, where the result is rounded to half precision.
+template <typename T>
+__device__ inline float hyperbolic_tangent(float x) {
+  float result;
+  if constexpr (sizeof(T) == 2) {
+    asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  } else {
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 2.885390082f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.f + result));
+    result = 1.f - 2.f * result;
+  }
+  return result;
+}
 
-// `n` neighbouring numbers, loaded and stored at once.
+template <typename T>
+__device__ inline float sigmoid(float x) {
+  if constexpr (sizeof(T) == 2) return 0.5f + 0.5f * hyperbolic_tangent<T>(0.5f * x);
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * -1.442695041f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.f + result));
+  return result;
+}
+
+// n neighbouring numbers as they lie in memory, moved in as few instructions as that takes. (A struct of half-precision
+// numbers the compiler stores one by one.)
 template <typename T, int n>
-struct alignas(n * sizeof(T)) Some {
-  T values[n];
+struct Raw {
+  static constexpr int count = n * sizeof(T) / 4;
+  uint32_t words[count];
+
+  __device__ float operator[](int i) const {
+    if constexpr (sizeof(T) == 4) {
+      return __uint_as_float(words[i]);
+    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+    } else {
+      return __half2float(__ushort_as_half(static_cast<unsigned short>(words[i / 2] >> (i % 2 * 16))));
+    }
+  }
+  __device__ static Raw of(const float (&values)[n]) {
+    Raw raw;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if constexpr (sizeof(T) == 4) {
+        raw.words[i] = __float_as_uint(values[i]);
+      } else {
+        raw.words[i] = packed<T>(values[2 * i], values[2 * i + 1]);
+      }
+    }
+    return raw;
+  }
 };
 
-// n neighbouring units of a row that may begin anywhere, of which those from `end` on do not exist.
 template <typename T, int n>
-__device__ inline void load_units(float (&values)[n], const T* row, int unit, int end, bool pairs) {
-  if (pairs) {
-#pragma unroll
-    for (int i = 0; i < n; i += 2) {
-      Some<T, 2> both{};
-      if (unit + i < end) both = *reinterpret_cast<const Some<T, 2>*>(row + unit + i);
-      values[i] = static_cast<float>(both.values[0]);
-      values[i + 1] = static_cast<float>(both.values[1]);
-    }
+__device__ inline Raw<T, n> load(const T* from) {
+  Raw<T, n> raw;
+  if constexpr (raw.count == 4) {
+    const uint4 all = *reinterpret_cast<const uint4*>(from);
+    raw.words[0] = all.x, raw.words[1] = all.y, raw.words[2] = all.z, raw.words[3] = all.w;
+  } else if constexpr (raw.count == 2) {
+    const uint2 all = *reinterpret_cast<const uint2*>(from);
+    raw.words[0] = all.x, raw.words[1] = all.y;
   } else {
-#pragma unroll
-    for (int i = 0; i < n; ++i) values[i] = unit + i < end ? static_cast<float>(row[unit + i]) : 0.f;
+    raw.words[0] = *reinterpret_cast<const uint32_t*>(from);
   }
+  return raw;
 }
 
 template <typename T, int n>
-__device__ inline void store_units(T* row, const float (&values)[n], int unit, int end, bool pairs) {
+__device__ inline void store(T* to, const Raw<T, n>& raw) {
+  if constexpr (raw.count == 4) {
+    *reinterpret_cast<uint4*>(to) = {raw.words[0], raw.words[1], raw.words[2], raw.words[3]};
+  } else if constexpr (raw.count == 2) {
+    *reinterpret_cast<uint2*>(to) = {raw.words[0], raw.words[1]};
+  } else {
+    *reinterpret_cast<uint32_t*>(to) = raw.words[0];
+  }
+}
+
+// The same for a row that may begin anywhere, and of whose units only `left` are still there: in pairs if `pairs`.
+template <typename T, int n>
+__device__ inline Raw<T, n> load_units(const T* from, int left, bool pairs) {
+  Raw<T, n> raw{};
   if (pairs) {
 #pragma unroll
     for (int i = 0; i < n; i += 2) {
-      if (unit + i < end) {
-        *reinterpret_cast<Some<T, 2>*>(row + unit + i) = {static_cast<T>(values[i]), static_cast<T>(values[i + 1])};
+      if (i < left) {
+        const Raw<T, 2> pair = load<T, 2>(from + i);
+#pragma unroll
+        for (int w = 0; w < pair.count; ++w) raw.words[i / 2 * pair.count + w] = pair.words[w];
       }
+    }
+  } else {
+    float values[n];
+#pragma unroll
+    for (int i = 0; i < n; ++i) values[i] = i < left ? static_cast<float>(from[i]) : 0.f;
+    raw = Raw<T, n>::of(values);
+  }
+  return raw;
+}
+
+template <typename T, int n>
+__device__ inline void store_units(T* to, const float (&values)[n], int left, bool pairs) {
+  if (pairs) {
+#pragma unroll
+    for (int i = 0; i < n; i += 2) {
+      const float both[2] = {values[i], values[i + 1]};
+      if (i < left) store<T, 2>(to + i, Raw<T, 2>::of(both));
     }
   } else {
 #pragma unroll
     for (int i = 0; i < n; ++i) {
-      if (unit + i < end) row[unit + i] = static_cast<T>(values[i]);
+      if (i < left) to[i] = static_cast<T>(values[i]);
     }
   }
 }

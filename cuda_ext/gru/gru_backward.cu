@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
   constexpr int parts = gru::parts<T>;
   constexpr int own = 2 * columns;
   constexpr int width = 16 * k_steps + 8;
-  using Own = gru::Some<T, own>;
+  using Own = gru::Raw<T, own>;
   extern __shared__ uint4 shared[];
   using Operands = E[parts][3][gru::tile][width];
   Operands* operand = reinterpret_cast<Operands*>(shared);
@@ -57,116 +57,90 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
   for (int i = threadIdx.x; i < shared_bytes<T, k_steps> / 16; i += blockDim.x) shared[i] = uint4{};
 
   int length[2], steps = 0;
-  int64_t row[2], state_row[2];
-  const int64_t gate_stride = int64_t{directions} * 4 * padded, state_stride = int64_t{directions} * units;
-  const int forwards = direction == 0 ? 1 : -1;
+  Sequence sequence[2];
   float carried[2][own] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int place = slot + lane / 4 + 8 * i;
-    Sequence sequence{-1, 0, 0, 0};
-    if (place < sequences) sequence = plan[place];
-    length[i] = sequence.length;
-    steps = max(steps, length[i]);
-    const int64_t begin = direction == 0 ? 0 : length[i] - 1;
-    row[i] = sequence.first + begin;
-    state_row[i] = (sequence.state + begin) * state_stride + direction * units;
-    if (last != nullptr && real && sequence.place >= 0) {
-      gru::load_units(carried[i], last + (direction * int64_t{sequences} + sequence.place) * units, unit, units, pairs);
+    sequence[i] = place < sequences ? plan[place] : Sequence{-1, 0, 0, 0};
+    length[i] = real ? sequence[i].length : 0;
+    steps = max(steps, sequence[i].length);
+    if (last != nullptr && real && sequence[i].place >= 0) {
+      const T* from = last + (direction * int64_t{sequences} + sequence[i].place) * units + unit;
+      const Own raw = gru::load_units<T, own>(from, units - unit, pairs);
+#pragma unroll
+      for (int u = 0; u < own; ++u) carried[i][u] = raw[u];
     }
   }
-#pragma unroll
-  for (int lanes = 4; lanes < 32; lanes *= 2) steps = max(steps, __shfl_xor_sync(0xffffffff, steps, lanes));
+  steps = __reduce_max_sync(0xffffffff, steps);
 
-  Own next[2][4] = {};
-  float next_above[2][own] = {}, next_before[2][own] = {};
-  const auto fetch = [&](int step) {
+  // Where the tile's last step would lie in each sequence: past the end of a shorter one, until that begins.
+  const int64_t gate_stride = int64_t{directions} * 4 * padded, state_stride = int64_t{directions} * units;
+  const int64_t forwards = direction == 0 ? 1 : -1;
+  int64_t row[2], state_at[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (!(real && step >= 0 && step < length[i])) continue;
-      const T* from = gates + (row[i] + step * forwards) * gate_stride + direction * 4 * padded + unit;
+  for (int i = 0; i < 2; ++i) {
+    const int64_t begin = direction == 0 ? 0 : sequence[i].length - 1;
+    row[i] = sequence[i].first + begin + (steps - 1) * forwards;
+    state_at[i] = (sequence[i].state + begin + (steps - 1) * forwards) * state_stride + direction * units + unit;
+  }
+  Own next[2][4] = {}, next_above[2] = {}, next_before[2] = {};
+  const auto fetch = [&](int i, int step, int64_t gate_row, int64_t state_row) {
+    if (step < 0 || step >= length[i]) return;
+    const T* from = gates + gate_row * gate_stride + direction * 4 * padded + unit;
 #pragma unroll
-      for (int g = 0; g < 4; ++g) next[i][g] = *reinterpret_cast<const Own*>(from + g * padded);
-      const int64_t at = state_row[i] + step * forwards * state_stride;
-      if (above != nullptr) gru::load_units(next_above[i], above + at, unit, units, pairs);
-      if (step > 0) {
-        gru::load_units(next_before[i], states + at - forwards * state_stride, unit, units, pairs);
-      } else {
-#pragma unroll
-        for (int u = 0; u < own; ++u) next_before[i][u] = 0.f;
-      }
+    for (int g = 0; g < 4; ++g) next[i][g] = gru::load<T, own>(from + g * padded);
+    if (above != nullptr) next_above[i] = gru::load_units<T, own>(above + state_row, units - unit, pairs);
+    next_before[i] = Own{};
+    if (step > 0) {
+      next_before[i] = gru::load_units<T, own>(states + state_row - forwards * state_stride, units - unit, pairs);
     }
   };
-  fetch(steps - 1);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) fetch(i, steps - 1, row[i], state_at[i]);
   __syncthreads();
 
   for (int step = steps - 1; step >= 0; --step) {
     float sum[3][columns][4] = {};
-    Own now[2][4];
-    float now_above[2][own], now_before[2][own];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int g = 0; g < 4; ++g) now[i][g] = next[i][g];
-#pragma unroll
-      for (int u = 0; u < own; ++u) {
-        now_above[i][u] = next_above[i][u];
-        now_before[i][u] = next_before[i][u];
-      }
-    }
-    fetch(step - 1);
-
     auto& current = operand[step % 2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool active = real && step < length[i];
-      float d[4][own] = {};
+      Own now[4];
+#pragma unroll
+      for (int g = 0; g < 4; ++g) now[g] = next[i][g];
+      const Own now_above = next_above[i], now_before = next_before[i];
+      fetch(i, step - 1, row[i] - forwards, state_at[i] - forwards * state_stride);
+
+      const bool active = step < length[i];
+      float d[4][own];
 #pragma unroll
       for (int u = 0; u < own; ++u) {
-        float direct = carried[i][u];
-        if (active) {
-          const float n = static_cast<float>(now[i][gru::candidate].values[u]);
-          const float r = static_cast<float>(now[i][gru::reset].values[u]);
-          const float z = static_cast<float>(now[i][gru::update].values[u]);
-          const float m = static_cast<float>(now[i][gru::memory].values[u]);
-          const float state = carried[i][u] + now_above[i][u];
-          const float dn = state * (1.f - z) * (1.f - n * n);
-          d[gru::candidate][u] = dn;
-          d[gru::reset][u] = dn * m * r * (1.f - r);
-          d[gru::update][u] = state * (now_before[i][u] - n) * z * (1.f - z);
-          d[gru::memory][u] = dn * r;
-          direct = state * z;
+        const float n = now[gru::candidate][u], r = now[gru::reset][u], z = now[gru::update][u];
+        const float state = carried[i][u] + now_above[u];
+        const float dn = state * (1.f - z) * (1.f - n * n);
+        d[gru::candidate][u] = active ? dn : 0.f;
+        d[gru::reset][u] = active ? dn * now[gru::memory][u] * r * (1.f - r) : 0.f;
+        d[gru::update][u] = active ? state * (now_before[u] - n) * z * (1.f - z) : 0.f;
+        d[gru::memory][u] = active ? dn * r : 0.f;
+        sum[0][u / 2][2 * i + u % 2] = active ? state * z : carried[i][u];
+      }
+#pragma unroll
+      for (int p = 0; p < parts; ++p)
+#pragma unroll
+        for (int g = 0; g < 3; ++g) {
+          float part[own];
+#pragma unroll
+          for (int u = 0; u < own; ++u) part[u] = p == 0 ? d[g + 1][u] : gru::remainder<E>(d[g + 1][u]);
+          gru::store<E, own>(&current[p][g][lane / 4 + 8 * i][unit], gru::Raw<E, own>::of(part));
         }
-        sum[0][u / 2][2 * i + u % 2] = direct;
-      }
-      if (real) {
-#pragma unroll
-        for (int p = 0; p < parts; ++p)
-#pragma unroll
-          for (int g = 0; g < 3; ++g) {
-            auto* to = reinterpret_cast<uint32_t*>(&current[p][g][lane / 4 + 8 * i][unit]);
-#pragma unroll
-            for (int u = 0; u < own; u += 2) {
-              const float a = d[g + 1][u], b = d[g + 1][u + 1];
-              to[u / 2] = p == 0 ? gru::packed<E>(a, b) : gru::packed<E>(gru::remainder<E>(a), gru::remainder<E>(b));
-            }
-          }
-      }
       if (active) {
-        const int64_t at = (row[i] + step * forwards) * directions + direction;
-        T* to = gradients + at * 4 * padded + unit;
+        T* to = gradients + row[i] * gate_stride + direction * 4 * padded + unit;
 #pragma unroll
-        for (int g = 0; g < 4; ++g) {
-          Own rounded;
-#pragma unroll
-          for (int u = 0; u < own; ++u) rounded.values[u] = static_cast<T>(d[g][u]);
-          *reinterpret_cast<Own*>(to + g * padded) = rounded;
-        }
-        Own before;
-#pragma unroll
-        for (int u = 0; u < own; ++u) before.values[u] = static_cast<T>(now_before[i][u]);
-        *reinterpret_cast<Own*>(previous + at * padded + unit) = before;
+        for (int g = 0; g < 4; ++g) gru::store<T, own>(to + g * padded, Own::of(d[g]));
+        gru::store<T, own>(previous + (row[i] * directions + direction) * padded + unit, now_before);
       }
+      row[i] -= forwards;
+      state_at[i] -= forwards * state_stride;
     }
     if (step == 0) break;
     __syncthreads();
@@ -180,11 +154,10 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
         for (int p = 0; p < parts; ++p) gru::load_matrices(a[p], &current[p][g][lane % 16][16 * k + lane / 16 * 8]);
 #pragma unroll
         for (int p = 0; p < 2 * parts - 1; ++p) {
-          const int of_gradient = p == 1, of_weight = p == 2;
 #pragma unroll
           for (int c = 0; c < columns; ++c) {
-            const auto& b = w[of_weight][g * columns + c][k];
-            gru::multiply<E>(sum[g][c], a[of_gradient], b[0], b[1]);
+            const auto& b = w[p == 2][g * columns + c][k];
+            gru::multiply<E>(sum[g][c], a[p == 1], b[0], b[1]);
           }
         }
       }

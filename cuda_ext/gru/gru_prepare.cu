@@ -85,15 +85,15 @@ __global__ void __launch_bounds__(plan_threads) sort_by_length(const I* given, i
   }
 }
 
-// source[m]: the row of the padded batch [N T] that real step m is; -1 beyond the last.
-__global__ void list_real_steps(const Sequence* plan, int sequences, int steps, int* source) {
+// source[m]: the row of the padded batch [N T] that real step m is; after the last, the rows of the padding.
+__global__ void list_steps(const Sequence* plan, int sequences, int steps, int* source) {
   const int64_t total = int64_t{sequences} * steps;
   const int real = plan[sequences].length;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < total; i += int64_t{gridDim.x} * blockDim.x) {
     const Sequence sequence = plan[i / steps];
     const int step = static_cast<int>(i % steps);
-    if (step < sequence.length) source[sequence.first + step] = sequence.state + step;
-    if (i >= real) source[i] = -1;
+    const int64_t padding = real + sequence.state - sequence.first;
+    source[step < sequence.length ? sequence.first + step : padding + step - sequence.length] = sequence.state + step;
   }
 }
 
@@ -121,7 +121,7 @@ std::tuple<Tensor, Tensor> gru_plan(Tensor given, int64_t rows, int64_t steps) {
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   if (source.numel() > 0) {
     const auto blocks = static_cast<unsigned>(std::min<int64_t>((source.numel() + 255) / 256, 1 << 20));
-    list_real_steps<<<blocks, 256, 0, stream>>>(data, n, t, static_cast<int*>(source.data_ptr()));
+    list_steps<<<blocks, 256, 0, stream>>>(data, n, t, static_cast<int*>(source.data_ptr()));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
   return {plan, source};
@@ -138,12 +138,28 @@ struct BothDirections {
 // nn.GRU's rows are r, z, n.
 __device__ constexpr int row_of(int gate) { return gate == gru::reset ? 0 : gate == gru::update ? 1 : 2; }
 
+__host__ __device__ constexpr int64_t to_eight(int64_t inputs) { return (inputs + 7) / 8 * 8; }
+
+// What lies at place i of the packed input weights.
+struct Input {
+  int direction, gate, unit, column;
+
+  __device__ Input(int64_t i, bool transposed, int directions, int padded, int inputs) {
+    const int64_t rows = int64_t{directions} * 3 * padded;
+    const int row = static_cast<int>(transposed ? i % rows : i / to_eight(inputs));
+    column = static_cast<int>(transposed ? i / rows : i % to_eight(inputs));
+    unit = row % padded;
+    gate = row / padded % 3;
+    direction = row / padded / 3;
+  }
+};
+
 template <typename W>
 __device__ float number(const void* data, int64_t index) {
   return static_cast<float>(static_cast<const W*>(data)[index]);
 }
 
-// input [d, 3, P, I]: the input weights of n, r and z. bias [d, 4, P]: what each gate's sum begins with.
+// input: the input weights of n, r and z, [d, 3, P, I to 8] for the forward pass and [I, d, 3, P] for the backward. bias [d, 4, P]: what each gate's sum begins with.
 // recurrent: fragments [d, warp, part, gate r z n, column, k-step, lane, 2] of a matrix instruction's right operand, of
 // W_hh's transpose for the forward pass and of W_hh for the backward pass. The columns of a warp are dealt to its
 // threads so that each thread's units, over all its columns, are neighbours.
@@ -152,17 +168,17 @@ __global__ void pack(BothDirections parameters, int directions, int units, int p
                      int columns, int k_steps, T* input, float* bias, uint32_t* recurrent, bool transposed) {
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>;
-  const int64_t inputs_total = int64_t{directions} * 3 * padded * inputs;
+  const int64_t inputs_total = int64_t{directions} * 3 * padded * (transposed ? inputs : to_eight(inputs));
   const int64_t bias_total = int64_t{directions} * 4 * padded;
   const int64_t fragments = int64_t{directions} * warps * parts * 3 * columns * k_steps * 64;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < inputs_total + bias_total + fragments;
        i += int64_t{gridDim.x} * blockDim.x) {
     if (i < inputs_total) {
-      const int row = static_cast<int>(i / inputs);
-      const int unit = row % padded, gate = row / padded % 3, direction = row / padded / 3;
-      const Parameters& from = parameters.of[direction];
-      const int64_t index = (int64_t{row_of(gate)} * units + unit) * inputs + i % inputs;
-      input[i] = static_cast<T>(unit < units ? number<W>(from.w_ih, index) : 0.f);
+      const Input at(i, transposed, directions, padded, inputs);
+      const Parameters& from = parameters.of[at.direction];
+      const bool is = at.unit < units && at.column < inputs;
+      const int64_t index = (int64_t{row_of(at.gate)} * units + at.unit) * inputs + at.column;
+      input[i] = static_cast<T>(is ? number<W>(from.w_ih, index) : 0.f);
     } else if (i < inputs_total + bias_total) {
       const int j = static_cast<int>(i - inputs_total);
       const int unit = j % padded, gate = j / padded % 4, direction = j / padded / 4;
@@ -202,17 +218,17 @@ __global__ void pack(BothDirections parameters, int directions, int units, int p
 
 // float64: the recurrent weights as they are, [d, 3 H, H].
 __global__ void pack_double(BothDirections parameters, int directions, int units, int padded, int inputs, double* input,
-                            double* bias, double* recurrent) {
-  const int64_t inputs_total = int64_t{directions} * 3 * padded * inputs;
+                            double* bias, double* recurrent, bool transposed) {
+  const int64_t inputs_total = int64_t{directions} * 3 * padded * (transposed ? inputs : to_eight(inputs));
   const int64_t bias_total = int64_t{directions} * 4 * padded;
   const int64_t square = int64_t{3} * units * units;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < inputs_total + bias_total + directions * square;
        i += int64_t{gridDim.x} * blockDim.x) {
     if (i < inputs_total) {
-      const int row = static_cast<int>(i / inputs);
-      const int unit = row % padded, gate = row / padded % 3, direction = row / padded / 3;
-      const auto* from = static_cast<const double*>(parameters.of[direction].w_ih);
-      input[i] = unit < units ? from[(int64_t{row_of(gate)} * units + unit) * inputs + i % inputs] : 0.;
+      const Input at(i, transposed, directions, padded, inputs);
+      const auto* from = static_cast<const double*>(parameters.of[at.direction].w_ih);
+      const bool is = at.unit < units && at.column < inputs;
+      input[i] = is ? from[(int64_t{row_of(at.gate)} * units + at.unit) * inputs + at.column] : 0.;
     } else if (i < inputs_total + bias_total) {
       const int j = static_cast<int>(i - inputs_total);
       const int unit = j % padded, gate = j / padded % 4;
@@ -282,7 +298,7 @@ std::tuple<Tensor, Tensor, Tensor> gru_pack(Tensor x, Tensor w_ih, Tensor w_hh, 
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   const ScalarType narrow = x.scalar_type();
-  Tensor input = torch::stable::new_empty(x, {directions, 3, padded, inputs});
+  Tensor input = torch::stable::new_empty(x, {directions * 3 * padded * (transposed ? inputs : to_eight(inputs))});
   Tensor bias = torch::stable::new_empty(x, {directions, 4, padded},
                                          narrow == ScalarType::Double ? ScalarType::Double : ScalarType::Float);
   Tensor recurrent;
@@ -298,7 +314,7 @@ std::tuple<Tensor, Tensor, Tensor> gru_pack(Tensor x, Tensor w_ih, Tensor w_hh, 
     pack_double<<<static_cast<unsigned>(std::min<int64_t>((total + 255) / 256, 1 << 16)), 256, 0, stream>>>(
         parameters, static_cast<int>(directions), static_cast<int>(units), static_cast<int>(padded),
         static_cast<int>(inputs), static_cast<double*>(input.data_ptr()), static_cast<double*>(bias.data_ptr()),
-        static_cast<double*>(recurrent.data_ptr()));
+        static_cast<double*>(recurrent.data_ptr()), transposed);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   } else if (narrow == ScalarType::Float) {
     run(float{}, float{});
