@@ -261,6 +261,8 @@ def _run_backward(
     wants_x: bool,
     *given: Tensor | None,
 ) -> list[Tensor]:
+    if len(kept) != math.prod(x.shape[:-1]):
+        raise ValueError("gru has a backward pass only if it ran with keep=True: the gates were not kept")
     if kernel("gru_backward", x.device) is None:
         return reference_backward(of_states, of_final, x, limits, states, kept, wants_x, *given)
     kernels = torch.ops.cuda_ext_kernels
