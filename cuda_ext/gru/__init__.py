@@ -97,7 +97,7 @@ def gates(x: Tensor, limits: Tensor, parameters: Sequence[Tensor], bidirectional
 
 
 class GRU(nn.Module):
-    """``nn.GRU`` of one layer, batch first: the same parameters, names and initial values; a state dict loads both ways.
+    """``nn.GRU`` of one layer, batch first: the same parameters and initial values; a state dict loads both ways.
 
     hidden_size: units a direction, at most 128.
     """
@@ -143,7 +143,9 @@ def _apply(
     keep: bool | None = None,
 ) -> tuple[Tensor, ...]:
     if x.ndim != dimensions or dimensions not in (2, 3):
-        wanted = {2: "two dimensions [M, I]", 3: "three dimensions [N, T, I]"}.get(dimensions, "two or three dimensions")
+        wanted = {2: "two dimensions [M, I]", 3: "three dimensions [N, T, I]"}.get(
+            dimensions, "two or three dimensions"
+        )
         raise ValueError(f"{name} takes x of {wanted}, got {tuple(x.shape)}")
     if len(parameters) != 4 * (1 + bidirectional):
         raise ValueError(
@@ -192,7 +194,7 @@ def _run(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[
     check(x, limits, *given)
     if kernel("gru_forward", x.device) is None:
         return reference(x, limits, keep, *given)
-    return _forward_on_gpu(x.contiguous(), limits, keep, *given)
+    return _forward_on_gpu(x, limits, keep, *given)
 
 
 def _empty(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
@@ -220,11 +222,12 @@ def _forward_on_gpu(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
     directions, sequences, units = final.shape
     rows = math.prod(x.shape[:-1])
-    plan, source = kernels.gru_plan(limits, rows, x.shape[1] if x.ndim == 3 else -1)
-    weights, bias, recurrent = kernels.gru_pack(x, *given, False)
+    steps = x.shape[1] if x.ndim == 3 else -1
+    plan, source, weights, bias, recurrent = kernels.gru_prepare(x, limits, rows, steps, *given, sequences, False)
     sums = kept if keep else x.new_empty(rows, directions, 4, kept.shape[3])
+    x = _to_eight(x)
     kernels.gru_project(x, plan, source, weights, bias, sums)
-    kernels.gru_forward(sums, plan, recurrent, bias, states, final, x.shape[1] if x.ndim == 3 else -1, keep)
+    kernels.gru_forward(sums, plan, recurrent, bias, states, final, steps, keep)
     return states, final, kept, plan, source
 
 
@@ -266,18 +269,28 @@ def _run_backward(
     if kernel("gru_backward", x.device) is None:
         return reference_backward(of_states, of_final, x, limits, states, kept, wants_x, *given)
     kernels = torch.ops.cuda_ext_kernels
-    x = x.contiguous()
+    inputs = x.shape[-1]
+    x = _to_eight(x)
     of_states = None if of_states is None else of_states.contiguous()
     of_final = None if of_final is None else of_final.contiguous()
     units = given[1].shape[1]
-    weights, _, recurrent = kernels.gru_pack(x, *given, True)
+    _, _, weights, _, recurrent = kernels.gru_prepare(x, None, 0, 0, *given, len(plan) - 1, True)
     gradients = torch.empty_like(kept)
     previous = torch.empty_like(kept[:, :, 0])
     kernels.gru_backward(kept, plan, recurrent, states, of_states, of_final, units, gradients, previous)
     of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
     if wants_x:
         kernels.gru_project_back(gradients, plan, source, weights, of_x)
-    return [of_x, *kernels.gru_correlate(x, plan, source, gradients, previous, units, given[0])]
+        of_x = of_x[..., :inputs].contiguous()
+    return [of_x, *kernels.gru_correlate(x, plan, source, gradients, previous, given[0])]
+
+
+def _to_eight(x: Tensor) -> Tensor:
+    """x as the kernels read it, 16 bytes at a time: contiguous, from a multiple of 16 bytes, of 8 inputs or a multiple."""
+    if x.shape[-1] % 8:
+        return nn.functional.pad(x, (0, -x.shape[-1] % 8))
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
 
 
 def _shape_backward(
@@ -330,7 +343,7 @@ def _in_step(x: Tensor, limits: Tensor, directions: int) -> _InStep:
 
 
 def _stacked(given: Sequence[Tensor | None], dtype: torch.dtype, narrow: torch.dtype) -> list[Tensor]:
-    """w_ih [d, 3 H, I], w_hh [d, 3 H, H], b_ih and b_hh [d, 1, 3 H], in ``dtype``, the weights rounded to ``narrow``."""
+    """w_ih [d, 3 H, I], w_hh [d, 3 H, H], b_ih, b_hh [d, 1, 3 H], in ``dtype``; weights as rounded to ``narrow``."""
     w_ih, w_hh, b_ih, b_hh = (
         torch.stack([tensor for tensor in (given[i], given[i + 4]) if tensor is not None]) for i in range(4)
     )

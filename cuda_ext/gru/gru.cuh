@@ -20,16 +20,20 @@ struct alignas(16) Sequence {
   int place, first, length, state;
 };
 
-// How a block shares out its work, by dtype and H: k-steps of 16 units in a recurrent product, and columns of 8 units a
-// gate in a warp. fp32 keeps two fragments of each weight, so that beyond 64 units a warp has room for one column.
+// How a block shares out its work: k-steps of 16 units in a recurrent product, and columns of 8 units of each gate in a
+// warp. Of two columns a warp loads the state once; one column makes more warps with less to do each, which is faster
+// where there are too few blocks to fill the GPU, and all that a warp has room for where fp32 keeps two fragments of
+// each of many weights.
 struct Division {
   int k_steps, columns, warps;
 };
 
 template <typename T>
-inline Division division(int64_t units) {
+inline Division division(int64_t units, int64_t directions, int64_t sequences) {
+  constexpr int few_blocks = 132;
   const int k_steps = units <= 64 ? 4 : units <= 112 ? 7 : 8;
-  const int columns = std::is_same_v<T, float> && k_steps > 4 ? 1 : 2;
+  const bool few = (sequences + tile - 1) / tile * directions <= few_blocks;
+  const int columns = few || (std::is_same_v<T, float> && k_steps > 4) ? 1 : 2;
   return {k_steps, columns, static_cast<int>((units + 8 * columns - 1) / (8 * columns))};
 }
 

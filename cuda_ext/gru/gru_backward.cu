@@ -241,15 +241,21 @@ void launch(const Arguments& with, int warps, cudaStream_t stream) {
 
 template <typename T>
 void choose(Arguments with, cudaStream_t stream) {
-  constexpr int columns = std::is_same_v<T, float> ? 1 : 2;
-  const gru::Division by = gru::division<T>(with.units);
+  const gru::Division by = gru::division<T>(with.units, with.directions, with.sequences);
   const auto begins_on_pairs = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(T)) == 0; };
   with.pairs = with.units % 2 == 0 && begins_on_pairs(with.above) && begins_on_pairs(with.last) &&
                begins_on_pairs(with.states.data_ptr());
+  const auto run = [&](auto k_steps) {
+    constexpr int k = decltype(k_steps)::value;
+    if constexpr (!std::is_same_v<T, float> || k == 4) {
+      if (by.columns == 2) return launch<T, k, 2>(with, by.warps, stream);
+    }
+    launch<T, k, 1>(with, by.warps, stream);
+  };
   switch (by.k_steps) {
-    case 4: launch<T, 4, 2>(with, by.warps, stream); break;
-    case 7: launch<T, 7, columns>(with, by.warps, stream); break;
-    default: launch<T, 8, columns>(with, by.warps, stream);
+    case 4: run(std::integral_constant<int, 4>{}); break;
+    case 7: run(std::integral_constant<int, 7>{}); break;
+    default: run(std::integral_constant<int, 8>{});
   }
 }
 

@@ -228,12 +228,18 @@ void launch(const Tensor& gates, const Tensor& plan, const Tensor& weights, cons
 template <typename T>
 void choose(const Tensor& gates, const Tensor& plan, const Tensor& weights, const Tensor& bias, const Tensor& states,
             const Tensor& final, int limit, bool keep, cudaStream_t stream) {
-  constexpr int columns = std::is_same_v<T, float> ? 1 : 2;
-  const gru::Division by = gru::division<T>(final.size(2));
+  const gru::Division by = gru::division<T>(final.size(2), final.size(0), final.size(1));
+  const auto run = [&](auto k_steps) {
+    constexpr int k = decltype(k_steps)::value;
+    if constexpr (!std::is_same_v<T, float> || k == 4) {
+      if (by.columns == 2) return launch<T, k, 2>(gates, plan, weights, bias, states, final, limit, keep, by.warps, stream);
+    }
+    launch<T, k, 1>(gates, plan, weights, bias, states, final, limit, keep, by.warps, stream);
+  };
   switch (by.k_steps) {
-    case 4: launch<T, 4, 2>(gates, plan, weights, bias, states, final, limit, keep, by.warps, stream); break;
-    case 7: launch<T, 7, columns>(gates, plan, weights, bias, states, final, limit, keep, by.warps, stream); break;
-    default: launch<T, 8, columns>(gates, plan, weights, bias, states, final, limit, keep, by.warps, stream);
+    case 4: run(std::integral_constant<int, 4>{}); break;
+    case 7: run(std::integral_constant<int, 7>{}); break;
+    default: run(std::integral_constant<int, 8>{});
   }
 }
 

@@ -22,15 +22,14 @@ constexpr int depth = 32;     // of a sum, staged in shared memory at a time
 constexpr int project_rows = 128, project_columns = 112, project_threads = 256;
 constexpr int correlate_rows = 112, correlate_threads = 224;
 
-// A matrix whose columns lie in stretches: three gates of each direction out of four, say.
+// A matrix whose columns from `length` on lie `gap` further: three gates of each of two directions, out of four. Rows and
+// gaps are multiples of 16 bytes and columns of 8.
 template <typename T>
 struct Matrix {
   T* data;
-  int64_t row;      // from one row to the next
-  int columns;      // how many it has
-  int length;       // of a stretch
-  int64_t stretch;  // from one to the next
-  __host__ __device__ int64_t at(int column) const { return column / length * stretch + column % length; }
+  int64_t row;  // from one row to the next
+  int columns, length, gap;
+  __host__ __device__ int at(int column) const { return column + (column >= length ? gap : 0); }
 };
 
 // Eight neighbouring numbers of a row, as they come from memory.
@@ -41,29 +40,11 @@ struct Eight {
 };
 
 template <typename T>
-__device__ Eight<T> load_eight(const T* row, int column, const Matrix<const T>& from, bool packs) {
+__device__ Eight<T> load_eight(const T* data, bool is) {
   Eight<T> eight{};
-  if (row == nullptr || column >= from.columns) return eight;
-  const T* data = row + from.at(column);
-  if (packs && column + 8 <= from.columns) {
+  if (is) {
 #pragma unroll
     for (int i = 0; i < Eight<T>::words; ++i) eight.raw[i] = reinterpret_cast<const uint4*>(data)[i];
-  } else {
-    T values[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = column + i < from.columns ? data[i] : static_cast<T>(0.f);
-    if constexpr (sizeof(T) == 4) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        eight.raw[i] = {__float_as_uint(values[4 * i]), __float_as_uint(values[4 * i + 1]),
-                        __float_as_uint(values[4 * i + 2]), __float_as_uint(values[4 * i + 3])};
-      }
-    } else {
-      const auto pair = [&](int i) {
-        return gru::packed<T>(static_cast<float>(values[i]), static_cast<float>(values[i + 1]));
-      };
-      eight.raw[0] = {pair(0), pair(2), pair(4), pair(6)};
-    }
   }
   return eight;
 }
@@ -95,59 +76,66 @@ __device__ void store_operands(gru::Operand<T>* to, int64_t part, const Eight<T>
 // A warp makes 16 rows of all of a block's columns; of 16 columns a thread makes 4 neighbours in each of two rows.
 template <typename T>
 __global__ void __launch_bounds__(project_threads, 2)
-    project(Matrix<const T> a, const int* a_source, bool a_packs, Matrix<const T> b, const float* bias, Matrix<T> c,
-            const int* c_source, bool c_packs, int64_t rows, const Sequence* plan, int sequences) {
+    project(Matrix<const T> a, const int* a_source, Matrix<const T> b, const float* bias, Matrix<T> c,
+            const int* c_source, int64_t rows, const Sequence* plan, int sequences) {
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>;
-  constexpr int width = depth + 8;
+  constexpr int width = depth + 8, chunks = depth / 8;
   constexpr int a_part = project_rows * width, b_part = project_columns * width;
-  constexpr int a_loads = project_rows * depth / 8 / project_threads;
-  constexpr int b_loads = (project_columns * depth / 8 + project_threads - 1) / project_threads;
+  constexpr int a_loads = project_rows * chunks / project_threads;
+  constexpr int b_loads = (project_columns * chunks + project_threads - 1) / project_threads;
   constexpr int pairs = project_columns / 16;
   extern __shared__ uint4 shared[];
   E* const staged = reinterpret_cast<E*>(shared);  // [2][parts of a, parts of b]
 
+  // Blocks of one tile of rows follow one another, so that the rows are read from memory once.
+  const int column_tiles = (c.columns + project_columns - 1) / project_columns;
   const int count = plan[sequences].length;
-  const int64_t first_row = int64_t{blockIdx.x} * project_rows;
+  const int64_t first_row = int64_t{blockIdx.x / column_tiles} * project_rows;
   const int64_t written = c_source ? rows : count;
   if (first_row >= written) return;
-  const int first_column = blockIdx.y * project_columns;
+  const int first_column = blockIdx.x % column_tiles * project_columns;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
+  const int chunk = threadIdx.x % chunks * 8;
   const T* a_row[a_loads];
+  const T* b_row[b_loads];
 #pragma unroll
   for (int i = 0; i < a_loads; ++i) {
-    const int64_t m = first_row + (threadIdx.x + i * project_threads) / (depth / 8);
+    const int64_t m = first_row + (threadIdx.x + i * project_threads) / chunks;
     a_row[i] = m >= count ? nullptr : a.data + (a_source ? a_source[m] : m) * a.row;
+  }
+#pragma unroll
+  for (int i = 0; i < b_loads; ++i) {
+    const int row = (threadIdx.x + i * project_threads) / chunks;
+    const bool is = row < project_columns && first_column + row < c.columns;
+    b_row[i] = is ? b.data + (first_column + row) * b.row + chunk : nullptr;
   }
   Eight<T> a_next[a_loads], b_next[b_loads];
   const auto fetch = [&](int k) {
+    const bool is = k + chunk < a.columns;
+    const int at = a.at(k + chunk);
 #pragma unroll
-    for (int i = 0; i < a_loads; ++i) a_next[i] = load_eight(a_row[i], k + threadIdx.x % (depth / 8) * 8, a, a_packs);
+    for (int i = 0; i < a_loads; ++i) a_next[i] = load_eight(a_row[i] + at, is && a_row[i] != nullptr);
 #pragma unroll
-    for (int i = 0; i < b_loads; ++i) {
-      const int index = threadIdx.x + i * project_threads;
-      const int row = first_column + index / (depth / 8);
-      const bool is = index < project_columns * depth / 8 && row < c.columns;
-      b_next[i] = load_eight(is ? b.data + row * b.row : nullptr, k + index % (depth / 8) * 8, b, true);
-    }
+    for (int i = 0; i < b_loads; ++i) b_next[i] = load_eight(b_row[i] + k, is && b_row[i] != nullptr);
   };
   const auto stage = [&](int buffer) {
     E* to = staged + buffer * parts * (a_part + b_part);
 #pragma unroll
     for (int i = 0; i < a_loads; ++i) {
       const int index = threadIdx.x + i * project_threads;
-      store_operands<T>(to + index / (depth / 8) * width + index % (depth / 8) * 8, a_part, a_next[i]);
+      store_operands<T>(to + index / chunks * width + chunk, a_part, a_next[i]);
     }
     to += parts * a_part;
 #pragma unroll
     for (int i = 0; i < b_loads; ++i) {
       const int index = threadIdx.x + i * project_threads;
-      if (index >= project_columns * depth / 8) break;
+      if (index >= project_columns * chunks) break;
       // Of 16 columns, those that one thread will hold, 4 q to 4 q + 3, go to places 2 q and 2 q + 1 of both tiles.
-      const int row = index / (depth / 8);
+      const int row = index / chunks;
       const int place = row / 16 * 16 + row / 2 % 2 * 8 + row / 4 % 4 * 2 + row % 2;
-      store_operands<T>(to + place * width + index % (depth / 8) * 8, b_part, b_next[i]);
+      store_operands<T>(to + place * width + chunk, b_part, b_next[i]);
     }
   };
 
@@ -194,7 +182,7 @@ __global__ void __launch_bounds__(project_threads, 2)
       const int column = first_column + 16 * j + lane % 4 * 4;
       float values[4] = {sum[2 * j][2 * i], sum[2 * j][2 * i + 1], sum[2 * j + 1][2 * i], sum[2 * j + 1][2 * i + 1]};
       if (column >= c.columns) continue;
-      const int64_t at = c.at(column);
+      const int at = c.at(column);
       if (bias != nullptr) {
         const float4 more = *reinterpret_cast<const float4*>(bias + at);
         values[0] += more.x;
@@ -202,14 +190,7 @@ __global__ void __launch_bounds__(project_threads, 2)
         values[2] += more.z;
         values[3] += more.w;
       }
-      if (c_packs && column + 4 <= c.columns) {
-        gru::store<T, 4>(row + at, gru::Raw<T, 4>::of(values));
-      } else {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (column + e < c.columns) row[at + e] = static_cast<T>(values[e]);
-        }
-      }
+      gru::store<T, 4>(row + at, gru::Raw<T, 4>::of(values));
     }
   }
 }
@@ -218,8 +199,8 @@ __global__ void __launch_bounds__(project_threads, 2)
 // Groups are the directions where each has its own g and x. A warp makes 16 rows of all of a block's columns.
 template <typename T, int tiles>
 __global__ void __launch_bounds__(correlate_threads, 2)
-    correlate(Matrix<const T> g, int64_t g_group, Matrix<const T> x, int64_t x_group, const int* x_source, bool x_packs,
-              int groups, float* out, const Sequence* plan, int sequences) {
+    correlate(Matrix<const T> g, int64_t g_group, Matrix<const T> x, int64_t x_group, const int* x_source, int groups,
+              float* out, const Sequence* plan, int sequences) {
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>;
   constexpr int g_width = correlate_rows + 8, x_width = 8 * tiles + 16;
@@ -242,21 +223,31 @@ __global__ void __launch_bounds__(correlate_threads, 2)
   const int64_t share = ((count + gridDim.z - 1) / gridDim.z + depth - 1) / depth * depth;
   const int64_t begin = blockIdx.z * share, end = min(begin + share, count);
 
+  // Where a thread's pieces lie: in which row of each staged depth, and from which column.
+  const T* g_from[g_loads];
+  const T* x_from[x_loads];
+#pragma unroll
+  for (int i = 0; i < g_loads; ++i) {
+    const int index = threadIdx.x + i * correlate_threads, column = first_row + index % g_chunks * 8;
+    g_from[i] = column < g.columns ? g_data + (begin + index / g_chunks) * g.row + g.at(column) : nullptr;
+  }
+#pragma unroll
+  for (int i = 0; i < x_loads; ++i) {
+    const int index = threadIdx.x + i * correlate_threads, column = first_column + index % tiles * 8;
+    x_from[i] = index < depth * tiles && column < x.columns ? x_data + column : nullptr;
+  }
   Eight<T> g_next[g_loads], x_next[x_loads];
   const auto fetch = [&](int64_t m0) {
 #pragma unroll
     for (int i = 0; i < x_loads; ++i) {
-      const int index = threadIdx.x + i * correlate_threads;
-      const int64_t m = m0 + index / tiles;
-      const bool is = index < depth * tiles && m < end;
-      const T* row = is ? x_data + (x_source ? x_source[m] : m) * x.row : nullptr;
-      x_next[i] = load_eight(row, first_column + index % tiles * 8, x, x_packs);
+      const int64_t m = m0 + (threadIdx.x + i * correlate_threads) / tiles;
+      const bool is = x_from[i] != nullptr && m < end;
+      x_next[i] = load_eight(x_from[i] + (is && x_source ? x_source[m] : m) * x.row, is);
     }
 #pragma unroll
     for (int i = 0; i < g_loads; ++i) {
-      const int index = threadIdx.x + i * correlate_threads;
-      const int64_t m = m0 + index / g_chunks;
-      g_next[i] = load_eight(m < end ? g_data + m * g.row : nullptr, first_row + index % g_chunks * 8, g, true);
+      const int64_t m = m0 + (threadIdx.x + i * correlate_threads) / g_chunks;
+      g_next[i] = load_eight(g_from[i] + (m0 - begin) * g.row, g_from[i] != nullptr && m < end);
     }
   };
   const auto stage = [&](int buffer) {
@@ -367,7 +358,7 @@ struct Gradients {
 };
 
 // The slices added up in order, as nn.GRU lays the gradients out: rows r, z, n.
-// from_input [slices, d, 3 (n r z), P, I + 1], from_state [slices, d, 3 (r z m), P, P + 1].
+// from_input [slices, d, 3 (n r z), P, I to 8 and 1], from_state [slices, d, 3 (r z m), P, P + 1].
 template <typename S, typename W>
 __global__ void finish(const S* from_input, const S* from_state, int slices, int directions, int units, int padded,
                        int inputs, Gradients<W> out) {
@@ -379,7 +370,7 @@ __global__ void finish(const S* from_input, const S* from_state, int slices, int
     const int64_t row = j / columns, column = j % columns;
     const int64_t unit = row % units, gate = row / units % 3, direction = row / units / 3;
     const int64_t stretch = state ? gate : gate == 2 ? 0 : gate + 1;
-    const int64_t lies = state ? padded + 1 : wide, last = state ? padded : inputs;
+    const int64_t last = state ? padded : (inputs + 7) / 8 * 8, lies = last + 1;
     const int64_t at = ((direction * 3 + stretch) * padded + unit) * lies + (column == columns - 1 ? last : column);
     const int64_t slice = int64_t{directions} * 3 * padded * lies;
     const S* from = state ? from_state : from_input;
@@ -395,11 +386,6 @@ __global__ void finish(const S* from_input, const S* from_state, int slices, int
 }
 
 template <typename T>
-bool on_packs(const void* data, int64_t row) {
-  return cuda_ext::aligned_for_packs(data) && row * sizeof(T) % 16 == 0;
-}
-
-template <typename T>
 void launch_project(const Matrix<const T>& a, const int* a_source, const Matrix<const T>& b, const void* bias,
                     const Matrix<T>& c, const int* c_source, int64_t rows, const Sequence* plan, int sequences,
                     cudaStream_t stream) {
@@ -410,11 +396,9 @@ void launch_project(const Matrix<const T>& a, const int* a_source, const Matrix<
   } else {
     constexpr int shared = 2 * gru::parts<T> * (project_rows + project_columns) * (depth + 8) * 2;
     STD_CUDA_CHECK(cudaFuncSetAttribute(project<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    const dim3 blocks(static_cast<unsigned>((rows + project_rows - 1) / project_rows),
-                      (c.columns + project_columns - 1) / project_columns);
-    project<T><<<blocks, project_threads, shared, stream>>>(
-        a, a_source, on_packs<T>(a.data, a.row), b, static_cast<const float*>(bias), c, c_source,
-        on_packs<T>(c.data, c.row), rows, plan, sequences);
+    const int64_t blocks = (rows + project_rows - 1) / project_rows * ((c.columns + project_columns - 1) / project_columns);
+    project<T><<<static_cast<unsigned>(blocks), project_threads, shared, stream>>>(
+        a, a_source, b, static_cast<const float*>(bias), c, c_source, rows, plan, sequences);
   }
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
@@ -428,8 +412,8 @@ void launch_tiles(const Matrix<const T>& g, int64_t g_group, const Matrix<const 
   STD_CUDA_CHECK(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   const dim3 blocks((x.columns + 8 * tiles - 1) / (8 * tiles),
                     (g.columns + correlate_rows - 1) / correlate_rows * groups, slices);
-  run<<<blocks, correlate_threads, shared, stream>>>(g, g_group, x, x_group, x_source, on_packs<T>(x.data, x.row),
-                                                     groups, static_cast<float*>(out), plan, sequences);
+  run<<<blocks, correlate_threads, shared, stream>>>(g, g_group, x, x_group, x_source, groups,
+                                                     static_cast<float*>(out), plan, sequences);
 }
 
 template <typename T>
@@ -448,7 +432,7 @@ void launch_correlate(const Matrix<const T>& g, int64_t g_group, const Matrix<co
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// What every product here is told: the rows of x [.., I] that are real steps, and the sizes.
+// What every product here is told: the rows of x [.., I] that are real steps, and the sizes; I is a multiple of 8.
 struct Shape {
   int64_t rows, inputs, directions, padded;
   const int* source;
@@ -461,8 +445,9 @@ Shape shape_of(const char* name, const Tensor& x, const Tensor& gates, const Ten
   STD_TORCH_CHECK(x.is_cuda() && x.is_contiguous() && gates.is_contiguous() && plan.is_contiguous() &&
                       source.is_contiguous() && gates.dim() == 4 && gates.size(2) == 4 && x.numel() == rows * inputs &&
                       (source.numel() == 0 || source.numel() == rows) && x.scalar_type() == gates.scalar_type() &&
-                      inputs < INT_MAX,
+                      inputs < INT_MAX && inputs % 8 == 0,
                   name, ": x, gates, plan and source do not fit together");
+  STD_TORCH_CHECK(cuda_ext::aligned_for_packs(x.data_ptr()), name, ": x must begin on 16 bytes");
   return {rows, inputs, gates.size(1), gates.size(3),
           source.numel() == 0 ? nullptr : static_cast<const int*>(source.data_ptr()),
           static_cast<const Sequence*>(plan.data_ptr()), static_cast<int>(plan.size(0) - 1)};
@@ -488,14 +473,13 @@ template <typename T>
 Matrix<const T> three_gates(const Tensor& gates, const Shape& of) {
   const int64_t padded = of.padded;
   return {read<T>(gates), of.directions * 4 * padded, static_cast<int>(of.directions * 3 * padded),
-          static_cast<int>(3 * padded), 4 * padded};
+          static_cast<int>(3 * padded), static_cast<int>(padded)};
 }
 
-// The sums n, r and z of each real step's gates from x, weights [d, 3, P, I to 8] and bias [d, 4, P].
+// The sums n, r and z of each real step's gates from x, weights [d, 3, P, I] and bias [d, 4, P].
 void gru_project(Tensor x, Tensor plan, Tensor source, Tensor weights, Tensor bias, Tensor gates) {
   const Shape of = shape_of("gru_project", x, gates, plan, source);
-  const int64_t wide = (of.inputs + 7) / 8 * 8;
-  STD_TORCH_CHECK(weights.is_contiguous() && weights.numel() == of.directions * 3 * of.padded * wide &&
+  STD_TORCH_CHECK(weights.is_contiguous() && weights.numel() == of.directions * 3 * of.padded * of.inputs &&
                       bias.is_contiguous() && bias.numel() == of.directions * 4 * of.padded,
                   "gru_project: weights and bias do not fit x and gates");
   if (of.rows == 0) return;
@@ -504,10 +488,10 @@ void gru_project(Tensor x, Tensor plan, Tensor source, Tensor weights, Tensor bi
   with_dtype("gru_project", x.scalar_type(), [&](auto t) {
     using T = decltype(t);
     const int inputs = static_cast<int>(of.inputs);
-    const Matrix<const T> a{read<T>(x), of.inputs, inputs, INT_MAX, 0}, b{read<T>(weights), wide, inputs, INT_MAX, 0};
+    const Matrix<const T> a{read<T>(x), of.inputs, inputs, INT_MAX, 0}, b{read<T>(weights), of.inputs, inputs, INT_MAX, 0};
     const Matrix<const T> c = three_gates<T>(gates, of);
     launch_project<T>(a, of.source, b, bias.data_ptr(),
-                      {static_cast<T*>(gates.data_ptr()), c.row, c.columns, c.length, c.stretch}, nullptr, of.rows,
+                      {static_cast<T*>(gates.data_ptr()), c.row, c.columns, c.length, c.gap}, nullptr, of.rows,
                       of.plan, of.sequences, stream);
   });
 }
@@ -530,11 +514,12 @@ void gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weigh
   });
 }
 
-// The gradients of the parameters, of `like`'s dtype: [3 H, I], [3 H, H], [3 H] and [3 H] of each direction.
-std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor gradients, Tensor previous, int64_t units,
-                                  Tensor like) {
+// The gradients of the parameters, of w_ih's dtype: [3 H, I], [3 H, H], [3 H] and [3 H] of each direction.
+std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor gradients, Tensor previous,
+                                  Tensor w_ih) {
   const Shape of = shape_of("gru_correlate", x, gradients, plan, source);
-  STD_TORCH_CHECK(previous.is_contiguous() && 4 * previous.numel() == gradients.numel() &&
+  const int64_t units = w_ih.size(0) / 3, inputs = w_ih.size(1);
+  STD_TORCH_CHECK((inputs + 7) / 8 * 8 == of.inputs && previous.is_contiguous() && 4 * previous.numel() == gradients.numel() &&
                       (units + 7) / 8 * 8 == of.padded && previous.scalar_type() == x.scalar_type(),
                   "gru_correlate: previous does not fit the gradients");
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
@@ -546,10 +531,10 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
       dtype == ScalarType::Double ? 1 : std::clamp<int64_t>((of.rows + 127) / 128, 1, std::max<int64_t>(1, 264 / (d * 3)));
   Tensor from_input = torch::stable::new_empty(x, {slices, d * 3 * padded * (of.inputs + 1)}, sums);
   Tensor from_state = torch::stable::new_empty(x, {slices, d * 3 * padded * (padded + 1)}, sums);
-  const ScalarType wanted = like.scalar_type();
+  const ScalarType wanted = w_ih.scalar_type();
   std::vector<Tensor> found;
   for (int64_t direction = 0; direction < d; ++direction) {
-    found.push_back(torch::stable::new_empty(x, {3 * units, of.inputs}, wanted));
+    found.push_back(torch::stable::new_empty(x, {3 * units, inputs}, wanted));
     found.push_back(torch::stable::new_empty(x, {3 * units, units}, wanted));
     found.push_back(torch::stable::new_empty(x, {3 * units}, wanted));
     found.push_back(torch::stable::new_empty(x, {3 * units}, wanted));
@@ -567,7 +552,7 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
     g.data += padded;
     run(g, {read<T>(previous), d * padded, static_cast<int>(padded), INT_MAX, 0}, nullptr, static_cast<int>(d), from_state);
   });
-  const int64_t total = d * 3 * units * (of.inputs + units + 2);
+  const int64_t total = d * 3 * units * (inputs + units + 2);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>((total + 127) / 128, 1 << 16));
   const auto add_up = [&](auto s, auto w) {
     using S = decltype(s);
@@ -582,7 +567,7 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
     }
     finish<S, W><<<blocks, 128, 0, stream>>>(read<S>(from_input), read<S>(from_state), static_cast<int>(slices),
                                              static_cast<int>(d), static_cast<int>(units), static_cast<int>(padded),
-                                             static_cast<int>(of.inputs), out);
+                                             static_cast<int>(inputs), out);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   };
   switch (wanted) {
@@ -603,7 +588,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
       "gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weights, Tensor(a!) of_x) -> ()");
   m.def(
-      "gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor gradients, Tensor previous, int units, Tensor like) "
+      "gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor gradients, Tensor previous, Tensor w_ih) "
       "-> Tensor[]");
 }
 
