@@ -18,7 +18,6 @@ multiple of 8.
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -30,10 +29,9 @@ from cuda_ext.operation import define
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # The recurrent weights of one direction must fit in the registers of one block.
 MOST_UNITS = 128
-# Of the four sums that are kept for each unit: which of them the rows of nn.GRU's weights (reset, update, new) make.
-CANDIDATE, RESET, UPDATE, MEMORY = range(4)
-OF_INPUT = (RESET, UPDATE, CANDIDATE)
-OF_STATE = (RESET, UPDATE, MEMORY)
+# What is kept of each unit and step for the backward pass, in this order: n, r, z, m and the state before the step.
+CANDIDATE, RESET, UPDATE = range(3)
+KEPT = 5
 
 
 def gru(
@@ -206,7 +204,7 @@ def _empty(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tupl
     return (
         x.new_empty(*x.shape[:-1], directions * units),
         x.new_empty(directions, sequences, units),
-        x.new_empty(rows if keep else 0, directions, 4, padded),
+        x.new_empty(rows if keep else 0, directions, KEPT, padded),
         limits.new_empty(sequences + 1, 4, dtype=torch.int32),
         limits.new_empty(rows if x.ndim == 3 else 0, dtype=torch.int32),
     )
@@ -224,7 +222,7 @@ def _forward_on_gpu(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None
     rows = math.prod(x.shape[:-1])
     steps = x.shape[1] if x.ndim == 3 else -1
     plan, source, weights, bias, recurrent = kernels.gru_prepare(x, limits, rows, steps, *given, sequences, False)
-    sums = kept if keep else x.new_empty(rows, directions, 4, kept.shape[3])
+    sums = kept if keep else x.new_empty(rows, directions, 3, kept.shape[3])
     x = _to_eight(x)
     kernels.gru_project(x, plan, source, weights, bias, sums)
     kernels.gru_forward(sums, plan, recurrent, bias, states, final, steps, keep)
@@ -233,20 +231,20 @@ def _forward_on_gpu(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None
 
 def _setup_context(ctx: object, inputs: tuple, output: tuple[Tensor, ...]) -> None:
     x, limits, _, *given = inputs
-    states, _, kept, plan, source = output
+    _, _, kept, plan, source = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(kept, plan, source)
-    ctx.save_for_backward(x, limits, states, kept, plan, source, *given)
+    ctx.save_for_backward(x, limits, kept, plan, source, *given)
 
 
 def _backward(ctx: object, of_states: Tensor | None, of_final: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
-    x, limits, states, kept, plan, source, *given = ctx.saved_tensors
+    x, limits, kept, plan, source, *given = ctx.saved_tensors
     nothing = (None,) * (3 + len(given))
     if of_states is None and of_final is None:
         return nothing
     wanted = ctx.needs_input_grad
     found = torch.ops.cuda_ext.gru_backward(
-        of_states, of_final, x, limits, states, kept, plan, source, wanted[0], *given
+        of_states, of_final, x, limits, kept, plan, source, wanted[0], *given
     )
     found = (found[0], None, None, *found[1:], *(None,) * (9 - len(found)))
     return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
@@ -257,7 +255,6 @@ def _run_backward(
     of_final: Tensor | None,
     x: Tensor,
     limits: Tensor,
-    states: Tensor,
     kept: Tensor,
     plan: Tensor,
     source: Tensor,
@@ -267,7 +264,7 @@ def _run_backward(
     if len(kept) != math.prod(x.shape[:-1]):
         raise ValueError("gru has a backward pass only if it ran with keep=True: the gates were not kept")
     if kernel("gru_backward", x.device) is None:
-        return reference_backward(of_states, of_final, x, limits, states, kept, wants_x, *given)
+        return reference_backward(of_states, of_final, x, limits, kept, wants_x, *given)
     kernels = torch.ops.cuda_ext_kernels
     inputs = x.shape[-1]
     x = _to_eight(x)
@@ -275,14 +272,13 @@ def _run_backward(
     of_final = None if of_final is None else of_final.contiguous()
     units = given[1].shape[1]
     _, _, weights, _, recurrent = kernels.gru_prepare(x, None, 0, 0, *given, len(plan) - 1, True)
-    gradients = torch.empty_like(kept)
-    previous = torch.empty_like(kept[:, :, 0])
-    kernels.gru_backward(kept, plan, recurrent, states, of_states, of_final, units, gradients, previous)
+    gradients = torch.empty_like(kept[:, :, 1:], memory_format=torch.contiguous_format)
+    kernels.gru_backward(kept, plan, recurrent, of_states, of_final, units, gradients)
     of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
     if wants_x:
         kernels.gru_project_back(gradients, plan, source, weights, of_x)
         of_x = of_x[..., :inputs].contiguous()
-    return [of_x, *kernels.gru_correlate(x, plan, source, gradients, previous, given[0])]
+    return [of_x, *kernels.gru_correlate(x, plan, source, gradients, kept, given[0])]
 
 
 def _to_eight(x: Tensor) -> Tensor:
@@ -296,8 +292,7 @@ def _to_eight(x: Tensor) -> Tensor:
 def _shape_backward(
     of_states: Tensor | None, of_final: Tensor | None, x: Tensor, *others: Tensor | bool | None
 ) -> list[Tensor]:
-    *_, wants_x = others[:6]
-    given = others[6:]
+    wants_x, *given = others[4:]
     return [
         torch.empty_like(x, memory_format=torch.contiguous_format) if wants_x else x.new_empty(0),
         *(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in given if tensor is not None),
@@ -351,7 +346,7 @@ def _stacked(given: Sequence[Tensor | None], dtype: torch.dtype, narrow: torch.d
 
 
 def reference(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
-    """Equals ``torch.nn.GRU`` on a packed sequence; n, r, z and m of each real step are kept for the backward pass."""
+    """Equals ``torch.nn.GRU`` on a packed sequence; what the backward pass needs of each step is kept."""
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
     directions, sequences, units = final.shape
     dtype = torch.promote_types(torch.float32, x.dtype)
@@ -369,7 +364,7 @@ def reference(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> t
         after = torch.lerp(n, before, z)
         of_steps.append(after)
         if keep:
-            gates_of_steps.append(torch.stack([n, r, z, m], dim=2))
+            gates_of_steps.append(torch.stack([n, r, z, m, before], dim=2))
         h = after if count == sequences else torch.cat([after, h[:, count:]], dim=1)
         done += count
     final[:, at.order] = h.to(x.dtype)
@@ -388,7 +383,6 @@ def reference_backward(
     of_final: Tensor | None,
     x: Tensor,
     limits: Tensor,
-    states: Tensor,
     kept: Tensor,
     wants_x: bool,
     *given: Tensor | None,
@@ -400,18 +394,11 @@ def reference_backward(
     at = _in_step(x, limits, directions)
     both = range(directions)
 
-    def in_step(padded: Tensor) -> Tensor:
-        flat = padded.reshape(-1, directions, units)
-        return torch.stack([flat[at.rows[d], d] for d in both]).to(dtype)
-
-    n, r, z, m = torch.stack([kept[at.compact[d], d, :, :units] for d in both]).to(dtype).unbind(2)
-    after = in_step(states)
-    before = torch.zeros_like(after)
-    done = 0
-    for running, count in pairwise(at.counts):
-        before[:, done + running : done + running + count] = after[:, done : done + count]
-        done += running
-    above = None if of_states is None else in_step(of_states)
+    n, r, z, m, before = torch.stack([kept[at.compact[d], d, :, :units] for d in both]).to(dtype).unbind(2)
+    above = None
+    if of_states is not None:
+        of_rows = of_states.reshape(-1, directions, units)
+        above = torch.stack([of_rows[at.rows[d], d] for d in both]).to(dtype)
     carried = w_hh.new_zeros(directions, len(at.order), units) if of_final is None else of_final[:, at.order].to(dtype)
     # What each sum's gradient is, over that of the state (of m: over that of n's sum).
     of_n = (1 - z) * (1 - n * n)
@@ -466,7 +453,7 @@ define(
     autocast=_cast,
 )
 define(
-    "gru_backward(Tensor? of_states, Tensor? of_final, Tensor x, Tensor limits, Tensor states, Tensor kept, "
+    "gru_backward(Tensor? of_states, Tensor? of_final, Tensor x, Tensor limits, Tensor kept, "
     "Tensor plan, Tensor source, bool wants_x, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
     "Tensor? w_ih_reverse, Tensor? w_hh_reverse, Tensor? b_ih_reverse, Tensor? b_hh_reverse) -> Tensor[]",
     _run_backward,

@@ -2,15 +2,16 @@
 // one matrix instruction.
 //
 // Shapes: N sequences, M real steps, d directions, H units, P units padded to a multiple of 8, I inputs.
-// Gates lie as [M, d, 4, P]: the candidate n, the reset gate r, the update gate z, and m = W_hn h + b_hn. So the three
-// that the input product makes (n, r, z) and the three that the recurrent product makes (r, z, m) lie together.
+// What the forward pass makes of each step lies as [M, d, 5, P]: the candidate n, the reset gate r, the update gate z,
+// m = W_hn h + b_hn, and the state h before the step; if no backward pass follows, n, r and z alone. So the three sums
+// that the input makes (n, r, z) and the three that the state makes (r, z, m) lie together.
 #pragma once
 
 #include "../launch.cuh"
 
 namespace gru {
 
-constexpr int candidate = 0, reset = 1, update = 2, memory = 3;
+constexpr int candidate = 0, reset = 1, update = 2, memory = 3, before = 4;
 // Sequences of a block: the rows of one matrix instruction.
 constexpr int tile = 16;
 
@@ -54,10 +55,11 @@ __device__ inline uint32_t packed(float a, float b) {
   }
 }
 
-// What rounding to the operand's type leaves of a: the low part's value.
-template <typename E>
-__device__ inline float remainder(float a) {
-  return a - static_cast<float>(static_cast<E>(a));
+// Two numbers' high and low operands. (The high ones are taken back out of their pair: converting one number alone takes
+// eight times as long as converting two.)
+__device__ inline void split(float a, float b, uint32_t& high, uint32_t& low) {
+  high = packed<__nv_bfloat16>(a, b);
+  low = packed<__nv_bfloat16>(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u));
 }
 
 template <typename E>
@@ -165,6 +167,21 @@ __device__ inline void store(T* to, const Raw<T, n>& raw) {
     *reinterpret_cast<uint2*>(to) = {raw.words[0], raw.words[1]};
   } else {
     *reinterpret_cast<uint32_t*>(to) = raw.words[0];
+  }
+}
+
+// The operands of n neighbours: one each at `to`, or high ones there and low ones at `to + part`.
+template <typename T, int n>
+__device__ inline void store_operands(Operand<T>* to, int part, const float (&values)[n]) {
+  using E = Operand<T>;
+  if constexpr (parts<T> == 2) {
+    Raw<E, n> high, low;
+#pragma unroll
+    for (int i = 0; i < n; i += 2) split(values[i], values[i + 1], high.words[i / 2], low.words[i / 2]);
+    store<E, n>(to, high);
+    store<E, n>(to + part, low);
+  } else {
+    store<E, n>(to, Raw<E, n>::of(values));
   }
 }
 

@@ -17,13 +17,12 @@ using torch::stable::Tensor;
 template <typename T, int k_steps>
 constexpr int shared_bytes = 2 * gru::parts<T> * 3 * gru::tile * (16 * k_steps + 8) * 2;
 
-// gates [M, d, 4, P] as the forward pass left them; gradients [M, d, 4, P] and previous [M, d, P], the state before each
-// step, are written at real steps. above: the gradient of states, last: of final; either may be null.
+// gates [M, d, 5, P] as the forward pass left them; gradients [M, d, 4, P], of the sums n, r, z and m, are written at
+// real steps. above: the gradient of states, last: of final; either may be null.
 template <typename T, int k_steps, int columns>
 __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
-    recur_back(const T* gates, const Sequence* plan, const uint32_t* weights, const T* states, const T* above,
-               const T* last, T* gradients, T* previous, int sequences, int units, int padded, int directions,
-               bool pairs) {
+    recur_back(const T* gates, const Sequence* plan, const uint32_t* weights, const T* above, const T* last,
+               T* gradients, int sequences, int units, int padded, int directions, bool pairs) {
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>;
   constexpr int own = 2 * columns;
@@ -75,29 +74,32 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
   steps = __reduce_max_sync(0xffffffff, steps);
 
   // Where the tile's last step would lie in each sequence: past the end of a shorter one, until that begins.
-  const int64_t gate_stride = int64_t{directions} * 4 * padded, state_stride = int64_t{directions} * units;
   const int64_t forwards = direction == 0 ? 1 : -1;
-  int64_t row[2], state_at[2];
+  const int64_t gate_step = forwards * directions * 5 * padded, gradient_step = forwards * directions * 4 * padded;
+  const int64_t state_step = forwards * directions * units;
+  const T* gate_row[2];
+  const T* above_row[2];
+  T* gradient_row[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int64_t begin = direction == 0 ? 0 : sequence[i].length - 1;
-    row[i] = sequence[i].first + begin + (steps - 1) * forwards;
-    state_at[i] = (sequence[i].state + begin + (steps - 1) * forwards) * state_stride + direction * units + unit;
+    const int64_t step = (direction == 0 ? 0 : sequence[i].length - 1) + (steps - 1) * forwards;
+    const int64_t row = (sequence[i].first + step) * directions + direction;
+    gate_row[i] = gates + row * 5 * padded + unit;
+    gradient_row[i] = gradients + row * 4 * padded + unit;
+    above_row[i] = above + ((sequence[i].state + step) * directions + direction) * units + unit;
   }
-  Own next[2][4] = {}, next_above[2] = {}, next_before[2] = {};
-  const auto fetch = [&](int i, int step, int64_t gate_row, int64_t state_row) {
-    if (step < 0 || step >= length[i]) return;
-    const T* from = gates + gate_row * gate_stride + direction * 4 * padded + unit;
+  Own next[2][5] = {}, next_above[2] = {};
+  const auto fetch = [&](int i, int step) {
+    if (step >= 0 && step < length[i]) {
 #pragma unroll
-    for (int g = 0; g < 4; ++g) next[i][g] = gru::load<T, own>(from + g * padded);
-    if (above != nullptr) next_above[i] = gru::load_units<T, own>(above + state_row, units - unit, pairs);
-    next_before[i] = Own{};
-    if (step > 0) {
-      next_before[i] = gru::load_units<T, own>(states + state_row - forwards * state_stride, units - unit, pairs);
+      for (int g = 0; g < 5; ++g) next[i][g] = gru::load<T, own>(gate_row[i] + g * padded);
+      if (above != nullptr) next_above[i] = gru::load_units<T, own>(above_row[i], units - unit, pairs);
     }
+    gate_row[i] -= gate_step;
+    above_row[i] -= state_step;
   };
 #pragma unroll
-  for (int i = 0; i < 2; ++i) fetch(i, steps - 1, row[i], state_at[i]);
+  for (int i = 0; i < 2; ++i) fetch(i, steps - 1);
   __syncthreads();
 
   for (int step = steps - 1; step >= 0; --step) {
@@ -105,11 +107,11 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
     auto& current = operand[step % 2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      Own now[4];
+      Own now[5];
 #pragma unroll
-      for (int g = 0; g < 4; ++g) now[g] = next[i][g];
-      const Own now_above = next_above[i], now_before = next_before[i];
-      fetch(i, step - 1, row[i] - forwards, state_at[i] - forwards * state_stride);
+      for (int g = 0; g < 5; ++g) now[g] = next[i][g];
+      const Own now_above = next_above[i];
+      fetch(i, step - 1);
 
       const bool active = step < length[i];
       float d[4][own];
@@ -117,30 +119,22 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
       for (int u = 0; u < own; ++u) {
         const float n = now[gru::candidate][u], r = now[gru::reset][u], z = now[gru::update][u];
         const float state = carried[i][u] + now_above[u];
-        const float dn = state * (1.f - z) * (1.f - n * n);
-        d[gru::candidate][u] = active ? dn : 0.f;
-        d[gru::reset][u] = active ? dn * now[gru::memory][u] * r * (1.f - r) : 0.f;
-        d[gru::update][u] = active ? state * (now_before[u] - n) * z * (1.f - z) : 0.f;
-        d[gru::memory][u] = active ? dn * r : 0.f;
+        const float dn = active ? state * (1.f - z) * (1.f - n * n) : 0.f;
+        d[gru::candidate][u] = dn;
+        d[gru::memory][u] = dn * r;
+        d[gru::reset][u] = dn * r * now[gru::memory][u] * (1.f - r);
+        d[gru::update][u] = active ? state * (now[gru::before][u] - n) * z * (1.f - z) : 0.f;
         sum[0][u / 2][2 * i + u % 2] = active ? state * z : carried[i][u];
       }
 #pragma unroll
-      for (int p = 0; p < parts; ++p)
-#pragma unroll
-        for (int g = 0; g < 3; ++g) {
-          float part[own];
-#pragma unroll
-          for (int u = 0; u < own; ++u) part[u] = p == 0 ? d[g + 1][u] : gru::remainder<E>(d[g + 1][u]);
-          gru::store<E, own>(&current[p][g][lane / 4 + 8 * i][unit], gru::Raw<E, own>::of(part));
-        }
-      if (active) {
-        T* to = gradients + row[i] * gate_stride + direction * 4 * padded + unit;
-#pragma unroll
-        for (int g = 0; g < 4; ++g) gru::store<T, own>(to + g * padded, Own::of(d[g]));
-        gru::store<T, own>(previous + (row[i] * directions + direction) * padded + unit, now_before);
+      for (int g = 0; g < 3; ++g) {
+        gru::store_operands<T>(&current[0][g][lane / 4 + 8 * i][unit], 3 * gru::tile * width, d[g + 1]);
       }
-      row[i] -= forwards;
-      state_at[i] -= forwards * state_stride;
+      if (active) {
+#pragma unroll
+        for (int g = 0; g < 4; ++g) gru::store<T, own>(gradient_row[i] + g * padded, Own::of(d[g]));
+      }
+      gradient_row[i] -= gradient_step;
     }
     if (step == 0) break;
     __syncthreads();
@@ -173,8 +167,8 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
 
 // float64: a block a sequence and direction, a thread a unit. Plain; not for speed.
 __global__ void recur_back_double(const double* gates, const Sequence* plan, const double* weights,
-                                  const double* states, const double* above, const double* last, double* gradients,
-                                  double* previous, int sequences, int units, int padded, int directions) {
+                                  const double* above, const double* last, double* gradients, int sequences,
+                                  int units, int padded, int directions) {
   __shared__ double sums[3][128];
   const int direction = blockIdx.x % directions, unit = threadIdx.x;
   const Sequence sequence = plan[blockIdx.x / directions];
@@ -185,23 +179,20 @@ __global__ void recur_back_double(const double* gates, const Sequence* plan, con
   }
   for (int step = sequence.length - 1; step >= 0; --step) {
     const int64_t t = direction == 0 ? step : sequence.length - 1 - step;
-    const int64_t before = direction == 0 ? t - 1 : t + 1;
     double direct = 0;
     if (unit < units) {
       const int64_t at = (sequence.first + t) * directions + direction;
-      const double* row = gates + at * 4 * padded + unit;
+      const double* row = gates + at * 5 * padded + unit;
       const double n = row[gru::candidate * padded], r = row[gru::reset * padded];
       const double z = row[gru::update * padded], m = row[gru::memory * padded];
-      const auto state_at = [&](int64_t s) { return ((sequence.state + s) * directions + direction) * units + unit; };
-      const double h = step > 0 ? states[state_at(before)] : 0;
-      const double state = carried + (above != nullptr ? above[state_at(t)] : 0);
+      const int64_t state_at = ((sequence.state + t) * directions + direction) * units + unit;
+      const double state = carried + (above != nullptr ? above[state_at] : 0);
       const double dn = state * (1 - z) * (1 - n * n);
       double* to = gradients + at * 4 * padded + unit;
       to[gru::candidate * padded] = dn;
       sums[0][unit] = to[gru::reset * padded] = dn * m * r * (1 - r);
-      sums[1][unit] = to[gru::update * padded] = state * (h - n) * z * (1 - z);
+      sums[1][unit] = to[gru::update * padded] = state * (row[gru::before * padded] - n) * z * (1 - z);
       sums[2][unit] = to[gru::memory * padded] = dn * r;
-      previous[at * padded + unit] = h;
       direct = state * z;
     }
     __syncthreads();
@@ -216,9 +207,9 @@ __global__ void recur_back_double(const double* gates, const Sequence* plan, con
 }
 
 struct Arguments {
-  Tensor gates, plan, weights, states;
+  Tensor gates, plan, weights;
   const void *above, *last;
-  Tensor gradients, previous;
+  Tensor gradients;
   int sequences, units, padded, directions;
   bool pairs;
 };
@@ -233,9 +224,9 @@ void launch(const Arguments& with, int warps, cudaStream_t stream) {
   const int blocks = (with.sequences + gru::tile - 1) / gru::tile * with.directions;
   run<<<blocks, 32 * warps, shared, stream>>>(
       static_cast<const T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
-      static_cast<const uint32_t*>(with.weights.data_ptr()), static_cast<const T*>(with.states.data_ptr()),
-      static_cast<const T*>(with.above), static_cast<const T*>(with.last), static_cast<T*>(with.gradients.data_ptr()),
-      static_cast<T*>(with.previous.data_ptr()), with.sequences, with.units, with.padded, with.directions, with.pairs);
+      static_cast<const uint32_t*>(with.weights.data_ptr()), static_cast<const T*>(with.above),
+      static_cast<const T*>(with.last), static_cast<T*>(with.gradients.data_ptr()), with.sequences, with.units,
+      with.padded, with.directions, with.pairs);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -243,8 +234,7 @@ template <typename T>
 void choose(Arguments with, cudaStream_t stream) {
   const gru::Division by = gru::division<T>(with.units, with.directions, with.sequences);
   const auto begins_on_pairs = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(T)) == 0; };
-  with.pairs = with.units % 2 == 0 && begins_on_pairs(with.above) && begins_on_pairs(with.last) &&
-               begins_on_pairs(with.states.data_ptr());
+  with.pairs = with.units % 2 == 0 && begins_on_pairs(with.above) && begins_on_pairs(with.last);
   const auto run = [&](auto k_steps) {
     constexpr int k = decltype(k_steps)::value;
     if constexpr (!std::is_same_v<T, float> || k == 4) {
@@ -259,33 +249,35 @@ void choose(Arguments with, cudaStream_t stream) {
   }
 }
 
-// above: the gradient of states, last: of final. gradients [M, d, 4, P] and previous [M, d, P] are written at real steps.
-void gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor states, std::optional<Tensor> above,
-                  std::optional<Tensor> last, int64_t units, Tensor gradients, Tensor previous) {
+// above: the gradient of states, last: of final. gradients [M, d, 4, P] are written at real steps.
+void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tensor> above, std::optional<Tensor> last,
+                  int64_t units, Tensor gradients) {
   const int64_t sequences = plan.size(0) - 1;
-  STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(2) == 4 && gates.size(3) == (units + 7) / 8 * 8 &&
-                      gradients.numel() == gates.numel() && 4 * previous.numel() == gates.numel() &&
-                      (!above || above->numel() == states.numel()) &&
+  STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(2) == 5 && gates.size(3) == (units + 7) / 8 * 8 &&
+                      5 * gradients.numel() == 4 * gates.numel() && gradients.scalar_type() == gates.scalar_type() &&
+                      (!above || above->scalar_type() == gates.scalar_type()) &&
+                      (!above || above->numel() % (gates.size(1) * units) == 0) &&
+                      (!above || above->numel() >= gates.size(0) * gates.size(1) * units) &&
+                      (!last || last->scalar_type() == gates.scalar_type()) &&
                       (!last || last->numel() == gates.size(1) * sequences * units),
-                  "gru_backward: gates, states and gradients do not fit together");
-  STD_TORCH_CHECK(gates.is_contiguous() && plan.is_contiguous() && weights.is_contiguous() && states.is_contiguous() &&
+                  "gru_backward: gates and gradients do not fit together");
+  STD_TORCH_CHECK(gates.is_contiguous() && plan.is_contiguous() && weights.is_contiguous() &&
                       (!above || above->is_contiguous()) && (!last || last->is_contiguous()) &&
-                      gradients.is_contiguous() && previous.is_contiguous(),
+                      gradients.is_contiguous(),
                   "gru_backward takes contiguous tensors");
   if (sequences == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(gates.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(gates.get_device_index());
-  Arguments with{gates, plan, weights, states, above ? above->data_ptr() : nullptr, last ? last->data_ptr() : nullptr,
-                 gradients, previous, static_cast<int>(sequences), static_cast<int>(units),
-                 static_cast<int>(gates.size(3)), static_cast<int>(gates.size(1)), false};
+  Arguments with{gates, plan, weights, above ? above->data_ptr() : nullptr, last ? last->data_ptr() : nullptr,
+                 gradients, static_cast<int>(sequences), static_cast<int>(units), static_cast<int>(gates.size(3)),
+                 static_cast<int>(gates.size(1)), false};
   switch (gates.scalar_type()) {
     case ScalarType::Double:
       recur_back_double<<<static_cast<unsigned>(with.sequences * with.directions), 128, 0, stream>>>(
           static_cast<const double*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
-          static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(states.data_ptr()),
-          static_cast<const double*>(with.above), static_cast<const double*>(with.last),
-          static_cast<double*>(gradients.data_ptr()), static_cast<double*>(previous.data_ptr()), with.sequences,
-          with.units, with.padded, with.directions);
+          static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(with.above),
+          static_cast<const double*>(with.last), static_cast<double*>(gradients.data_ptr()), with.sequences, with.units,
+          with.padded, with.directions);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
       break;
     case ScalarType::Float: choose<float>(with, stream); break;
@@ -299,8 +291,8 @@ void gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor states, std:
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
-      "gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor states, Tensor? above, Tensor? last, int units, "
-      "Tensor(a!) gradients, Tensor(b!) previous) -> ()");
+      "gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor? above, Tensor? last, int units, "
+      "Tensor(a!) gradients) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {

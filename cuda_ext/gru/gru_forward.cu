@@ -13,7 +13,8 @@ using gru::Sequence;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// gates [M, d, 4, P]: the sums of n, r and z from the input on entry; with `keep` n, r, z and m themselves on exit. The
+// gates [M, d, 5, P]: the sums of n, r and z from the input on entry; n, r, z, m and the state before the step on exit;
+// without `keep` [M, d, 3, P], and as they were. The
 // state before the first step is zero, and so are the states of a padded batch from a sequence's end to `limit`. Units from H on, which pad the last warp's columns, stay zero throughout: their weights are.
 template <typename T, int k_steps, int columns>
 __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
@@ -56,7 +57,8 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
   Sequence sequence[2];
   T* gate_row[2];
   T* state_row[2];
-  const int64_t gate_stride = int64_t{directions} * 4 * padded, state_stride = int64_t{directions} * units;
+  const int slots = keep ? 5 : 3;
+  const int64_t gate_stride = int64_t{directions} * slots * padded, state_stride = int64_t{directions} * units;
   const int64_t gate_step = direction == 0 ? gate_stride : -gate_stride;
   const int64_t state_step = direction == 0 ? state_stride : -state_stride;
 #pragma unroll
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
     length[i] = real ? sequence[i].length : 0;
     steps = max(steps, sequence[i].length);
     const int64_t begin = direction == 0 ? 0 : sequence[i].length - 1;
-    gate_row[i] = gates + (sequence[i].first + begin) * gate_stride + direction * 4 * padded + unit;
+    gate_row[i] = gates + (sequence[i].first + begin) * gate_stride + direction * slots * padded + unit;
     state_row[i] = states + (sequence[i].state + begin) * state_stride + direction * units + unit;
   }
   steps = __reduce_max_sync(0xffffffff, steps);
@@ -129,27 +131,22 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const bool active = step < length[i];
-      float kept[4][own];
+      float kept[5][own];
 #pragma unroll
       for (int u = 0; u < own; ++u) {
         const float r = kept[gru::reset][u] = gru::sigmoid<T>(sum[0][u / 2][2 * i + u % 2]);
         const float z = kept[gru::update][u] = gru::sigmoid<T>(sum[1][u / 2][2 * i + u % 2]);
         const float m = kept[gru::memory][u] = sum[2][u / 2][2 * i + u % 2];
         const float n = kept[gru::candidate][u] = gru::hyperbolic_tangent<T>(now[i][gru::candidate][u] + r * m);
+        kept[gru::before][u] = h[i][u];
         h[i][u] = active ? n + z * (h[i][u] - n) : h[i][u];
       }
-#pragma unroll
-      for (int p = 0; p < parts; ++p) {
-        float part[own];
-#pragma unroll
-        for (int u = 0; u < own; ++u) part[u] = p == 0 ? h[i][u] : gru::remainder<E>(h[i][u]);
-        gru::store<E, own>(&following[p][lane / 4 + 8 * i][unit], gru::Raw<E, own>::of(part));
-      }
+      gru::store_operands<T>(&following[0][lane / 4 + 8 * i][unit], gru::tile * width, h[i]);
       if (active) {
         gru::store_units(state_row[i], h[i], units - unit, pairs);
         if (keep) {
 #pragma unroll
-          for (int g = 0; g < 4; ++g) gru::store<T, own>(gate_row[i] + g * padded, Own::of(kept[g]));
+          for (int g = 0; g < 5; ++g) gru::store<T, own>(gate_row[i] + g * padded, Own::of(kept[g]));
         }
       }
       gate_row[i] += gate_step;
@@ -188,7 +185,7 @@ __global__ void recur_double(double* gates, const Sequence* plan, const double* 
       for (int k = 0; k < units; ++k) {
         for (int g = 0; g < 3; ++g) sum[g] += w[(int64_t{g} * units + unit) * units + k] * h[k];
       }
-      double* row = gates + ((sequence.first + t) * directions + direction) * 4 * padded + unit;
+      double* row = gates + ((sequence.first + t) * directions + direction) * (keep ? 5 : 3) * padded + unit;
       const double r = 1 / (1 + exp(-row[gru::reset * padded] - sum[0]));
       const double z = 1 / (1 + exp(-row[gru::update * padded] - sum[1]));
       const double m = sum[2] + bias[(direction * 4 + gru::memory) * padded + unit];
@@ -200,6 +197,7 @@ __global__ void recur_double(double* gates, const Sequence* plan, const double* 
         row[gru::reset * padded] = r;
         row[gru::update * padded] = z;
         row[gru::memory * padded] = m;
+        row[gru::before * padded] = h[unit];
       }
     }
     __syncthreads();
@@ -243,11 +241,11 @@ void choose(const Tensor& gates, const Tensor& plan, const Tensor& weights, cons
   }
 }
 
-// gates [M, d, 4, P], plan and bias as the other operations make them. states [.., d H] are written, of a ragged batch
+// gates [M, d, 5 or 3, P], plan and bias as the other operations make them. states [.., d H] are written, of a ragged batch
 // (steps < 0) at real steps, of a padded one of `steps` steps everywhere, and final [d, N, H].
 void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, Tensor states, Tensor final, int64_t steps, bool keep) {
   const int64_t directions = final.size(0), sequences = final.size(1), units = final.size(2);
-  STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(1) == directions && gates.size(2) == 4 &&
+  STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(1) == directions && gates.size(2) == (keep ? 5 : 3) &&
                       gates.size(3) == (units + 7) / 8 * 8 && plan.numel() == 4 * (sequences + 1) &&
                       states.numel() % (directions * units) == 0,
                   "gru_forward: gates, plan, states and final do not fit together");

@@ -193,9 +193,10 @@ __device__ void pack(const Packing<T>& of, int64_t i) {
       const int row = of.transposed ? k + e : unit, other = of.transposed ? unit : k + e;
       const bool is = row < of.units && other < of.units;
       values[e] = is ? number(weights, (int64_t{gate} * of.units + row) * of.units + other) : 0.f;
-      if (part == 1) values[e] = gru::remainder<E>(values[e]);
     }
-    of.recurrent[i] = gru::packed<E>(values[0], values[1]);
+    uint32_t high = gru::packed<E>(values[0], values[1]), low = 0;
+    if (part == 1) gru::split(values[0], values[1], high, low);
+    of.recurrent[i] = part == 0 ? high : low;
   }
 }
 

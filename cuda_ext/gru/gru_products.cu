@@ -53,19 +53,14 @@ __device__ Eight<T> load_eight(const T* data, bool is) {
 template <typename T>
 __device__ void store_operands(gru::Operand<T>* to, int64_t part, const Eight<T>& eight) {
   if constexpr (sizeof(T) == 4) {
-    using E = gru::Operand<T>;
-    float v[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint4& raw = eight.raw[i / 4];
-      v[i] = __uint_as_float(i % 4 == 0 ? raw.x : i % 4 == 1 ? raw.y : i % 4 == 2 ? raw.z : raw.w);
-    }
-    *reinterpret_cast<uint4*>(to) = {gru::packed<E>(v[0], v[1]), gru::packed<E>(v[2], v[3]),
-                                     gru::packed<E>(v[4], v[5]), gru::packed<E>(v[6], v[7])};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = gru::remainder<E>(v[i]);
-    *reinterpret_cast<uint4*>(to + part) = {gru::packed<E>(v[0], v[1]), gru::packed<E>(v[2], v[3]),
-                                            gru::packed<E>(v[4], v[5]), gru::packed<E>(v[6], v[7])};
+    uint4 high, low;
+    const uint4 &a = eight.raw[0], &b = eight.raw[1];
+    gru::split(__uint_as_float(a.x), __uint_as_float(a.y), high.x, low.x);
+    gru::split(__uint_as_float(a.z), __uint_as_float(a.w), high.y, low.y);
+    gru::split(__uint_as_float(b.x), __uint_as_float(b.y), high.z, low.z);
+    gru::split(__uint_as_float(b.z), __uint_as_float(b.w), high.w, low.w);
+    *reinterpret_cast<uint4*>(to) = high;
+    *reinterpret_cast<uint4*>(to + part) = low;
   } else {
     *reinterpret_cast<uint4*>(to) = eight.raw[0];
   }
@@ -184,7 +179,8 @@ __global__ void __launch_bounds__(project_threads, 2)
       if (column >= c.columns) continue;
       const int at = c.at(column);
       if (bias != nullptr) {
-        const float4 more = *reinterpret_cast<const float4*>(bias + at);
+        // Of n, r and z of each direction, in its stretch of four.
+        const float4 more = *reinterpret_cast<const float4*>(bias + column + (column >= c.length ? c.length / 3 : 0));
         values[0] += more.x;
         values[1] += more.y;
         values[2] += more.z;
@@ -328,7 +324,7 @@ __global__ void project_double(Matrix<const double> a, const int* a_source, Matr
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < total; i += int64_t{gridDim.x} * blockDim.x) {
     const int64_t m = i / c.columns;
     const int j = static_cast<int>(i % c.columns);
-    double sum = bias ? bias[c.at(j)] : 0;
+    double sum = bias ? bias[j + (j >= c.length ? c.length / 3 : 0)] : 0;
     if (m < count) {
       const double* row = a.data + (a_source ? a_source[m] : m) * a.row;
       for (int k = 0; k < a.columns; ++k) sum += row[a.at(k)] * b.data[j * b.row + k];
@@ -434,7 +430,7 @@ void launch_correlate(const Matrix<const T>& g, int64_t g_group, const Matrix<co
 
 // What every product here is told: the rows of x [.., I] that are real steps, and the sizes; I is a multiple of 8.
 struct Shape {
-  int64_t rows, inputs, directions, padded;
+  int64_t rows, inputs, directions, slots, padded;
   const int* source;
   const Sequence* plan;
   int sequences;
@@ -443,12 +439,12 @@ struct Shape {
 Shape shape_of(const char* name, const Tensor& x, const Tensor& gates, const Tensor& plan, const Tensor& source) {
   const int64_t inputs = x.size(x.dim() - 1), rows = gates.size(0);
   STD_TORCH_CHECK(x.is_cuda() && x.is_contiguous() && gates.is_contiguous() && plan.is_contiguous() &&
-                      source.is_contiguous() && gates.dim() == 4 && gates.size(2) == 4 && x.numel() == rows * inputs &&
+                      source.is_contiguous() && gates.dim() == 4 && gates.size(2) >= 3 && x.numel() == rows * inputs &&
                       (source.numel() == 0 || source.numel() == rows) && x.scalar_type() == gates.scalar_type() &&
                       inputs < INT_MAX && inputs % 8 == 0,
                   name, ": x, gates, plan and source do not fit together");
   STD_TORCH_CHECK(cuda_ext::aligned_for_packs(x.data_ptr()), name, ": x must begin on 16 bytes");
-  return {rows, inputs, gates.size(1), gates.size(3),
+  return {rows, inputs, gates.size(1), gates.size(2), gates.size(3),
           source.numel() == 0 ? nullptr : static_cast<const int*>(source.data_ptr()),
           static_cast<const Sequence*>(plan.data_ptr()), static_cast<int>(plan.size(0) - 1)};
 }
@@ -472,8 +468,8 @@ const T* read(const Tensor& tensor) {
 template <typename T>
 Matrix<const T> three_gates(const Tensor& gates, const Shape& of) {
   const int64_t padded = of.padded;
-  return {read<T>(gates), of.directions * 4 * padded, static_cast<int>(of.directions * 3 * padded),
-          static_cast<int>(3 * padded), static_cast<int>(padded)};
+  return {read<T>(gates), of.directions * of.slots * padded, static_cast<int>(of.directions * 3 * padded),
+          static_cast<int>(3 * padded), static_cast<int>((of.slots - 3) * padded)};
 }
 
 // The sums n, r and z of each real step's gates from x, weights [d, 3, P, I] and bias [d, 4, P].
@@ -515,13 +511,13 @@ void gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weigh
 }
 
 // The gradients of the parameters, of w_ih's dtype: [3 H, I], [3 H, H], [3 H] and [3 H] of each direction.
-std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor gradients, Tensor previous,
-                                  Tensor w_ih) {
+std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor gradients, Tensor gates, Tensor w_ih) {
   const Shape of = shape_of("gru_correlate", x, gradients, plan, source);
   const int64_t units = w_ih.size(0) / 3, inputs = w_ih.size(1);
-  STD_TORCH_CHECK((inputs + 7) / 8 * 8 == of.inputs && previous.is_contiguous() && 4 * previous.numel() == gradients.numel() &&
-                      (units + 7) / 8 * 8 == of.padded && previous.scalar_type() == x.scalar_type(),
-                  "gru_correlate: previous does not fit the gradients");
+  STD_TORCH_CHECK((inputs + 7) / 8 * 8 == of.inputs && of.slots == 4 && gates.is_contiguous() && gates.dim() == 4 &&
+                      gates.size(2) == 5 && 4 * gates.numel() == 5 * gradients.numel() &&
+                      (units + 7) / 8 * 8 == of.padded && gates.scalar_type() == x.scalar_type(),
+                  "gru_correlate: gates do not fit the gradients");
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   const int64_t d = of.directions, padded = of.padded;
@@ -543,14 +539,15 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
     using T = decltype(t);
     const auto run = [&](const Matrix<const T>& g, const Matrix<const T>& right, const int* rows, int groups,
                          const Tensor& out) {
-      launch_correlate<T>(g, 4 * padded, right, padded, rows, groups, out.data_ptr(), static_cast<int>(slices), of.plan,
+      launch_correlate<T>(g, 4 * padded, right, 5 * padded, rows, groups, out.data_ptr(), static_cast<int>(slices), of.plan,
                           of.sequences, stream);
     };
     Matrix<const T> g = three_gates<T>(gradients, of);
     run(g, {read<T>(x), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0}, of.source, 1, from_input);
     g.columns = static_cast<int>(3 * padded);
     g.data += padded;
-    run(g, {read<T>(previous), d * padded, static_cast<int>(padded), INT_MAX, 0}, nullptr, static_cast<int>(d), from_state);
+    const T* before = read<T>(gates) + gru::before * padded;
+    run(g, {before, d * 5 * padded, static_cast<int>(padded), INT_MAX, 0}, nullptr, static_cast<int>(d), from_state);
   });
   const int64_t total = d * 3 * units * (inputs + units + 2);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>((total + 127) / 128, 1 << 16));
@@ -588,7 +585,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
       "gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weights, Tensor(a!) of_x) -> ()");
   m.def(
-      "gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor gradients, Tensor previous, Tensor w_ih) "
+      "gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor gradients, Tensor gates, Tensor w_ih) "
       "-> Tensor[]");
 }
 
