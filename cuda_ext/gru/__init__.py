@@ -223,7 +223,7 @@ def _forward_on_gpu(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None
     steps = x.shape[1] if x.ndim == 3 else -1
     plan, source, weights, bias, recurrent = kernels.gru_prepare(x, limits, rows, steps, *given, sequences, False)
     sums = kept if keep else x.new_empty(rows, directions, 3, kept.shape[3])
-    x = _to_eight(x)
+    x = _to_four(x)
     kernels.gru_project(x, plan, source, weights, bias, sums)
     kernels.gru_forward(sums, plan, recurrent, bias, states, final, steps, keep)
     return states, final, kept, plan, source
@@ -243,9 +243,7 @@ def _backward(ctx: object, of_states: Tensor | None, of_final: Tensor | None, *_
     if of_states is None and of_final is None:
         return nothing
     wanted = ctx.needs_input_grad
-    found = torch.ops.cuda_ext.gru_backward(
-        of_states, of_final, x, limits, kept, plan, source, wanted[0], *given
-    )
+    found = torch.ops.cuda_ext.gru_backward(of_states, of_final, x, limits, kept, plan, source, wanted[0], *given)
     found = (found[0], None, None, *found[1:], *(None,) * (9 - len(found)))
     return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
 
@@ -267,7 +265,7 @@ def _run_backward(
         return reference_backward(of_states, of_final, x, limits, kept, wants_x, *given)
     kernels = torch.ops.cuda_ext_kernels
     inputs = x.shape[-1]
-    x = _to_eight(x)
+    x = _to_four(x)
     of_states = None if of_states is None else of_states.contiguous()
     of_final = None if of_final is None else of_final.contiguous()
     units = given[1].shape[1]
@@ -281,10 +279,10 @@ def _run_backward(
     return [of_x, *kernels.gru_correlate(x, plan, source, gradients, kept, given[0])]
 
 
-def _to_eight(x: Tensor) -> Tensor:
-    """x as the kernels read it, 16 bytes at a time: contiguous, from a multiple of 16 bytes, of 8 inputs or a multiple."""
-    if x.shape[-1] % 8:
-        return nn.functional.pad(x, (0, -x.shape[-1] % 8))
+def _to_four(x: Tensor) -> Tensor:
+    """x as the kernels read it: contiguous, from a multiple of 16 bytes, of 4 inputs or a multiple."""
+    if x.shape[-1] % 4:
+        return nn.functional.pad(x, (0, -x.shape[-1] % 4))
     x = x.contiguous()
     return x.clone() if x.data_ptr() % 16 else x
 

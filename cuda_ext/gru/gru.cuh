@@ -41,6 +41,10 @@ inline Division division(int64_t units, int64_t directions, int64_t sequences) {
 // fp32 is multiplied as two bf16 each, high and low, in three products: 16 bits and fp32's range.
 template <typename T>
 constexpr int parts = std::is_same_v<T, float> ? 2 : 1;
+// A sum in three parts, one a product of high and low, where there are registers for them: a third of the time that one
+// matrix instruction waits for the last.
+template <typename T, int k_steps, int columns>
+constexpr int chains = parts<T> == 2 && k_steps == 4 && columns == 1 ? 3 : 1;
 template <typename T>
 using Operand = std::conditional_t<std::is_same_v<T, __half>, __half, __nv_bfloat16>;
 

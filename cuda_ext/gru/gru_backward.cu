@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
     recur_back(const T* gates, const Sequence* plan, const uint32_t* weights, const T* above, const T* last,
                T* gradients, int sequences, int units, int padded, int directions, bool pairs) {
   using E = gru::Operand<T>;
-  constexpr int parts = gru::parts<T>;
+  constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns>;
   constexpr int own = 2 * columns;
   constexpr int width = 16 * k_steps + 8;
   using Own = gru::Raw<T, own>;
@@ -103,28 +103,23 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
   __syncthreads();
 
   for (int step = steps - 1; step >= 0; --step) {
-    float sum[3][columns][4] = {};
+    float sum[chains][3][columns][4] = {};
     auto& current = operand[step % 2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      Own now[5];
-#pragma unroll
-      for (int g = 0; g < 5; ++g) now[g] = next[i][g];
-      const Own now_above = next_above[i];
-      fetch(i, step - 1);
-
+      const auto& now = next[i];
       const bool active = step < length[i];
       float d[4][own];
 #pragma unroll
       for (int u = 0; u < own; ++u) {
         const float n = now[gru::candidate][u], r = now[gru::reset][u], z = now[gru::update][u];
-        const float state = carried[i][u] + now_above[u];
+        const float state = carried[i][u] + next_above[i][u];
         const float dn = active ? state * (1.f - z) * (1.f - n * n) : 0.f;
         d[gru::candidate][u] = dn;
         d[gru::memory][u] = dn * r;
         d[gru::reset][u] = dn * r * now[gru::memory][u] * (1.f - r);
         d[gru::update][u] = active ? state * (now[gru::before][u] - n) * z * (1.f - z) : 0.f;
-        sum[0][u / 2][2 * i + u % 2] = active ? state * z : carried[i][u];
+        sum[0][0][u / 2][2 * i + u % 2] = active ? state * z : carried[i][u];
       }
 #pragma unroll
       for (int g = 0; g < 3; ++g) {
@@ -136,6 +131,9 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
       }
       gradient_row[i] -= gradient_step;
     }
+    // Only now, when all that was loaded is used: a wait for some of it would be for this as well.
+#pragma unroll
+    for (int i = 0; i < 2; ++i) fetch(i, step - 1);
     if (step == 0) break;
     __syncthreads();
 
@@ -151,7 +149,7 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
 #pragma unroll
           for (int c = 0; c < columns; ++c) {
             const auto& b = w[p == 2][g * columns + c][k];
-            gru::multiply<E>(sum[g][c], a[p == 1], b[0], b[1]);
+            gru::multiply<E>(sum[p % chains][g][c], a[p == 1], b[0], b[1]);
           }
         }
       }
@@ -160,7 +158,9 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
 #pragma unroll
       for (int u = 0; u < own; ++u) {
         const int c = u / 2, v = 2 * i + u % 2;
-        carried[i][u] = sum[0][c][v] + sum[1][c][v] + sum[2][c][v];
+        carried[i][u] = 0.f;
+#pragma unroll
+        for (int p = 0; p < chains; ++p) carried[i][u] += sum[p][0][c][v] + sum[p][1][c][v] + sum[p][2][c][v];
       }
   }
 }

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
     recur(T* gates, const Sequence* plan, const uint32_t* weights, const float* bias, T* states, T* final, int sequences,
           int units, int padded, int directions, int limit, bool keep, bool pairs) {
   using E = gru::Operand<T>;
-  constexpr int parts = gru::parts<T>;
+  constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns>;
   constexpr int own = 2 * columns;             // units of a thread in a row, neighbours
   constexpr int width = 16 * k_steps + 8;      // of a row in shared memory, padded against bank conflicts
   using Own = gru::Raw<T, own>;
@@ -89,25 +89,25 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
   __syncthreads();
 
   for (int step = 0; step < steps; ++step) {
-    Own now[2][3];
+    // All that the last step loaded is taken before any more is asked for: a wait for the one would be for both.
+    float sum[chains][3][columns][4] = {};
+    float of_input[2][own];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int u = 0; u < own; ++u) {
+        sum[0][0][u / 2][2 * i + u % 2] = next[i][gru::reset][u];
+        sum[0][1][u / 2][2 * i + u % 2] = next[i][gru::update][u];
+        sum[0][2][u / 2][2 * i + u % 2] = memory_bias[u];
+        of_input[i][u] = next[i][gru::candidate][u];
+      }
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int g = 0; g < 3; ++g) {
-        now[i][g] = next[i][g];
         if (step + 1 < length[i]) next[i][g] = gru::load<T, own>(gate_row[i] + gate_step + g * padded);
       }
 
-    float sum[3][columns][4];
-#pragma unroll
-    for (int c = 0; c < columns; ++c)
-#pragma unroll
-      for (int v = 0; v < 4; ++v) {
-        const int i = v / 2, u = 2 * c + v % 2;
-        sum[0][c][v] = now[i][gru::reset][u];
-        sum[1][c][v] = now[i][gru::update][u];
-        sum[2][c][v] = memory_bias[u];
-      }
     const auto& current = operand[step % 2];
 #pragma unroll
     for (int k = 0; k < k_steps; ++k) {
@@ -122,10 +122,19 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
 #pragma unroll
           for (int c = 0; c < columns; ++c) {
             const auto& b = w[p == 2][g * columns + c][k];
-            gru::multiply<E>(sum[g][c], a[p == 1], b[0], b[1]);
+            gru::multiply<E>(sum[p % chains][g][c], a[p == 1], b[0], b[1]);
           }
       }
     }
+
+#pragma unroll
+    for (int p = 1; p < chains; ++p)
+#pragma unroll
+      for (int g = 0; g < 3; ++g)
+#pragma unroll
+        for (int c = 0; c < columns; ++c)
+#pragma unroll
+          for (int v = 0; v < 4; ++v) sum[0][g][c][v] += sum[p][g][c][v];
 
     auto& following = operand[(step + 1) % 2];
 #pragma unroll
@@ -134,10 +143,10 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
       float kept[5][own];
 #pragma unroll
       for (int u = 0; u < own; ++u) {
-        const float r = kept[gru::reset][u] = gru::sigmoid<T>(sum[0][u / 2][2 * i + u % 2]);
-        const float z = kept[gru::update][u] = gru::sigmoid<T>(sum[1][u / 2][2 * i + u % 2]);
-        const float m = kept[gru::memory][u] = sum[2][u / 2][2 * i + u % 2];
-        const float n = kept[gru::candidate][u] = gru::hyperbolic_tangent<T>(now[i][gru::candidate][u] + r * m);
+        const float r = kept[gru::reset][u] = gru::sigmoid<T>(sum[0][0][u / 2][2 * i + u % 2]);
+        const float z = kept[gru::update][u] = gru::sigmoid<T>(sum[0][1][u / 2][2 * i + u % 2]);
+        const float m = kept[gru::memory][u] = sum[0][2][u / 2][2 * i + u % 2];
+        const float n = kept[gru::candidate][u] = gru::hyperbolic_tangent<T>(of_input[i][u] + r * m);
         kept[gru::before][u] = h[i][u];
         h[i][u] = active ? n + z * (h[i][u] - n) : h[i][u];
       }

@@ -19,16 +19,17 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int depth = 32;     // of a sum, staged in shared memory at a time
-constexpr int project_rows = 128, project_columns = 112, project_threads = 256;
+constexpr int project_threads = 256;
 constexpr int correlate_rows = 112, correlate_threads = 224;
 
-// A matrix whose columns from `length` on lie `gap` further: three gates of each of two directions, out of four. Rows and
-// gaps are multiples of 16 bytes and columns of 8.
+// A matrix whose columns from `length` on lie `gap` further: three gates of each of two directions, out of four or five.
+// Columns, rows and gaps are multiples of 4 numbers, and of 16 bytes if `packs`.
 template <typename T>
 struct Matrix {
   T* data;
   int64_t row;  // from one row to the next
   int columns, length, gap;
+  bool packs;
   __host__ __device__ int at(int column) const { return column + (column >= length ? gap : 0); }
 };
 
@@ -39,12 +40,20 @@ struct Eight {
   uint4 raw[words];
 };
 
+// Of which the first `left` are there: 4 or 8.
 template <typename T>
-__device__ Eight<T> load_eight(const T* data, bool is) {
+__device__ Eight<T> load_eight(const T* data, int left, bool packs) {
   Eight<T> eight{};
-  if (is) {
-#pragma unroll
-    for (int i = 0; i < Eight<T>::words; ++i) eight.raw[i] = reinterpret_cast<const uint4*>(data)[i];
+  if constexpr (sizeof(T) == 4) {
+    if (left > 0) eight.raw[0] = reinterpret_cast<const uint4*>(data)[0];
+    if (left > 4) eight.raw[1] = reinterpret_cast<const uint4*>(data)[1];
+  } else if (packs) {
+    if (left > 0) eight.raw[0] = *reinterpret_cast<const uint4*>(data);
+  } else {
+    uint2 first{}, second{};
+    if (left > 0) first = reinterpret_cast<const uint2*>(data)[0];
+    if (left > 4) second = reinterpret_cast<const uint2*>(data)[1];
+    eight.raw[0] = {first.x, first.y, second.x, second.y};
   }
   return eight;
 }
@@ -68,65 +77,67 @@ __device__ void store_operands(gru::Operand<T>* to, int64_t part, const Eight<T>
 
 // c[m, j] = sum_k a[m, k] b[j, k] + bias[j], m < M. Rows of a or of c may lie elsewhere: row m at source[m]; of such a c
 // the rows from M on, which are its padding, become zero.
-// A warp makes 16 rows of all of a block's columns; of 16 columns a thread makes 4 neighbours in each of two rows.
-template <typename T>
+// A block makes `tall` rows and `across` columns, a warp 16 rows; of 16 columns a thread makes 4 neighbours in two rows.
+template <typename T, int tall, int across>
 __global__ void __launch_bounds__(project_threads, 2)
     project(Matrix<const T> a, const int* a_source, Matrix<const T> b, const float* bias, Matrix<T> c,
             const int* c_source, int64_t rows, const Sequence* plan, int sequences) {
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>;
   constexpr int width = depth + 8, chunks = depth / 8;
-  constexpr int a_part = project_rows * width, b_part = project_columns * width;
-  constexpr int a_loads = project_rows * chunks / project_threads;
-  constexpr int b_loads = (project_columns * chunks + project_threads - 1) / project_threads;
-  constexpr int pairs = project_columns / 16;
+  constexpr int a_part = tall * width, b_part = across * width;
+  constexpr int a_loads = (tall * chunks + project_threads - 1) / project_threads;
+  constexpr int b_loads = (across * chunks + project_threads - 1) / project_threads;
+  constexpr int down = tall / 16;  // warps
+  constexpr int pairs = across / 16 / (project_threads / 32 / down);
   extern __shared__ uint4 shared[];
   E* const staged = reinterpret_cast<E*>(shared);  // [2][parts of a, parts of b]
 
   // Blocks of one tile of rows follow one another, so that the rows are read from memory once.
-  const int column_tiles = (c.columns + project_columns - 1) / project_columns;
+  const int column_tiles = (c.columns + across - 1) / across;
   const int count = plan[sequences].length;
-  const int64_t first_row = int64_t{blockIdx.x / column_tiles} * project_rows;
+  const int64_t first_row = int64_t{blockIdx.x / column_tiles} * tall;
   const int64_t written = c_source ? rows : count;
   if (first_row >= written) return;
-  const int first_column = blockIdx.x % column_tiles * project_columns;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first_column = blockIdx.x % column_tiles * across;
+  const int warp = threadIdx.x / 32 % down, group = threadIdx.x / 32 / down * pairs, lane = threadIdx.x % 32;
 
   const int chunk = threadIdx.x % chunks * 8;
   const T* a_row[a_loads];
   const T* b_row[b_loads];
 #pragma unroll
   for (int i = 0; i < a_loads; ++i) {
-    const int64_t m = first_row + (threadIdx.x + i * project_threads) / chunks;
-    a_row[i] = m >= count ? nullptr : a.data + (a_source ? a_source[m] : m) * a.row;
+    const int place = (threadIdx.x + i * project_threads) / chunks;
+    const int64_t m = first_row + place;
+    a_row[i] = place >= tall || m >= count ? nullptr : a.data + (a_source ? a_source[m] : m) * a.row;
   }
 #pragma unroll
   for (int i = 0; i < b_loads; ++i) {
     const int row = (threadIdx.x + i * project_threads) / chunks;
-    const bool is = row < project_columns && first_column + row < c.columns;
+    const bool is = row < across && first_column + row < c.columns;
     b_row[i] = is ? b.data + (first_column + row) * b.row + chunk : nullptr;
   }
   Eight<T> a_next[a_loads], b_next[b_loads];
   const auto fetch = [&](int k) {
-    const bool is = k + chunk < a.columns;
-    const int at = a.at(k + chunk);
+    const int left = a.columns - k - chunk, at = a.at(k + chunk);
 #pragma unroll
-    for (int i = 0; i < a_loads; ++i) a_next[i] = load_eight(a_row[i] + at, is && a_row[i] != nullptr);
+    for (int i = 0; i < a_loads; ++i) a_next[i] = load_eight(a_row[i] + at, a_row[i] ? left : 0, a.packs);
 #pragma unroll
-    for (int i = 0; i < b_loads; ++i) b_next[i] = load_eight(b_row[i] + k, is && b_row[i] != nullptr);
+    for (int i = 0; i < b_loads; ++i) b_next[i] = load_eight(b_row[i] + k, b_row[i] ? left : 0, true);
   };
   const auto stage = [&](int buffer) {
     E* to = staged + buffer * parts * (a_part + b_part);
 #pragma unroll
     for (int i = 0; i < a_loads; ++i) {
       const int index = threadIdx.x + i * project_threads;
+      if (index >= tall * chunks) break;
       store_operands<T>(to + index / chunks * width + chunk, a_part, a_next[i]);
     }
     to += parts * a_part;
 #pragma unroll
     for (int i = 0; i < b_loads; ++i) {
       const int index = threadIdx.x + i * project_threads;
-      if (index >= project_columns * chunks) break;
+      if (index >= across * chunks) break;
       // Of 16 columns, those that one thread will hold, 4 q to 4 q + 3, go to places 2 q and 2 q + 1 of both tiles.
       const int row = index / chunks;
       const int place = row / 16 * 16 + row / 2 % 2 * 8 + row / 4 % 4 * 2 + row % 2;
@@ -145,7 +156,7 @@ __global__ void __launch_bounds__(project_threads, 2)
     if (step + 1 < steps) fetch((step + 1) * depth);
     const E* a_now = staged + step % 2 * parts * (a_part + b_part) + (warp * 16 + lane % 16) * width + lane / 16 * 8;
     const E* b_now = staged + step % 2 * parts * (a_part + b_part) + parts * a_part +
-                     (lane / 16 * 8 + lane % 8) * width + lane / 8 % 2 * 8;
+                     (group * 16 + lane / 16 * 8 + lane % 8) * width + lane / 8 % 2 * 8;
 #pragma unroll
     for (int k = 0; k < depth; k += 16) {
       uint32_t left[parts][4];
@@ -174,7 +185,7 @@ __global__ void __launch_bounds__(project_threads, 2)
     T* row = c.data + (c_source ? c_source[m] : m) * c.row;
 #pragma unroll
     for (int j = 0; j < pairs; ++j) {
-      const int column = first_column + 16 * j + lane % 4 * 4;
+      const int column = first_column + 16 * (group + j) + lane % 4 * 4;
       float values[4] = {sum[2 * j][2 * i], sum[2 * j][2 * i + 1], sum[2 * j + 1][2 * i], sum[2 * j + 1][2 * i + 1]};
       if (column >= c.columns) continue;
       const int at = c.at(column);
@@ -222,6 +233,7 @@ __global__ void __launch_bounds__(correlate_threads, 2)
   // Where a thread's pieces lie: in which row of each staged depth, and from which column.
   const T* g_from[g_loads];
   const T* x_from[x_loads];
+  int x_left[x_loads];
 #pragma unroll
   for (int i = 0; i < g_loads; ++i) {
     const int index = threadIdx.x + i * correlate_threads, column = first_row + index % g_chunks * 8;
@@ -230,6 +242,7 @@ __global__ void __launch_bounds__(correlate_threads, 2)
 #pragma unroll
   for (int i = 0; i < x_loads; ++i) {
     const int index = threadIdx.x + i * correlate_threads, column = first_column + index % tiles * 8;
+    x_left[i] = x.columns - column;
     x_from[i] = index < depth * tiles && column < x.columns ? x_data + column : nullptr;
   }
   Eight<T> g_next[g_loads], x_next[x_loads];
@@ -238,12 +251,12 @@ __global__ void __launch_bounds__(correlate_threads, 2)
     for (int i = 0; i < x_loads; ++i) {
       const int64_t m = m0 + (threadIdx.x + i * correlate_threads) / tiles;
       const bool is = x_from[i] != nullptr && m < end;
-      x_next[i] = load_eight(x_from[i] + (is && x_source ? x_source[m] : m) * x.row, is);
+      x_next[i] = load_eight(x_from[i] + (is && x_source ? x_source[m] : m) * x.row, is ? x_left[i] : 0, x.packs);
     }
 #pragma unroll
     for (int i = 0; i < g_loads; ++i) {
       const int64_t m = m0 + (threadIdx.x + i * correlate_threads) / g_chunks;
-      g_next[i] = load_eight(g_from[i] + (m0 - begin) * g.row, g_from[i] != nullptr && m < end);
+      g_next[i] = load_eight(g_from[i] + (m0 - begin) * g.row, g_from[i] != nullptr && m < end ? 8 : 0, true);
     }
   };
   const auto stage = [&](int buffer) {
@@ -354,10 +367,10 @@ struct Gradients {
 };
 
 // The slices added up in order, as nn.GRU lays the gradients out: rows r, z, n.
-// from_input [slices, d, 3 (n r z), P, I to 8 and 1], from_state [slices, d, 3 (r z m), P, P + 1].
+// from_input [slices, d, 3 (n r z), P, I to 4 and 1], from_state [slices, d, 3 (r z m), P, P + 1].
 template <typename S, typename W>
 __global__ void finish(const S* from_input, const S* from_state, int slices, int directions, int units, int padded,
-                       int inputs, Gradients<W> out) {
+                       int inputs, int wide_inputs, Gradients<W> out) {
   const int64_t rows = int64_t{directions} * 3 * units, wide = inputs + 1, square = units + 1;
   const int64_t total = rows * (wide + square);
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < total; i += int64_t{gridDim.x} * blockDim.x) {
@@ -366,7 +379,7 @@ __global__ void finish(const S* from_input, const S* from_state, int slices, int
     const int64_t row = j / columns, column = j % columns;
     const int64_t unit = row % units, gate = row / units % 3, direction = row / units / 3;
     const int64_t stretch = state ? gate : gate == 2 ? 0 : gate + 1;
-    const int64_t last = state ? padded : (inputs + 7) / 8 * 8, lies = last + 1;
+    const int64_t last = state ? padded : wide_inputs, lies = last + 1;
     const int64_t at = ((direction * 3 + stretch) * padded + unit) * lies + (column == columns - 1 ? last : column);
     const int64_t slice = int64_t{directions} * 3 * padded * lies;
     const S* from = state ? from_state : from_input;
@@ -381,20 +394,33 @@ __global__ void finish(const S* from_input, const S* from_state, int slices, int
   }
 }
 
+template <typename T, int tall, int across>
+void launch_tall(const Matrix<const T>& a, const int* a_source, const Matrix<const T>& b, const void* bias,
+                 const Matrix<T>& c, const int* c_source, int64_t rows, const Sequence* plan, int sequences,
+                 cudaStream_t stream) {
+  constexpr int shared = 2 * gru::parts<T> * (tall + across) * (depth + 8) * 2;
+  const auto run = project<T, tall, across>;
+  if constexpr (shared > 48 * 1024) {
+    STD_CUDA_CHECK(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  }
+  const int64_t blocks = (rows + tall - 1) / tall * ((c.columns + across - 1) / across);
+  run<<<static_cast<unsigned>(blocks), project_threads, shared, stream>>>(
+      a, a_source, b, static_cast<const float*>(bias), c, c_source, rows, plan, sequences);
+}
+
 template <typename T>
 void launch_project(const Matrix<const T>& a, const int* a_source, const Matrix<const T>& b, const void* bias,
                     const Matrix<T>& c, const int* c_source, int64_t rows, const Sequence* plan, int sequences,
                     cudaStream_t stream) {
+  constexpr int64_t few_rows = 1 << 13;  // too few for a large tile on each multiprocessor
   if constexpr (std::is_same_v<T, double>) {
     const auto blocks = static_cast<unsigned>(std::min<int64_t>((rows * c.columns + 255) / 256, 1 << 20));
     project_double<<<blocks, 256, 0, stream>>>(a, a_source, b, static_cast<const double*>(bias), c, c_source, rows,
                                                plan, sequences);
+  } else if (rows <= few_rows) {
+    launch_tall<T, 32, 64>(a, a_source, b, bias, c, c_source, rows, plan, sequences, stream);
   } else {
-    constexpr int shared = 2 * gru::parts<T> * (project_rows + project_columns) * (depth + 8) * 2;
-    STD_CUDA_CHECK(cudaFuncSetAttribute(project<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    const int64_t blocks = (rows + project_rows - 1) / project_rows * ((c.columns + project_columns - 1) / project_columns);
-    project<T><<<static_cast<unsigned>(blocks), project_threads, shared, stream>>>(
-        a, a_source, b, static_cast<const float*>(bias), c, c_source, rows, plan, sequences);
+    launch_tall<T, 128, 112>(a, a_source, b, bias, c, c_source, rows, plan, sequences, stream);
   }
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
@@ -405,7 +431,9 @@ void launch_tiles(const Matrix<const T>& g, int64_t g_group, const Matrix<const 
                   cudaStream_t stream) {
   constexpr int shared = 2 * gru::parts<T> * depth * (correlate_rows + 8 + 8 * tiles + 16) * 2;
   const auto run = correlate<T, tiles>;
-  STD_CUDA_CHECK(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  if constexpr (shared > 48 * 1024) {
+    STD_CUDA_CHECK(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  }
   const dim3 blocks((x.columns + 8 * tiles - 1) / (8 * tiles),
                     (g.columns + correlate_rows - 1) / correlate_rows * groups, slices);
   run<<<blocks, correlate_threads, shared, stream>>>(g, g_group, x, x_group, x_source, groups,
@@ -428,9 +456,11 @@ void launch_correlate(const Matrix<const T>& g, int64_t g_group, const Matrix<co
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// What every product here is told: the rows of x [.., I] that are real steps, and the sizes; I is a multiple of 8.
+// What every product here is told: the rows of x [.., I] that are real steps, and the sizes; I is a multiple of 4.
 struct Shape {
   int64_t rows, inputs, directions, slots, padded;
+  int64_t wide() const { return (inputs + 7) / 8 * 8; }
+  bool packs(const Tensor& x) const { return inputs * static_cast<int64_t>(x.element_size()) % 16 == 0; }
   const int* source;
   const Sequence* plan;
   int sequences;
@@ -441,7 +471,7 @@ Shape shape_of(const char* name, const Tensor& x, const Tensor& gates, const Ten
   STD_TORCH_CHECK(x.is_cuda() && x.is_contiguous() && gates.is_contiguous() && plan.is_contiguous() &&
                       source.is_contiguous() && gates.dim() == 4 && gates.size(2) >= 3 && x.numel() == rows * inputs &&
                       (source.numel() == 0 || source.numel() == rows) && x.scalar_type() == gates.scalar_type() &&
-                      inputs < INT_MAX && inputs % 8 == 0,
+                      inputs < INT_MAX && inputs % 4 == 0,
                   name, ": x, gates, plan and source do not fit together");
   STD_TORCH_CHECK(cuda_ext::aligned_for_packs(x.data_ptr()), name, ": x must begin on 16 bytes");
   return {rows, inputs, gates.size(1), gates.size(2), gates.size(3),
@@ -469,13 +499,13 @@ template <typename T>
 Matrix<const T> three_gates(const Tensor& gates, const Shape& of) {
   const int64_t padded = of.padded;
   return {read<T>(gates), of.directions * of.slots * padded, static_cast<int>(of.directions * 3 * padded),
-          static_cast<int>(3 * padded), static_cast<int>((of.slots - 3) * padded)};
+          static_cast<int>(3 * padded), static_cast<int>((of.slots - 3) * padded), true};
 }
 
 // The sums n, r and z of each real step's gates from x, weights [d, 3, P, I] and bias [d, 4, P].
 void gru_project(Tensor x, Tensor plan, Tensor source, Tensor weights, Tensor bias, Tensor gates) {
   const Shape of = shape_of("gru_project", x, gates, plan, source);
-  STD_TORCH_CHECK(weights.is_contiguous() && weights.numel() == of.directions * 3 * of.padded * of.inputs &&
+  STD_TORCH_CHECK(weights.is_contiguous() && weights.numel() == of.directions * 3 * of.padded * of.wide() &&
                       bias.is_contiguous() && bias.numel() == of.directions * 4 * of.padded,
                   "gru_project: weights and bias do not fit x and gates");
   if (of.rows == 0) return;
@@ -484,10 +514,11 @@ void gru_project(Tensor x, Tensor plan, Tensor source, Tensor weights, Tensor bi
   with_dtype("gru_project", x.scalar_type(), [&](auto t) {
     using T = decltype(t);
     const int inputs = static_cast<int>(of.inputs);
-    const Matrix<const T> a{read<T>(x), of.inputs, inputs, INT_MAX, 0}, b{read<T>(weights), of.inputs, inputs, INT_MAX, 0};
+    const Matrix<const T> a{read<T>(x), of.inputs, inputs, INT_MAX, 0, of.packs(x)};
+    const Matrix<const T> b{read<T>(weights), of.wide(), inputs, INT_MAX, 0, true};
     const Matrix<const T> c = three_gates<T>(gates, of);
     launch_project<T>(a, of.source, b, bias.data_ptr(),
-                      {static_cast<T*>(gates.data_ptr()), c.row, c.columns, c.length, c.gap}, nullptr, of.rows,
+                      {static_cast<T*>(gates.data_ptr()), c.row, c.columns, c.length, c.gap, true}, nullptr, of.rows,
                       of.plan, of.sequences, stream);
   });
 }
@@ -495,7 +526,7 @@ void gru_project(Tensor x, Tensor plan, Tensor source, Tensor weights, Tensor bi
 // The gradient of x at real steps, from the gradients of the sums and weights [I, d 3 P].
 void gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weights, Tensor of_x) {
   const Shape of = shape_of("gru_project_back", of_x, gradients, plan, source);
-  STD_TORCH_CHECK(weights.is_contiguous() && weights.numel() == of.directions * 3 * of.padded * of.inputs,
+  STD_TORCH_CHECK(weights.is_contiguous() && weights.numel() == of.directions * 3 * of.padded * of.wide(),
                   "gru_project_back: weights do not fit the gradients");
   if (of.rows == 0 || of.inputs == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(of_x.get_device_index());
@@ -503,9 +534,9 @@ void gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weigh
   with_dtype("gru_project_back", of_x.scalar_type(), [&](auto t) {
     using T = decltype(t);
     const Matrix<const T> a = three_gates<T>(gradients, of);
-    const Matrix<const T> b{read<T>(weights), a.columns, a.columns, INT_MAX, 0};
+    const Matrix<const T> b{read<T>(weights), a.columns, a.columns, INT_MAX, 0, true};
     launch_project<T>(a, nullptr, b, nullptr,
-                      {static_cast<T*>(of_x.data_ptr()), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0}, of.source,
+                      {static_cast<T*>(of_x.data_ptr()), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0, true}, of.source,
                       of.rows, of.plan, of.sequences, stream);
   });
 }
@@ -514,7 +545,7 @@ void gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weigh
 std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor gradients, Tensor gates, Tensor w_ih) {
   const Shape of = shape_of("gru_correlate", x, gradients, plan, source);
   const int64_t units = w_ih.size(0) / 3, inputs = w_ih.size(1);
-  STD_TORCH_CHECK((inputs + 7) / 8 * 8 == of.inputs && of.slots == 4 && gates.is_contiguous() && gates.dim() == 4 &&
+  STD_TORCH_CHECK((inputs + 3) / 4 * 4 == of.inputs && of.slots == 4 && gates.is_contiguous() && gates.dim() == 4 &&
                       gates.size(2) == 5 && 4 * gates.numel() == 5 * gradients.numel() &&
                       (units + 7) / 8 * 8 == of.padded && gates.scalar_type() == x.scalar_type(),
                   "gru_correlate: gates do not fit the gradients");
@@ -522,9 +553,9 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   const int64_t d = of.directions, padded = of.padded;
   const ScalarType dtype = x.scalar_type(), sums = dtype == ScalarType::Double ? dtype : ScalarType::Float;
-  // About one block of either product a multiprocessor and a half, and 128 rows a slice or more.
+  // About two blocks a multiprocessor, and 32 rows a slice or more.
   const int64_t slices =
-      dtype == ScalarType::Double ? 1 : std::clamp<int64_t>((of.rows + 127) / 128, 1, std::max<int64_t>(1, 264 / (d * 3)));
+      dtype == ScalarType::Double ? 1 : std::clamp<int64_t>((of.rows + 31) / 32, 1, std::max<int64_t>(1, 264 / (d * 3)));
   Tensor from_input = torch::stable::new_empty(x, {slices, d * 3 * padded * (of.inputs + 1)}, sums);
   Tensor from_state = torch::stable::new_empty(x, {slices, d * 3 * padded * (padded + 1)}, sums);
   const ScalarType wanted = w_ih.scalar_type();
@@ -543,11 +574,11 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
                           of.sequences, stream);
     };
     Matrix<const T> g = three_gates<T>(gradients, of);
-    run(g, {read<T>(x), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0}, of.source, 1, from_input);
+    run(g, {read<T>(x), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0, of.packs(x)}, of.source, 1, from_input);
     g.columns = static_cast<int>(3 * padded);
     g.data += padded;
     const T* before = read<T>(gates) + gru::before * padded;
-    run(g, {before, d * 5 * padded, static_cast<int>(padded), INT_MAX, 0}, nullptr, static_cast<int>(d), from_state);
+    run(g, {before, d * 5 * padded, static_cast<int>(padded), INT_MAX, 0, true}, nullptr, static_cast<int>(d), from_state);
   });
   const int64_t total = d * 3 * units * (inputs + units + 2);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>((total + 127) / 128, 1 << 16));
@@ -564,7 +595,7 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
     }
     finish<S, W><<<blocks, 128, 0, stream>>>(read<S>(from_input), read<S>(from_state), static_cast<int>(slices),
                                              static_cast<int>(d), static_cast<int>(units), static_cast<int>(padded),
-                                             static_cast<int>(inputs), out);
+                                             static_cast<int>(inputs), static_cast<int>(of.inputs), out);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   };
   switch (wanted) {
