@@ -21,6 +21,14 @@ struct alignas(16) Sequence {
   int place, first, length, state;
 };
 
+// fp32 is multiplied as two bf16 each, high and low, in three products: 16 bits and fp32's range.
+template <typename T>
+constexpr int parts = std::is_same_v<T, float> ? 2 : 1;
+// A sum in three parts, one a product of high and low, where there are registers for them: a third of the time that one
+// matrix instruction waits for the last.
+template <typename T, int k_steps, int columns>
+constexpr int chains = parts<T> == 2 && k_steps == 4 && columns == 1 ? 3 : 1;
+
 // How a block shares out its work: k-steps of 16 units in a recurrent product, and columns of 8 units of each gate in a
 // warp. Of two columns a warp loads the state once; one column makes more warps with less to do each, which is faster
 // where there are too few blocks to fill the GPU, and all that a warp has room for where fp32 keeps two fragments of
@@ -38,13 +46,12 @@ inline Division division(int64_t units, int64_t directions, int64_t sequences) {
   return {k_steps, columns, static_cast<int>((units + 8 * columns - 1) / (8 * columns))};
 }
 
-// fp32 is multiplied as two bf16 each, high and low, in three products: 16 bits and fp32's range.
+// 4-byte registers of all fragments of the recurrent weights.
 template <typename T>
-constexpr int parts = std::is_same_v<T, float> ? 2 : 1;
-// A sum in three parts, one a product of high and low, where there are registers for them: a third of the time that one
-// matrix instruction waits for the last.
-template <typename T, int k_steps, int columns>
-constexpr int chains = parts<T> == 2 && k_steps == 4 && columns == 1 ? 3 : 1;
+inline int64_t fragments(const Division& by, int64_t directions) {
+  return directions * by.warps * parts<T> * 3 * by.columns * by.k_steps * 64;
+}
+
 template <typename T>
 using Operand = std::conditional_t<std::is_same_v<T, __half>, __half, __nv_bfloat16>;
 
@@ -59,8 +66,8 @@ __device__ inline uint32_t packed(float a, float b) {
   }
 }
 
-// Two numbers' high and low operands. (The high ones are taken back out of their pair: converting one number alone takes
-// eight times as long as converting two.)
+// Two numbers' high and low operands. (The high ones are taken back out of their pair: to convert one number alone is
+// an instruction of a quarter of the rate.)
 __device__ inline void split(float a, float b, uint32_t& high, uint32_t& low) {
   high = packed<__nv_bfloat16>(a, b);
   low = packed<__nv_bfloat16>(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u));
@@ -69,11 +76,13 @@ __device__ inline void split(float a, float b, uint32_t& high, uint32_t& low) {
 template <typename E>
 __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   if constexpr (std::is_same_v<E, __half>) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   } else {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }

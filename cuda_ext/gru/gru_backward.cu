@@ -1,8 +1,8 @@
 // The GRU's recurrence, backward through time: the same tiles as the forward pass, from the last step to the first.
 //
-// What reaches a state, from above and from the next step, stays in registers. Each step makes the gradients of the four
-// sums n, r, z and m, which are all that the weights' and the input's gradients need, and passes the state's on through
-// one product [16, 3 H] x [3 H, H] with the recurrent weights, in registers throughout. One barrier a step.
+// What reaches a state, from above and from the next step, stays in registers. Each step makes the gradients of the
+// four sums n, r, z and m, which are all that the weights' and the input's gradients need, and passes the state's on
+// through one product [16, 3 H] x [3 H, H] with the recurrent weights, in registers throughout. One barrier a step.
 
 #include "gru.cuh"
 
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
 
   uint32_t w[parts][3 * columns][k_steps][2];
   {
-    const uint2* mine = reinterpret_cast<const uint2*>(weights) +
-                        int64_t{direction * static_cast<int>(blockDim.x / 32) + warp} * parts * 3 * columns * k_steps * 32 + lane;
+    const int place = direction * static_cast<int>(blockDim.x / 32) + warp;
+    const uint2* mine = reinterpret_cast<const uint2*>(weights) + place * parts * 3 * columns * k_steps * 32 + lane;
 #pragma unroll
     for (int p = 0; p < parts; ++p)
 #pragma unroll
@@ -233,7 +233,11 @@ void launch(const Arguments& with, int warps, cudaStream_t stream) {
 template <typename T>
 void choose(Arguments with, cudaStream_t stream) {
   const gru::Division by = gru::division<T>(with.units, with.directions, with.sequences);
-  const auto begins_on_pairs = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(T)) == 0; };
+  STD_TORCH_CHECK(with.weights.numel() == gru::fragments<T>(by, with.directions),
+                  "gru_backward: the weights do not fit");
+  const auto begins_on_pairs = [](const void* data) {
+    return reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(T)) == 0;
+  };
   with.pairs = with.units % 2 == 0 && begins_on_pairs(with.above) && begins_on_pairs(with.last);
   const auto run = [&](auto k_steps) {
     constexpr int k = decltype(k_steps)::value;

@@ -13,17 +13,18 @@ using gru::Sequence;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// gates [M, d, 5, P]: the sums of n, r and z from the input on entry; n, r, z, m and the state before the step on exit;
-// without `keep` [M, d, 3, P], and as they were. The
-// state before the first step is zero, and so are the states of a padded batch from a sequence's end to `limit`. Units from H on, which pad the last warp's columns, stay zero throughout: their weights are.
+// gates [M, d, 5, P]: the sums of n, r and z from the input on entry; n, r, z, m and the state before the step on exit.
+// Without `keep` [M, d, 3, P], and not changed. The state before the first step is zero, and so are the states of a
+// padded batch from a sequence's end to `limit`. Units from H on, which pad the last warp's columns, stay zero
+// throughout: their weights are.
 template <typename T, int k_steps, int columns>
 __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
-    recur(T* gates, const Sequence* plan, const uint32_t* weights, const float* bias, T* states, T* final, int sequences,
-          int units, int padded, int directions, int limit, bool keep, bool pairs) {
+    recur(T* gates, const Sequence* plan, const uint32_t* weights, const float* bias, T* states, T* final,
+          int sequences, int units, int padded, int directions, int limit, bool keep, bool pairs) {
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns>;
-  constexpr int own = 2 * columns;             // units of a thread in a row, neighbours
-  constexpr int width = 16 * k_steps + 8;      // of a row in shared memory, padded against bank conflicts
+  constexpr int own = 2 * columns;         // units of a thread in a row, neighbours
+  constexpr int width = 16 * k_steps + 8;  // of a row in shared memory, padded against bank conflicts
   using Own = gru::Raw<T, own>;
   __shared__ alignas(16) E operand[2][parts][gru::tile][width];
 
@@ -35,8 +36,8 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
 
   uint32_t w[parts][3 * columns][k_steps][2];
   {
-    const uint2* mine = reinterpret_cast<const uint2*>(weights) +
-                        int64_t{direction * static_cast<int>(blockDim.x / 32) + warp} * parts * 3 * columns * k_steps * 32 + lane;
+    const int place = direction * static_cast<int>(blockDim.x / 32) + warp;
+    const uint2* mine = reinterpret_cast<const uint2*>(weights) + place * parts * 3 * columns * k_steps * 32 + lane;
 #pragma unroll
     for (int p = 0; p < parts; ++p)
 #pragma unroll
@@ -219,29 +220,35 @@ __global__ void recur_double(double* gates, const Sequence* plan, const double* 
   if (unit < units) final[(direction * int64_t{sequences} + sequence.place) * units + unit] = h[unit];
 }
 
+struct Arguments {
+  Tensor gates, plan, weights, bias, states, final;
+  int limit;
+  bool keep;
+  int sequences, units, padded, directions;
+};
+
 template <typename T, int k_steps, int columns>
-void launch(const Tensor& gates, const Tensor& plan, const Tensor& weights, const Tensor& bias, const Tensor& states,
-            const Tensor& final, int limit, bool keep, int warps, cudaStream_t stream) {
-  const int64_t directions = final.size(0), sequences = final.size(1), units = final.size(2);
-  const auto blocks = static_cast<unsigned>((sequences + gru::tile - 1) / gru::tile * directions);
+void launch(const Arguments& with, int warps, cudaStream_t stream) {
+  const int blocks = (with.sequences + gru::tile - 1) / gru::tile * with.directions;
   recur<T, k_steps, columns><<<blocks, 32 * warps, 0, stream>>>(
-      static_cast<T*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
-      static_cast<const uint32_t*>(weights.data_ptr()), static_cast<const float*>(bias.data_ptr()),
-      static_cast<T*>(states.data_ptr()), static_cast<T*>(final.data_ptr()), static_cast<int>(sequences),
-      static_cast<int>(units), static_cast<int>(gates.size(3)), static_cast<int>(directions), limit, keep, units % 2 == 0);
+      static_cast<T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
+      static_cast<const uint32_t*>(with.weights.data_ptr()), static_cast<const float*>(with.bias.data_ptr()),
+      static_cast<T*>(with.states.data_ptr()), static_cast<T*>(with.final.data_ptr()), with.sequences, with.units,
+      with.padded, with.directions, with.limit, with.keep, with.units % 2 == 0);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 template <typename T>
-void choose(const Tensor& gates, const Tensor& plan, const Tensor& weights, const Tensor& bias, const Tensor& states,
-            const Tensor& final, int limit, bool keep, cudaStream_t stream) {
-  const gru::Division by = gru::division<T>(final.size(2), final.size(0), final.size(1));
+void choose(const Arguments& with, cudaStream_t stream) {
+  const gru::Division by = gru::division<T>(with.units, with.directions, with.sequences);
+  STD_TORCH_CHECK(with.weights.numel() == gru::fragments<T>(by, with.directions),
+                  "gru_forward: the weights do not fit");
   const auto run = [&](auto k_steps) {
     constexpr int k = decltype(k_steps)::value;
     if constexpr (!std::is_same_v<T, float> || k == 4) {
-      if (by.columns == 2) return launch<T, k, 2>(gates, plan, weights, bias, states, final, limit, keep, by.warps, stream);
+      if (by.columns == 2) return launch<T, k, 2>(with, by.warps, stream);
     }
-    launch<T, k, 1>(gates, plan, weights, bias, states, final, limit, keep, by.warps, stream);
+    launch<T, k, 1>(with, by.warps, stream);
   };
   switch (by.k_steps) {
     case 4: run(std::integral_constant<int, 4>{}); break;
@@ -250,12 +257,15 @@ void choose(const Tensor& gates, const Tensor& plan, const Tensor& weights, cons
   }
 }
 
-// gates [M, d, 5 or 3, P], plan and bias as the other operations make them. states [.., d H] are written, of a ragged batch
-// (steps < 0) at real steps, of a padded one of `steps` steps everywhere, and final [d, N, H].
-void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, Tensor states, Tensor final, int64_t steps, bool keep) {
+// gates [M, d, 5 or 3, P], plan and bias as the other operations make them. states [.., d H] are written, of a ragged
+// batch (steps < 0) at real steps, of a padded one of `steps` steps everywhere, and final [d, N, H].
+void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, Tensor states, Tensor final, int64_t steps,
+                 bool keep) {
   const int64_t directions = final.size(0), sequences = final.size(1), units = final.size(2);
-  STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(1) == directions && gates.size(2) == (keep ? 5 : 3) &&
-                      gates.size(3) == (units + 7) / 8 * 8 && plan.numel() == 4 * (sequences + 1) &&
+  STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(1) == directions &&
+                      gates.size(2) == (keep ? 5 : 3) && gates.size(3) == (units + 7) / 8 * 8 &&
+                      plan.numel() == 4 * (sequences + 1) && bias.numel() == directions * 4 * gates.size(3) &&
+                      states.scalar_type() == gates.scalar_type() && final.scalar_type() == gates.scalar_type() &&
                       states.numel() % (directions * units) == 0,
                   "gru_forward: gates, plan, states and final do not fit together");
   STD_TORCH_CHECK(gates.is_contiguous() && plan.is_contiguous() && weights.is_contiguous() && bias.is_contiguous() &&
@@ -264,21 +274,23 @@ void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, Tensor 
   STD_TORCH_CHECK(steps <= 0 || states.numel() == sequences * steps * directions * units,
                   "gru_forward: states do not hold ", steps, " steps of each sequence");
   if (sequences == 0) return;
-  const int limit = static_cast<int>(steps);
   const torch::stable::accelerator::DeviceGuard guard(gates.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(gates.get_device_index());
+  const Arguments with{gates, plan, weights, bias, states, final, static_cast<int>(steps), keep,
+                       static_cast<int>(sequences), static_cast<int>(units), static_cast<int>(gates.size(3)),
+                       static_cast<int>(directions)};
   switch (gates.scalar_type()) {
     case ScalarType::Double:
       recur_double<<<static_cast<unsigned>(sequences * directions), 128, 0, stream>>>(
           static_cast<double*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
           static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(bias.data_ptr()),
-          static_cast<double*>(states.data_ptr()), static_cast<double*>(final.data_ptr()), static_cast<int>(sequences),
-          static_cast<int>(units), static_cast<int>(gates.size(3)), static_cast<int>(directions), limit, keep);
+          static_cast<double*>(states.data_ptr()), static_cast<double*>(final.data_ptr()), with.sequences, with.units,
+          with.padded, with.directions, with.limit, keep);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
       break;
-    case ScalarType::Float: choose<float>(gates, plan, weights, bias, states, final, limit, keep, stream); break;
-    case ScalarType::Half: choose<__half>(gates, plan, weights, bias, states, final, limit, keep, stream); break;
-    case ScalarType::BFloat16: choose<__nv_bfloat16>(gates, plan, weights, bias, states, final, limit, keep, stream); break;
+    case ScalarType::Float: choose<float>(with, stream); break;
+    case ScalarType::Half: choose<__half>(with, stream); break;
+    case ScalarType::BFloat16: choose<__nv_bfloat16>(with, stream); break;
     default: STD_TORCH_CHECK(false, "gru_forward: dtype must be float64, float32, float16 or bfloat16");
   }
 }

@@ -33,9 +33,9 @@ __device__ int64_t running_sum(int64_t value, int64_t* warp_sums) {
   return value;
 }
 
-// Which steps of a batch are real. given: int32 or, if `wide`, int64 lengths [N] of a padded batch of `steps` steps, or,
-// if steps < 0, offsets [N + 1] of a ragged one of `rows` rows. What would lie outside the batch is clamped: it can not
-// be refused without waiting for the GPU.
+// Which steps of a batch are real. given: int32 or, if `wide`, int64 lengths [N] of a padded batch of `steps` steps,
+// or, if steps < 0, offsets [N + 1] of a ragged one of `rows` rows. What would lie outside the batch is clamped: it can
+// not be refused without waiting for the GPU.
 struct Limits {
   const void* given;
   bool wide;
@@ -64,7 +64,8 @@ __device__ void list_steps(const Limits& of, int64_t index, int64_t stride) {
     const Sequence sequence = of.plan[i / of.steps];
     const int step = static_cast<int>(i % of.steps);
     const int64_t padding = int64_t{real} + sequence.state - sequence.first;
-    of.source[step < sequence.length ? sequence.first + step : padding + step - sequence.length] = sequence.state + step;
+    const int64_t place = step < sequence.length ? sequence.first + step : padding + step - sequence.length;
+    of.source[place] = sequence.state + step;
   }
 }
 
@@ -126,10 +127,10 @@ struct Parameters {
 };
 
 // What is packed, and where it goes. input: the input weights of n, r and z, [d, 3, P, I to 8] for the forward pass and
-// [I to 8, d, 3, P] for the backward. bias [d, 4, P]: what each gate's sum begins with. recurrent: for float64 the weights as
-// they are, [d, 3 H, H]; else fragments [d, warp, part, gate r z n, column, k-step, lane, 2] of a matrix instruction's
-// right operand, of W_hh's transpose for the forward pass and of W_hh for the backward. The columns of a warp are dealt
-// to its threads so that a thread's units, over all its columns, are neighbours.
+// [I to 8, d, 3, P] for the backward. bias [d, 4, P]: what each gate's sum begins with. recurrent: for float64 the
+// weights as they are, [d, 3 H, H]; else fragments [d, warp, part, gate r z n, column, k-step, lane, 2] of a matrix
+// instruction's right operand, of W_hh's transpose for the forward pass and of W_hh for the backward. The columns of a
+// warp are dealt to its threads so that a thread's units, over all its columns, are neighbours.
 template <typename T>
 struct Packing {
   Parameters from[2];
@@ -148,7 +149,9 @@ __device__ constexpr int row_of(int gate) { return gate == gru::reset ? 0 : gate
 template <typename T, typename W>
 __device__ void pack(const Packing<T>& of, int64_t i) {
   using C = cuda_ext::compute_t<T>;
-  const auto number = [](const void* data, int64_t index) { return static_cast<C>(static_cast<const W*>(data)[index]); };
+  const auto number = [](const void* data, int64_t index) {
+    return static_cast<C>(static_cast<const W*>(data)[index]);
+  };
   if (i < of.input_size) {
     const int64_t rows = int64_t{of.directions} * 3 * of.padded, wide = (of.inputs + 7) / 8 * 8;
     const int row = static_cast<int>(of.transposed ? i % rows : i / wide);
@@ -289,10 +292,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
     packing.by = gru::division<T>(units, directions, sequences);
     packing.input_size = input.numel();
     packing.bias_size = bias.numel();
-    const int64_t fragments =
-        directions * packing.by.warps * gru::parts<T> * 3 * packing.by.columns * packing.by.k_steps * 64;
     const bool plain = narrow == ScalarType::Double;
-    const int64_t size = plain ? directions * 3 * units * units : fragments;
+    const int64_t size = plain ? directions * 3 * units * units : gru::fragments<T>(packing.by, directions);
     recurrent = torch::stable::new_empty(x, {size}, plain ? ScalarType::Double : ScalarType::Int);
     packing.recurrent_size = size;
     packing.input = static_cast<T*>(input.data_ptr());

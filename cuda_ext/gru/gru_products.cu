@@ -22,8 +22,8 @@ constexpr int depth = 32;     // of a sum, staged in shared memory at a time
 constexpr int project_threads = 256;
 constexpr int correlate_rows = 112, correlate_threads = 224;
 
-// A matrix whose columns from `length` on lie `gap` further: three gates of each of two directions, out of four or five.
-// Columns, rows and gaps are multiples of 4 numbers, and of 16 bytes if `packs`.
+// A matrix whose columns from `length` on lie `gap` further: three gates of each of two directions, out of four or
+// five. Columns, rows and gaps are multiples of 4 numbers, and of 16 bytes if `packs`.
 template <typename T>
 struct Matrix {
   T* data;
@@ -75,9 +75,9 @@ __device__ void store_operands(gru::Operand<T>* to, int64_t part, const Eight<T>
   }
 }
 
-// c[m, j] = sum_k a[m, k] b[j, k] + bias[j], m < M. Rows of a or of c may lie elsewhere: row m at source[m]; of such a c
-// the rows from M on, which are its padding, become zero.
-// A block makes `tall` rows and `across` columns, a warp 16 rows; of 16 columns a thread makes 4 neighbours in two rows.
+// c[m, j] = sum_k a[m, k] b[j, k] + bias[j], m < M. Rows of a or of c may lie elsewhere: row m at source[m]; of such a
+// c the rows from M on, which are its padding, become zero. A block makes `tall` rows and `across` columns, a warp 16
+// rows; of 16 columns a thread makes 4 neighbours in two rows.
 template <typename T, int tall, int across>
 __global__ void __launch_bounds__(project_threads, 2)
     project(Matrix<const T> a, const int* a_source, Matrix<const T> b, const float* bias, Matrix<T> c,
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(project_threads, 2)
   }
 }
 
-// out[slice, group, i, j] = the sum over the slice's rows m of g[m, i] x[m, j], and in column x.columns that of g[m, i].
+// out[slice, group, i, j] = the sum over the slice's rows m of g[m, i] x[m, j], in column x.columns that of g[m, i].
 // Groups are the directions where each has its own g and x. A warp makes 16 rows of all of a block's columns.
 template <typename T, int tiles>
 __global__ void __launch_bounds__(correlate_threads, 2)
@@ -536,8 +536,8 @@ void gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weigh
     const Matrix<const T> a = three_gates<T>(gradients, of);
     const Matrix<const T> b{read<T>(weights), a.columns, a.columns, INT_MAX, 0, true};
     launch_project<T>(a, nullptr, b, nullptr,
-                      {static_cast<T*>(of_x.data_ptr()), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0, true}, of.source,
-                      of.rows, of.plan, of.sequences, stream);
+                      {static_cast<T*>(of_x.data_ptr()), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0, true},
+                      of.source, of.rows, of.plan, of.sequences, stream);
   });
 }
 
@@ -554,8 +554,8 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
   const int64_t d = of.directions, padded = of.padded;
   const ScalarType dtype = x.scalar_type(), sums = dtype == ScalarType::Double ? dtype : ScalarType::Float;
   // About two blocks a multiprocessor, and 32 rows a slice or more.
-  const int64_t slices =
-      dtype == ScalarType::Double ? 1 : std::clamp<int64_t>((of.rows + 31) / 32, 1, std::max<int64_t>(1, 264 / (d * 3)));
+  const int64_t most = dtype == ScalarType::Double ? 1 : 264 / (d * 3);
+  const int64_t slices = std::clamp<int64_t>((of.rows + depth - 1) / depth, 1, most);
   Tensor from_input = torch::stable::new_empty(x, {slices, d * 3 * padded * (of.inputs + 1)}, sums);
   Tensor from_state = torch::stable::new_empty(x, {slices, d * 3 * padded * (padded + 1)}, sums);
   const ScalarType wanted = w_ih.scalar_type();
@@ -570,15 +570,16 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
     using T = decltype(t);
     const auto run = [&](const Matrix<const T>& g, const Matrix<const T>& right, const int* rows, int groups,
                          const Tensor& out) {
-      launch_correlate<T>(g, 4 * padded, right, 5 * padded, rows, groups, out.data_ptr(), static_cast<int>(slices), of.plan,
-                          of.sequences, stream);
+      launch_correlate<T>(g, 4 * padded, right, 5 * padded, rows, groups, out.data_ptr(), static_cast<int>(slices),
+                          of.plan, of.sequences, stream);
     };
     Matrix<const T> g = three_gates<T>(gradients, of);
     run(g, {read<T>(x), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0, of.packs(x)}, of.source, 1, from_input);
     g.columns = static_cast<int>(3 * padded);
     g.data += padded;
     const T* before = read<T>(gates) + gru::before * padded;
-    run(g, {before, d * 5 * padded, static_cast<int>(padded), INT_MAX, 0, true}, nullptr, static_cast<int>(d), from_state);
+    run(g, {before, d * 5 * padded, static_cast<int>(padded), INT_MAX, 0, true}, nullptr, static_cast<int>(d),
+        from_state);
   });
   const int64_t total = d * 3 * units * (inputs + units + 2);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>((total + 127) / 128, 1 << 16));
