@@ -206,7 +206,7 @@ __device__ void pack(const Packing<T>& of, int64_t i) {
 // The first block sorts, if there is something to sort; the others pack.
 template <typename T, typename W>
 __global__ void __launch_bounds__(threads) prepare(Limits limits, Packing<T> packing) {
-  const bool sorts = limits.given != nullptr;
+  const bool sorts = limits.plan != nullptr;  // of no sequences too, whose lengths lie nowhere
   if (sorts && blockIdx.x == 0) {
     sort_by_length(limits);
     return;
@@ -301,7 +301,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
     packing.recurrent = static_cast<decltype(packing.recurrent)>(recurrent.data_ptr());
     const int64_t total = packing.input_size + packing.bias_size + packing.recurrent_size;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>((total + threads - 1) / threads, 1 << 12));
-    prepare<T, W><<<blocks + (of.given != nullptr), threads, 0, stream>>>(of, packing);
+    prepare<T, W><<<blocks + (of.plan != nullptr), threads, 0, stream>>>(of, packing);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   };
   STD_TORCH_CHECK(wide == narrow || (wide == ScalarType::Float && narrow != ScalarType::Double),
