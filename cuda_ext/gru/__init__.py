@@ -18,7 +18,6 @@ multiple of 8.
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -30,10 +29,9 @@ from cuda_ext.operation import define
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # The recurrent weights of one direction must fit in the registers of one block.
 MOST_UNITS = 128
-# Of the four sums that are kept for each unit: which of them the rows of nn.GRU's weights (reset, update, new) make.
-CANDIDATE, RESET, UPDATE, MEMORY = range(4)
-OF_INPUT = (RESET, UPDATE, CANDIDATE)
-OF_STATE = (RESET, UPDATE, MEMORY)
+# What is kept of each unit and step for the backward pass, in this order: n, r, z, m and the state before the step.
+CANDIDATE, RESET, UPDATE = range(3)
+KEPT = 5
 
 
 def gru(
@@ -81,22 +79,23 @@ def gates(x: Tensor, limits: Tensor, parameters: Sequence[Tensor], bidirectional
     x [N, T, I] with its lengths as ``limits``, or x [M, I] with its offsets.
     """
     with torch.no_grad():
-        states, _, kept, _, source = _apply("gates", x.ndim, x, limits, parameters, bidirectional, keep=True)
+        states, _, kept, plan, source = _apply("gates", x.ndim, x, limits, parameters, bidirectional, keep=True)
     units = states.shape[-1] // kept.shape[1]
     found = []
     for gate in (UPDATE, RESET, CANDIDATE):
         rows = kept[:, :, gate, :units].flatten(1)
         if x.ndim == 3:
-            real = source >= 0
-            padded = rows.new_zeros(rows.shape)
-            padded[source[real].long()] = rows[real]
+            # After the real steps the source lists the padding.
+            real = torch.arange(len(source), device=x.device) < plan[-1, 2]
+            padded = torch.empty_like(rows)
+            padded[source.long()] = rows.masked_fill(~real[:, None], 0)
             rows = padded.view(states.shape)
         found.append(rows.contiguous())
     return Gates(*found)
 
 
 class GRU(nn.Module):
-    """``nn.GRU`` of one layer, batch first: the same parameters, names and initial values; a state dict loads both ways.
+    """``nn.GRU`` of one layer, batch first: the same parameters and initial values; a state dict loads both ways.
 
     hidden_size: units a direction, at most 128.
     """
@@ -142,7 +141,9 @@ def _apply(
     keep: bool | None = None,
 ) -> tuple[Tensor, ...]:
     if x.ndim != dimensions or dimensions not in (2, 3):
-        wanted = {2: "two dimensions [M, I]", 3: "three dimensions [N, T, I]"}.get(dimensions, "two or three dimensions")
+        wanted = {2: "two dimensions [M, I]", 3: "three dimensions [N, T, I]"}.get(
+            dimensions, "two or three dimensions"
+        )
         raise ValueError(f"{name} takes x of {wanted}, got {tuple(x.shape)}")
     if len(parameters) != 4 * (1 + bidirectional):
         raise ValueError(
@@ -191,7 +192,7 @@ def _run(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[
     check(x, limits, *given)
     if kernel("gru_forward", x.device) is None:
         return reference(x, limits, keep, *given)
-    return _forward_on_gpu(x.contiguous(), limits, keep, *given)
+    return _forward_on_gpu(x, limits, keep, *given)
 
 
 def _empty(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
@@ -203,7 +204,7 @@ def _empty(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tupl
     return (
         x.new_empty(*x.shape[:-1], directions * units),
         x.new_empty(directions, sequences, units),
-        x.new_empty(rows if keep else 0, directions, 4, padded),
+        x.new_empty(rows if keep else 0, directions, KEPT, padded),
         limits.new_empty(sequences + 1, 4, dtype=torch.int32),
         limits.new_empty(rows if x.ndim == 3 else 0, dtype=torch.int32),
     )
@@ -219,42 +220,30 @@ def _forward_on_gpu(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
     directions, sequences, units = final.shape
     rows = math.prod(x.shape[:-1])
-    plan, source = kernels.gru_plan(limits, rows, x.shape[1] if x.ndim == 3 else -1)
-    weights, bias, recurrent = kernels.gru_pack(x, *given, False)
-    sums = kept if keep else x.new_empty(rows, directions, 4, kept.shape[3])
-    flat = _compact(x, source)
-    for direction in range(directions):
-        out = sums[:, direction, :MEMORY].flatten(1)
-        torch.addmm(bias[direction, :MEMORY].flatten().to(x.dtype), flat, weights[direction].flatten(0, 1).t(), out=out)
-    if x.ndim == 3:
-        states.zero_()
-    kernels.gru_forward(sums, plan, recurrent, bias, states, final, keep)
+    steps = x.shape[1] if x.ndim == 3 else -1
+    plan, source, weights, bias, recurrent = kernels.gru_prepare(x, limits, rows, steps, *given, sequences, False)
+    sums = kept if keep else x.new_empty(rows, directions, 3, kept.shape[3])
+    x = _to_four(x)
+    kernels.gru_project(x, plan, source, weights, bias, sums)
+    kernels.gru_forward(sums, plan, recurrent, bias, states, final, steps, keep)
     return states, final, kept, plan, source
-
-
-def _compact(x: Tensor, source: Tensor) -> Tensor:
-    if x.ndim == 2:
-        return x
-    return torch.where(source[:, None] >= 0, x.flatten(0, 1)[source.clamp(min=0).long()], 0)
 
 
 def _setup_context(ctx: object, inputs: tuple, output: tuple[Tensor, ...]) -> None:
     x, limits, _, *given = inputs
-    states, _, kept, plan, source = output
+    _, _, kept, plan, source = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(kept, plan, source)
-    ctx.save_for_backward(x, limits, states, kept, plan, source, *given)
+    ctx.save_for_backward(x, limits, kept, plan, source, *given)
 
 
 def _backward(ctx: object, of_states: Tensor | None, of_final: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
-    x, limits, states, kept, plan, source, *given = ctx.saved_tensors
+    x, limits, kept, plan, source, *given = ctx.saved_tensors
     nothing = (None,) * (3 + len(given))
     if of_states is None and of_final is None:
         return nothing
     wanted = ctx.needs_input_grad
-    found = torch.ops.cuda_ext.gru_backward(
-        of_states, of_final, x, limits, states, kept, plan, source, wanted[0], *given
-    )
+    found = torch.ops.cuda_ext.gru_backward(of_states, of_final, x, limits, kept, plan, source, wanted[0], *given)
     found = (found[0], None, None, *found[1:], *(None,) * (9 - len(found)))
     return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
 
@@ -264,55 +253,44 @@ def _run_backward(
     of_final: Tensor | None,
     x: Tensor,
     limits: Tensor,
-    states: Tensor,
     kept: Tensor,
     plan: Tensor,
     source: Tensor,
     wants_x: bool,
     *given: Tensor | None,
 ) -> list[Tensor]:
+    if len(kept) != math.prod(x.shape[:-1]):
+        raise ValueError("gru has a backward pass only if it ran with keep=True: the gates were not kept")
     if kernel("gru_backward", x.device) is None:
-        return reference_backward(of_states, of_final, x, limits, states, kept, wants_x, *given)
+        return reference_backward(of_states, of_final, x, limits, kept, wants_x, *given)
     kernels = torch.ops.cuda_ext_kernels
-    units, inputs = given[1].shape[1], x.shape[-1]
-    x = x.contiguous()
+    inputs = x.shape[-1]
+    x = _to_four(x)
     of_states = None if of_states is None else of_states.contiguous()
     of_final = None if of_final is None else of_final.contiguous()
-    weights, _, recurrent = kernels.gru_pack(x, *given, True)
-    rows, directions, _, padded = kept.shape
-    gradients = torch.zeros_like(kept)
-    previous = kept.new_zeros(rows, directions, padded)
-    kernels.gru_backward(kept, plan, recurrent, states, of_states, of_final, units, gradients, previous)
-    flat = _compact(x, source)
-    dtype = given[0].dtype
-    sums = gradients.sum(0, dtype=torch.promote_types(torch.float32, x.dtype)).to(dtype)
-    found = []
-    of_x = x.new_zeros(flat.shape)
-    for direction in range(directions):
-        of_sums = gradients[:, direction, :MEMORY].flatten(1)
-        if wants_x:
-            of_x.addmm_(of_sums, weights[direction].flatten(0, 1))
-        of_w_ih = (of_sums.t() @ flat).view(3, padded, inputs)[list(OF_INPUT), :units]
-        of_w_hh = gradients[:, direction, RESET:].flatten(1).t() @ previous[:, direction]
-        of_w_hh = of_w_hh.view(3, padded, padded)[:, :units, :units]
-        found += [
-            of_w_ih.flatten(0, 1).to(dtype),
-            of_w_hh.reshape(3 * units, units).to(dtype),
-            sums[direction, list(OF_INPUT), :units].flatten(),
-            sums[direction, list(OF_STATE), :units].flatten(),
-        ]
-    if wants_x and x.ndim == 3:
-        padded_x = x.new_zeros(rows + 1, inputs)
-        padded_x[source.long()] = of_x
-        of_x = padded_x[:rows].view(x.shape)
-    return [of_x if wants_x else x.new_empty(0), *found]
+    units = given[1].shape[1]
+    _, _, weights, _, recurrent = kernels.gru_prepare(x, None, 0, 0, *given, len(plan) - 1, True)
+    gradients = torch.empty_like(kept[:, :, 1:], memory_format=torch.contiguous_format)
+    kernels.gru_backward(kept, plan, recurrent, of_states, of_final, units, gradients)
+    of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
+    if wants_x:
+        kernels.gru_project_back(gradients, plan, source, weights, of_x)
+        of_x = of_x[..., :inputs].contiguous()
+    return [of_x, *kernels.gru_correlate(x, plan, source, gradients, kept, given[0])]
+
+
+def _to_four(x: Tensor) -> Tensor:
+    """x as the kernels read it: contiguous, from a multiple of 16 bytes, of 4 inputs or a multiple."""
+    if x.shape[-1] % 4:
+        return nn.functional.pad(x, (0, -x.shape[-1] % 4))
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
 
 
 def _shape_backward(
     of_states: Tensor | None, of_final: Tensor | None, x: Tensor, *others: Tensor | bool | None
 ) -> list[Tensor]:
-    *_, wants_x = others[:6]
-    given = others[6:]
+    wants_x, *given = others[4:]
     return [
         torch.empty_like(x, memory_format=torch.contiguous_format) if wants_x else x.new_empty(0),
         *(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in given if tensor is not None),
@@ -350,14 +328,15 @@ def _in_step(x: Tensor, limits: Tensor, directions: int) -> _InStep:
     in_time = torch.stack([step, lengths[sequence] - 1 - step][:directions])
     plan = torch.stack([order, first, lengths, start], 1)
     plan = torch.cat([plan, plan.new_tensor([[0, 0, len(step), 0]])]).int()
-    source = plan.new_full((math.prod(x.shape[:2]) if x.ndim == 3 else 0,), -1)
+    source = plan.new_empty(0)
     if x.ndim == 3:
-        source[first[sequence] + step] = (start[sequence] + step).int()
+        real = torch.arange(x.shape[1], device=x.device) < limits[:, None]
+        source = torch.cat([found.flatten().nonzero().flatten() for found in (real, ~real)]).int()
     return _InStep(running.sum(1).tolist(), start[sequence] + in_time, first[sequence] + in_time, order, plan, source)
 
 
 def _stacked(given: Sequence[Tensor | None], dtype: torch.dtype, narrow: torch.dtype) -> list[Tensor]:
-    """w_ih [d, 3 H, I], w_hh [d, 3 H, H], b_ih and b_hh [d, 1, 3 H], in ``dtype``, the weights rounded to ``narrow``."""
+    """w_ih [d, 3 H, I], w_hh [d, 3 H, H], b_ih, b_hh [d, 1, 3 H], in ``dtype``; weights as rounded to ``narrow``."""
     w_ih, w_hh, b_ih, b_hh = (
         torch.stack([tensor for tensor in (given[i], given[i + 4]) if tensor is not None]) for i in range(4)
     )
@@ -365,7 +344,7 @@ def _stacked(given: Sequence[Tensor | None], dtype: torch.dtype, narrow: torch.d
 
 
 def reference(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
-    """Equals ``torch.nn.GRU`` on a packed sequence; n, r, z and m of each real step are kept for the backward pass."""
+    """Equals ``torch.nn.GRU`` on a packed sequence; what the backward pass needs of each step is kept."""
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
     directions, sequences, units = final.shape
     dtype = torch.promote_types(torch.float32, x.dtype)
@@ -383,7 +362,7 @@ def reference(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> t
         after = torch.lerp(n, before, z)
         of_steps.append(after)
         if keep:
-            gates_of_steps.append(torch.stack([n, r, z, m], dim=2))
+            gates_of_steps.append(torch.stack([n, r, z, m, before], dim=2))
         h = after if count == sequences else torch.cat([after, h[:, count:]], dim=1)
         done += count
     final[:, at.order] = h.to(x.dtype)
@@ -402,7 +381,6 @@ def reference_backward(
     of_final: Tensor | None,
     x: Tensor,
     limits: Tensor,
-    states: Tensor,
     kept: Tensor,
     wants_x: bool,
     *given: Tensor | None,
@@ -414,18 +392,11 @@ def reference_backward(
     at = _in_step(x, limits, directions)
     both = range(directions)
 
-    def in_step(padded: Tensor) -> Tensor:
-        flat = padded.reshape(-1, directions, units)
-        return torch.stack([flat[at.rows[d], d] for d in both]).to(dtype)
-
-    n, r, z, m = torch.stack([kept[at.compact[d], d, :, :units] for d in both]).to(dtype).unbind(2)
-    after = in_step(states)
-    before = torch.zeros_like(after)
-    done = 0
-    for running, count in pairwise(at.counts):
-        before[:, done + running : done + running + count] = after[:, done : done + count]
-        done += running
-    above = None if of_states is None else in_step(of_states)
+    n, r, z, m, before = torch.stack([kept[at.compact[d], d, :, :units] for d in both]).to(dtype).unbind(2)
+    above = None
+    if of_states is not None:
+        of_rows = of_states.reshape(-1, directions, units)
+        above = torch.stack([of_rows[at.rows[d], d] for d in both]).to(dtype)
     carried = w_hh.new_zeros(directions, len(at.order), units) if of_final is None else of_final[:, at.order].to(dtype)
     # What each sum's gradient is, over that of the state (of m: over that of n's sum).
     of_n = (1 - z) * (1 - n * n)
@@ -480,7 +451,7 @@ define(
     autocast=_cast,
 )
 define(
-    "gru_backward(Tensor? of_states, Tensor? of_final, Tensor x, Tensor limits, Tensor states, Tensor kept, "
+    "gru_backward(Tensor? of_states, Tensor? of_final, Tensor x, Tensor limits, Tensor kept, "
     "Tensor plan, Tensor source, bool wants_x, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
     "Tensor? w_ih_reverse, Tensor? w_hh_reverse, Tensor? b_ih_reverse, Tensor? b_hh_reverse) -> Tensor[]",
     _run_backward,

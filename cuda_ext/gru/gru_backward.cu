@@ -1,8 +1,8 @@
 // The GRU's recurrence, backward through time: the same tiles as the forward pass, from the last step to the first.
 //
-// What reaches a state, from above and from the next step, stays in registers. Each step makes the gradients of the four
-// sums n, r, z and m, which are all that the weights' and the input's gradients need, and passes the state's on through
-// one product [16, 3 H] x [3 H, H] with the recurrent weights, in registers throughout. One barrier a step.
+// What reaches a state, from above and from the next step, stays in registers. Each step makes the gradients of the
+// four sums n, r, z and m, which are all that the weights' and the input's gradients need, and passes the state's on
+// through one product [16, 3 H] x [3 H, H] with the recurrent weights, in registers throughout. One barrier a step.
 
 #include "gru.cuh"
 
@@ -17,18 +17,17 @@ using torch::stable::Tensor;
 template <typename T, int k_steps>
 constexpr int shared_bytes = 2 * gru::parts<T> * 3 * gru::tile * (16 * k_steps + 8) * 2;
 
-// gates [M, d, 4, P] as the forward pass left them; gradients [M, d, 4, P] and previous [M, d, P], the state before each
-// step, are written at real steps. above: the gradient of states, last: of final; either may be null.
+// gates [M, d, 5, P] as the forward pass left them; gradients [M, d, 4, P], of the sums n, r, z and m, are written at
+// real steps. above: the gradient of states, last: of final; either may be null.
 template <typename T, int k_steps, int columns>
 __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
-    recur_back(const T* gates, const Sequence* plan, const uint32_t* weights, const T* states, const T* above,
-               const T* last, T* gradients, T* previous, int sequences, int units, int padded, int directions,
-               bool pairs) {
+    recur_back(const T* gates, const Sequence* plan, const uint32_t* weights, const T* above, const T* last,
+               T* gradients, int sequences, int units, int padded, int directions, bool pairs) {
   using E = gru::Operand<T>;
-  constexpr int parts = gru::parts<T>;
+  constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns>;
   constexpr int own = 2 * columns;
   constexpr int width = 16 * k_steps + 8;
-  using Own = gru::Some<T, own>;
+  using Own = gru::Raw<T, own>;
   extern __shared__ uint4 shared[];
   using Operands = E[parts][3][gru::tile][width];
   Operands* operand = reinterpret_cast<Operands*>(shared);
@@ -41,8 +40,8 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
 
   uint32_t w[parts][3 * columns][k_steps][2];
   {
-    const uint2* mine = reinterpret_cast<const uint2*>(weights) +
-                        int64_t{direction * static_cast<int>(blockDim.x / 32) + warp} * parts * 3 * columns * k_steps * 32 + lane;
+    const int place = direction * static_cast<int>(blockDim.x / 32) + warp;
+    const uint2* mine = reinterpret_cast<const uint2*>(weights) + place * parts * 3 * columns * k_steps * 32 + lane;
 #pragma unroll
     for (int p = 0; p < parts; ++p)
 #pragma unroll
@@ -57,117 +56,84 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
   for (int i = threadIdx.x; i < shared_bytes<T, k_steps> / 16; i += blockDim.x) shared[i] = uint4{};
 
   int length[2], steps = 0;
-  int64_t row[2], state_row[2];
-  const int64_t gate_stride = int64_t{directions} * 4 * padded, state_stride = int64_t{directions} * units;
-  const int forwards = direction == 0 ? 1 : -1;
+  Sequence sequence[2];
   float carried[2][own] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int place = slot + lane / 4 + 8 * i;
-    Sequence sequence{-1, 0, 0, 0};
-    if (place < sequences) sequence = plan[place];
-    length[i] = sequence.length;
-    steps = max(steps, length[i]);
-    const int64_t begin = direction == 0 ? 0 : length[i] - 1;
-    row[i] = sequence.first + begin;
-    state_row[i] = (sequence.state + begin) * state_stride + direction * units;
-    if (last != nullptr && real && sequence.place >= 0) {
-      gru::load_units(carried[i], last + (direction * int64_t{sequences} + sequence.place) * units, unit, units, pairs);
+    sequence[i] = place < sequences ? plan[place] : Sequence{-1, 0, 0, 0};
+    length[i] = real ? sequence[i].length : 0;
+    steps = max(steps, sequence[i].length);
+    if (last != nullptr && real && sequence[i].place >= 0) {
+      const T* from = last + (direction * int64_t{sequences} + sequence[i].place) * units + unit;
+      const Own raw = gru::load_units<T, own>(from, units - unit, pairs);
+#pragma unroll
+      for (int u = 0; u < own; ++u) carried[i][u] = raw[u];
     }
   }
-#pragma unroll
-  for (int lanes = 4; lanes < 32; lanes *= 2) steps = max(steps, __shfl_xor_sync(0xffffffff, steps, lanes));
+  steps = __reduce_max_sync(0xffffffff, steps);
 
-  Own next[2][4] = {};
-  float next_above[2][own] = {}, next_before[2][own] = {};
-  const auto fetch = [&](int step) {
+  // Where the tile's last step would lie in each sequence: past the end of a shorter one, until that begins.
+  const int64_t forwards = direction == 0 ? 1 : -1;
+  const int64_t gate_step = forwards * directions * 5 * padded, gradient_step = forwards * directions * 4 * padded;
+  const int64_t state_step = forwards * directions * units;
+  const T* gate_row[2];
+  const T* above_row[2];
+  T* gradient_row[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (!(real && step >= 0 && step < length[i])) continue;
-      const T* from = gates + (row[i] + step * forwards) * gate_stride + direction * 4 * padded + unit;
+  for (int i = 0; i < 2; ++i) {
+    const int64_t step = (direction == 0 ? 0 : sequence[i].length - 1) + (steps - 1) * forwards;
+    const int64_t row = (sequence[i].first + step) * directions + direction;
+    gate_row[i] = gates + row * 5 * padded + unit;
+    gradient_row[i] = gradients + row * 4 * padded + unit;
+    above_row[i] = above + ((sequence[i].state + step) * directions + direction) * units + unit;
+  }
+  Own next[2][5] = {}, next_above[2] = {};
+  const auto fetch = [&](int i, int step) {
+    if (step >= 0 && step < length[i]) {
 #pragma unroll
-      for (int g = 0; g < 4; ++g) next[i][g] = *reinterpret_cast<const Own*>(from + g * padded);
-      const int64_t at = state_row[i] + step * forwards * state_stride;
-      if (above != nullptr) gru::load_units(next_above[i], above + at, unit, units, pairs);
-      if (step > 0) {
-        gru::load_units(next_before[i], states + at - forwards * state_stride, unit, units, pairs);
-      } else {
-#pragma unroll
-        for (int u = 0; u < own; ++u) next_before[i][u] = 0.f;
-      }
+      for (int g = 0; g < 5; ++g) next[i][g] = gru::load<T, own>(gate_row[i] + g * padded);
+      if (above != nullptr) next_above[i] = gru::load_units<T, own>(above_row[i], units - unit, pairs);
     }
+    gate_row[i] -= gate_step;
+    above_row[i] -= state_step;
   };
-  fetch(steps - 1);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) fetch(i, steps - 1);
   __syncthreads();
 
   for (int step = steps - 1; step >= 0; --step) {
-    float sum[3][columns][4] = {};
-    Own now[2][4];
-    float now_above[2][own], now_before[2][own];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int g = 0; g < 4; ++g) now[i][g] = next[i][g];
-#pragma unroll
-      for (int u = 0; u < own; ++u) {
-        now_above[i][u] = next_above[i][u];
-        now_before[i][u] = next_before[i][u];
-      }
-    }
-    fetch(step - 1);
-
+    float sum[chains][3][columns][4] = {};
     auto& current = operand[step % 2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool active = real && step < length[i];
-      float d[4][own] = {};
+      const auto& now = next[i];
+      const bool active = step < length[i];
+      float d[4][own];
 #pragma unroll
       for (int u = 0; u < own; ++u) {
-        float direct = carried[i][u];
-        if (active) {
-          const float n = static_cast<float>(now[i][gru::candidate].values[u]);
-          const float r = static_cast<float>(now[i][gru::reset].values[u]);
-          const float z = static_cast<float>(now[i][gru::update].values[u]);
-          const float m = static_cast<float>(now[i][gru::memory].values[u]);
-          const float state = carried[i][u] + now_above[i][u];
-          const float dn = state * (1.f - z) * (1.f - n * n);
-          d[gru::candidate][u] = dn;
-          d[gru::reset][u] = dn * m * r * (1.f - r);
-          d[gru::update][u] = state * (now_before[i][u] - n) * z * (1.f - z);
-          d[gru::memory][u] = dn * r;
-          direct = state * z;
-        }
-        sum[0][u / 2][2 * i + u % 2] = direct;
+        const float n = now[gru::candidate][u], r = now[gru::reset][u], z = now[gru::update][u];
+        const float state = carried[i][u] + next_above[i][u];
+        const float dn = active ? state * (1.f - z) * (1.f - n * n) : 0.f;
+        d[gru::candidate][u] = dn;
+        d[gru::memory][u] = dn * r;
+        d[gru::reset][u] = dn * r * now[gru::memory][u] * (1.f - r);
+        d[gru::update][u] = active ? state * (now[gru::before][u] - n) * z * (1.f - z) : 0.f;
+        sum[0][0][u / 2][2 * i + u % 2] = active ? state * z : carried[i][u];
       }
-      if (real) {
 #pragma unroll
-        for (int p = 0; p < parts; ++p)
-#pragma unroll
-          for (int g = 0; g < 3; ++g) {
-            auto* to = reinterpret_cast<uint32_t*>(&current[p][g][lane / 4 + 8 * i][unit]);
-#pragma unroll
-            for (int u = 0; u < own; u += 2) {
-              const float a = d[g + 1][u], b = d[g + 1][u + 1];
-              to[u / 2] = p == 0 ? gru::packed<E>(a, b) : gru::packed<E>(gru::remainder<E>(a), gru::remainder<E>(b));
-            }
-          }
+      for (int g = 0; g < 3; ++g) {
+        gru::store_operands<T>(&current[0][g][lane / 4 + 8 * i][unit], 3 * gru::tile * width, d[g + 1]);
       }
       if (active) {
-        const int64_t at = (row[i] + step * forwards) * directions + direction;
-        T* to = gradients + at * 4 * padded + unit;
 #pragma unroll
-        for (int g = 0; g < 4; ++g) {
-          Own rounded;
-#pragma unroll
-          for (int u = 0; u < own; ++u) rounded.values[u] = static_cast<T>(d[g][u]);
-          *reinterpret_cast<Own*>(to + g * padded) = rounded;
-        }
-        Own before;
-#pragma unroll
-        for (int u = 0; u < own; ++u) before.values[u] = static_cast<T>(now_before[i][u]);
-        *reinterpret_cast<Own*>(previous + at * padded + unit) = before;
+        for (int g = 0; g < 4; ++g) gru::store<T, own>(gradient_row[i] + g * padded, Own::of(d[g]));
       }
+      gradient_row[i] -= gradient_step;
     }
+    // Only now, when all that was loaded is used: a wait for some of it would be for this as well.
+#pragma unroll
+    for (int i = 0; i < 2; ++i) fetch(i, step - 1);
     if (step == 0) break;
     __syncthreads();
 
@@ -180,11 +146,10 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
         for (int p = 0; p < parts; ++p) gru::load_matrices(a[p], &current[p][g][lane % 16][16 * k + lane / 16 * 8]);
 #pragma unroll
         for (int p = 0; p < 2 * parts - 1; ++p) {
-          const int of_gradient = p == 1, of_weight = p == 2;
 #pragma unroll
           for (int c = 0; c < columns; ++c) {
-            const auto& b = w[of_weight][g * columns + c][k];
-            gru::multiply<E>(sum[g][c], a[of_gradient], b[0], b[1]);
+            const auto& b = w[p == 2][g * columns + c][k];
+            gru::multiply<E>(sum[p % chains][g][c], a[p == 1], b[0], b[1]);
           }
         }
       }
@@ -193,15 +158,17 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
 #pragma unroll
       for (int u = 0; u < own; ++u) {
         const int c = u / 2, v = 2 * i + u % 2;
-        carried[i][u] = sum[0][c][v] + sum[1][c][v] + sum[2][c][v];
+        carried[i][u] = 0.f;
+#pragma unroll
+        for (int p = 0; p < chains; ++p) carried[i][u] += sum[p][0][c][v] + sum[p][1][c][v] + sum[p][2][c][v];
       }
   }
 }
 
 // float64: a block a sequence and direction, a thread a unit. Plain; not for speed.
 __global__ void recur_back_double(const double* gates, const Sequence* plan, const double* weights,
-                                  const double* states, const double* above, const double* last, double* gradients,
-                                  double* previous, int sequences, int units, int padded, int directions) {
+                                  const double* above, const double* last, double* gradients, int sequences,
+                                  int units, int padded, int directions) {
   __shared__ double sums[3][128];
   const int direction = blockIdx.x % directions, unit = threadIdx.x;
   const Sequence sequence = plan[blockIdx.x / directions];
@@ -212,23 +179,20 @@ __global__ void recur_back_double(const double* gates, const Sequence* plan, con
   }
   for (int step = sequence.length - 1; step >= 0; --step) {
     const int64_t t = direction == 0 ? step : sequence.length - 1 - step;
-    const int64_t before = direction == 0 ? t - 1 : t + 1;
     double direct = 0;
     if (unit < units) {
       const int64_t at = (sequence.first + t) * directions + direction;
-      const double* row = gates + at * 4 * padded + unit;
+      const double* row = gates + at * 5 * padded + unit;
       const double n = row[gru::candidate * padded], r = row[gru::reset * padded];
       const double z = row[gru::update * padded], m = row[gru::memory * padded];
-      const auto state_at = [&](int64_t s) { return ((sequence.state + s) * directions + direction) * units + unit; };
-      const double h = step > 0 ? states[state_at(before)] : 0;
-      const double state = carried + (above != nullptr ? above[state_at(t)] : 0);
+      const int64_t state_at = ((sequence.state + t) * directions + direction) * units + unit;
+      const double state = carried + (above != nullptr ? above[state_at] : 0);
       const double dn = state * (1 - z) * (1 - n * n);
       double* to = gradients + at * 4 * padded + unit;
       to[gru::candidate * padded] = dn;
       sums[0][unit] = to[gru::reset * padded] = dn * m * r * (1 - r);
-      sums[1][unit] = to[gru::update * padded] = state * (h - n) * z * (1 - z);
+      sums[1][unit] = to[gru::update * padded] = state * (row[gru::before * padded] - n) * z * (1 - z);
       sums[2][unit] = to[gru::memory * padded] = dn * r;
-      previous[at * padded + unit] = h;
       direct = state * z;
     }
     __syncthreads();
@@ -243,9 +207,9 @@ __global__ void recur_back_double(const double* gates, const Sequence* plan, con
 }
 
 struct Arguments {
-  Tensor gates, plan, weights, states;
+  Tensor gates, plan, weights;
   const void *above, *last;
-  Tensor gradients, previous;
+  Tensor gradients;
   int sequences, units, padded, directions;
   bool pairs;
 };
@@ -260,53 +224,64 @@ void launch(const Arguments& with, int warps, cudaStream_t stream) {
   const int blocks = (with.sequences + gru::tile - 1) / gru::tile * with.directions;
   run<<<blocks, 32 * warps, shared, stream>>>(
       static_cast<const T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
-      static_cast<const uint32_t*>(with.weights.data_ptr()), static_cast<const T*>(with.states.data_ptr()),
-      static_cast<const T*>(with.above), static_cast<const T*>(with.last), static_cast<T*>(with.gradients.data_ptr()),
-      static_cast<T*>(with.previous.data_ptr()), with.sequences, with.units, with.padded, with.directions, with.pairs);
+      static_cast<const uint32_t*>(with.weights.data_ptr()), static_cast<const T*>(with.above),
+      static_cast<const T*>(with.last), static_cast<T*>(with.gradients.data_ptr()), with.sequences, with.units,
+      with.padded, with.directions, with.pairs);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 template <typename T>
 void choose(Arguments with, cudaStream_t stream) {
-  constexpr int columns = std::is_same_v<T, float> ? 1 : 2;
-  const gru::Division by = gru::division<T>(with.units);
-  const auto begins_on_pairs = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(T)) == 0; };
-  with.pairs = with.units % 2 == 0 && begins_on_pairs(with.above) && begins_on_pairs(with.last) &&
-               begins_on_pairs(with.states.data_ptr());
+  const gru::Division by = gru::division<T>(with.units, with.directions, with.sequences);
+  STD_TORCH_CHECK(with.weights.numel() == gru::fragments<T>(by, with.directions),
+                  "gru_backward: the weights do not fit");
+  const auto begins_on_pairs = [](const void* data) {
+    return reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(T)) == 0;
+  };
+  with.pairs = with.units % 2 == 0 && begins_on_pairs(with.above) && begins_on_pairs(with.last);
+  const auto run = [&](auto k_steps) {
+    constexpr int k = decltype(k_steps)::value;
+    if constexpr (!std::is_same_v<T, float> || k == 4) {
+      if (by.columns == 2) return launch<T, k, 2>(with, by.warps, stream);
+    }
+    launch<T, k, 1>(with, by.warps, stream);
+  };
   switch (by.k_steps) {
-    case 4: launch<T, 4, 2>(with, by.warps, stream); break;
-    case 7: launch<T, 7, columns>(with, by.warps, stream); break;
-    default: launch<T, 8, columns>(with, by.warps, stream);
+    case 4: run(std::integral_constant<int, 4>{}); break;
+    case 7: run(std::integral_constant<int, 7>{}); break;
+    default: run(std::integral_constant<int, 8>{});
   }
 }
 
-// above: the gradient of states, last: of final. gradients [M, d, 4, P] and previous [M, d, P] are written at real steps.
-void gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor states, std::optional<Tensor> above,
-                  std::optional<Tensor> last, int64_t units, Tensor gradients, Tensor previous) {
+// above: the gradient of states, last: of final. gradients [M, d, 4, P] are written at real steps.
+void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tensor> above, std::optional<Tensor> last,
+                  int64_t units, Tensor gradients) {
   const int64_t sequences = plan.size(0) - 1;
-  STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(2) == 4 && gates.size(3) == (units + 7) / 8 * 8 &&
-                      gradients.numel() == gates.numel() && 4 * previous.numel() == gates.numel() &&
-                      (!above || above->numel() == states.numel()) &&
+  STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(2) == 5 && gates.size(3) == (units + 7) / 8 * 8 &&
+                      5 * gradients.numel() == 4 * gates.numel() && gradients.scalar_type() == gates.scalar_type() &&
+                      (!above || above->scalar_type() == gates.scalar_type()) &&
+                      (!above || above->numel() % (gates.size(1) * units) == 0) &&
+                      (!above || above->numel() >= gates.size(0) * gates.size(1) * units) &&
+                      (!last || last->scalar_type() == gates.scalar_type()) &&
                       (!last || last->numel() == gates.size(1) * sequences * units),
-                  "gru_backward: gates, states and gradients do not fit together");
-  STD_TORCH_CHECK(gates.is_contiguous() && plan.is_contiguous() && weights.is_contiguous() && states.is_contiguous() &&
+                  "gru_backward: gates and gradients do not fit together");
+  STD_TORCH_CHECK(gates.is_contiguous() && plan.is_contiguous() && weights.is_contiguous() &&
                       (!above || above->is_contiguous()) && (!last || last->is_contiguous()) &&
-                      gradients.is_contiguous() && previous.is_contiguous(),
+                      gradients.is_contiguous(),
                   "gru_backward takes contiguous tensors");
   if (sequences == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(gates.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(gates.get_device_index());
-  Arguments with{gates, plan, weights, states, above ? above->data_ptr() : nullptr, last ? last->data_ptr() : nullptr,
-                 gradients, previous, static_cast<int>(sequences), static_cast<int>(units),
-                 static_cast<int>(gates.size(3)), static_cast<int>(gates.size(1)), false};
+  Arguments with{gates, plan, weights, above ? above->data_ptr() : nullptr, last ? last->data_ptr() : nullptr,
+                 gradients, static_cast<int>(sequences), static_cast<int>(units), static_cast<int>(gates.size(3)),
+                 static_cast<int>(gates.size(1)), false};
   switch (gates.scalar_type()) {
     case ScalarType::Double:
       recur_back_double<<<static_cast<unsigned>(with.sequences * with.directions), 128, 0, stream>>>(
           static_cast<const double*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
-          static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(states.data_ptr()),
-          static_cast<const double*>(with.above), static_cast<const double*>(with.last),
-          static_cast<double*>(gradients.data_ptr()), static_cast<double*>(previous.data_ptr()), with.sequences,
-          with.units, with.padded, with.directions);
+          static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(with.above),
+          static_cast<const double*>(with.last), static_cast<double*>(gradients.data_ptr()), with.sequences, with.units,
+          with.padded, with.directions);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
       break;
     case ScalarType::Float: choose<float>(with, stream); break;
@@ -320,8 +295,8 @@ void gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor states, std:
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
-      "gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor states, Tensor? above, Tensor? last, int units, "
-      "Tensor(a!) gradients, Tensor(b!) previous) -> ()");
+      "gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor? above, Tensor? last, int units, "
+      "Tensor(a!) gradients) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
