@@ -59,7 +59,9 @@ def gru_ragged(
 ) -> tuple[Tensor, Tensor]:
     """x [M, I], real steps alone -> their states [M, d H] and the last state of each sequence [d, N, H].
 
-    offsets: int32 or int64 [N + 1], from 0 to M and never falling: sequence n is rows offsets[n] to offsets[n + 1].
+    offsets: int32 or int64 [N + 1], from 0 to at most M and never falling: sequence n is rows offsets[n] to
+    offsets[n + 1]. Rows from offsets[N] on are of no sequence: they are not read, and their states and gradients are
+    zero, so that a batch can keep its shape, as a CUDA graph wants, while its steps grow fewer.
     All else is as in ``gru``.
     """
     return _apply("gru_ragged", 2, x, offsets, parameters, bidirectional)[:2]
@@ -218,6 +220,8 @@ def _shape(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tupl
 def _forward_on_gpu(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
     kernels = torch.ops.cuda_ext_kernels
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
+    if x.ndim == 2:
+        states.zero_()
     directions, sequences, units = final.shape
     rows = math.prod(x.shape[:-1])
     steps = x.shape[1] if x.ndim == 3 else -1
@@ -274,6 +278,8 @@ def _run_backward(
     kernels.gru_backward(kept, plan, recurrent, of_states, of_final, units, gradients)
     of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
     if wants_x:
+        if x.ndim == 2:
+            of_x.zero_()
         kernels.gru_project_back(gradients, plan, source, weights, of_x)
         of_x = of_x[..., :inputs].contiguous()
     return [of_x, *kernels.gru_correlate(x, plan, source, gradients, kept, given[0])]

@@ -95,7 +95,7 @@ __device__ void sort_by_length(const Limits& of) {
   atomicMax(&longest, most);
   int64_t first = running_sum(sum, warp_sums) - sum;
   if (threadIdx.x == threads - 1) {
-    of.plan[of.sequences] = {0, 0, of.steps >= 0 ? static_cast<int>(first + sum) : of.rows, 0};
+    of.plan[of.sequences] = {0, 0, of.steps >= 0 ? static_cast<int>(first + sum) : of.first_of(of.sequences), 0};
   }
 
   // Bin 0 is the longest.
