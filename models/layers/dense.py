@@ -1,0 +1,302 @@
+"""What DenseNets are made of: norm-activation-convolution, and layers whose output is put beside their input.
+
+Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, section 3.
+
+On a GPU with the library of cuda_ext/ built, norm and activation are one operation, and a dense block is one function
+of its own over one channels-last buffer: each layer writes its new channels beside those it read, which copies
+nothing; the mean and variance of a channel are computed once, when it is written, for all layers that read it; and the
+gradient of the buffer is summed in place. Elsewhere, under torch.compile and where a block drops out, the modules run
+one by one.
+
+Shape legend: N images, C channels, H x W pixels, R = N H W rows, k growth rate.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn import functional
+
+from cuda_ext import batch_norm_activation as fused
+from cuda_ext.library import kernel
+from models.layers.activations import Name, Swish, activation
+
+# Channels are padded to a multiple of it where a matrix product reads them: it then reads 16 bytes at a time.
+PADDED = 8
+
+
+class Composite(nn.Sequential):
+    """Norm, activation, convolution, dropout."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, name: Name, dropout: float) -> None:
+        super().__init__(
+            nn.BatchNorm2d(inputs),
+            activation(name),
+            nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm, activate, convolution, dropout = self
+        return dropout(convolution(norm_activation(norm, activate, x)))
+
+
+class DenseLayer(nn.Module):
+    """Bottleneck of 1x1 and 3x3 convolutions whose output is put beside its input."""
+
+    def __init__(self, inputs: int, growth_rate: int, name: Name, dropout: float) -> None:
+        super().__init__()
+        self.bottleneck = Composite(inputs, 4 * growth_rate, 1, name, dropout)
+        self.convolution = Composite(4 * growth_rate, growth_rate, 3, name, dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.convolution(self.bottleneck(x))], dim=1)
+
+
+class Body(nn.Sequential):
+    """A network's layers in turn; neighbouring dense layers are a block, and so are a norm and its activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for kind, modules in groupby(self, _kind):
+            members = list(modules)
+            if kind == "block":
+                x = dense_block(members, x)
+            elif kind == "pair":
+                x = norm_activation(members[0], members[1], x)
+                members = members[2:]
+            if kind != "block":
+                for module in members:
+                    x = module(x)
+        return x
+
+
+def _kind(module: nn.Module) -> str:
+    if isinstance(module, DenseLayer):
+        return "block"
+    return "pair" if isinstance(module, nn.BatchNorm2d | nn.ReLU | Swish) else "other"
+
+
+def norm_activation(norm: nn.BatchNorm2d, activate: nn.Module, x: Tensor) -> Tensor:
+    """activate(norm(x)), by the kernel where there is one."""
+    if not _has_kernel(x):
+        return activate(norm(x))
+    if norm.training:
+        norm.num_batches_tracked.add_(1)
+    return fused.batch_norm_activation(
+        x,
+        norm.weight,
+        norm.bias,
+        norm.running_mean,
+        norm.running_var,
+        training=norm.training,
+        momentum=norm.momentum,
+        epsilon=norm.eps,
+        activation=_name(activate),
+        beta=_beta(activate),
+    )
+
+
+def dense_block(layers: Sequence[DenseLayer], x: Tensor) -> Tensor:
+    """x [N, C, H, W] -> [N, C + len(layers) k, H, W], by the kernels where there are some."""
+    drops = any(module.p and module.training for layer in layers for module in _dropouts(layer))
+    if drops or x.shape[0] * x.shape[2] * x.shape[3] < 2 or not _has_kernel(x):
+        for layer in layers:
+            x = layer(x)
+        return x
+    return fused_dense_block(layers, x)
+
+
+def fused_dense_block(layers: Sequence[DenseLayer], x: Tensor) -> Tensor:
+    """The same in one function; the kernels' references where there are none."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        x = x.to(torch.get_autocast_dtype(device))
+    halves = [half for layer in layers for half in (layer.bottleneck, layer.convolution)]
+    norms = [half[0] for half in halves]
+    block = _Block(
+        activation=_name(halves[0][1]),
+        epsilon=norms[0].eps,
+        momentum=norms[0].momentum,
+        training=norms[0].training,
+        running_means=[norm.running_mean for norm in norms],
+        running_variances=[norm.running_var for norm in norms],
+    )
+    if block.training:
+        torch._foreach_add_([norm.num_batches_tracked for norm in norms], 1)
+    parameters = []
+    for norm, activate, convolution, _ in halves:
+        parameters += [norm.weight, norm.bias, _beta(activate), convolution.weight]
+    with torch.autocast(device, enabled=False):
+        return _DenseBlock.apply(x, block, *parameters)
+
+
+def _has_kernel(x: Tensor) -> bool:
+    if x.device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    return kernel("batch_norm_activation", x.device) is not None
+
+
+def _dropouts(layer: DenseLayer) -> tuple[nn.Module, nn.Module]:
+    return layer.bottleneck[3], layer.convolution[3]
+
+
+def _name(activate: nn.Module) -> str:
+    return "relu" if isinstance(activate, nn.ReLU) else "swish"
+
+
+def _beta(activate: nn.Module) -> Tensor | None:
+    return getattr(activate, "beta", None)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What all layers of a block share, and the running statistics of their norms, two a layer."""
+
+    activation: str
+    epsilon: float
+    momentum: float
+    training: bool
+    running_means: list[Tensor]
+    running_variances: list[Tensor]
+
+
+@dataclass
+class _Half:
+    """Norm, activation and convolution of one half of a layer: what came in, and the statistics that it goes by."""
+
+    weight: Tensor
+    bias: Tensor
+    beta: Tensor | None
+    kernel: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def given(self, block: _Block) -> tuple[Any, ...]:
+        """The arguments that the kernels take behind x."""
+        number = fused.ACTIVATIONS.index(block.activation)
+        return self.weight, self.bias, self.mean, self.variance, self.beta, number, block.epsilon
+
+
+class _DenseBlock(torch.autograd.Function):
+    """All layers of a dense block, over one buffer [R, C + layers k]."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, block: _Block, *parameters: Tensor | None) -> Tensor:
+        statistics = fused.part("batch_statistics", x.device)
+        append = fused.part("copy_with_statistics", x.device)
+        normalise = fused.part("batch_norm_activation", x.device)
+        rows, inputs = x.numel() // x.shape[1], x.shape[1]
+        layers, growth = len(parameters) // 8, parameters[7].shape[0]
+        width = inputs + layers * growth
+        buffer = x.new_empty(rows, _padded(width))
+        computed = torch.float64 if x.dtype == torch.float64 else torch.float32
+        means, variances = (torch.empty(width, dtype=computed, device=x.device) for _ in range(2))
+
+        def put(new: Tensor, first: int) -> None:
+            own = slice(first, first + new.shape[1])
+            if block.training:
+                append(new, buffer[:, own], means[own], variances[own])
+            else:
+                buffer[:, own].copy_(new)
+
+        put(fused.rows_of(x), 0)
+        saved, batch_means, batch_variances = [], [], []
+        for number in range(layers):
+            channels = inputs + number * growth
+            first, second = _halves(block, parameters, number, computed)
+            prefix = buffer[:, :channels]
+            if block.training:
+                first.mean, first.variance = means[:channels], variances[:channels]
+            read = normalise(prefix, *first.given(block), _padded(channels))
+            inner = read @ _matrix(first.kernel, x.dtype).t()
+            if block.training:
+                second.mean, second.variance = statistics(inner)
+            activated = normalise(inner, *second.given(block), inner.shape[1])
+            kernel = second.kernel.to(x.dtype, memory_format=torch.channels_last)
+            new = functional.conv2d(fused.image_of(activated, x), kernel, padding=1)
+            put(fused.rows_of(new), channels)
+            saved += [read, inner, activated, first.mean, first.variance, second.mean, second.variance]
+            batch_means += [first.mean, second.mean]
+            batch_variances += [first.variance, second.variance]
+        if block.training:
+            fused.follow(
+                block.running_means, block.running_variances, batch_means, batch_variances, rows, block.momentum
+            )
+        ctx.save_for_backward(buffer, means, *saved, *parameters)
+        ctx.block, ctx.layers, ctx.inputs, ctx.computed = block, layers, inputs, computed
+        return fused.image_of(buffer[:, :width], x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        buffer, means, *others = ctx.saved_tensors
+        saved, parameters = others[: 7 * ctx.layers], others[7 * ctx.layers :]
+        block, device, dtype = ctx.block, buffer.device, buffer.dtype
+        backward = fused.part("batch_norm_activation_backward", device)
+        add_backward = fused.part("batch_norm_activation_add_backward", device)
+        finish = fused.part("centred_gradient", device)
+        growth = parameters[7].shape[0]
+        width = ctx.inputs + ctx.layers * growth
+        total = torch.empty_like(buffer)
+        total[:, :width].copy_(fused.rows_of(gradient))
+        slope, offset = (torch.zeros(width, dtype=ctx.computed, device=device) for _ in range(2))
+
+        def finished(first: int, last: int) -> Tensor:
+            own = slice(first, last)
+            return finish(total[:, own], buffer[:, own], means[own], slope[own], offset[own])
+
+        gradients: list[Tensor | None] = [None] * len(parameters)
+        for number in reversed(range(ctx.layers)):
+            channels = ctx.inputs + number * growth
+            read, inner, activated, *statistics = saved[7 * number : 7 * number + 7]
+            first, second = _halves(block, parameters, number, ctx.computed)
+            first.mean, first.variance, second.mean, second.variance = statistics
+            kernel = second.kernel.to(dtype, memory_format=torch.channels_last)
+            to_activated, to_kernel, _ = torch.ops.aten.convolution_backward(
+                fused.image_of(finished(channels, channels + growth), gradient),
+                fused.image_of(activated, gradient),
+                kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
+            )  # fmt: skip
+            to_inner, *to_second = backward(
+                fused.rows_of(to_activated), inner, *second.given(block), block.training
+            )
+            to_matrix = (to_inner.t() @ read)[:, :channels]
+            to_read = to_inner @ _matrix(first.kernel, dtype)
+            to_first = add_backward(
+                to_read, buffer[:, :channels], *first.given(block), block.training,
+                total[:, :channels], slope[:channels], offset[:channels],
+            )  # fmt: skip
+            for half, (to_half, to_weights) in enumerate([(to_first, to_matrix), (to_second, to_kernel)]):
+                place = 8 * number + 4 * half
+                gradients[place : place + 4] = [*to_half, to_weights]
+        for place, (parameter, found) in enumerate(zip(parameters, gradients, strict=True)):
+            gradients[place] = None if parameter is None else found.reshape(parameter.shape).to(parameter.dtype)
+        return fused.image_of(finished(0, ctx.inputs), gradient), None, *gradients
+
+
+def _halves(block: _Block, parameters: Sequence[Tensor | None], number: int, computed: torch.dtype) -> list[_Half]:
+    """Both halves of a layer, with the running statistics: a batch's take their place in training."""
+    halves = []
+    for half in (2 * number, 2 * number + 1):
+        weight, bias, beta, kernel = parameters[4 * half : 4 * half + 4]
+        vectors = (weight, bias, beta)
+        weight, bias, beta = (None if vector is None else vector.detach().to(computed) for vector in vectors)
+        mean, variance = block.running_means[half].to(computed), block.running_variances[half].to(computed)
+        halves.append(_Half(weight, bias, beta, kernel.detach(), mean, variance))
+    return halves
+
+
+def _padded(channels: int) -> int:
+    return -(-channels // PADDED) * PADDED
+
+
+def _matrix(kernel: Tensor, dtype: torch.dtype) -> Tensor:
+    """A 1x1 convolution's weights as a matrix of outputs and padded inputs."""
+    outputs, inputs = kernel.shape[:2]
+    matrix = kernel.new_zeros(outputs, _padded(inputs), dtype=dtype)
+    matrix[:, :inputs] = kernel.flatten(1)
+    return matrix
