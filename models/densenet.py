@@ -11,7 +11,6 @@ Shape legend: N images, C channels, H x W pixels, K classes.
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import torch
 from torch import Tensor, nn
 
 from models.checked import Between, Checked

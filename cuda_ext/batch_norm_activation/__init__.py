@@ -6,7 +6,7 @@ there a tensor is a matrix of rows, one a pixel, and channels, and so is a slice
 x alone; the normalised value and its activation are computed again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ def batch_norm_activation(
     epsilon: float = 1e-5,
     activation: str = "relu",
     beta: Tensor | None = None,
+    pooled: bool = False,
+    statistics: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the activation of the batch norm of ``x``, in its shape and dtype, with channels last in memory.
 
@@ -42,20 +44,21 @@ def batch_norm_activation(
     ``nn.BatchNorm2d``: running + momentum (batch - running), the variance unbiased.
     activation: "none", "relu" or "swish", z sigmoid(beta z); beta: a scalar tensor, which gets a gradient if it asks for
     one, or None, which is 1.
+    pooled: x is [N, C, H, W], and the result the average of each 2 x 2, [N, C, H // 2, W // 2], as ``nn.AvgPool2d(2)``.
+    statistics: the batch's mean and biased variance, if they are known: they are not computed again.
     The arithmetic is float32, float64 for float64. Under autocast x keeps its dtype, as in PyTorch's own.
     Raises ValueError, naming what came, for anything else.
     """
-    if training or running_mean is None or running_variance is None:
-        mean, variance = batch_statistics(x)
-        rows = x.numel() // x.shape[1]
-        if rows == 1:
-            raise ValueError(f"batch norm takes more than one value a channel in training, got {tuple(x.shape)}")
-        if training and rows and running_mean is not None and running_variance is not None:
-            follow([running_mean], [running_variance], [mean], [variance], rows, momentum)
-        training = True
-    else:
-        mean, variance = running_mean, running_variance
-    return normalise(x, weight, bias, mean, variance, beta, activation, epsilon, training)
+    if not training and running_mean is not None and running_variance is not None:
+        return normalise(x, weight, bias, running_mean, running_variance, beta, activation, epsilon, False, pooled)
+    rows = x.numel() // max(x.shape[1], 1) if x.ndim > 1 else 0
+    if rows == 1:
+        raise ValueError(f"batch norm takes more than one value a channel in training, got {tuple(x.shape)}")
+    mean, variance = batch_statistics(x) if statistics is None else statistics
+    y = normalise(x, weight, bias, mean, variance, beta, activation, epsilon, True, pooled)
+    if training and rows and running_mean is not None and running_variance is not None:
+        follow([running_mean], [running_variance], [mean], [variance], rows, momentum)
+    return y
 
 
 def normalise(
@@ -68,12 +71,13 @@ def normalise(
     activation: str,
     epsilon: float,
     training: bool,
+    pooled: bool = False,
 ) -> Tensor:
     """Batch norm by the given statistics, and the activation. ``training`` says that they are those of x itself, as
     ``batch_statistics`` gives them: then the gradient takes them as functions of x, and not as given numbers."""
     mean, variance, weight, bias = (_computed(x, tensor) for tensor in (mean, variance, weight, bias))
     beta = None if beta is None else _computed(x, beta)
-    arguments = (weight, bias, mean, variance, beta, activation, epsilon, training)
+    arguments = (weight, bias, mean, variance, beta, activation, epsilon, training, pooled)
     return torch.ops.cuda_ext.batch_norm_activation(x, *arguments)
 
 
@@ -106,12 +110,15 @@ def _computed(x: Tensor, tensor: Tensor) -> Tensor:
 def rows_of(x: Tensor) -> Tensor:
     """x [N, C, ...] as a matrix of rows and channels: a view where the channels are neighbours, else a copy."""
     rows = x.movedim(1, -1).flatten(0, -2)
-    return rows if rows.shape[1] <= 1 or (rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1]) else rows.contiguous()
+    return (
+        rows if rows.shape[1] <= 1 or (rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1]) else rows.contiguous()
+    )
 
 
-def image_of(rows: Tensor, like: Tensor) -> Tensor:
+def image_of(rows: Tensor, like: Tensor, pooled: bool = False) -> Tensor:
     """Rows and channels as [N, C, ...] again, of the N and ... of ``like``; the channels may be others."""
-    return rows.unflatten(0, (like.shape[0], *like.shape[2:])).movedim(-1, 1)
+    places = [size // 2 if pooled else size for size in like.shape[2:]]
+    return rows.unflatten(0, (like.shape[0], *places)).movedim(-1, 1)
 
 
 # What the kernels compute, in PyTorch, over matrices of rows and channels, named as in the library.
@@ -135,14 +142,19 @@ def reference(
     activation: int,
     epsilon: float,
     columns: int,
+    height: int = 0,
+    width: int = 0,
 ) -> Tensor:
     """Equals ``F.relu`` (or z sigmoid(beta z)) of ``F.batch_norm(x, mean, variance, weight, bias, False, 0, epsilon)``,
-    with columns of zeros put to it."""
+    with columns of zeros put to it; with a height and width, ``F.avg_pool2d(..., 2)`` of it."""
     z = (_computed(x, x) - mean) * (weight * (variance + epsilon).rsqrt()) + bias
     if ACTIVATIONS[activation] == "relu":
         z = z.relu()
     elif ACTIVATIONS[activation] == "swish":
         z = z * torch.sigmoid(z if beta is None else beta * z)
+    if height:
+        image = z.unflatten(0, (-1, height, width)).movedim(-1, 1)
+        return rows_of(nn.functional.avg_pool2d(image, 2)).to(x.dtype)
     return nn.functional.pad(z.to(x.dtype), (0, columns - x.shape[1]))
 
 
@@ -176,8 +188,14 @@ def _reference_gradients(
     return weight * inverse * dz, product * inverse, plain, to_beta, share * inverse.square() * product, share * plain
 
 
-def reference_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, *others: Any) -> tuple:
+def reference_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, *others: Any, height: int = 0, width: int = 0
+) -> tuple[Tensor, ...]:
     """Equals autograd's gradients of ``reference``, where training says so through the statistics too."""
+    if height:
+        quarter = dy.unflatten(0, (-1, height // 2, width // 2)) / 4
+        spread = quarter.repeat_interleave(2, 1).repeat_interleave(2, 2)
+        dy = nn.functional.pad(spread, (0, 0, 0, width % 2, 0, height % 2)).flatten(0, -2)
     given = _reference_gradients(dy, x, weight, bias, mean, *others)
     into, to_weight, to_bias, to_beta, slope, offset = given
     return (into + slope * (_computed(x, x) - mean) + offset).to(x.dtype), to_weight, to_bias, to_beta
@@ -200,9 +218,12 @@ def reference_copy_with_statistics(x: Tensor, y: Tensor, mean: Tensor, variance:
         to.copy_(value)
 
 
-def reference_centred_gradient(gradient: Tensor, x: Tensor, mean: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
-    """Equals ``gradient + slope * (x - mean) + offset``, contiguous."""
-    return (gradient + slope * (_computed(x, x) - mean) + offset).to(x.dtype)
+def reference_centred_gradient(
+    gradient: Tensor, x: Tensor, mean: Tensor, slope: Tensor, offset: Tensor, columns: int
+) -> Tensor:
+    """Equals ``gradient + slope * (x - mean) + offset``, with columns of zeros put to it."""
+    whole = (gradient + slope * (_computed(x, x) - mean) + offset).to(x.dtype)
+    return nn.functional.pad(whole, (0, columns - x.shape[1]))
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {
@@ -231,7 +252,9 @@ def check(
     variance: Tensor,
     beta: Tensor | None,
     activation: str,
-    *others: Any,
+    epsilon: float,
+    training: bool,
+    pooled: bool,
 ) -> None:
     """Refuse what the kernels do not take."""
     _check_input(x)
@@ -244,6 +267,8 @@ def check(
         raise ValueError(f"batch_norm_activation takes a scalar beta, got shape {tuple(beta.shape)}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"batch_norm_activation takes an activation of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    if pooled and (x.ndim != 4 or min(x.shape[2:]) < 2):
+        raise ValueError(f"batch_norm_activation pools x of [N, C, H, W] of 2 x 2 or more, got {tuple(x.shape)}")
     for tensor in (weight, bias, mean, variance, beta):
         if tensor is not None and tensor.device != x.device:
             raise ValueError(f"batch_norm_activation takes tensors on one device, got {x.device} and {tensor.device}")
@@ -262,9 +287,9 @@ def _check_input(x: Tensor) -> None:
         raise ValueError(f"batch_norm_activation takes strided tensors, got layout {x.layout}")
 
 
-def _last(x: Tensor) -> Tensor:
-    """An empty tensor of the shape of x with channels last in memory."""
-    return x.new_empty((x.shape[0], *x.shape[2:], x.shape[1])).movedim(-1, 1)
+def _last(x: Tensor, places: Sequence[int]) -> Tensor:
+    """An empty tensor [N, C, *places] with channels last in memory."""
+    return x.new_empty((x.shape[0], *places, x.shape[1])).movedim(-1, 1)
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -280,54 +305,61 @@ def _statistics_shape(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _forward(x: Tensor, *given: Any) -> Tensor:
     check(x, *given)
-    *vectors, beta, activation, epsilon, _ = given
+    *vectors, beta, activation, epsilon, _, pooled = given
     vectors = [vector.contiguous() for vector in vectors]
-    run = part("batch_norm_activation", x.device)
-    y = run(rows_of(x), *vectors, beta, ACTIVATIONS.index(activation), epsilon, x.shape[1])
-    return image_of(y, x)
+    run, number = part("batch_norm_activation", x.device), ACTIVATIONS.index(activation)
+    return image_of(run(rows_of(x), *vectors, beta, number, epsilon, x.shape[1], *_sides(x, pooled)), x, pooled)
 
 
 def _forward_shape(x: Tensor, *given: Any) -> Tensor:
     check(x, *given)
-    return _last(x)
+    return _last(x, [size // 2 if given[-1] else size for size in x.shape[2:]])
 
 
 def _backward(dy: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check(x, *given)
-    if dy.shape != x.shape or dy.dtype != x.dtype:
+    *vectors, beta, activation, epsilon, training, pooled = given
+    shape = x.shape[:2] + tuple(size // 2 if pooled else size for size in x.shape[2:])
+    if dy.shape != shape or dy.dtype != x.dtype:
         raise ValueError(
-            f"batch_norm_activation takes dy as x is, {tuple(x.shape)} of {x.dtype}, got {tuple(dy.shape)} of {dy.dtype}"
+            f"batch_norm_activation takes dy as y is, {tuple(shape)} of {x.dtype}, got {tuple(dy.shape)} of {dy.dtype}"
         )
-    *vectors, beta, activation, epsilon, training = given
     vectors = [vector.contiguous() for vector in vectors]
-    run = part("batch_norm_activation_backward", x.device)
-    number = ACTIVATIONS.index(activation)
-    dx, *gradients = run(rows_of(dy), rows_of(x), *vectors, beta, number, epsilon, training)
+    run, number = part("batch_norm_activation_backward", x.device), ACTIVATIONS.index(activation)
+    height, width = _sides(x, pooled)
+    dx, *gradients = run(rows_of(dy), rows_of(x), *vectors, beta, number, epsilon, training, height=height, width=width)
     return image_of(dx, x), *gradients
+
+
+def _sides(x: Tensor, pooled: bool) -> tuple[int, int]:
+    return (x.shape[2], x.shape[3]) if pooled else (0, 0)
 
 
 def _backward_shape(dy: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check(x, *given)
     weight, bias, beta = given[0], given[1], given[4]
-    return _last(x), torch.empty_like(weight), torch.empty_like(bias), weight.new_empty(0 if beta is None else 1)
+    return _last(x, x.shape[2:]), torch.empty_like(weight), torch.empty_like(bias), weight.new_empty(int(beta is not None))
 
 
 def _save(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.activation, ctx.epsilon, ctx.training = inputs
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(*inputs[:6])
+    ctx.options = inputs[6:]
 
 
 def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise RuntimeError("batch_norm_activation has no second derivative: leave out create_graph")
     dx, to_weight, to_bias, to_beta = torch.ops.cuda_ext.batch_norm_activation_backward(
-        dy, *ctx.saved_tensors, ctx.activation, ctx.epsilon, ctx.training
+        dy, *ctx.saved_tensors, *ctx.options
     )
     to_beta = None if ctx.saved_tensors[5] is None else to_beta.reshape(())
-    return dx, to_weight, to_bias, None, None, to_beta, None, None, None
+    return dx, to_weight, to_bias, None, None, to_beta, None, None, None, None
 
 
-_GIVEN = "Tensor weight, Tensor bias, Tensor mean, Tensor variance, Tensor? beta, str activation, float epsilon, bool training"
+_GIVEN = (
+    "Tensor weight, Tensor bias, Tensor mean, Tensor variance, Tensor? beta, str activation, float epsilon, "
+    "bool training, bool pooled"
+)
 define("batch_statistics(Tensor x) -> (Tensor, Tensor)", _statistics, _statistics_shape)
 define(
     f"batch_norm_activation_backward(Tensor dy, Tensor x, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)",

@@ -54,6 +54,34 @@ __device__ C through(C dy, C z, int activation, C beta, C& to_beta) {
   return dy;
 }
 
+// Average pooling of 2 x 2 behind the activation: a row of x is a pixel of images of `height` x `width`, and a row of y
+// is one of half of that. The last line or column of an odd size is left out, as nn.AvgPool2d does.
+struct Pool {
+  int64_t height, width;
+  int64_t halved_rows(int64_t rows) const {
+    return height * width ? rows / (height * width) * (height / 2) * (width / 2) : 0;
+  }
+  // The row of y that `row` of x goes into, or -1.
+  __device__ int64_t into(int64_t row) const {
+    const int64_t line = divided(row, width);
+    const int64_t column = row - line * width;
+    const int64_t image = divided(line, height);
+    const int64_t y = (line - image * height) / 2, x = column / 2;
+    if (y >= height / 2 || x >= width / 2) return -1;
+    return (image * (height / 2) + y) * (width / 2) + x;
+  }
+  // The first of the four rows of x that go into `row` of y.
+  __device__ int64_t from(int64_t row) const {
+    const int64_t line = divided(row, width / 2);
+    const int64_t image = divided(line, height / 2);
+    return (image * height + (line - image * (height / 2)) * 2) * width + (row - line * (width / 2)) * 2;
+  }
+  // Division of 64 bits takes several times as long, and is seldom needed.
+  __device__ static int64_t divided(int64_t a, int64_t b) {
+    return a <= 0x7fffffff ? static_cast<int>(a) / static_cast<int>(b) : a / b;
+  }
+};
+
 // The norms of a thread's channels, in registers.
 template <int V, typename C>
 struct Lanes {
@@ -137,13 +165,52 @@ __global__ void __launch_bounds__(threads) forward(const T* __restrict__ x, int6
   }
 }
 
+// dy of one row of x; with `pooled`, four times that.
+template <typename T, int V, bool pooled>
+__device__ Lane<T, V> load_gradient(const T* dy, int64_t stride, int64_t row, int channel, const Pool& pool) {
+  if constexpr (pooled) {
+    row = pool.into(row);
+    if (row < 0) return {};
+  }
+  return load<T, V>(dy + row * stride + channel);
+}
+
+// The same with `pool`: `rows` counts those of y.
+template <typename T, int V>
+__global__ void __launch_bounds__(threads) forward_pooled(const T* __restrict__ x, int64_t x_stride, T* __restrict__ y,
+                                                          int64_t rows, int channels, int lanes, int rows_at_once,
+                                                          Norm<compute_t<T>> norm, Pool pool) {
+  using C = compute_t<T>;
+  const Place place(lanes, rows_at_once, V);
+  if (place.channel >= channels) return;
+  const Lanes<V, C> own(norm, place.channel, channels);
+  for (int64_t row = place.row; row < rows; row += place.stride) {
+    const T* first = x + pool.from(row) * x_stride + place.channel;
+    Lane<T, V> values[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] = load<T, V>(first + ((i / 2) * pool.width + i % 2) * x_stride);
+    C sums[V] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const C z = (static_cast<C>(values[i].values[v]) - own.mean[v]) * own.scale[v] + own.bias[v];
+        sums[v] += activate(z, norm.activation, own.beta);
+      }
+    }
+#pragma unroll
+    for (int v = 0; v < V; ++v) values[0].values[v] = static_cast<T>(sums[v] * C{0.25});
+    store(y + row * int64_t{channels} + place.channel, values[0]);
+  }
+}
+
 // Sums of dz, of dz (x - mean) and of what goes to beta. With `gradient`, adds s dz to it.
-template <typename T, int V, bool adds>
+template <typename T, int V, bool adds, bool pooled>
 __global__ void __launch_bounds__(threads) sum_gradients(const T* __restrict__ dy, int64_t dy_stride,
                                                          const T* __restrict__ x, int64_t x_stride,
                                                          T* __restrict__ gradient, int64_t gradient_stride,
                                                          int64_t rows, int channels, int lanes, int rows_at_once,
-                                                         Norm<compute_t<T>> norm, compute_t<T>* partial,
+                                                         Norm<compute_t<T>> norm, Pool pool, compute_t<T>* partial,
                                                          compute_t<T>* partial_beta) {
   using C = compute_t<T>;
   const Place place(lanes, rows_at_once, V);
@@ -152,7 +219,7 @@ __global__ void __launch_bounds__(threads) sum_gradients(const T* __restrict__ d
     const Lanes<V, C> own(norm, place.channel, channels);
 #pragma unroll 2
     for (int64_t row = place.row; row < rows; row += place.stride) {
-      const auto dys = load<T, V>(dy + row * dy_stride + place.channel);
+      const auto dys = load_gradient<T, V, pooled>(dy, dy_stride, row, place.channel, pool);
       const auto xs = load<T, V>(x + row * x_stride + place.channel);
       Lane<T, V> into{};
       if constexpr (adds) into = load<T, V>(gradient + row * gradient_stride + place.channel);
@@ -160,7 +227,7 @@ __global__ void __launch_bounds__(threads) sum_gradients(const T* __restrict__ d
       for (int v = 0; v < V; ++v) {
         if (place.channel + v < channels) {
           const C centred = static_cast<C>(xs.values[v]) - own.mean[v];
-          const C dz = through(static_cast<C>(dys.values[v]), centred * own.scale[v] + own.bias[v], norm.activation,
+          const C dz = through(static_cast<C>(dys.values[v]) * C{pooled ? 0.25 : 1}, centred * own.scale[v] + own.bias[v], norm.activation,
                                own.beta, to_beta);
           sums[0][v] += dz;
           sums[1][v] += dz * centred;
@@ -215,52 +282,71 @@ __global__ void finish_gradients(const compute_t<T>* partial, int blocks, const 
   offset[channel] = static_cast<C>(to_offset + (adds ? static_cast<double>(offset[channel]) : 0.0));
 }
 
-// dx = s dz + slope (x - mean) + offset. Without dy's norm (`direct`), dx = dy + slope (x - mean) + offset.
-template <typename T, int V, bool direct>
+// dx = s dz + slope (x - mean) + offset.
+template <typename T, int V, bool pooled>
 __global__ void __launch_bounds__(threads) input_gradient(const T* __restrict__ dy, int64_t dy_stride,
                                                           const T* __restrict__ x, int64_t x_stride,
                                                           T* __restrict__ dx, int64_t rows, int channels, int lanes,
-                                                          int rows_at_once, Norm<compute_t<T>> norm,
+                                                          int rows_at_once, Norm<compute_t<T>> norm, Pool pool,
                                                           const compute_t<T>* slope, const compute_t<T>* offset) {
   using C = compute_t<T>;
   const Place place(lanes, rows_at_once, V);
   if (place.channel >= channels) return;
-  C slopes[V], offsets[V], means[V];
+  C slopes[V], offsets[V];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    const bool real = place.channel + v < channels;
-    slopes[v] = real ? slope[place.channel + v] : C{0};
-    offsets[v] = real ? offset[place.channel + v] : C{0};
-    means[v] = real ? norm.mean[place.channel + v] : C{0};
+    slopes[v] = slope[place.channel + v];
+    offsets[v] = offset[place.channel + v];
   }
-  if constexpr (direct) {
-#pragma unroll 4
-    for (int64_t row = place.row; row < rows; row += place.stride) {
-      auto dys = load<T, V>(dy + row * dy_stride + place.channel);
-      const auto xs = load<T, V>(x + row * x_stride + place.channel);
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        dys.values[v] = static_cast<T>(static_cast<C>(dys.values[v]) + offsets[v] +
-                                       slopes[v] * (static_cast<C>(xs.values[v]) - means[v]));
-      }
-      store(dx + row * int64_t{channels} + place.channel, dys);
-    }
-  } else {
-    const Lanes<V, C> own(norm, place.channel, channels);
-    C to_beta = 0;
+  const Lanes<V, C> own(norm, place.channel, channels);
+  C to_beta = 0;
 #pragma unroll 2
-    for (int64_t row = place.row; row < rows; row += place.stride) {
-      auto dys = load<T, V>(dy + row * dy_stride + place.channel);
-      const auto xs = load<T, V>(x + row * x_stride + place.channel);
+  for (int64_t row = place.row; row < rows; row += place.stride) {
+    auto dys = load_gradient<T, V, pooled>(dy, dy_stride, row, place.channel, pool);
+    const auto xs = load<T, V>(x + row * x_stride + place.channel);
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const C centred = static_cast<C>(xs.values[v]) - own.mean[v];
-        const C dz = through(static_cast<C>(dys.values[v]), centred * own.scale[v] + own.bias[v], norm.activation,
-                             own.beta, to_beta);
-        dys.values[v] = static_cast<T>(own.scale[v] * dz + slopes[v] * centred + offsets[v]);
-      }
-      store(dx + row * int64_t{channels} + place.channel, dys);
+    for (int v = 0; v < V; ++v) {
+      const C centred = static_cast<C>(xs.values[v]) - own.mean[v];
+      const C dz = through(static_cast<C>(dys.values[v]) * C{pooled ? 0.25 : 1},
+                           centred * own.scale[v] + own.bias[v], norm.activation, own.beta, to_beta);
+      dys.values[v] = static_cast<T>(own.scale[v] * dz + slopes[v] * centred + offsets[v]);
     }
+    store(dx + row * int64_t{channels} + place.channel, dys);
+  }
+}
+
+// gradient + slope (x - mean) + offset, in `columns` columns, of which those past the channels become zero.
+template <typename T, int V>
+__global__ void __launch_bounds__(threads) finish_gradient(const T* __restrict__ gradient, int64_t gradient_stride,
+                                                           const T* __restrict__ x, int64_t x_stride,
+                                                           T* __restrict__ dx, int64_t rows, int channels, int columns,
+                                                           int lanes, int rows_at_once, const compute_t<T>* mean,
+                                                           const compute_t<T>* slope, const compute_t<T>* offset) {
+  using C = compute_t<T>;
+  const Place place(lanes, rows_at_once, V);
+  if (place.channel >= columns) return;
+  const bool real = place.channel < channels;  // of the whole lane, or of none
+  C means[V] = {}, slopes[V] = {}, offsets[V] = {};
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    if (!real) break;
+    means[v] = mean[place.channel + v];
+    slopes[v] = slope[place.channel + v];
+    offsets[v] = offset[place.channel + v];
+  }
+#pragma unroll 4
+  for (int64_t row = place.row; row < rows; row += place.stride) {
+    Lane<T, V> values{}, xs{};
+    if (real) {
+      values = load<T, V>(gradient + row * gradient_stride + place.channel);
+      xs = load<T, V>(x + row * x_stride + place.channel);
+    }
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      values.values[v] = static_cast<T>(static_cast<C>(values.values[v]) + offsets[v] +
+                                        slopes[v] * (static_cast<C>(xs.values[v]) - means[v]));
+    }
+    store(dx + row * int64_t{columns} + place.channel, values);
   }
 }
 
@@ -354,39 +440,62 @@ void copy_with_statistics(Tensor x, Tensor y, Tensor mean, Tensor variance) {
 }
 
 template <typename T>
-void forward_of(const Tensor& x, const Norm<compute_t<T>>& norm, const Tensor& y) {
+void forward_of(const Tensor& x, const Norm<compute_t<T>>& norm, const Pool& pool, const Tensor& y) {
   const Matrix m = matrix(x, "x");
-  if (m.rows == 0) return;
+  if (y.size(0) == 0) return;
+  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   const int64_t columns = y.size(1);
   const auto fits = [&](int lane) {
     return in_lanes<T>(x, m, lane) && columns % lane == 0 && cuda_ext::aligned_for_packs(y.data_ptr());
   };
   with_lane<T>(fits(width<T>), fits(4), [&](auto lane) {
     constexpr int V = decltype(lane)::value;
-    const Cover c = cover(m.rows, columns, V, 8);
-    forward<T, V><<<c.grid, c.block, 0, cuda_ext::current_stream(x.get_device_index())>>>(
+    const Cover c = cover(y.size(0), columns, V, 8);
+    if (pool.height) {
+      forward_pooled<T, V><<<c.grid, c.block, 0, stream>>>(static_cast<const T*>(m.data), m.stride,
+                                                           static_cast<T*>(y.data_ptr()), y.size(0),
+                                                           static_cast<int>(m.channels), c.lanes, c.rows, norm, pool);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+      return;
+    }
+    forward<T, V><<<c.grid, c.block, 0, stream>>>(
         static_cast<const T*>(m.data), m.stride, static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels),
         static_cast<int>(columns), c.lanes, c.rows, norm);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }
 
+// height and width 0: no pooling.
+Pool pool_of(const Tensor& x, int64_t height, int64_t width) {
+  STD_TORCH_CHECK(height >= 0 && width >= 0 && height <= (1 << 24) && width <= (1 << 24) &&
+                      (height * width ? x.size(0) % (height * width) == 0 : height + width == 0),
+                  "batch_norm_activation: ", x.size(0), " rows are no images of ", height, " x ", width);
+  return {height, width};
+}
+
+void check_columns(const Tensor& x, int64_t columns, bool exact) {
+  STD_TORCH_CHECK(columns >= x.size(1) && columns <= x.size(1) + (exact ? 0 : 64),
+                  "batch_norm_activation: columns must be the ", x.size(1), " channels and at most 64 more, got ",
+                  columns);
+}
+
 Tensor batch_norm_activation(Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance,
-                             std::optional<Tensor> beta, int64_t activation, double epsilon, int64_t columns) {
+                             std::optional<Tensor> beta, int64_t activation, double epsilon, int64_t columns,
+                             int64_t height, int64_t width) {
   matrix(x, "x");
-  STD_TORCH_CHECK(columns >= x.size(1) && columns <= x.size(1) + 64, "batch_norm_activation: columns must be a few more than the ",
-                  x.size(1), " channels, got ", columns);
+  const Pool pool = pool_of(x, height, width);
+  check_columns(x, columns, pool.height != 0);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  Tensor y = torch::stable::new_empty(x, {x.size(0), columns});
+  Tensor y = torch::stable::new_empty(x, {pool.height ? pool.halved_rows(x.size(0)) : x.size(0), columns});
   FOR_DTYPE(x, using C = compute_t<T>;
-            forward_of<T>(x, norm_of<C>(x, weight, bias, mean, variance, beta, activation, epsilon), y));
+            forward_of<T>(x, norm_of<C>(x, weight, bias, mean, variance, beta, activation, epsilon), pool, y));
   return y;
 }
 
 // The sums of a backward pass: fills weight, bias, beta, slope and offset; with `gradient`, adds s dz to it.
 template <typename T>
-void gradients_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& norm, const Tensor* gradient,
-                  bool training, const Tensor& weight, const Tensor& bias, const Tensor& beta, const Tensor& slope,
+void gradients_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& norm, const Pool& pool,
+                  const Tensor* gradient, bool training, const Tensor& weight, const Tensor& bias, const Tensor& beta, const Tensor& slope,
                   const Tensor& offset) {
   using C = compute_t<T>;
   const Matrix m = matrix(x, "x"), dm = matrix(dy, "dy");
@@ -408,13 +517,18 @@ void gradients_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& n
     const Tensor partial = floats<C>(x, {int64_t{blocks} * 2 * m.channels + beta_blocks});
     C* sums = static_cast<C*>(partial.data_ptr());
     C* beta_sums = with_beta ? sums + int64_t{blocks} * 2 * m.channels : nullptr;
-    const auto launch = [&](auto adds) {
-      sum_gradients<T, V, decltype(adds)::value><<<c.grid, c.block, 0, stream>>>(
+    const auto launch = [&](auto adds, auto pooled) {
+      sum_gradients<T, V, decltype(adds)::value, decltype(pooled)::value><<<c.grid, c.block, 0, stream>>>(
           static_cast<const T*>(dm.data), dm.stride, static_cast<const T*>(m.data), m.stride, static_cast<T*>(gm.data),
-          gm.stride, m.rows, static_cast<int>(m.channels), c.lanes, c.rows, norm, sums, beta_sums);
+          gm.stride, m.rows, static_cast<int>(m.channels), c.lanes, c.rows, norm, pool, sums, beta_sums);
     };
-    if (gradient != nullptr) launch(std::true_type{});
-    else launch(std::false_type{});
+    if (gradient != nullptr) {
+      launch(std::true_type{}, std::false_type{});
+    } else if (pool.height) {
+      launch(std::false_type{}, std::true_type{});
+    } else {
+      launch(std::false_type{}, std::false_type{});
+    }
     STD_CUDA_KERNEL_LAUNCH_CHECK();
     finish_gradients<T><<<finish_grid(m.channels, with_beta), finish_block, 0, stream>>>(
         sums, blocks, beta_sums, beta_blocks, m.rows, static_cast<int>(m.channels), norm, training,
@@ -425,32 +539,62 @@ void gradients_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& n
   });
 }
 
-template <typename T, bool direct>
-void input_gradient_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& norm, const Tensor& slope,
-                       const Tensor& offset, const Tensor& dx) {
+template <typename T>
+void input_gradient_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& norm, const Pool& pool,
+                       const Tensor& slope, const Tensor& offset, const Tensor& dx) {
   using C = compute_t<T>;
   const Matrix m = matrix(x, "x"), dm = matrix(dy, "dy");
   if (m.rows == 0) return;
+  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   const auto fits = [&](int lane) {
-    return in_lanes<T>(x, m, lane) && in_lanes<T>(dy, dm, lane) && m.channels % lane == 0 &&
-           cuda_ext::aligned_for_packs(dx.data_ptr());
+    return in_lanes<T>(x, m, lane) && in_lanes<T>(dy, dm, lane) && m.channels % lane == 0;
   };
   with_lane<T>(fits(width<T>), fits(4), [&](auto lane) {
     constexpr int V = decltype(lane)::value;
     const Cover c = cover(m.rows, m.channels, V, 8);
-    input_gradient<T, V, direct><<<c.grid, c.block, 0, cuda_ext::current_stream(x.get_device_index())>>>(
-        static_cast<const T*>(dm.data), dm.stride, static_cast<const T*>(m.data), m.stride,
-        static_cast<T*>(dx.data_ptr()), m.rows, static_cast<int>(m.channels), c.lanes, c.rows, norm,
-        vector<C>(x, slope, m.channels, "slope"), vector<C>(x, offset, m.channels, "offset"));
+    const auto launch = [&](auto pooled) {
+      input_gradient<T, V, decltype(pooled)::value><<<c.grid, c.block, 0, stream>>>(
+          static_cast<const T*>(dm.data), dm.stride, static_cast<const T*>(m.data), m.stride,
+          static_cast<T*>(dx.data_ptr()), m.rows, static_cast<int>(m.channels), c.lanes, c.rows, norm, pool,
+          vector<C>(x, slope, m.channels, "slope"), vector<C>(x, offset, m.channels, "offset"));
+    };
+    if (pool.height) launch(std::true_type{});
+    else launch(std::false_type{});
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+}
+
+template <typename T>
+void finish_gradient_of(const Tensor& gradient, const Tensor& x, const Tensor& mean, const Tensor& slope,
+                        const Tensor& offset, const Tensor& dx) {
+  using C = compute_t<T>;
+  const Matrix m = matrix(x, "x"), gm = matrix(gradient, "gradient");
+  if (m.rows == 0) return;
+  const auto fits = [&](int lane) {
+    return in_lanes<T>(x, m, lane) && in_lanes<T>(gradient, gm, lane) && m.channels % lane == 0 &&
+           dx.size(1) % lane == 0;
+  };
+  with_lane<T>(fits(width<T>), fits(4), [&](auto lane) {
+    constexpr int V = decltype(lane)::value;
+    const Cover c = cover(m.rows, dx.size(1), V, 8);
+    finish_gradient<T, V><<<c.grid, c.block, 0, cuda_ext::current_stream(x.get_device_index())>>>(
+        static_cast<const T*>(gm.data), gm.stride, static_cast<const T*>(m.data), m.stride,
+        static_cast<T*>(dx.data_ptr()), m.rows, static_cast<int>(m.channels), static_cast<int>(dx.size(1)), c.lanes,
+        c.rows, vector<C>(x, mean, m.channels, "mean"), vector<C>(x, slope, m.channels, "slope"),
+        vector<C>(x, offset, m.channels, "offset"));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_activation_backward(
     Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, std::optional<Tensor> beta,
-    int64_t activation, double epsilon, bool training) {
+    int64_t activation, double epsilon, bool training, int64_t height, int64_t width) {
   matrix(x, "x");
-  same(x, dy, "dy");
+  const Pool pool = pool_of(x, height, width);
+  same(x, dy, "dy", pool.height == 0);
+  STD_TORCH_CHECK(dy.size(1) == x.size(1), "batch_norm_activation: dy must have the channels of x");
+  STD_TORCH_CHECK(!pool.height || dy.size(0) == pool.halved_rows(x.size(0)),
+                  "batch_norm_activation: dy must have a quarter of the rows of x, got ", dy.size(0));
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const int64_t channels = x.size(1);
   Tensor dx = torch::stable::new_empty(x, {x.size(0), channels});
@@ -462,8 +606,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_activation_backward(
   Tensor slope = vector_like(channels), offset = vector_like(channels);
   FOR_DTYPE(x, using C = compute_t<T>;
             const Norm<C> norm = norm_of<C>(x, weight, bias, mean, variance, beta, activation, epsilon);
-            gradients_of<T>(dy, x, norm, nullptr, training, to_weight, to_bias, to_beta, slope, offset);
-            (input_gradient_of<T, false>(dy, x, norm, slope, offset, dx)));
+            gradients_of<T>(dy, x, norm, pool, nullptr, training, to_weight, to_bias, to_beta, slope, offset);
+            input_gradient_of<T>(dy, x, norm, pool, slope, offset, dx));
   return {dx, to_weight, to_bias, to_beta};
 }
 
@@ -483,19 +627,18 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_activation_add_backward(
   Tensor to_weight = vector_like(x.size(1)), to_bias = vector_like(x.size(1)), to_beta = vector_like(beta.has_value());
   FOR_DTYPE(x, using C = compute_t<T>;
             const Norm<C> norm = norm_of<C>(x, weight, bias, mean, variance, beta, activation, epsilon);
-            gradients_of<T>(dy, x, norm, &gradient, training, to_weight, to_bias, to_beta, slope, offset));
+            gradients_of<T>(dy, x, norm, Pool{}, &gradient, training, to_weight, to_bias, to_beta, slope, offset));
   return {to_weight, to_bias, to_beta};
 }
 
-// gradient + slope (x - mean) + offset.
-Tensor centred_gradient(Tensor gradient, Tensor x, Tensor mean, Tensor slope, Tensor offset) {
+// gradient + slope (x - mean) + offset, and columns of zeros.
+Tensor centred_gradient(Tensor gradient, Tensor x, Tensor mean, Tensor slope, Tensor offset, int64_t columns) {
   matrix(x, "x");
   same(x, gradient, "gradient");
+  check_columns(x, columns, false);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  Tensor dx = torch::stable::new_empty(x, {x.size(0), x.size(1)});
-  FOR_DTYPE(x, using C = compute_t<T>; Norm<C> norm{};
-            norm.mean = vector<C>(x, mean, x.size(1), "mean");
-            (input_gradient_of<T, true>(gradient, x, norm, slope, offset, dx)));
+  Tensor dx = torch::stable::new_empty(x, {x.size(0), columns});
+  FOR_DTYPE(x, finish_gradient_of<T>(gradient, x, mean, slope, offset, dx));
   return dx;
 }
 
@@ -506,15 +649,17 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def("copy_with_statistics(Tensor x, Tensor(a!) y, Tensor(b!) mean, Tensor(c!) variance) -> ()");
   m.def(
       "batch_norm_activation(Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, Tensor? beta, "
-      "int activation, float epsilon, int columns) -> Tensor");
+      "int activation, float epsilon, int columns, int height, int width) -> Tensor");
   m.def(
       "batch_norm_activation_backward(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
-      "Tensor? beta, int activation, float epsilon, bool training) -> (Tensor, Tensor, Tensor, Tensor)");
+      "Tensor? beta, int activation, float epsilon, bool training, int height, int width) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "batch_norm_activation_add_backward(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, "
       "Tensor variance, Tensor? beta, int activation, float epsilon, bool training, Tensor(a!) gradient, "
       "Tensor(b!) slope, Tensor(c!) offset) -> (Tensor, Tensor, Tensor)");
-  m.def("centred_gradient(Tensor gradient, Tensor x, Tensor mean, Tensor slope, Tensor offset) -> Tensor");
+  m.def(
+      "centred_gradient(Tensor gradient, Tensor x, Tensor mean, Tensor slope, Tensor offset, int columns) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {

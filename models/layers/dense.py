@@ -80,8 +80,15 @@ def _kind(module: nn.Module) -> str:
     return "pair" if isinstance(module, nn.BatchNorm2d | nn.ReLU | Swish) else "other"
 
 
-def norm_activation(norm: nn.BatchNorm2d, activate: nn.Module, x: Tensor) -> Tensor:
-    """activate(norm(x)), by the kernel where there is one."""
+def norm_activation(
+    norm: nn.BatchNorm2d,
+    activate: nn.Module,
+    x: Tensor,
+    statistics: tuple[Tensor, Tensor] | None = None,
+    pooled: bool = False,
+) -> Tensor:
+    """activate(norm(x)), by the kernel where there is one. With the kernel, x's mean and variance may be given if they
+    are known, and the result may be pooled as by ``nn.AvgPool2d(2)``."""
     if not _has_kernel(x):
         return activate(norm(x))
     if norm.training:
@@ -97,6 +104,8 @@ def norm_activation(norm: nn.BatchNorm2d, activate: nn.Module, x: Tensor) -> Ten
         epsilon=norm.eps,
         activation=_name(activate),
         beta=_beta(activate),
+        pooled=pooled,
+        statistics=statistics,
     )
 
 
@@ -261,9 +270,7 @@ class _DenseBlock(torch.autograd.Function):
                 fused.image_of(activated, gradient),
                 kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
             )  # fmt: skip
-            to_inner, *to_second = backward(
-                fused.rows_of(to_activated), inner, *second.given(block), block.training
-            )
+            to_inner, *to_second = backward(fused.rows_of(to_activated), inner, *second.given(block), block.training)
             to_matrix = (to_inner.t() @ read)[:, :channels]
             to_read = to_inner @ _matrix(first.kernel, dtype)
             to_first = add_backward(
