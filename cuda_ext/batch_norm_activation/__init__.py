@@ -2,8 +2,8 @@
 training and in inference, with the parts that a dense block is made of.
 
 The kernels stand in batch_norm_activation.cu. They want channels-last, where the channels of a pixel are neighbours:
-there a tensor is a matrix of rows, one a pixel, and channels, and so is a slice of its channels. The backward pass keeps
-x alone; the normalised value and its activation are computed again.
+there a tensor is a matrix of rows, one a pixel, and channels, and so is a slice of its channels. The backward pass
+keeps x alone; the normalised value and its activation are computed again.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,9 +42,10 @@ def batch_norm_activation(
     weight, bias: [C]; running_mean, running_variance: [C], or None, which always takes the batch's.
     training: normalise by the batch's mean and variance, and move the running ones, which then follow
     ``nn.BatchNorm2d``: running + momentum (batch - running), the variance unbiased.
-    activation: "none", "relu" or "swish", z sigmoid(beta z); beta: a scalar tensor, which gets a gradient if it asks for
-    one, or None, which is 1.
-    pooled: x is [N, C, H, W], and the result the average of each 2 x 2, [N, C, H // 2, W // 2], as ``nn.AvgPool2d(2)``.
+    activation: "none", "relu" or "swish", z sigmoid(beta z); beta: a scalar tensor, which gets a gradient if it asks
+    for one, or None, which is 1.
+    pooled: x is [N, C, H, W], and the result the average of each 2 x 2, [N, C, H // 2, W // 2], as ``nn.AvgPool2d(2)``
+    gives.
     statistics: the batch's mean and biased variance, if they are known: they are not computed again.
     The arithmetic is float32, float64 for float64. Under autocast x keeps its dtype, as in PyTorch's own.
     Raises ValueError, naming what came, for anything else.
@@ -338,7 +339,12 @@ def _sides(x: Tensor, pooled: bool) -> tuple[int, int]:
 def _backward_shape(dy: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check(x, *given)
     weight, bias, beta = given[0], given[1], given[4]
-    return _last(x, x.shape[2:]), torch.empty_like(weight), torch.empty_like(bias), weight.new_empty(int(beta is not None))
+    return (
+        _last(x, x.shape[2:]),
+        torch.empty_like(weight),
+        torch.empty_like(bias),
+        weight.new_empty(int(beta is not None)),
+    )
 
 
 def _save(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -134,11 +134,12 @@ __global__ void finish_statistics(const compute_t<T>* partial, int blocks, const
   const int channel = blockIdx.x * finish_channels + threadIdx.x;
   const bool real = channel < channels;
   const int64_t stride = int64_t{2} * channels;
-  const double sum = total<C>(real ? partial + channel : nullptr, blocks, stride) / static_cast<double>(rows);
-  const double square = total<C>(real ? partial + channels + channel : nullptr, blocks, stride);
+  double sums[2];
+  total(real ? partial + channel : nullptr, blocks, stride, channels, sums);
   if (real && threadIdx.y == 0) {
-    mean[channel] = static_cast<C>(static_cast<double>(static_cast<C>(x[channel])) + sum);
-    const double found = square / static_cast<double>(rows) - sum * sum;
+    const double shift = sums[0] / static_cast<double>(rows);
+    mean[channel] = static_cast<C>(static_cast<double>(static_cast<C>(x[channel])) + shift);
+    const double found = sums[1] / static_cast<double>(rows) - shift * shift;
     variance[channel] = static_cast<C>(found < 0 ? 0.0 : found);
   }
 }
@@ -204,9 +205,12 @@ __global__ void __launch_bounds__(threads) forward_pooled(const T* __restrict__ 
   }
 }
 
+// Blocks that a multiprocessor holds at once: so many are launched, and each sums as long as there are rows.
+constexpr int sum_blocks = 3;
+
 // Sums of dz, of dz (x - mean) and of what goes to beta. With `gradient`, adds s dz to it.
 template <typename T, int V, bool adds, bool pooled>
-__global__ void __launch_bounds__(threads) sum_gradients(const T* __restrict__ dy, int64_t dy_stride,
+__global__ void __launch_bounds__(threads, sum_blocks) sum_gradients(const T* __restrict__ dy, int64_t dy_stride,
                                                          const T* __restrict__ x, int64_t x_stride,
                                                          T* __restrict__ gradient, int64_t gradient_stride,
                                                          int64_t rows, int channels, int lanes, int rows_at_once,
@@ -262,16 +266,18 @@ __global__ void finish_gradients(const compute_t<T>* partial, int blocks, const 
                                  compute_t<T>* slope, compute_t<T>* offset) {
   using C = compute_t<T>;
   if (partial_beta != nullptr && blockIdx.x == gridDim.x - 1) {
-    const double sum = total<C>(threadIdx.x == 0 ? partial_beta : nullptr, beta_blocks, 1);
-    if (threadIdx.x == 0 && threadIdx.y == 0) *beta = static_cast<C>(sum);
+    double sum[1];
+    total(threadIdx.x == 0 ? partial_beta : nullptr, beta_blocks, 1, 0, sum);
+    if (threadIdx.x == 0 && threadIdx.y == 0) *beta = static_cast<C>(sum[0]);
     return;
   }
   const int channel = blockIdx.x * finish_channels + threadIdx.x;
   const bool real = channel < channels;
   const int64_t stride = int64_t{2} * channels;
-  const double plain = total<C>(real ? partial + channel : nullptr, blocks, stride);
-  const double centred = total<C>(real ? partial + channels + channel : nullptr, blocks, stride);
+  double sums[2];
+  total(real ? partial + channel : nullptr, blocks, stride, channels, sums);
   if (!real || threadIdx.y != 0) return;
+  const double plain = sums[0], centred = sums[1];
   const double inverse = 1.0 / sqrt(static_cast<double>(norm.variance[channel]) + static_cast<double>(norm.epsilon));
   weight[channel] = static_cast<C>(centred * inverse);
   bias[channel] = static_cast<C>(plain);
@@ -367,8 +373,6 @@ void with_lane(bool widest, bool half, Function function) {
 template <typename T>
 constexpr int width = 16 / sizeof(T);
 
-constexpr int blocks_a_multiprocessor = 4;
-
 dim3 finish_grid(int64_t channels, bool with_beta = false) {
   return dim3(static_cast<unsigned>((channels + finish_channels - 1) / finish_channels + with_beta));
 }
@@ -404,7 +408,7 @@ void statistics_of(const Tensor& x, const Tensor* copy, const Tensor& mean, cons
   };
   with_lane<T>(fits(width<T>), fits(4), [&](auto lane) {
     constexpr int V = decltype(lane)::value;
-    const Cover c = cover(m.rows, m.channels, V, blocks_a_multiprocessor);
+    const Cover c = cover(m.rows, m.channels, V, 4);
     const auto blocks = static_cast<int>(c.grid.x);
     const Tensor partial = floats<C>(x, {int64_t{blocks} * 2 * m.channels});
     sum_values<T, V><<<c.grid, c.block, 0, stream>>>(
@@ -510,7 +514,7 @@ void gradients_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& n
   };
   with_lane<T>(fits(width<T>), fits(4), [&](auto lane) {
     constexpr int V = decltype(lane)::value;
-    const Cover c = cover(m.rows, m.channels, V, blocks_a_multiprocessor);
+    const Cover c = cover(m.rows, m.channels, V, sum_blocks);
     const auto blocks = static_cast<int>(c.grid.x);
     const int beta_blocks = blocks * static_cast<int>(c.grid.y);
     const bool with_beta = norm.beta != nullptr;

@@ -92,27 +92,33 @@ __device__ void write_partial(const C (&sums)[Q][V], const Place& place, int lan
   }
 }
 
-constexpr int finish_channels = 16;
+constexpr int finish_channels = 8;
 constexpr int finish_parts = 32;
 
-// The sum over all blocks, in double; called by blocks of finish_channels x finish_parts threads. Threads of part 0 get
-// the result.
-template <typename C>
-__device__ double total(const C* partial, int blocks, int64_t stride) {
-  __shared__ double shared[finish_parts][finish_channels + 1];
-  double sum = 0;
+// The sums over all blocks of Q quantities, in double; called by blocks of finish_channels x finish_parts threads.
+// Threads of part 0 get the results.
+template <int Q, typename C>
+__device__ void total(const C* partial, int blocks, int64_t block_stride, int64_t quantity_stride, double (&sums)[Q]) {
+  __shared__ double shared[Q][finish_parts][finish_channels];
+#pragma unroll
+  for (int q = 0; q < Q; ++q) sums[q] = 0;
   if (partial != nullptr) {
 #pragma unroll 4
-    for (int b = threadIdx.y; b < blocks; b += finish_parts) sum += static_cast<double>(partial[b * stride]);
+    for (int b = threadIdx.y; b < blocks; b += finish_parts) {
+#pragma unroll
+      for (int q = 0; q < Q; ++q) sums[q] += static_cast<double>(partial[b * block_stride + q * quantity_stride]);
+    }
   }
+#pragma unroll
+  for (int q = 0; q < Q; ++q) shared[q][threadIdx.y][threadIdx.x] = sums[q];
   __syncthreads();
-  shared[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  for (int half = finish_parts / 2; half > 0; half /= 2) {
-    if (threadIdx.y < half) shared[threadIdx.y][threadIdx.x] += shared[threadIdx.y + half][threadIdx.x];
-    __syncthreads();
+  if (threadIdx.y != 0) return;
+#pragma unroll
+  for (int q = 0; q < Q; ++q) {
+    sums[q] = 0;
+#pragma unroll
+    for (int part = 0; part < finish_parts; ++part) sums[q] += shared[q][part][threadIdx.x];
   }
-  return shared[0][threadIdx.x];
 }
 
 // A matrix of rows and channels whose channels are neighbours in memory; from one row to the next it is `stride`.
