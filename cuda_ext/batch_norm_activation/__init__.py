@@ -212,6 +212,11 @@ def reference_add_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return to_weight, to_bias, to_beta
 
 
+def reference_product_backward(dy: Tensor, w: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Equals ``reference_add_backward`` with the gradient dy @ w."""
+    return reference_add_backward(dy @ w, *others)
+
+
 def reference_copy_with_statistics(x: Tensor, y: Tensor, mean: Tensor, variance: Tensor) -> None:
     """Equals ``y.copy_(x)`` and ``reference_statistics(x)``."""
     y.copy_(x)
@@ -234,6 +239,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "batch_norm_activation_backward": reference_backward,
     "batch_norm_activation_add_backward": reference_add_backward,
     "centred_gradient": reference_centred_gradient,
+    "dense_product_backward": reference_product_backward,
 }
 
 
@@ -243,6 +249,16 @@ def part(name: str, device: torch.device) -> Callable[..., Any]:
     What a network's own ``torch.autograd.Function`` is written with; it checks nothing that the host code does not.
     """
     return kernel(name, device) or REFERENCES[name]
+
+
+def product_fits(x: Tensor, columns: int) -> bool:
+    """Whether ``dense_product_backward`` takes the channels x [R, C] and a gradient of ``columns``: half precision, and
+    what a block keeps fits its shared memory (see Layout in dense_product_backward.cu)."""
+    if x.device.type != "cuda" or x.dtype not in (torch.float16, torch.bfloat16) or columns % 8:
+        return False
+    inner, channels = -(-columns // 16) * 16, -(-x.shape[1] // 64) * 64
+    needed = 2 * 128 * (inner + 8) + 2 * 144 * inner + 2 * 128 * 72 + 8192 + 20 * channels
+    return needed <= torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin
 
 
 def check(

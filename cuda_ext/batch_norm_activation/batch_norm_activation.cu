@@ -10,49 +10,11 @@
 // s dz needs the reader's own pass; the rest is linear in x, with coefficients that are summed over the readers, a number
 // a channel, and applied once (add_backward, centred_gradient). So a reader's backward pass is one walk, not two.
 
-#include "channels.cuh"
+#include "norm.cuh"
 
 namespace {
 
 using namespace cuda_ext::channels;
-using cuda_ext::compute_t;
-
-enum Activation : int { none = 0, relu = 1, swish = 2 };
-
-// What a channel's norm is made of, and the activation; `mean`, `variance`, `weight` and `bias` are a number a channel.
-template <typename C>
-struct Norm {
-  const C *mean, *variance, *weight, *bias;
-  const C* beta;  // of swish; null where it is 1
-  C epsilon;
-  int activation;
-};
-
-__device__ float inverse_root(float x) { return 1.0f / sqrtf(x); }
-__device__ double inverse_root(double x) { return 1.0 / sqrt(x); }
-// With the fast exponential and division two thirds of the arithmetic is left; the error is 2 or 3 in the last place.
-__device__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-__device__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
-
-template <typename C>
-__device__ C activate(C z, int activation, C beta) {
-  if (activation == relu) return z > C{0} ? z : (z == z ? C{0} : z);
-  if (activation == swish) return z * sigmoid(beta * z);
-  return z;
-}
-
-// dy f'(z); adds dy df/dbeta to `to_beta`.
-template <typename C>
-__device__ C through(C dy, C z, int activation, C beta, C& to_beta) {
-  if (activation == relu) return z > C{0} ? dy : C{0};
-  if (activation == swish) {
-    const C gate = sigmoid(beta * z);
-    const C rest = z * (C{1} - gate);
-    to_beta += dy * z * gate * rest;
-    return dy * gate * (C{1} + beta * rest);
-  }
-  return dy;
-}
 
 // Average pooling of 2 x 2 behind the activation: a row of x is a pixel of images of `height` x `width`, and a row of y
 // is one of half of that. The last line or column of an odd size is left out, as nn.AvgPool2d does.
@@ -82,23 +44,6 @@ struct Pool {
   }
 };
 
-// The norms of a thread's channels, in registers.
-template <int V, typename C>
-struct Lanes {
-  C mean[V], scale[V], bias[V], beta;
-
-  __device__ Lanes(const Norm<C>& norm, int channel, int channels) {
-    beta = norm.beta == nullptr ? C{1} : *norm.beta;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const bool real = channel + v < channels;
-      mean[v] = real ? norm.mean[channel + v] : C{0};
-      scale[v] = real ? norm.weight[channel + v] * inverse_root(norm.variance[channel + v] + norm.epsilon) : C{0};
-      bias[v] = real ? norm.bias[channel + v] : C{0};
-    }
-  }
-};
-
 // Sums of x and its square, both from the first row's value on, which keeps the digits where the mean is large; with
 // `copy`, also writes what it reads.
 template <typename T, int V>
@@ -107,41 +52,23 @@ __global__ void __launch_bounds__(threads) sum_values(const T* __restrict__ x, i
                                                       int rows_at_once, compute_t<T>* partial) {
   using C = compute_t<T>;
   const Place place(lanes, rows_at_once, V);
-  C sums[2][V] = {}, first[V];
+  C sums[2][V] = {}, first[V], values[V];
   if (place.channel < channels) {
-    const auto lane = load<T, V>(x + place.channel);
-#pragma unroll
-    for (int v = 0; v < V; ++v) first[v] = static_cast<C>(lane.values[v]);
+    unpack(load<T, V>(x + place.channel), first);
 #pragma unroll 4
     for (int64_t row = place.row; row < rows; row += place.stride) {
-      const auto values = load<T, V>(x + row * x_stride + place.channel);
-      if (copy != nullptr) store(copy + row * copy_stride + place.channel, values);
+      const auto lane = load<T, V>(x + row * x_stride + place.channel);
+      if (copy != nullptr) store(copy + row * copy_stride + place.channel, lane);
+      unpack(lane, values);
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        const C value = static_cast<C>(values.values[v]) - first[v];
+        const C value = values[v] - first[v];
         sums[0][v] += value;
         sums[1][v] += value * value;
       }
     }
   }
   write_partial<2, V, C>(sums, place, lanes, rows_at_once, channels, partial);
-}
-
-template <typename T>
-__global__ void finish_statistics(const compute_t<T>* partial, int blocks, const T* x, int64_t rows, int channels,
-                                  compute_t<T>* mean, compute_t<T>* variance) {
-  using C = compute_t<T>;
-  const int channel = blockIdx.x * finish_channels + threadIdx.x;
-  const bool real = channel < channels;
-  const int64_t stride = int64_t{2} * channels;
-  double sums[2];
-  total(real ? partial + channel : nullptr, blocks, stride, channels, sums);
-  if (real && threadIdx.y == 0) {
-    const double shift = sums[0] / static_cast<double>(rows);
-    mean[channel] = static_cast<C>(static_cast<double>(static_cast<C>(x[channel])) + shift);
-    const double found = sums[1] / static_cast<double>(rows) - shift * shift;
-    variance[channel] = static_cast<C>(found < 0 ? 0.0 : found);
-  }
 }
 
 // y has `columns` columns, of which those past the channels become zero.
@@ -153,17 +80,51 @@ __global__ void __launch_bounds__(threads) forward(const T* __restrict__ x, int6
   const Place place(lanes, rows_at_once, V);
   if (place.channel >= columns) return;
   const Lanes<V, C> own(norm, place.channel, channels);
+  with_activation(norm, [&](const auto activation) {
 #pragma unroll 4
-  for (int64_t row = place.row; row < rows; row += place.stride) {
-    Lane<T, V> values{};
-    if (place.channel < channels) values = load<T, V>(x + row * x_stride + place.channel);
+    for (int64_t row = place.row; row < rows; row += place.stride) {
+      Lane<T, V> lane{};
+      if (place.channel < channels) lane = load<T, V>(x + row * x_stride + place.channel);
+      cut(lane, place.channel, channels);
+      C values[V];
+      unpack(lane, values);
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const C z = (static_cast<C>(values.values[v]) - own.mean[v]) * own.scale[v] + own.bias[v];
-      values.values[v] = static_cast<T>(place.channel + v < channels ? activate(z, norm.activation, own.beta) : C{0});
+      for (int v = 0; v < V; ++v) {
+        values[v] = activation.value((values[v] - own.mean[v]) * own.scale[v] + own.bias[v]);
+      }
+      store(y + row * int64_t{columns} + place.channel, packed<T, V>(values));
     }
-    store(y + row * int64_t{columns} + place.channel, values);
-  }
+  });
+}
+
+// The same with `pool`: `rows` counts those of y.
+template <typename T, int V>
+__global__ void __launch_bounds__(threads) forward_pooled(const T* __restrict__ x, int64_t x_stride, T* __restrict__ y,
+                                                          int64_t rows, int channels, int lanes, int rows_at_once,
+                                                          Norm<compute_t<T>> norm, Pool pool) {
+  using C = compute_t<T>;
+  const Place place(lanes, rows_at_once, V);
+  if (place.channel >= channels) return;
+  const Lanes<V, C> own(norm, place.channel, channels);
+  with_activation(norm, [&](const auto activation) {
+    for (int64_t row = place.row; row < rows; row += place.stride) {
+      const T* first = x + pool.from(row) * x_stride + place.channel;
+      Lane<T, V> four[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) four[i] = load<T, V>(first + ((i / 2) * pool.width + i % 2) * x_stride);
+      C sums[V] = {};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        C values[V];
+        unpack(four[i], values);
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          sums[v] += C{0.25} * activation.value((values[v] - own.mean[v]) * own.scale[v] + own.bias[v]);
+        }
+      }
+      store(y + row * int64_t{channels} + place.channel, packed<T, V>(sums));
+    }
+  });
 }
 
 // dy of one row of x; with `pooled`, four times that.
@@ -176,72 +137,48 @@ __device__ Lane<T, V> load_gradient(const T* dy, int64_t stride, int64_t row, in
   return load<T, V>(dy + row * stride + channel);
 }
 
-// The same with `pool`: `rows` counts those of y.
-template <typename T, int V>
-__global__ void __launch_bounds__(threads) forward_pooled(const T* __restrict__ x, int64_t x_stride, T* __restrict__ y,
-                                                          int64_t rows, int channels, int lanes, int rows_at_once,
-                                                          Norm<compute_t<T>> norm, Pool pool) {
-  using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V);
-  if (place.channel >= channels) return;
-  const Lanes<V, C> own(norm, place.channel, channels);
-  for (int64_t row = place.row; row < rows; row += place.stride) {
-    const T* first = x + pool.from(row) * x_stride + place.channel;
-    Lane<T, V> values[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) values[i] = load<T, V>(first + ((i / 2) * pool.width + i % 2) * x_stride);
-    C sums[V] = {};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const C z = (static_cast<C>(values[i].values[v]) - own.mean[v]) * own.scale[v] + own.bias[v];
-        sums[v] += activate(z, norm.activation, own.beta);
-      }
-    }
-#pragma unroll
-    for (int v = 0; v < V; ++v) values[0].values[v] = static_cast<T>(sums[v] * C{0.25});
-    store(y + row * int64_t{channels} + place.channel, values[0]);
-  }
-}
-
 // Blocks that a multiprocessor holds at once: so many are launched, and each sums as long as there are rows.
 constexpr int sum_blocks = 3;
 
 // Sums of dz, of dz (x - mean) and of what goes to beta. With `gradient`, adds s dz to it.
 template <typename T, int V, bool adds, bool pooled>
 __global__ void __launch_bounds__(threads, sum_blocks) sum_gradients(const T* __restrict__ dy, int64_t dy_stride,
-                                                         const T* __restrict__ x, int64_t x_stride,
-                                                         T* __restrict__ gradient, int64_t gradient_stride,
-                                                         int64_t rows, int channels, int lanes, int rows_at_once,
-                                                         Norm<compute_t<T>> norm, Pool pool, compute_t<T>* partial,
-                                                         compute_t<T>* partial_beta) {
+                                                                     const T* __restrict__ x, int64_t x_stride,
+                                                                     T* __restrict__ gradient, int64_t gradient_stride,
+                                                                     int64_t rows, int channels, int lanes,
+                                                                     int rows_at_once, Norm<compute_t<T>> norm,
+                                                                     Pool pool, compute_t<T>* partial,
+                                                                     compute_t<T>* partial_beta) {
   using C = compute_t<T>;
   const Place place(lanes, rows_at_once, V);
   C sums[2][V] = {}, to_beta = 0;
   if (place.channel < channels) {
     const Lanes<V, C> own(norm, place.channel, channels);
+    with_activation(norm, [&](const auto activation) {
 #pragma unroll 2
-    for (int64_t row = place.row; row < rows; row += place.stride) {
-      const auto dys = load_gradient<T, V, pooled>(dy, dy_stride, row, place.channel, pool);
-      const auto xs = load<T, V>(x + row * x_stride + place.channel);
-      Lane<T, V> into{};
-      if constexpr (adds) into = load<T, V>(gradient + row * gradient_stride + place.channel);
+      for (int64_t row = place.row; row < rows; row += place.stride) {
+        auto dy_lane = load_gradient<T, V, pooled>(dy, dy_stride, row, place.channel, pool);
+        auto x_lane = load<T, V>(x + row * x_stride + place.channel);
+        Lane<T, V> into_lane{};
+        if constexpr (adds) into_lane = load<T, V>(gradient + row * gradient_stride + place.channel);
+        cut(dy_lane, place.channel, channels);
+        cut(x_lane, place.channel, channels);
+        C dys[V], xs[V], into[V];
+        unpack(dy_lane, dys);
+        unpack(x_lane, xs);
+        unpack(into_lane, into);
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        if (place.channel + v < channels) {
-          const C centred = static_cast<C>(xs.values[v]) - own.mean[v];
-          const C dz = through(static_cast<C>(dys.values[v]) * C{pooled ? 0.25 : 1}, centred * own.scale[v] + own.bias[v], norm.activation,
-                               own.beta, to_beta);
+        for (int v = 0; v < V; ++v) {
+          const C centred = xs[v] - own.mean[v];
+          const C dz = activation.through(pooled ? C{0.25} * dys[v] : dys[v], centred * own.scale[v] + own.bias[v],
+                                          to_beta);
           sums[0][v] += dz;
           sums[1][v] += dz * centred;
-          if constexpr (adds) {
-            into.values[v] = static_cast<T>(static_cast<C>(into.values[v]) + own.scale[v] * dz);
-          }
+          into[v] += own.scale[v] * dz;
         }
+        if constexpr (adds) store(gradient + row * gradient_stride + place.channel, packed<T, V>(into));
       }
-      if constexpr (adds) store(gradient + row * gradient_stride + place.channel, into);
-    }
+    });
   }
   write_partial<2, V, C>(sums, place, lanes, rows_at_once, channels, partial);
   if (partial_beta != nullptr) {
@@ -256,38 +193,6 @@ __global__ void __launch_bounds__(threads, sum_blocks) sum_gradients(const T* __
   }
 }
 
-// The gradients of weight, bias and beta, and what each channel's dx is made of: dx = s dz + slope (x - mean) + offset.
-// Without batch statistics slope and offset are zero. With `adds`, both are added to what is there.
-// The last block of the grid sums beta's.
-template <typename T>
-__global__ void finish_gradients(const compute_t<T>* partial, int blocks, const compute_t<T>* partial_beta,
-                                 int beta_blocks, int64_t rows, int channels, Norm<compute_t<T>> norm, bool training,
-                                 bool adds, compute_t<T>* weight, compute_t<T>* bias, compute_t<T>* beta,
-                                 compute_t<T>* slope, compute_t<T>* offset) {
-  using C = compute_t<T>;
-  if (partial_beta != nullptr && blockIdx.x == gridDim.x - 1) {
-    double sum[1];
-    total(threadIdx.x == 0 ? partial_beta : nullptr, beta_blocks, 1, 0, sum);
-    if (threadIdx.x == 0 && threadIdx.y == 0) *beta = static_cast<C>(sum[0]);
-    return;
-  }
-  const int channel = blockIdx.x * finish_channels + threadIdx.x;
-  const bool real = channel < channels;
-  const int64_t stride = int64_t{2} * channels;
-  double sums[2];
-  total(real ? partial + channel : nullptr, blocks, stride, channels, sums);
-  if (!real || threadIdx.y != 0) return;
-  const double plain = sums[0], centred = sums[1];
-  const double inverse = 1.0 / sqrt(static_cast<double>(norm.variance[channel]) + static_cast<double>(norm.epsilon));
-  weight[channel] = static_cast<C>(centred * inverse);
-  bias[channel] = static_cast<C>(plain);
-  if (slope == nullptr) return;
-  const double share = training ? -static_cast<double>(norm.weight[channel]) * inverse / static_cast<double>(rows) : 0;
-  const double to_slope = share * inverse * inverse * centred, to_offset = share * plain;
-  slope[channel] = static_cast<C>(to_slope + (adds ? static_cast<double>(slope[channel]) : 0.0));
-  offset[channel] = static_cast<C>(to_offset + (adds ? static_cast<double>(offset[channel]) : 0.0));
-}
-
 // dx = s dz + slope (x - mean) + offset.
 template <typename T, int V, bool pooled>
 __global__ void __launch_bounds__(threads) input_gradient(const T* __restrict__ dy, int64_t dy_stride,
@@ -298,27 +203,29 @@ __global__ void __launch_bounds__(threads) input_gradient(const T* __restrict__ 
   using C = compute_t<T>;
   const Place place(lanes, rows_at_once, V);
   if (place.channel >= channels) return;
-  C slopes[V], offsets[V];
+  C slopes[V], offsets[V], to_beta = 0;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     slopes[v] = slope[place.channel + v];
     offsets[v] = offset[place.channel + v];
   }
   const Lanes<V, C> own(norm, place.channel, channels);
-  C to_beta = 0;
+  with_activation(norm, [&](const auto activation) {
 #pragma unroll 2
-  for (int64_t row = place.row; row < rows; row += place.stride) {
-    auto dys = load_gradient<T, V, pooled>(dy, dy_stride, row, place.channel, pool);
-    const auto xs = load<T, V>(x + row * x_stride + place.channel);
+    for (int64_t row = place.row; row < rows; row += place.stride) {
+      C dys[V], xs[V];
+      unpack(load_gradient<T, V, pooled>(dy, dy_stride, row, place.channel, pool), dys);
+      unpack(load<T, V>(x + row * x_stride + place.channel), xs);
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const C centred = static_cast<C>(xs.values[v]) - own.mean[v];
-      const C dz = through(static_cast<C>(dys.values[v]) * C{pooled ? 0.25 : 1},
-                           centred * own.scale[v] + own.bias[v], norm.activation, own.beta, to_beta);
-      dys.values[v] = static_cast<T>(own.scale[v] * dz + slopes[v] * centred + offsets[v]);
+      for (int v = 0; v < V; ++v) {
+        const C centred = xs[v] - own.mean[v];
+        const C dz = activation.through(pooled ? C{0.25} * dys[v] : dys[v], centred * own.scale[v] + own.bias[v],
+                                        to_beta);
+        dys[v] = own.scale[v] * dz + (slopes[v] * centred + offsets[v]);
+      }
+      store(dx + row * int64_t{channels} + place.channel, packed<T, V>(dys));
     }
-    store(dx + row * int64_t{channels} + place.channel, dys);
-  }
+  });
 }
 
 // gradient + slope (x - mean) + offset, in `columns` columns, of which those past the channels become zero.
@@ -342,17 +249,17 @@ __global__ void __launch_bounds__(threads) finish_gradient(const T* __restrict__
   }
 #pragma unroll 4
   for (int64_t row = place.row; row < rows; row += place.stride) {
-    Lane<T, V> values{}, xs{};
+    Lane<T, V> lane{}, x_lane{};
     if (real) {
-      values = load<T, V>(gradient + row * gradient_stride + place.channel);
-      xs = load<T, V>(x + row * x_stride + place.channel);
+      lane = load<T, V>(gradient + row * gradient_stride + place.channel);
+      x_lane = load<T, V>(x + row * x_stride + place.channel);
     }
+    C values[V], xs[V];
+    unpack(lane, values);
+    unpack(x_lane, xs);
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      values.values[v] = static_cast<T>(static_cast<C>(values.values[v]) + offsets[v] +
-                                        slopes[v] * (static_cast<C>(xs.values[v]) - means[v]));
-    }
-    store(dx + row * int64_t{columns} + place.channel, values);
+    for (int v = 0; v < V; ++v) values[v] += offsets[v] + slopes[v] * (xs[v] - means[v]);
+    store(dx + row * int64_t{columns} + place.channel, packed<T, V>(values));
   }
 }
 
@@ -372,26 +279,6 @@ void with_lane(bool widest, bool half, Function function) {
 
 template <typename T>
 constexpr int width = 16 / sizeof(T);
-
-dim3 finish_grid(int64_t channels, bool with_beta = false) {
-  return dim3(static_cast<unsigned>((channels + finish_channels - 1) / finish_channels + with_beta));
-}
-
-const dim3 finish_block(finish_channels, finish_parts);
-
-template <typename C>
-Norm<C> norm_of(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean, const Tensor& variance,
-                const std::optional<Tensor>& beta, int64_t activation, double epsilon) {
-  STD_TORCH_CHECK(activation >= none && activation <= swish, "batch_norm_activation: activation must be 0, 1 or 2");
-  const int64_t channels = x.size(1);
-  return {vector<C>(x, mean, channels, "mean"),
-          vector<C>(x, variance, channels, "variance"),
-          vector<C>(x, weight, channels, "weight"),
-          vector<C>(x, bias, channels, "bias"),
-          beta.has_value() ? vector<C>(x, *beta, 1, "beta") : nullptr,
-          static_cast<C>(epsilon),
-          static_cast<int>(activation)};
-}
 
 template <typename T>
 void statistics_of(const Tensor& x, const Tensor* copy, const Tensor& mean, const Tensor& variance) {
@@ -653,10 +540,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def("copy_with_statistics(Tensor x, Tensor(a!) y, Tensor(b!) mean, Tensor(c!) variance) -> ()");
   m.def(
       "batch_norm_activation(Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, Tensor? beta, "
-      "int activation, float epsilon, int columns, int height, int width) -> Tensor");
+      "int activation, float epsilon, int columns, int height=0, int width=0) -> Tensor");
   m.def(
       "batch_norm_activation_backward(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
-      "Tensor? beta, int activation, float epsilon, bool training, int height, int width) "
+      "Tensor? beta, int activation, float epsilon, bool training, int height=0, int width=0) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "batch_norm_activation_add_backward(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, "

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace cuda_ext::channels {
 
+using cuda_ext::compute_t;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -29,6 +29,43 @@ __device__ Lane<T, V> load(const T* from) {
 template <typename T, int V>
 __device__ void store(T* to, const Lane<T, V>& lane) {
   *reinterpret_cast<Lane<T, V>*>(to) = lane;
+}
+
+// The numbers of a lane in the type that is computed in, and back; two of half precision are rounded by one instruction.
+template <typename T, int V>
+__device__ void unpack(const Lane<T, V>& lane, compute_t<T> (&values)[V]) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) values[v] = static_cast<compute_t<T>>(lane.values[v]);
+}
+
+template <typename T, int V>
+__device__ Lane<T, V> packed(const compute_t<T> (&values)[V]) {
+  Lane<T, V> lane;
+  if constexpr (sizeof(T) == 2 && V % 2 == 0) {
+#pragma unroll
+    for (int v = 0; v < V; v += 2) {
+      const auto pair = [&] {
+        if constexpr (std::is_same_v<T, __half>) return __floats2half2_rn(values[v], values[v + 1]);
+        else return __floats2bfloat162_rn(values[v], values[v + 1]);
+      }();
+      lane.values[v] = pair.x;
+      lane.values[v + 1] = pair.y;
+    }
+  } else {
+#pragma unroll
+    for (int v = 0; v < V; ++v) lane.values[v] = static_cast<T>(values[v]);
+  }
+  return lane;
+}
+
+// Zeros for what lies past the channels in a lane that they do not fill.
+template <typename T, int V>
+__device__ void cut(Lane<T, V>& lane, int channel, int channels) {
+  if (channel + V <= channels) return;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    if (channel + v >= channels) lane.values[v] = static_cast<T>(0.0f);
+  }
 }
 
 // How a launch covers `rows` x `channels`. Neighbouring threads take neighbouring lanes of a row, `lanes` of them, and a

@@ -258,6 +258,7 @@ class _DenseBlock(torch.autograd.Function):
         block, device, dtype = ctx.block, buffer.device, buffer.dtype
         backward = fused.part("batch_norm_activation_backward", device)
         add_backward = fused.part("batch_norm_activation_add_backward", device)
+        product_backward = fused.part("dense_product_backward", device)
         finish = fused.part("centred_gradient", device)
         growth = parameters[7].shape[0]
         width = ctx.inputs + ctx.layers * growth
@@ -282,11 +283,12 @@ class _DenseBlock(torch.autograd.Function):
             )  # fmt: skip
             to_inner, *to_second = backward(fused.rows_of(to_activated), inner, *second.given(block), block.training)
             to_matrix = (to_inner.t() @ read)[:, :channels]
-            to_read = to_inner @ _matrix(first.kernel, dtype)
-            to_first = add_backward(
-                to_read, buffer[:, :channels], *first.given(block), block.training,
-                total[:, :channels], slope[:channels], offset[:channels],
-            )  # fmt: skip
+            prefix, own = buffer[:, :channels], slice(0, channels)
+            given = (*first.given(block), block.training, total[:, own], slope[own], offset[own])
+            if fused.product_fits(prefix, to_inner.shape[1]):
+                to_first = product_backward(to_inner, _matrix(first.kernel, dtype), prefix, *given)
+            else:
+                to_first = add_backward(to_inner @ _matrix(first.kernel, dtype), prefix, *given)
             for half, (to_half, to_weights) in enumerate([(to_first, to_matrix), (to_second, to_kernel[:growth])]):
                 place = 8 * number + 4 * half
                 gradients[place : place + 4] = [*to_half, to_weights]

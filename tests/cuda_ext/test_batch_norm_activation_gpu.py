@@ -66,7 +66,7 @@ def test_the_error_against_float64_is_rounding(training, activation, dtype):
     for shape in [(5, 8, 7, 9), (3, 12, 4, 5), (2, 7, 3, 3), (40, 33), (9, 3000), (64, 48, 20, 20), (2, 1, 5)]:
         x = numbers(*shape, dtype=dtype) + (100 if dtype in (torch.float32, torch.float64) else 1)
         found, exact = both(x, *vectors(shape[1], dtype), activation, training)
-        room = 100 if dtype == torch.float32 else 1  # of x's own digits, a hundredth is the spread
+        room = 100 if dtype in (torch.float32, torch.float64) else 1  # of x's own digits, a hundredth is the spread
         # A relu at 0 flips with the last digit.
         if activation == "relu" and dtype != torch.float64:
             assert relative_error(found[0], exact[0]) <= room * LARGEST_ERROR[dtype]
@@ -132,6 +132,35 @@ def test_parts_of_a_dense_block_equal_their_references():
             fused.part("copy_with_statistics", device)(x, copied[:, 4 : 4 + channels], mean, variance)
             assert torch.equal(copied[:, 4 : 4 + channels], x) and copied.count_nonzero() == x.count_nonzero()
             assert relative_error((mean, variance), fused.reference_statistics(x)) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_product_s_backward_equals_its_reference(activation, dtype):
+    """Rows and channels that fill no tile, inner sizes that are no multiple of 16, more chunks than a pipeline holds."""
+    product = fused.part("dense_product_backward", torch.device("cuda"))
+    for rows, columns, channels, stride in [
+        (300, 48, 36, 40), (128, 128, 256, 256), (77, 24, 64, 96), (5000, 16, 300, 320), (40000, 128, 100, 128),
+        (1, 8, 1, 8), (129, 128, 1000, 1024),
+    ]:  # fmt: skip
+        x = numbers(rows, stride, dtype=dtype)[:, :channels]
+        assert fused.product_fits(x, columns)
+        dy = numbers(rows, columns, dtype=dtype, seed=1)
+        w = functional.pad(numbers(columns, channels, dtype=dtype, seed=2), (0, -channels % 8)) / columns**0.5
+        given = (*vectors(channels), ACTIVATIONS.index(activation), 1e-5, True)
+        results = []
+        for exact in (False, True):
+            total = numbers(rows, stride, dtype=dtype, seed=3)
+            total = total.double() if exact else total
+            slope, offset = torch.ones(2, channels, device="cuda", dtype=torch.float64 if exact else torch.float32)
+            arguments = [dy, w, x, *given]
+            if exact:
+                arguments = [item.double() if isinstance(item, torch.Tensor) else item for item in arguments]
+            run = fused.reference_product_backward if exact else product
+            results.append((*run(*arguments, total[:, :channels], slope, offset), total, slope, offset))
+        # A relu at 0 flips with the rounding of x's own digits to half precision: none here, x is the same in both.
+        # The gradient da is rounded before it is summed.
+        assert relative_error(*results) <= 2 * LARGEST_ERROR[dtype], (rows, columns, channels)
 
 
 def test_more_than_2_to_the_31_elements():
