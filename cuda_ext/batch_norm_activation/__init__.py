@@ -217,6 +217,18 @@ def reference_product_backward(dy: Tensor, w: Tensor, *others: Any) -> tuple[Ten
     return reference_add_backward(dy @ w, *others)
 
 
+def reference_product_forward(x: Tensor, w: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Equals ``reference(x) @ w.t()`` and, if asked for, ``reference_statistics`` of it, else two empty vectors."""
+    *norm, statistics = given
+    y = reference(x, *norm, w.shape[1]) @ w.t()
+    return y, *(reference_statistics(y) if statistics else (norm[0].new_empty(0), norm[0].new_empty(0)))
+
+
+def reference_product_weight_gradient(dy: Tensor, x: Tensor, *norm: Any) -> Tensor:
+    """Equals the gradient of w in ``reference(x) @ w.t()``, in what is computed in."""
+    return _computed(x, dy).t() @ _computed(x, reference(x, *norm, x.shape[1]))
+
+
 def reference_copy_with_statistics(x: Tensor, y: Tensor, mean: Tensor, variance: Tensor) -> None:
     """Equals ``y.copy_(x)`` and ``reference_statistics(x)``."""
     y.copy_(x)
@@ -239,7 +251,9 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "batch_norm_activation_backward": reference_backward,
     "batch_norm_activation_add_backward": reference_add_backward,
     "centred_gradient": reference_centred_gradient,
+    "dense_product_forward": reference_product_forward,
     "dense_product_backward": reference_product_backward,
+    "dense_product_weight_gradient": reference_product_weight_gradient,
 }
 
 
@@ -251,14 +265,13 @@ def part(name: str, device: torch.device) -> Callable[..., Any]:
     return kernel(name, device) or REFERENCES[name]
 
 
-def product_fits(x: Tensor, columns: int) -> bool:
-    """Whether ``dense_product_backward`` takes the channels x [R, C] and a gradient of ``columns``: half precision, and
-    what a block keeps fits its shared memory (see Layout in dense_product_backward.cu)."""
-    if x.device.type != "cuda" or x.dtype not in (torch.float16, torch.bfloat16) or columns % 8:
+def products_fit(x: Tensor, outputs: int) -> bool:
+    """Whether the three ``dense_product`` kernels take the channels x [R, C] and a 1x1 convolution to ``outputs``: half
+    precision, and what a block keeps fits the shared memory that GPUs of compute capability 8.0 and 9.0 have."""
+    if x.device.type != "cuda" or x.dtype not in (torch.float16, torch.bfloat16):
         return False
-    inner, channels = -(-columns // 16) * 16, -(-x.shape[1] // 64) * 64
-    needed = 2 * 128 * (inner + 8) + 2 * 144 * inner + 2 * 128 * 72 + 8192 + 20 * channels
-    return needed <= torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin
+    memory = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin
+    return outputs % 8 == 0 and outputs <= 192 and x.shape[1] <= 1024 and memory >= 160_000
 
 
 def check(

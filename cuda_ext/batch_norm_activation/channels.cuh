@@ -172,7 +172,8 @@ inline Matrix matrix(const Tensor& x, const char* name) {
                   " must be neighbours, got a stride of ", x.stride(1));
   STD_TORCH_CHECK(x.size(1) >= 1 && x.size(1) <= (1 << 24), "batch_norm_activation: ", name, " has ", x.size(1),
                   " channels");
-  const int64_t stride = x.size(0) > 1 ? x.stride(0) : x.size(1);
+  // The stride of a single row says nothing and may be anything.
+  const int64_t stride = x.size(0) > 1 ? x.stride(0) : std::max(x.stride(0), x.size(1));
   STD_TORCH_CHECK(stride >= x.size(1), "batch_norm_activation: the rows of ", name, " overlap");
   return {x.data_ptr(), x.size(0), x.size(1), stride};
 }

@@ -26,6 +26,7 @@ from models.layers.activations import Name, activation
 
 # Channels are padded to a multiple of it where a matrix product reads them: it then reads 16 bytes at a time.
 PADDED = 8
+FUSED_BACKWARD = False
 # Rows of the buffer begin on 64 bytes of half precision, as memory is read.
 ROW = 32
 
@@ -209,6 +210,7 @@ class _DenseBlock(torch.autograd.Function):
         statistics = fused.part("batch_statistics", x.device)
         append = fused.part("copy_with_statistics", x.device)
         normalise = fused.part("batch_norm_activation", x.device)
+        product = fused.part("dense_product_forward", x.device)
         rows, inputs = x.numel() // x.shape[1], x.shape[1]
         layers, growth = len(parameters) // 8, parameters[7].shape[0]
         width = inputs + layers * growth
@@ -231,10 +233,15 @@ class _DenseBlock(torch.autograd.Function):
             prefix = buffer[:, :channels]
             if block.training:
                 first.mean, first.variance = means[:channels], variances[:channels]
-            read = normalise(prefix, *first.given(block), _padded(channels))
-            inner = read @ _matrix(first.kernel, x.dtype).t()
+            matrix, read = _matrix(first.kernel, x.dtype), None
+            if fused.products_fit(prefix, len(matrix)):
+                inner, *found = product(prefix, matrix, *first.given(block), block.training)
+            else:
+                read = normalise(prefix, *first.given(block), _padded(channels))
+                inner = read @ matrix.t()
+                found = statistics(inner) if block.training else ()
             if block.training:
-                second.mean, second.variance = statistics(inner)
+                second.mean, second.variance = found
             activated = normalise(inner, *second.given(block), inner.shape[1])
             new = functional.conv2d(fused.image_of(activated, x), _filters(second.kernel, x.dtype), padding=1)
             put(fused.rows_of(new)[:, :growth], channels)
@@ -259,6 +266,7 @@ class _DenseBlock(torch.autograd.Function):
         backward = fused.part("batch_norm_activation_backward", device)
         add_backward = fused.part("batch_norm_activation_add_backward", device)
         product_backward = fused.part("dense_product_backward", device)
+        weight_gradient = fused.part("dense_product_weight_gradient", device)
         finish = fused.part("centred_gradient", device)
         growth = parameters[7].shape[0]
         width = ctx.inputs + ctx.layers * growth
@@ -282,13 +290,15 @@ class _DenseBlock(torch.autograd.Function):
                 _filters(second.kernel, dtype), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
             )  # fmt: skip
             to_inner, *to_second = backward(fused.rows_of(to_activated), inner, *second.given(block), block.training)
-            to_matrix = (to_inner.t() @ read)[:, :channels]
             prefix, own = buffer[:, :channels], slice(0, channels)
-            given = (*first.given(block), block.training, total[:, own], slope[own], offset[own])
-            if fused.product_fits(prefix, to_inner.shape[1]):
-                to_first = product_backward(to_inner, _matrix(first.kernel, dtype), prefix, *given)
+            norm, into = first.given(block), (block.training, total[:, own], slope[own], offset[own])
+            matrix = _matrix(first.kernel, dtype)
+            if read is None:
+                to_matrix = weight_gradient(to_inner, prefix, *norm)
+                to_first = product_backward(to_inner, matrix, prefix, *norm, *into) if FUSED_BACKWARD else add_backward(to_inner @ matrix, prefix, *norm, *into)
             else:
-                to_first = add_backward(to_inner @ _matrix(first.kernel, dtype), prefix, *given)
+                to_matrix = (to_inner.t() @ read)[:, :channels]
+                to_first = add_backward(to_inner @ matrix, prefix, *norm, *into)
             for half, (to_half, to_weights) in enumerate([(to_first, to_matrix), (to_second, to_kernel[:growth])]):
                 place = 8 * number + 4 * half
                 gradients[place : place + 4] = [*to_half, to_weights]

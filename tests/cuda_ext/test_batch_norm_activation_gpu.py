@@ -80,7 +80,8 @@ def test_fp32_to_1e_5_and_the_rest_to_their_digits_where_the_mean_is_near_zero(a
     for training, pooled in ((True, False), (False, False), (True, True), (False, True)):
         for shape in [(6, 16, 12, 10), (3, 12, 5, 7)]:
             found, exact = both(numbers(*shape, dtype=dtype), *vectors(shape[1], dtype), activation, training, pooled)
-            assert relative_error(found, exact) <= LARGEST_ERROR[dtype], (training, pooled, shape)
+            errors = [relative_error(a, b) for a, b in zip(found, exact, strict=True)]
+            assert max(errors) <= LARGEST_ERROR[dtype], (training, pooled, shape, errors)
 
 
 def test_statistics_of_a_large_batch_keep_their_digits():
@@ -100,7 +101,8 @@ def test_slices_of_channels_misaligned_views_and_other_strides(dtype):
     for view in views:
         given = vectors(view.shape[1], dtype)
         found, exact = both(view, *given, "swish", True)
-        assert relative_error(found, exact) <= LARGEST_ERROR[dtype], view.shape
+        errors = [relative_error(a, b) for a, b in zip(found, exact, strict=True)]
+        assert max(errors) <= LARGEST_ERROR[dtype], (view.shape, errors)
 
 
 def test_parts_of_a_dense_block_equal_their_references():
@@ -121,7 +123,8 @@ def test_parts_of_a_dense_block_equal_their_references():
                 slope, offset = torch.ones(2, channels, device=device, dtype=computed)
                 found = add(dy, x, *arguments, True, total[:, :channels], slope, offset)
                 results.append((*found, total, slope, offset))
-            assert relative_error(*results) <= LARGEST_ERROR[dtype]
+            errors = [relative_error(a, b) for a, b in zip(*results, strict=True)]
+            assert max(errors) <= LARGEST_ERROR[dtype], errors
             assert torch.equal(results[0][3][:, channels:], results[1][3][:, channels:])
             total, slope, offset = results[0][3:]
             finish = (total[:, :channels], x, given[2], slope, offset, columns)
@@ -134,33 +137,75 @@ def test_parts_of_a_dense_block_equal_their_references():
             assert relative_error((mean, variance), fused.reference_statistics(x)) <= 1e-5
 
 
+# Rows and channels that fill no tile, outputs of each kind of block, more chunks than a pipeline holds.
+PRODUCTS = [
+    (300, 48, 36, 40), (128, 128, 256, 256), (77, 24, 64, 96), (5000, 16, 300, 320), (40000, 128, 100, 128),
+    (1, 8, 1, 8), (129, 192, 1000, 1024), (70000, 64, 24, 24), (513, 56, 129, 136),
+]  # fmt: skip
+
+
+def product_inputs(dtype, rows, outputs, channels, stride):
+    x = numbers(rows, stride, dtype=dtype)[:, :channels]
+    w = functional.pad(numbers(outputs, channels, dtype=dtype, seed=2), (0, -channels % 8)) / channels**0.5
+    return x, numbers(rows, outputs, dtype=dtype, seed=1), w
+
+
+def in_float64(items):
+    return [item.double() if isinstance(item, torch.Tensor) else item for item in items]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_the_product_s_backward_equals_its_reference(activation, dtype):
-    """Rows and channels that fill no tile, inner sizes that are no multiple of 16, more chunks than a pipeline holds."""
-    product = fused.part("dense_product_backward", torch.device("cuda"))
-    for rows, columns, channels, stride in [
-        (300, 48, 36, 40), (128, 128, 256, 256), (77, 24, 64, 96), (5000, 16, 300, 320), (40000, 128, 100, 128),
-        (1, 8, 1, 8), (129, 128, 1000, 1024),
-    ]:  # fmt: skip
-        x = numbers(rows, stride, dtype=dtype)[:, :channels]
-        assert fused.product_fits(x, columns)
-        dy = numbers(rows, columns, dtype=dtype, seed=1)
-        w = functional.pad(numbers(columns, channels, dtype=dtype, seed=2), (0, -channels % 8)) / columns**0.5
-        given = (*vectors(channels), ACTIVATIONS.index(activation), 1e-5, True)
+def test_the_products_of_a_dense_layer_equal_their_references(activation, dtype):
+    forward, backward, weight_gradient = (
+        fused.part(f"dense_product_{name}", torch.device("cuda")) for name in ("forward", "backward", "weight_gradient")
+    )
+    for rows, outputs, channels, stride in PRODUCTS:
+        x, dy, w = product_inputs(dtype, rows, outputs, channels, stride)
+        assert fused.products_fit(x, outputs)
+        norm = (*vectors(channels), ACTIVATIONS.index(activation), 1e-5)
+        where = (rows, outputs, channels)
+        # The operands are rounded to half precision before they are multiplied.
+        room = 2 * LARGEST_ERROR[dtype]
+
+        exact = fused.reference_product_forward(*in_float64((x, w, *norm)), True)
+        found = forward(x, w, *norm, True)
+        assert relative_error(found[0], exact[0]) <= room, where
+        if rows > 1:
+            # Of what was stored, they are exact to float32.
+            assert relative_error(found[1:], fused.reference_statistics(found[0].double())) <= 1e-4, where
+        without = forward(x, w, *norm, False)
+        assert torch.equal(without[0], found[0]) and without[1].numel() == without[2].numel() == 0
+
+        exact = fused.reference_product_weight_gradient(*in_float64((dy, x, *norm)))
+        assert relative_error(weight_gradient(dy, x, *norm), exact) <= room, where
+
         results = []
-        for exact in (False, True):
+        for is_exact in (False, True):
             total = numbers(rows, stride, dtype=dtype, seed=3)
-            total = total.double() if exact else total
-            slope, offset = torch.ones(2, channels, device="cuda", dtype=torch.float64 if exact else torch.float32)
-            arguments = [dy, w, x, *given]
-            if exact:
-                arguments = [item.double() if isinstance(item, torch.Tensor) else item for item in arguments]
-            run = fused.reference_product_backward if exact else product
-            results.append((*run(*arguments, total[:, :channels], slope, offset), total, slope, offset))
-        # A relu at 0 flips with the rounding of x's own digits to half precision: none here, x is the same in both.
-        # The gradient da is rounded before it is summed.
-        assert relative_error(*results) <= 2 * LARGEST_ERROR[dtype], (rows, columns, channels)
+            slope, offset = torch.ones(2, channels, device="cuda")
+            arguments = [dy, w, x, *norm, True, total, slope, offset]
+            arguments = in_float64(arguments) if is_exact else arguments
+            total, slope, offset = arguments[-3:]
+            run = fused.reference_product_backward if is_exact else backward
+            results.append((*run(*arguments[:-3], total[:, :channels], slope, offset), total, slope, offset))
+        assert relative_error(*results) <= room, where
+
+
+def test_the_products_of_a_dense_layer_give_the_same_bits_in_fifty_runs():
+    x, dy, w = product_inputs(torch.bfloat16, 30_000, 48, 100, 104)
+    norm = (*vectors(100), 2, 1e-5)
+
+    def run(x, dy, w):
+        forward, backward, weight_gradient = (
+            fused.part(f"dense_product_{name}", x.device) for name in ("forward", "backward", "weight_gradient")
+        )
+        total = torch.zeros_like(x)
+        slope, offset = torch.zeros(2, 100, device="cuda")
+        sums = backward(dy, w, x, *norm, True, total, slope, offset)
+        return (*forward(x, w, *norm, True), weight_gradient(dy, x, *norm), *sums, total, slope, offset)
+
+    fifty_runs_give_the_same_bits(run, (x, dy, w))
 
 
 def test_more_than_2_to_the_31_elements():
