@@ -6,9 +6,10 @@
 //                dx = s (dz - mean(dz) - (x - mean) mean(dz (x - mean)) / (variance + epsilon)), s = weight /
 //                sqrt(variance + epsilon): one more, and one write
 //
-// In a dense block, where many norms read the same channels, the gradient of a channel is the sum over its readers. Only
-// s dz needs the reader's own pass; the rest is linear in x, with coefficients that are summed over the readers, a number
-// a channel, and applied once (add_backward, centred_gradient). So a reader's backward pass is one walk, not two.
+// In a dense block, where many norms read the same channels, the gradient of a channel is the sum over its readers.
+// Only s dz needs the reader's own pass; the rest is linear in x, with coefficients that are summed over the readers, a
+// number a channel, and applied once (add_backward, centred_gradient). So a reader's backward pass is one walk, not
+// two.
 
 #include "norm.cuh"
 
@@ -44,66 +45,92 @@ struct Pool {
   }
 };
 
+// Rows of a thread whose loads are under way together, where it reads one tensor, and where it reads two or three.
+constexpr int steps = 4;
+constexpr int sum_steps = 2;
+constexpr int add_steps = 4;
+// Blocks of sum_gradients that a multiprocessor holds at once: so many are launched, and each goes on while there are
+// rows. Where it adds, a thread needs more registers.
+constexpr int sum_blocks = 3;
+constexpr int add_blocks = 2;
+
 // Sums of x and its square, both from the first row's value on, which keeps the digits where the mean is large; with
 // `copy`, also writes what it reads.
 template <typename T, int V>
-__global__ void __launch_bounds__(threads) sum_values(const T* __restrict__ x, int64_t x_stride, T* __restrict__ copy,
-                                                      int64_t copy_stride, int64_t rows, int channels, int lanes,
-                                                      int rows_at_once, compute_t<T>* partial) {
+__global__ void __launch_bounds__(threads)
+    sum_values(const T* __restrict__ x, int64_t x_stride, T* __restrict__ copy, int64_t copy_stride, int64_t rows,
+               int channels, int lanes, int rows_at_once, compute_t<T>* partial) {
   using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V);
+  const Place place(lanes, rows_at_once, V, steps);
   C sums[2][V] = {}, first[V], values[V];
   if (place.channel < channels) {
     unpack(load<T, V>(x + place.channel), first);
-#pragma unroll 4
-    for (int64_t row = place.row; row < rows; row += place.stride) {
-      const auto lane = load<T, V>(x + row * x_stride + place.channel);
-      if (copy != nullptr) store(copy + row * copy_stride + place.channel, lane);
-      unpack(lane, values);
+    for_rows<steps>(place, rows, rows_at_once, [&](int64_t begin, auto number) {
+      constexpr int count = decltype(number)::value;
+      Lane<T, V> loaded[count];
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const C value = values[v] - first[v];
-        sums[0][v] += value;
-        sums[1][v] += value * value;
+      for (int i = 0; i < count; ++i) {
+        const int64_t row = begin + i * rows_at_once;
+        loaded[i] = load<T, V>(x + row * x_stride + place.channel);
       }
-    }
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int64_t row = begin + i * rows_at_once;
+        if (copy != nullptr) store(copy + row * copy_stride + place.channel, loaded[i]);
+        unpack(loaded[i], values);
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          const C value = values[v] - first[v];
+          sums[0][v] += value;
+          sums[1][v] += value * value;
+        }
+      }
+    });
   }
   write_partial<2, V, C>(sums, place, lanes, rows_at_once, channels, partial);
 }
 
 // y has `columns` columns, of which those past the channels become zero.
 template <typename T, int V>
-__global__ void __launch_bounds__(threads) forward(const T* __restrict__ x, int64_t x_stride, T* __restrict__ y,
-                                                   int64_t rows, int channels, int columns, int lanes,
-                                                   int rows_at_once, Norm<compute_t<T>> norm) {
+__global__ void __launch_bounds__(threads)
+    forward(const T* __restrict__ x, int64_t x_stride, T* __restrict__ y, int64_t rows, int channels, int columns,
+            int lanes, int rows_at_once, Norm<compute_t<T>> norm) {
   using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V);
+  const Place place(lanes, rows_at_once, V, steps);
   if (place.channel >= columns) return;
   const Lanes<V, C> own(norm, place.channel, channels);
   with_activation(norm, [&](const auto activation) {
-#pragma unroll 4
-    for (int64_t row = place.row; row < rows; row += place.stride) {
-      Lane<T, V> lane{};
-      if (place.channel < channels) lane = load<T, V>(x + row * x_stride + place.channel);
-      cut(lane, place.channel, channels);
-      C values[V];
-      unpack(lane, values);
+    for_rows<steps>(place, rows, rows_at_once, [&](int64_t begin, auto number) {
+      constexpr int count = decltype(number)::value;
+      Lane<T, V> loaded[count]{};
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        values[v] = activation.value((values[v] - own.mean[v]) * own.scale[v] + own.bias[v]);
+      for (int i = 0; i < count; ++i) {
+        const int64_t row = begin + i * rows_at_once;
+        if (place.channel < channels) loaded[i] = load<T, V>(x + row * x_stride + place.channel);
       }
-      store(y + row * int64_t{columns} + place.channel, packed<T, V>(values));
-    }
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int64_t row = begin + i * rows_at_once;
+        cut(loaded[i], place.channel, channels);
+        C values[V];
+        unpack(loaded[i], values);
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          values[v] = activation.value((values[v] - own.mean[v]) * own.scale[v] + own.bias[v]);
+        }
+        store(y + row * int64_t{columns} + place.channel, packed<T, V>(values));
+      }
+    });
   });
 }
 
 // The same with `pool`: `rows` counts those of y.
 template <typename T, int V>
-__global__ void __launch_bounds__(threads) forward_pooled(const T* __restrict__ x, int64_t x_stride, T* __restrict__ y,
-                                                          int64_t rows, int channels, int lanes, int rows_at_once,
-                                                          Norm<compute_t<T>> norm, Pool pool) {
+__global__ void __launch_bounds__(threads)
+    forward_pooled(const T* __restrict__ x, int64_t x_stride, T* __restrict__ y, int64_t rows, int channels, int lanes,
+                   int rows_at_once, Norm<compute_t<T>> norm, Pool pool) {
   using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V);
+  const Place place(lanes, rows_at_once, V, 1);
   if (place.channel >= channels) return;
   const Lanes<V, C> own(norm, place.channel, channels);
   with_activation(norm, [&](const auto activation) {
@@ -137,47 +164,50 @@ __device__ Lane<T, V> load_gradient(const T* dy, int64_t stride, int64_t row, in
   return load<T, V>(dy + row * stride + channel);
 }
 
-// Blocks that a multiprocessor holds at once: so many are launched, and each sums as long as there are rows.
-constexpr int sum_blocks = 3;
-
 // Sums of dz, of dz (x - mean) and of what goes to beta. With `gradient`, adds s dz to it.
 template <typename T, int V, bool adds, bool pooled>
-__global__ void __launch_bounds__(threads, sum_blocks) sum_gradients(const T* __restrict__ dy, int64_t dy_stride,
-                                                                     const T* __restrict__ x, int64_t x_stride,
-                                                                     T* __restrict__ gradient, int64_t gradient_stride,
-                                                                     int64_t rows, int channels, int lanes,
-                                                                     int rows_at_once, Norm<compute_t<T>> norm,
-                                                                     Pool pool, compute_t<T>* partial,
-                                                                     compute_t<T>* partial_beta) {
+__global__ void __launch_bounds__(threads, adds ? add_blocks : sum_blocks)
+    sum_gradients(const T* __restrict__ dy, int64_t dy_stride, const T* __restrict__ x, int64_t x_stride,
+                  T* __restrict__ gradient, int64_t gradient_stride, int64_t rows, int channels, int lanes,
+                  int rows_at_once, Norm<compute_t<T>> norm, Pool pool, compute_t<T>* partial,
+                  compute_t<T>* partial_beta) {
   using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V);
+  const Place place(lanes, rows_at_once, V, adds ? add_steps : sum_steps);
   C sums[2][V] = {}, to_beta = 0;
   if (place.channel < channels) {
     const Lanes<V, C> own(norm, place.channel, channels);
     with_activation(norm, [&](const auto activation) {
-#pragma unroll 2
-      for (int64_t row = place.row; row < rows; row += place.stride) {
-        auto dy_lane = load_gradient<T, V, pooled>(dy, dy_stride, row, place.channel, pool);
-        auto x_lane = load<T, V>(x + row * x_stride + place.channel);
-        Lane<T, V> into_lane{};
-        if constexpr (adds) into_lane = load<T, V>(gradient + row * gradient_stride + place.channel);
-        cut(dy_lane, place.channel, channels);
-        cut(x_lane, place.channel, channels);
-        C dys[V], xs[V], into[V];
-        unpack(dy_lane, dys);
-        unpack(x_lane, xs);
-        unpack(into_lane, into);
+      for_rows<adds ? add_steps : sum_steps>(place, rows, rows_at_once, [&](int64_t begin, auto number) {
+        constexpr int count = decltype(number)::value;
+        Lane<T, V> loaded_dys[count], loaded_xs[count], loaded_into[count]{};
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-          const C centred = xs[v] - own.mean[v];
-          const C dz = activation.through(pooled ? C{0.25} * dys[v] : dys[v], centred * own.scale[v] + own.bias[v],
-                                          to_beta);
-          sums[0][v] += dz;
-          sums[1][v] += dz * centred;
-          into[v] += own.scale[v] * dz;
+        for (int i = 0; i < count; ++i) {
+          const int64_t row = begin + i * rows_at_once;
+          loaded_dys[i] = load_gradient<T, V, pooled>(dy, dy_stride, row, place.channel, pool);
+          loaded_xs[i] = load<T, V>(x + row * x_stride + place.channel);
+          if constexpr (adds) loaded_into[i] = load<T, V>(gradient + row * gradient_stride + place.channel);
         }
-        if constexpr (adds) store(gradient + row * gradient_stride + place.channel, packed<T, V>(into));
-      }
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+          const int64_t row = begin + i * rows_at_once;
+          cut(loaded_dys[i], place.channel, channels);
+          cut(loaded_xs[i], place.channel, channels);
+          C dys[V], xs[V], into[V];
+          unpack(loaded_dys[i], dys);
+          unpack(loaded_xs[i], xs);
+          unpack(loaded_into[i], into);
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            const C centred = xs[v] - own.mean[v];
+            const C dz =
+                activation.through(pooled ? C{0.25} * dys[v] : dys[v], centred * own.scale[v] + own.bias[v], to_beta);
+            sums[0][v] += dz;
+            sums[1][v] += dz * centred;
+            into[v] += own.scale[v] * dz;
+          }
+          if constexpr (adds) store(gradient + row * gradient_stride + place.channel, packed<T, V>(into));
+        }
+      });
     });
   }
   write_partial<2, V, C>(sums, place, lanes, rows_at_once, channels, partial);
@@ -195,13 +225,12 @@ __global__ void __launch_bounds__(threads, sum_blocks) sum_gradients(const T* __
 
 // dx = s dz + slope (x - mean) + offset.
 template <typename T, int V, bool pooled>
-__global__ void __launch_bounds__(threads) input_gradient(const T* __restrict__ dy, int64_t dy_stride,
-                                                          const T* __restrict__ x, int64_t x_stride,
-                                                          T* __restrict__ dx, int64_t rows, int channels, int lanes,
-                                                          int rows_at_once, Norm<compute_t<T>> norm, Pool pool,
-                                                          const compute_t<T>* slope, const compute_t<T>* offset) {
+__global__ void __launch_bounds__(threads)
+    input_gradient(const T* __restrict__ dy, int64_t dy_stride, const T* __restrict__ x, int64_t x_stride,
+                   T* __restrict__ dx, int64_t rows, int channels, int lanes, int rows_at_once, Norm<compute_t<T>> norm,
+                   Pool pool, const compute_t<T>* slope, const compute_t<T>* offset) {
   using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V);
+  const Place place(lanes, rows_at_once, V, sum_steps);
   if (place.channel >= channels) return;
   C slopes[V], offsets[V], to_beta = 0;
 #pragma unroll
@@ -211,32 +240,42 @@ __global__ void __launch_bounds__(threads) input_gradient(const T* __restrict__ 
   }
   const Lanes<V, C> own(norm, place.channel, channels);
   with_activation(norm, [&](const auto activation) {
-#pragma unroll 2
-    for (int64_t row = place.row; row < rows; row += place.stride) {
-      C dys[V], xs[V];
-      unpack(load_gradient<T, V, pooled>(dy, dy_stride, row, place.channel, pool), dys);
-      unpack(load<T, V>(x + row * x_stride + place.channel), xs);
+    for_rows<sum_steps>(place, rows, rows_at_once, [&](int64_t begin, auto number) {
+      constexpr int count = decltype(number)::value;
+      Lane<T, V> loaded_dys[count], loaded_xs[count];
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        const C centred = xs[v] - own.mean[v];
-        const C dz = activation.through(pooled ? C{0.25} * dys[v] : dys[v], centred * own.scale[v] + own.bias[v],
-                                        to_beta);
-        dys[v] = own.scale[v] * dz + (slopes[v] * centred + offsets[v]);
+      for (int i = 0; i < count; ++i) {
+        const int64_t row = begin + i * rows_at_once;
+        loaded_dys[i] = load_gradient<T, V, pooled>(dy, dy_stride, row, place.channel, pool);
+        loaded_xs[i] = load<T, V>(x + row * x_stride + place.channel);
       }
-      store(dx + row * int64_t{channels} + place.channel, packed<T, V>(dys));
-    }
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int64_t row = begin + i * rows_at_once;
+        C dys[V], xs[V];
+        unpack(loaded_dys[i], dys);
+        unpack(loaded_xs[i], xs);
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          const C centred = xs[v] - own.mean[v];
+          const C dz =
+              activation.through(pooled ? C{0.25} * dys[v] : dys[v], centred * own.scale[v] + own.bias[v], to_beta);
+          dys[v] = own.scale[v] * dz + (slopes[v] * centred + offsets[v]);
+        }
+        store(dx + row * int64_t{channels} + place.channel, packed<T, V>(dys));
+      }
+    });
   });
 }
 
 // gradient + slope (x - mean) + offset, in `columns` columns, of which those past the channels become zero.
 template <typename T, int V>
-__global__ void __launch_bounds__(threads) finish_gradient(const T* __restrict__ gradient, int64_t gradient_stride,
-                                                           const T* __restrict__ x, int64_t x_stride,
-                                                           T* __restrict__ dx, int64_t rows, int channels, int columns,
-                                                           int lanes, int rows_at_once, const compute_t<T>* mean,
-                                                           const compute_t<T>* slope, const compute_t<T>* offset) {
+__global__ void __launch_bounds__(threads)
+    finish_gradient(const T* __restrict__ gradient, int64_t gradient_stride, const T* __restrict__ x, int64_t x_stride,
+                    T* __restrict__ dx, int64_t rows, int channels, int columns, int lanes, int rows_at_once,
+                    const compute_t<T>* mean, const compute_t<T>* slope, const compute_t<T>* offset) {
   using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V);
+  const Place place(lanes, rows_at_once, V, steps);
   if (place.channel >= columns) return;
   const bool real = place.channel < channels;  // of the whole lane, or of none
   C means[V] = {}, slopes[V] = {}, offsets[V] = {};
@@ -247,20 +286,27 @@ __global__ void __launch_bounds__(threads) finish_gradient(const T* __restrict__
     slopes[v] = slope[place.channel + v];
     offsets[v] = offset[place.channel + v];
   }
-#pragma unroll 4
-  for (int64_t row = place.row; row < rows; row += place.stride) {
-    Lane<T, V> lane{}, x_lane{};
-    if (real) {
-      lane = load<T, V>(gradient + row * gradient_stride + place.channel);
-      x_lane = load<T, V>(x + row * x_stride + place.channel);
-    }
-    C values[V], xs[V];
-    unpack(lane, values);
-    unpack(x_lane, xs);
+  for_rows<steps>(place, rows, rows_at_once, [&](int64_t begin, auto number) {
+    constexpr int count = decltype(number)::value;
+    Lane<T, V> loaded[count]{}, loaded_xs[count]{};
 #pragma unroll
-    for (int v = 0; v < V; ++v) values[v] += offsets[v] + slopes[v] * (xs[v] - means[v]);
-    store(dx + row * int64_t{columns} + place.channel, packed<T, V>(values));
-  }
+    for (int i = 0; i < count; ++i) {
+      const int64_t row = begin + i * rows_at_once;
+      if (!real) break;
+      loaded[i] = load<T, V>(gradient + row * gradient_stride + place.channel);
+      loaded_xs[i] = load<T, V>(x + row * x_stride + place.channel);
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const int64_t row = begin + i * rows_at_once;
+      C values[V], xs[V];
+      unpack(loaded[i], values);
+      unpack(loaded_xs[i], xs);
+#pragma unroll
+      for (int v = 0; v < V; ++v) values[v] += offsets[v] + slopes[v] * (xs[v] - means[v]);
+      store(dx + row * int64_t{columns} + place.channel, packed<T, V>(values));
+    }
+  });
 }
 
 // Call `function` with the widest lane, as a constant, that all of the tensors can be moved in.
@@ -295,12 +341,12 @@ void statistics_of(const Tensor& x, const Tensor* copy, const Tensor& mean, cons
   };
   with_lane<T>(fits(width<T>), fits(4), [&](auto lane) {
     constexpr int V = decltype(lane)::value;
-    const Cover c = cover(m.rows, m.channels, V, 4);
+    const Cover c = cover(m.rows, m.channels, V, steps, 4);
     const auto blocks = static_cast<int>(c.grid.x);
     const Tensor partial = floats<C>(x, {int64_t{blocks} * 2 * m.channels});
-    sum_values<T, V><<<c.grid, c.block, 0, stream>>>(
-        static_cast<const T*>(m.data), m.stride, static_cast<T*>(to.data), to.stride, m.rows,
-        static_cast<int>(m.channels), c.lanes, c.rows, static_cast<C*>(partial.data_ptr()));
+    sum_values<T, V><<<c.grid, c.block, 0, stream>>>(static_cast<const T*>(m.data), m.stride, static_cast<T*>(to.data),
+                                                     to.stride, m.rows, static_cast<int>(m.channels), c.lanes, c.rows,
+                                                     static_cast<C*>(partial.data_ptr()));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
     finish_statistics<T><<<finish_grid(m.channels), finish_block, 0, stream>>>(
         static_cast<const C*>(partial.data_ptr()), blocks, static_cast<const T*>(m.data), m.rows,
@@ -341,7 +387,7 @@ void forward_of(const Tensor& x, const Norm<compute_t<T>>& norm, const Pool& poo
   };
   with_lane<T>(fits(width<T>), fits(4), [&](auto lane) {
     constexpr int V = decltype(lane)::value;
-    const Cover c = cover(y.size(0), columns, V, 8);
+    const Cover c = cover(y.size(0), columns, V, pool.height ? 1 : steps, 8);
     if (pool.height) {
       forward_pooled<T, V><<<c.grid, c.block, 0, stream>>>(static_cast<const T*>(m.data), m.stride,
                                                            static_cast<T*>(y.data_ptr()), y.size(0),
@@ -349,9 +395,9 @@ void forward_of(const Tensor& x, const Norm<compute_t<T>>& norm, const Pool& poo
       STD_CUDA_KERNEL_LAUNCH_CHECK();
       return;
     }
-    forward<T, V><<<c.grid, c.block, 0, stream>>>(
-        static_cast<const T*>(m.data), m.stride, static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels),
-        static_cast<int>(columns), c.lanes, c.rows, norm);
+    forward<T, V><<<c.grid, c.block, 0, stream>>>(static_cast<const T*>(m.data), m.stride,
+                                                  static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels),
+                                                  static_cast<int>(columns), c.lanes, c.rows, norm);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }
@@ -386,8 +432,8 @@ Tensor batch_norm_activation(Tensor x, Tensor weight, Tensor bias, Tensor mean, 
 // The sums of a backward pass: fills weight, bias, beta, slope and offset; with `gradient`, adds s dz to it.
 template <typename T>
 void gradients_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& norm, const Pool& pool,
-                  const Tensor* gradient, bool training, const Tensor& weight, const Tensor& bias, const Tensor& beta, const Tensor& slope,
-                  const Tensor& offset) {
+                  const Tensor* gradient, bool training, const Tensor& weight, const Tensor& bias, const Tensor& beta,
+                  const Tensor& slope, const Tensor& offset) {
   using C = compute_t<T>;
   const Matrix m = matrix(x, "x"), dm = matrix(dy, "dy");
   const Matrix gm = gradient == nullptr ? Matrix{nullptr, m.rows, m.channels, m.stride} : matrix(*gradient, "gradient");
@@ -401,7 +447,8 @@ void gradients_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& n
   };
   with_lane<T>(fits(width<T>), fits(4), [&](auto lane) {
     constexpr int V = decltype(lane)::value;
-    const Cover c = cover(m.rows, m.channels, V, sum_blocks);
+    const Cover c = gradient == nullptr ? cover(m.rows, m.channels, V, sum_steps, sum_blocks)
+                                        : cover(m.rows, m.channels, V, add_steps, add_blocks);
     const auto blocks = static_cast<int>(c.grid.x);
     const int beta_blocks = blocks * static_cast<int>(c.grid.y);
     const bool with_beta = norm.beta != nullptr;
@@ -422,10 +469,10 @@ void gradients_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& n
     }
     STD_CUDA_KERNEL_LAUNCH_CHECK();
     finish_gradients<T><<<finish_grid(m.channels, with_beta), finish_block, 0, stream>>>(
-        sums, blocks, beta_sums, beta_blocks, m.rows, static_cast<int>(m.channels), norm, training,
-        gradient != nullptr, vector<C>(x, weight, m.channels, "weight's gradient"),
-        vector<C>(x, bias, m.channels, "bias's gradient"), vector<C>(x, beta, with_beta, "beta's gradient"),
-        vector<C>(x, slope, m.channels, "slope"), vector<C>(x, offset, m.channels, "offset"));
+        sums, blocks, beta_sums, beta_blocks, m.rows, static_cast<int>(m.channels), norm, training, gradient != nullptr,
+        vector<C>(x, weight, m.channels, "weight's gradient"), vector<C>(x, bias, m.channels, "bias's gradient"),
+        vector<C>(x, beta, with_beta, "beta's gradient"), vector<C>(x, slope, m.channels, "slope"),
+        vector<C>(x, offset, m.channels, "offset"));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }
@@ -442,7 +489,7 @@ void input_gradient_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T
   };
   with_lane<T>(fits(width<T>), fits(4), [&](auto lane) {
     constexpr int V = decltype(lane)::value;
-    const Cover c = cover(m.rows, m.channels, V, 8);
+    const Cover c = cover(m.rows, m.channels, V, sum_steps, 8);
     const auto launch = [&](auto pooled) {
       input_gradient<T, V, decltype(pooled)::value><<<c.grid, c.block, 0, stream>>>(
           static_cast<const T*>(dm.data), dm.stride, static_cast<const T*>(m.data), m.stride,
@@ -467,7 +514,7 @@ void finish_gradient_of(const Tensor& gradient, const Tensor& x, const Tensor& m
   };
   with_lane<T>(fits(width<T>), fits(4), [&](auto lane) {
     constexpr int V = decltype(lane)::value;
-    const Cover c = cover(m.rows, dx.size(1), V, 8);
+    const Cover c = cover(m.rows, dx.size(1), V, steps, 8);
     finish_gradient<T, V><<<c.grid, c.block, 0, cuda_ext::current_stream(x.get_device_index())>>>(
         static_cast<const T*>(gm.data), gm.stride, static_cast<const T*>(m.data), m.stride,
         static_cast<T*>(dx.data_ptr()), m.rows, static_cast<int>(m.channels), static_cast<int>(dx.size(1)), c.lanes,
@@ -503,9 +550,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_activation_backward(
 }
 
 // gradient += s dz; slope and offset += the coefficients of the rest.
-std::tuple<Tensor, Tensor, Tensor> batch_norm_activation_add_backward(
-    Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, std::optional<Tensor> beta,
-    int64_t activation, double epsilon, bool training, Tensor gradient, Tensor slope, Tensor offset) {
+std::tuple<Tensor, Tensor, Tensor> batch_norm_activation_add_backward(Tensor dy, Tensor x, Tensor weight, Tensor bias,
+                                                                      Tensor mean, Tensor variance,
+                                                                      std::optional<Tensor> beta, int64_t activation,
+                                                                      double epsilon, bool training, Tensor gradient,
+                                                                      Tensor slope, Tensor offset) {
   matrix(x, "x");
   same(x, dy, "dy");
   same(x, gradient, "gradient");
@@ -549,8 +598,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
       "batch_norm_activation_add_backward(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, "
       "Tensor variance, Tensor? beta, int activation, float epsilon, bool training, Tensor(a!) gradient, "
       "Tensor(b!) slope, Tensor(c!) offset) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "centred_gradient(Tensor gradient, Tensor x, Tensor mean, Tensor slope, Tensor offset, int columns) -> Tensor");
+  m.def("centred_gradient(Tensor gradient, Tensor x, Tensor mean, Tensor slope, Tensor offset, int columns) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {

@@ -1,11 +1,11 @@
-// What the kernels over channels share: how a block walks the rows of a channels-last tensor, and how sums over all rows
-// are made of sums over some, in an order that is always the same.
+// What the kernels over channels share: how a block walks the rows of a channels-last tensor, and how sums over all
+// rows are made of sums over some, in an order that is always the same.
 #pragma once
-
-#include "../launch.cuh"
 
 #include <algorithm>
 #include <cmath>
+
+#include "../launch.cuh"
 
 namespace cuda_ext::channels {
 
@@ -31,7 +31,8 @@ __device__ void store(T* to, const Lane<T, V>& lane) {
   *reinterpret_cast<Lane<T, V>*>(to) = lane;
 }
 
-// The numbers of a lane in the type that is computed in, and back; two of half precision are rounded by one instruction.
+// The numbers of a lane in the type that is computed in, and back; two of half precision are rounded by one
+// instruction.
 template <typename T, int V>
 __device__ void unpack(const Lane<T, V>& lane, compute_t<T> (&values)[V]) {
 #pragma unroll
@@ -68,9 +69,10 @@ __device__ void cut(Lane<T, V>& lane, int channel, int channels) {
   }
 }
 
-// How a launch covers `rows` x `channels`. Neighbouring threads take neighbouring lanes of a row, `lanes` of them, and a
-// block takes `rows` rows at a time; a thread keeps its lane for all of its rows, so that what belongs to a channel
-// stays in registers. blockIdx.y counts groups of lanes, for rows of more channels than a block has threads.
+// How a launch covers `rows` x `channels`. Neighbouring threads take neighbouring lanes of a row, `lanes` of them, and
+// a block takes `rows` rows at once, and some such steps, of neighbouring rows, at a time, whose loads are under way
+// together. A thread keeps its lane for all of its rows, so that what belongs to a channel stays in registers.
+// blockIdx.y counts groups of lanes, for rows of more channels than a block has threads.
 struct Cover {
   int lanes;
   int rows;
@@ -78,7 +80,7 @@ struct Cover {
   int block;
 };
 
-inline Cover cover(int64_t rows, int64_t channels, int width, int blocks_a_multiprocessor) {
+inline Cover cover(int64_t rows, int64_t channels, int width, int steps_at_a_time, int blocks_a_multiprocessor) {
   const auto all = static_cast<int>((channels + width - 1) / width);
   const int lanes = std::min(all, threads);
   const int at_once = threads / lanes;
@@ -88,8 +90,9 @@ inline Cover cover(int64_t rows, int64_t channels, int width, int blocks_a_multi
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   const int64_t resident = std::max(1, multiprocessors * blocks_a_multiprocessor / groups);
   const int64_t steps = (rows + at_once - 1) / at_once;
-  // A few rows a thread at least, and at most so many that a sum in float keeps its digits.
-  const int64_t blocks = std::max(std::min((steps + 3) / 4, resident), (steps + 511) / 512);
+  // At most so many rows a thread that a sum in float keeps its digits.
+  const int64_t blocks =
+      std::max(std::min((steps + steps_at_a_time - 1) / steps_at_a_time, resident), (steps + 511) / 512);
   return {lanes, at_once, dim3(static_cast<unsigned>(std::max<int64_t>(blocks, 1)), groups), lanes * at_once};
 }
 
@@ -101,13 +104,24 @@ struct Place {
   int64_t stride;
   int channel;  // the first of its lane
 
-  __device__ Place(int lanes, int rows, int width)
+  __device__ Place(int lanes, int rows, int width, int steps)
       : lane(threadIdx.x % lanes),
         group(threadIdx.x / lanes),
-        row(int64_t{blockIdx.x} * rows + group),
-        stride(int64_t{gridDim.x} * rows),
+        row(int64_t{blockIdx.x} * rows * steps + group),
+        stride(int64_t{gridDim.x} * rows * steps),
         channel((blockIdx.y * lanes + lane) * width) {}
 };
+
+// Calls `function` for all rows of a thread: with `steps` rows at a time, the first of them and that number, a
+// constant, while there are so many, and then one by one.
+template <int steps, typename Function>
+__device__ void for_rows(const Place& place, int64_t rows, int at_once, Function function) {
+  int64_t begin = place.row;
+  for (; begin + (steps - 1) * at_once < rows; begin += place.stride) {
+    function(begin, std::integral_constant<int, steps>{});
+  }
+  for (; begin < rows; begin += at_once) function(begin, std::integral_constant<int, 1>{});
+}
 
 // Add what the block's threads hold for one lane and write it: partial[blockIdx.x][quantity][channel].
 template <int Q, int V, typename C>
@@ -217,12 +231,28 @@ Tensor floats(const Tensor& x, std::initializer_list<int64_t> shape) {
   return torch::stable::new_empty(x, torch::headeronly::IntHeaderOnlyArrayRef(shape.begin(), shape.size()), type);
 }
 
-#define FOR_DTYPE(x, ...)                                                                                        \
-  switch ((x).scalar_type()) {                                                                                   \
-    case ScalarType::Double: { using T = double; __VA_ARGS__; break; }                                           \
-    case ScalarType::Float: { using T = float; __VA_ARGS__; break; }                                             \
-    case ScalarType::Half: { using T = __half; __VA_ARGS__; break; }                                             \
-    case ScalarType::BFloat16: { using T = __nv_bfloat16; __VA_ARGS__; break; }                                  \
+#define FOR_DTYPE(x, ...)                                                                                          \
+  switch ((x).scalar_type()) {                                                                                     \
+    case ScalarType::Double: {                                                                                     \
+      using T = double;                                                                                            \
+      __VA_ARGS__;                                                                                                 \
+      break;                                                                                                       \
+    }                                                                                                              \
+    case ScalarType::Float: {                                                                                      \
+      using T = float;                                                                                             \
+      __VA_ARGS__;                                                                                                 \
+      break;                                                                                                       \
+    }                                                                                                              \
+    case ScalarType::Half: {                                                                                       \
+      using T = __half;                                                                                            \
+      __VA_ARGS__;                                                                                                 \
+      break;                                                                                                       \
+    }                                                                                                              \
+    case ScalarType::BFloat16: {                                                                                   \
+      using T = __nv_bfloat16;                                                                                     \
+      __VA_ARGS__;                                                                                                 \
+      break;                                                                                                       \
+    }                                                                                                              \
     default: STD_TORCH_CHECK(false, "batch_norm_activation: dtype must be float64, float32, float16 or bfloat16"); \
   }
 

@@ -84,8 +84,8 @@ struct Lanes {
 };
 
 template <typename T>
-static __global__ void finish_statistics(const compute_t<T>* partial, int blocks, const T* x, int64_t rows, int channels,
-                                  compute_t<T>* mean, compute_t<T>* variance) {
+static __global__ void finish_statistics(const compute_t<T>* partial, int blocks, const T* x, int64_t rows,
+                                         int channels, compute_t<T>* mean, compute_t<T>* variance) {
   using C = compute_t<T>;
   const int channel = blockIdx.x * finish_channels + threadIdx.x;
   const bool real = channel < channels;
@@ -105,9 +105,9 @@ static __global__ void finish_statistics(const compute_t<T>* partial, int blocks
 // The last block of the grid sums beta's.
 template <typename T>
 static __global__ void finish_gradients(const compute_t<T>* partial, int blocks, const compute_t<T>* partial_beta,
-                                 int beta_blocks, int64_t rows, int channels, Norm<compute_t<T>> norm, bool training,
-                                 bool adds, compute_t<T>* weight, compute_t<T>* bias, compute_t<T>* beta,
-                                 compute_t<T>* slope, compute_t<T>* offset) {
+                                        int beta_blocks, int64_t rows, int channels, Norm<compute_t<T>> norm,
+                                        bool training, bool adds, compute_t<T>* weight, compute_t<T>* bias,
+                                        compute_t<T>* beta, compute_t<T>* slope, compute_t<T>* offset) {
   using C = compute_t<T>;
   if (partial_beta != nullptr && blockIdx.x == gridDim.x - 1) {
     double sum[1];

@@ -32,14 +32,12 @@ def network(name, **settings):
     return built, torch.randn(16, 3, size, size, device="cuda").to(memory_format=torch.channels_last)
 
 
-def step(network, images, monkeypatch, fused, dtype):
+def step(network, images, fused, dtype):
     """Loss, gradients and statistics after one step, in float64."""
     network = copy.deepcopy(network)
     if dtype == torch.float64:
         network, images = network.double(), images.double()
-    with monkeypatch.context() as patch:
-        if not fused:
-            patch.setattr(dense, "_has_kernel", lambda x: False)
+    with dense.by_modules(not fused):
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             loss = functional.cross_entropy(network(images), torch.arange(16, device="cuda") % 10)
         loss.backward()
@@ -53,37 +51,37 @@ def errors(found, exact):
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("activation", ["swish", "swish-beta"])
-def test_in_float32_a_step_is_that_of_pytorch_s_modules(monkeypatch, name, activation):
+def test_in_float32_a_step_is_that_of_pytorch_s_modules(name, activation):
     built, images = network(name, activation=activation)
-    exact = step(built, images, monkeypatch, False, torch.float64)
-    found = step(built, images, monkeypatch, True, torch.float32)
-    plain = step(built, images, monkeypatch, False, torch.float32)
+    exact = step(built, images, False, torch.float64)
+    found = step(built, images, True, torch.float32)
+    plain = step(built, images, False, torch.float32)
     for error, usual, difference in zip(errors(found, exact), errors(plain, exact), errors(found, plain), strict=True):
         assert error <= max(1e-5, 2 * usual)
         assert difference <= max(2e-5, 3 * usual)
-    double = step(built, images, monkeypatch, True, torch.float64)
+    double = step(built, images, True, torch.float64)
     assert max(errors(double, exact)) <= 1e-10
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("activation", ["relu", "swish"])
-def test_in_bfloat16_its_error_is_no_larger_than_that_of_pytorch_s_modules(monkeypatch, name, activation):
+def test_in_bfloat16_its_error_is_no_larger_than_that_of_pytorch_s_modules(name, activation):
     built, images = network(name, activation=activation)
-    exact = step(built, images, monkeypatch, False, torch.float64)
-    found = errors(step(built, images, monkeypatch, True, torch.bfloat16), exact)
-    plain = errors(step(built, images, monkeypatch, False, torch.bfloat16), exact)
+    exact = step(built, images, False, torch.float64)
+    found = errors(step(built, images, True, torch.bfloat16), exact)
+    plain = errors(step(built, images, False, torch.bfloat16), exact)
     assert found[0] <= max(2e-2, 2 * plain[0])
     assert found[1] <= 1.3 * plain[1]
     assert found[2] <= max(1e-2, 1.3 * plain[2])
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_in_evaluation_it_goes_by_the_running_statistics(monkeypatch, name):
+def test_in_evaluation_it_goes_by_the_running_statistics(name):
     built, images = network(name, activation="swish")
     built(images)
     built.eval()
-    found = step(built, images, monkeypatch, True, torch.float32)
-    assert max(errors(found, step(built, images, monkeypatch, False, torch.float64))) <= 1e-4
+    found = step(built, images, True, torch.float32)
+    assert max(errors(found, step(built, images, False, torch.float64))) <= 1e-4
     with torch.no_grad():
         torch.testing.assert_close(built(images[:1]), built(images)[:1], rtol=1e-4, atol=1e-5)
 

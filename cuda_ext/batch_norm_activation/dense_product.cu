@@ -1,6 +1,6 @@
-// A dense block's 1x1 convolution with the norm and activation before it and the statistics of its result: y = a W^T with
-// a = f(scale x + shift), made while x is read, by the matrix units; and, in the backward pass, dW = dy^T a, with a made
-// again. So what the convolution reads is never written.
+// A dense block's 1x1 convolution with the norm and activation before it and the statistics of its result: y = a W^T
+// with a = f(scale x + shift), made while x is read, by the matrix units; and, in the backward pass, dW = dy^T a, with
+// a made again. So what the convolution reads is never written.
 //
 // Both go through x in tiles that are copied to shared memory ahead of their use. A fragment of x, as the matrix units
 // take it, is normalised and activated in registers.
@@ -41,8 +41,8 @@ __device__ int output_of(int j, int n) {
 // A block multiplies 128 rows by 8 NT WN outputs; a warp 16 MF rows by 8 NT of them.
 template <typename T, int MF, int NT, int WN>
 __global__ void __launch_bounds__(threads, 2)
-    dense_product(const T* __restrict__ x, int64_t x_stride, const T* __restrict__ w, int64_t w_stride, int outputs,
-                  T* __restrict__ y, int64_t rows, int channels, Norm<float> norm, double* partial) {
+    products(const T* __restrict__ x, int64_t x_stride, const T* __restrict__ w, int64_t w_stride, int outputs,
+             T* __restrict__ y, int64_t rows, int channels, Norm<float> norm, double* partial) {
   constexpr int block_outputs = NT * 8 * WN, stages = stages_of(WN);
   constexpr int group = NT % 4 ? 2 : 4;
   constexpr int stage_size = (tile_rows + block_outputs) * chunk_stride;
@@ -123,7 +123,8 @@ __global__ void __launch_bounds__(threads, 2)
                 if (first >= channels) values.x = 0;
                 if (first + 1 >= channels) values.y = 0;
               }
-              a[m][i] = units::packed<T>(activation.value(values.x * by.x + by.y), activation.value(values.y * by.z + by.w));
+              a[m][i] =
+                  units::packed<T>(activation.value(values.x * by.x + by.y), activation.value(values.y * by.z + by.w));
             }
           }
 #pragma unroll
@@ -219,7 +220,8 @@ __global__ void __launch_bounds__(threads, 2)
     const double from = center[n];
     if (first_output + n < outputs) {
       partial[(int64_t{blockIdx.x} * 2) * outputs + first_output + n] = sum + count * from;
-      partial[(int64_t{blockIdx.x} * 2 + 1) * outputs + first_output + n] = square + 2 * from * sum + count * from * from;
+      partial[(int64_t{blockIdx.x} * 2 + 1) * outputs + first_output + n] =
+          square + 2 * from * sum + count * from * from;
     }
   }
 }
@@ -242,8 +244,8 @@ __global__ void finish_product(const double* partial, int blocks, int64_t rows, 
 // the outputs (WN = 2) or along a tile's rows (WN = 1).
 template <typename T, int NT, int WN>
 __global__ void __launch_bounds__(threads, 2)
-    dense_product_weights(const T* __restrict__ dy, int64_t dy_stride, int outputs, const T* __restrict__ x,
-                          int64_t x_stride, int64_t rows, int channels, Norm<float> norm, float* partial) {
+    weight_products(const T* __restrict__ dy, int64_t dy_stride, int outputs, const T* __restrict__ x, int64_t x_stride,
+                    int64_t rows, int channels, Norm<float> norm, float* partial) {
   constexpr int block_outputs = NT * 8 * WN;
   constexpr int dy_row = block_outputs + skew;
   constexpr int stage_size = weight_rows * (chunk_stride + dy_row);
@@ -384,7 +386,7 @@ void product_of(const Tensor& x, const Tensor& w, const Norm<float>& norm, const
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   with_outputs(outputs, [&](auto nt, auto wn) {
     constexpr int NT = decltype(nt)::value, WN = decltype(wn)::value, block_outputs = NT * 8 * WN;
-    const auto kernel = dense_product<T, WN, NT, WN>;
+    const auto kernel = products<T, WN, NT, WN>;
     const int bytes = stages_of(WN) * (tile_rows + block_outputs) * chunk_stride * 2 + warps * 2 * NT * 8 * 4 +
                       block_outputs * 4 + static_cast<int>((m.channels + chunk - 1) / chunk * chunk) * 8;
     allow_memory(kernel, bytes);
@@ -416,7 +418,7 @@ void weights_of(const Tensor& dy, const Tensor& x, const Norm<float>& norm, cons
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   with_outputs(outputs, [&](auto nt, auto wn) {
     constexpr int NT = decltype(nt)::value, WN = decltype(wn)::value, block_outputs = NT * 8 * WN;
-    const auto kernel = dense_product_weights<T, NT, WN>;
+    const auto kernel = weight_products<T, NT, WN>;
     const int bytes = weight_stages * weight_rows * (chunk_stride + block_outputs + skew) * 2;
     allow_memory(kernel, bytes);
     const int64_t chunks = (m.channels + chunk - 1) / chunk;
@@ -426,9 +428,9 @@ void weights_of(const Tensor& dy, const Tensor& x, const Norm<float>& norm, cons
     const int64_t size = outputs * m.channels;
     const Tensor partial = floats<float>(x, {shares * size});
     const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(shares), static_cast<unsigned>(groups));
-    kernel<<<grid, threads, bytes, stream>>>(static_cast<const T*>(dm.data), dm.stride, static_cast<int>(outputs),
-                                             static_cast<const T*>(m.data), m.stride, m.rows,
-                                             static_cast<int>(m.channels), norm, static_cast<float*>(partial.data_ptr()));
+    kernel<<<grid, threads, bytes, stream>>>(
+        static_cast<const T*>(dm.data), dm.stride, static_cast<int>(outputs), static_cast<const T*>(m.data), m.stride,
+        m.rows, static_cast<int>(m.channels), norm, static_cast<float*>(partial.data_ptr()));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
     finish_weights<<<finish_grid(size), finish_block, 0, stream>>>(static_cast<const float*>(partial.data_ptr()),
                                                                    static_cast<int>(shares), size,
@@ -445,9 +447,9 @@ void check(const Tensor& x, const Tensor& other, const char* name) {
 
 // x: rows of channels; w: outputs x channels, padded to a multiple of 8. y, and with `statistics` its mean and biased
 // variance, else two empty vectors.
-std::tuple<Tensor, Tensor, Tensor> dense_product_forward(Tensor x, Tensor w, Tensor weight, Tensor bias, Tensor mean,
-                                                         Tensor variance, std::optional<Tensor> beta,
-                                                         int64_t activation, double epsilon, bool statistics) {
+std::tuple<Tensor, Tensor, Tensor> dense_product(Tensor x, Tensor w, Tensor weight, Tensor bias, Tensor mean,
+                                                 Tensor variance, std::optional<Tensor> beta, int64_t activation,
+                                                 double epsilon, bool statistics) {
   check(x, w, "w");
   STD_TORCH_CHECK(w.size(1) >= x.size(1), "dense_product: w has ", w.size(1), " columns for ", x.size(1), " channels");
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
@@ -489,7 +491,7 @@ Tensor dense_product_weight_gradient(Tensor dy, Tensor x, Tensor weight, Tensor 
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
-      "dense_product_forward(Tensor x, Tensor w, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
+      "dense_product(Tensor x, Tensor w, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
       "Tensor? beta, int activation, float epsilon, bool statistics) -> (Tensor, Tensor, Tensor)");
   m.def(
       "dense_product_weight_gradient(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
@@ -497,6 +499,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
-  m.impl("dense_product_forward", TORCH_BOX(&dense_product_forward));
+  m.impl("dense_product", TORCH_BOX(&dense_product));
   m.impl("dense_product_weight_gradient", TORCH_BOX(&dense_product_weight_gradient));
 }
