@@ -22,7 +22,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 from cuda_ext import batch_norm_activation as fused
-from cuda_ext.library import kernel
+from cuda_ext import library
 from models.layers.activations import Name, activation
 
 # Channels are padded to a multiple of it where a matrix product reads them: it then reads 16 bytes at a time.
@@ -129,19 +129,21 @@ def norm_activation(
 
 def dense_block(layers: Sequence[DenseLayer], x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """x [N, C, H, W] -> [N, C + len(layers) k, H, W], and its mean and variance if a norm may take them."""
-    drops = any(module.p and module.training for layer in layers for module in _dropouts(layer))
-    if drops or x.shape[0] * x.shape[2] * x.shape[3] < 2:
+    halves = [half for layer in layers for half in (layer.bottleneck, layer.convolution)]
+    norms = [half[0] for half in halves]
+    drops = any(half[3].p and half[3].training for half in halves)
+    alike = len({(norm.training, norm.eps, norm.momentum) for norm in norms}) == 1
+    if drops or not alike or x.shape[0] * x.shape[2] * x.shape[3] < 2:
         return nn.Sequential(*layers)(x), None
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
-    halves = [half for layer in layers for half in (layer.bottleneck, layer.convolution)]
-    norms = [half[0] for half in halves]
     block = _Block(
         activation=_name(halves[0][1]),
         epsilon=norms[0].eps,
         momentum=norms[0].momentum,
         training=norms[0].training,
+        keeps=torch.is_grad_enabled(),
         running_means=[norm.running_mean for norm in norms],
         running_variances=[norm.running_var for norm in norms],
     )
@@ -172,11 +174,7 @@ def by_modules(on: bool = True) -> Iterator[None]:
 def _has_kernel(x: Tensor) -> bool:
     if x.device.type != "cuda" or _by_modules or torch.compiler.is_compiling():
         return False
-    return kernel("batch_norm_activation", x.device) is not None
-
-
-def _dropouts(layer: DenseLayer) -> tuple[nn.Module, nn.Module]:
-    return layer.bottleneck[3], layer.convolution[3]
+    return library.kernel("batch_norm_activation", x.device) is not None
 
 
 def _name(activate: nn.Module) -> str:
@@ -189,12 +187,14 @@ def _beta(activate: nn.Module) -> Tensor | None:
 
 @dataclass(frozen=True)
 class _Block:
-    """What all layers of a block share, and the running statistics of their norms, two a layer."""
+    """What all layers of a block share, and the running statistics of their norms, two a layer; ``keeps`` says that a
+    backward pass may follow."""
 
     activation: str
     epsilon: float
     momentum: float
     training: bool
+    keeps: bool
     running_means: list[Tensor]
     running_variances: list[Tensor]
 
@@ -260,14 +260,17 @@ class _DenseBlock(torch.autograd.Function):
             filters = _filters(second.kernel, x.dtype)
             new = functional.conv2d(fused.image_of(activated, x), filters, padding=1)
             put(fused.rows_of(new)[:, :growth], channels)
-            saved += [matrix, filters, read, inner, activated, first.mean, first.variance, second.mean, second.variance]
+            if block.keeps:
+                statistics_used = (first.mean, first.variance, second.mean, second.variance)
+                saved += [matrix, filters, read, inner, activated, *statistics_used]
             batch_means += [first.mean, second.mean]
             batch_variances += [first.variance, second.variance]
         if block.training:
             fused.follow(
                 block.running_means, block.running_variances, batch_means, batch_variances, rows, block.momentum
             )
-        ctx.save_for_backward(buffer, means, *saved, *parameters)
+        if block.keeps:
+            ctx.save_for_backward(buffer, means, *saved, *parameters)
         ctx.block, ctx.layers, ctx.inputs, ctx.computed = block, layers, inputs, computed
         ctx.mark_non_differentiable(means, variances)
         return fused.image_of(buffer[:, :width], x), means, variances
