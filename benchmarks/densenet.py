@@ -4,7 +4,7 @@ DenseNet-BC-100-12 at 32 pixels, batch 512, and DenseNet-121 at 224 pixels, batc
 autocast: forward, cross entropy, backward, and SGD with Nesterov momentum. The step is captured in a CUDA graph, since
 launches bound it otherwise; torchvision's is timed as it comes, captured, and compiled. All run on the same random
 images. The losses and gradients of the project's own modules, run one by one, are compared with the fused ones' first:
-in float32, with swish, which has no kinks for rounding to fall over.
+in float32, on small images, with swish, which has no kinks for rounding to fall over.
 """
 
 import argparse
@@ -68,18 +68,18 @@ def network(name: str, **settings: Any) -> nn.Module:
     return built.cuda().to(memory_format=torch.channels_last)
 
 
-def batch(name: str, number: int | None = None) -> tuple[Tensor, Tensor]:
-    """Random images float32 [N, 3, H, W], channels-last, and labels [N]."""
-    _, _, whole, size, classes = STEPS[name]
-    count = number or whole
-    images = torch.randn(count, 3, size, size, device="cuda").contiguous(memory_format=torch.channels_last)
-    return images, torch.randint(classes, (count,), device="cuda")
+def batch(name: str, small: bool = False) -> tuple[Tensor, Tensor]:
+    """Random images float32 [N, 3, H, W], channels-last, and labels [N]; ``small``: 8 images of at most 64 pixels."""
+    _, _, number, size, classes = STEPS[name]
+    number, size = (8, min(size, 64)) if small else (number, size)
+    images = torch.randn(number, 3, size, size, device="cuda").contiguous(memory_format=torch.channels_last)
+    return images, torch.randint(classes, (number,), device="cuda")
 
 
 def equality(name: str) -> dict[str, Any]:
     """Loss and gradients of one small batch, fused and module by module, in float32 and against float64."""
     built = network(name, activation="swish")
-    images, labels = batch(name, 16)
+    images, labels = batch(name, small=True)
     tf32 = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:

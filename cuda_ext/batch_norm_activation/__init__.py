@@ -267,7 +267,7 @@ def products_fit(x: Tensor, outputs: int) -> bool:
     401,408 rows: 348 us against 312), at the price of keeping what the product reads.
     """
     half = x.dtype in (torch.float16, torch.bfloat16)
-    return x.device.type == "cuda" and half and outputs % 8 == 0 and outputs <= 64 and x.shape[1] <= 4096
+    return x.device.type == "cuda" and half and outputs % 8 == 0 and outputs <= 64 and x.shape[1] <= 1024
 
 
 def check(
