@@ -12,7 +12,7 @@ import copy
 import gc
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from torch.nn import functional
 import models
 from cuda_ext import bench, library
 from models.layers import dense
-from storage.errors import InputError, command
+from storage.errors import InputError, command, refuse_unknown
 from storage.files import write_json
 
-SAMPLES = 30
+SAMPLES = 20
 PEERS = ("none", "eager", "all")
 # name: network, settings, batch, pixels, classes
 STEPS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
@@ -37,22 +37,31 @@ STEPS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.densenet", description="Time DenseNet's training step.")
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"which: {', '.join(STEPS)} (default: both)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument(
         "--peers", choices=PEERS, default="all", help="torchvision's variants: compiling takes minutes (default: all)"
     )
     arguments = parser.parse_args()
+    refuse_unknown(arguments.networks, STEPS, "the arguments")
     if not torch.cuda.is_available():
         raise InputError("the benchmark times training on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
     if reason := library.unfit(torch.device("cuda", torch.cuda.current_device())):
         raise InputError(f"there are no kernels to time: {reason}")
     torch.backends.cudnn.benchmark = True
-    measured = {
-        "environment": bench.environment(),
-        "equality": [equality(name) for name in STEPS],
-        "results": [row for name in STEPS for row in times(name, arguments.peers)],
-    }
-    print(table(measured))
+    names = arguments.networks or list(STEPS)
+    measured: dict[str, Any] = {"environment": bench.environment(), "equality": [], "results": []}
+    print("| network | loss: difference | gradients: difference | fused from float64 | modules from float64 |")
+    print(f"|{'---|' * 5}")
+    for name in names:
+        measured["equality"].append(equality(name))
+        print(equality_line(measured["equality"][-1]), flush=True)
+    print("\n| network | variant | batch | images/s | ms | spread | n | peak GiB |")
+    print(f"|{'---|' * 8}")
+    for name in names:
+        for row in times(name, arguments.peers):
+            measured["results"].append(row)
+            print(time_line(row), flush=True)
     print(json.dumps(measured))
     if arguments.json:
         write_json(arguments.json, measured)
@@ -109,17 +118,16 @@ def _loss_and_gradients(
     return loss.detach().double().reshape(1), gradients
 
 
-def times(name: str, peers: str) -> list[dict[str, Any]]:
+def times(name: str, peers: str) -> Iterator[dict[str, Any]]:
     """One row a variant: images a second and the largest memory that tensors took."""
-    rows = [measure(name, "this, CUDA graph", network(name), captured=True)]
-    rows.append(measure(name, "this", network(name), captured=False))
+    yield measure(name, "this, CUDA graph", network(name), captured=True)
+    yield measure(name, "this", network(name), captured=False)
     if peers != "none":
-        rows.append(measure(name, "torchvision", torchvision_network(name), captured=False))
-        rows.append(measure(name, "torchvision, CUDA graph", torchvision_network(name), captured=True))
+        yield measure(name, "torchvision", torchvision_network(name), captured=False)
+        yield measure(name, "torchvision, CUDA graph", torchvision_network(name), captured=True)
     if peers == "all":
         compiled = torch.compile(torchvision_network(name))
-        rows.append(measure(name, "torchvision, torch.compile", compiled, captured=False))
-    return rows
+        yield measure(name, "torchvision, torch.compile", compiled, captured=False)
 
 
 def torchvision_network(name: str) -> nn.Module:
@@ -198,23 +206,18 @@ def _samples(run: Callable[[], None]) -> list[float]:
     return [start.elapsed_time(end) for start, end in events]
 
 
-def table(measured: dict[str, Any]) -> str:
-    """The figures as Markdown tables; the spread is the distance of the quartiles."""
-    lines = ["| network | loss: difference | gradients: difference | fused from float64 | modules from float64 |"]
-    lines.append(f"|{'---|' * 5}")
-    for row in measured["equality"]:
-        cells = [
-            row[key] for key in ("loss_difference", "gradients_difference", "gradients_fused", "gradients_modules")
-        ]
-        lines.append(f"| {row['network']} | " + " | ".join(f"{cell:.1e}" for cell in cells) + " |")
-    lines += ["", "| network | variant | batch | images/s | ms | spread | n | peak GiB |", f"|{'---|' * 8}"]
-    for row in measured["results"]:
-        spread = row["high_quartile_ms"] - row["low_quartile_ms"]
-        lines.append(
-            f"| {row['network']} | {row['variant']} | {row['batch']} | {row['images_per_second']:.0f} "
-            f"| {row['median_ms']:.2f} | {spread:.2f} | {row['n']} | {row['peak_memory_gib']:.2f} |"
-        )
-    return "\n".join(lines)
+def equality_line(row: dict[str, Any]) -> str:
+    cells = [row[key] for key in ("loss_difference", "gradients_difference", "gradients_fused", "gradients_modules")]
+    return f"| {row['network']} | " + " | ".join(f"{cell:.1e}" for cell in cells) + " |"
+
+
+def time_line(row: dict[str, Any]) -> str:
+    """One line of the table; the spread is the distance of the quartiles."""
+    spread = row["high_quartile_ms"] - row["low_quartile_ms"]
+    return (
+        f"| {row['network']} | {row['variant']} | {row['batch']} | {row['images_per_second']:.0f} "
+        f"| {row['median_ms']:.2f} | {spread:.2f} | {row['n']} | {row['peak_memory_gib']:.2f} |"
+    )
 
 
 if __name__ == "__main__":

@@ -10,18 +10,16 @@ from cuda_ext import batch_norm_activation as fused
 from cuda_ext.batch_norm_activation import ACTIVATIONS, DTYPES, batch_norm_activation
 from cuda_ext.case import Case, backward_of
 
-# The first and the last block of DenseNet-121 at 224 pixels, 128 images, and the bottlenecks of DenseNet-BC-100-12 at
-# 32 pixels, 512 images.
-SHAPES = ((128, 256, 56, 56), (128, 1024, 7, 7), (512, 48, 32, 32))
+# What the last layer of DenseNet-121's first block reads, at 224 pixels and 128 images, and a bottleneck of
+# DenseNet-BC-100-12, at 32 pixels and 512 images.
+WIDE, NARROW = (128, 256, 56, 56), (512, 48, 32, 32)
 
 
 def bench_cases() -> Iterator[Case]:
-    for dtype in (torch.float32, torch.bfloat16):
-        for shape in SHAPES:
-            yield _case(shape, dtype, "swish", backward=False)
-            yield _case(shape, dtype, "swish", backward=True)
-    yield _case(SHAPES[0], torch.bfloat16, "relu", backward=False)
-    yield _case(SHAPES[0], torch.bfloat16, "relu", backward=True)
+    for shape, dtype in ((WIDE, torch.bfloat16), (NARROW, torch.bfloat16), (NARROW, torch.float32)):
+        yield _case(shape, dtype, "swish", backward=False)
+        yield _case(shape, dtype, "swish", backward=True)
+    yield _case(WIDE, torch.bfloat16, "relu", backward=True)
 
 
 def _operation(activation: str) -> Callable[..., Tensor]:
@@ -59,41 +57,39 @@ def _case(shape: tuple[int, ...], dtype: torch.dtype, activation: str, backward:
     return Case("batch_norm_activation", name, dtype, inputs, functions[0], peers, exact, (5 if backward else 3) * size)
 
 
+# rows, channels, from one row to the next, columns: lanes of 16 bytes and of 8, and single channels.
+FEW = ((70, 5, 5, 5), (37, 12, 24, 16))
+MORE = (*FEW, (130, 40, 64, 40), (16, 300, 304, 304))
+
+
 def exercise() -> None:
     """Run the kernels at shapes that reach every branch, and compare with the reference."""
-    device = torch.device("cuda")
     for dtype in DTYPES:
-        computed = torch.float64 if dtype == torch.float64 else torch.float32
-        for rows, channels, stride, columns in (
-            (37, 12, 24, 16),
-            (70, 5, 5, 5),
-            (130, 40, 64, 40),
-            (16, 300, 304, 304),
-        ):
-            x = torch.randn(rows, stride, device=device).to(dtype)[:, :channels]
-            dy = torch.randn(rows, columns, device=device).to(dtype)
-            weight, bias, mean, variance = torch.rand(4, channels, device=device, dtype=computed) + 0.5
-            for activation in range(len(ACTIVATIONS)):
-                beta = torch.tensor(1.2, device=device, dtype=computed) if ACTIVATIONS[activation] == "swish" else None
-                given = (weight, bias, mean, variance, beta, activation, 1e-5)
-                _compare("batch_norm_activation", x, *given, columns)
-                if columns == channels:
-                    _compare("batch_norm_activation_backward", dy, x, *given, True)
-                vectors = torch.ones(2, channels, device=device, dtype=computed)
-                _compare("batch_norm_activation_add_backward", dy, x, *given, True, x.clone(), *vectors)
-            _compare("batch_statistics", x)
-            _compare("copy_with_statistics", x, x.clone(), mean.clone(), variance.clone())
-            _compare("centred_gradient", x, x, mean, weight, bias, columns)
-        _exercise_pooled(dtype)
-    for dtype in (torch.float16, torch.bfloat16):
-        for rows, outputs, channels in ((300, 48, 36), (70, 56, 100), (200, 136, 72)):
-            _exercise_product(dtype, rows, outputs, channels)
+        for shape in MORE if dtype == torch.bfloat16 else FEW:
+            _exercise_parts(dtype, *shape)
+        x = torch.randn(2, 5, 7, 16, device="cuda").to(dtype).movedim(-1, 1).requires_grad_()
+        weight, bias = torch.rand(2, 16, device="cuda")
+        batch_norm_activation(x, weight, bias, None, None, training=True, pooled=True).sum().backward()
+    for rows, outputs, channels in ((300, 48, 36), (70, 56, 100), (200, 136, 72)):
+        _exercise_product(torch.bfloat16, rows, outputs, channels)
 
 
-def _exercise_pooled(dtype: torch.dtype) -> None:
-    x = torch.randn(2, 5, 7, 16, device="cuda").to(dtype).movedim(-1, 1).requires_grad_()
-    weight, bias = torch.rand(2, 16, device="cuda")
-    batch_norm_activation(x, weight, bias, None, None, training=True, pooled=True).sum().backward()
+def _exercise_parts(dtype: torch.dtype, rows: int, channels: int, stride: int, columns: int) -> None:
+    computed = torch.float64 if dtype == torch.float64 else torch.float32
+    x = torch.randn(rows, stride, device="cuda").to(dtype)[:, :channels]
+    dy = torch.randn(rows, columns, device="cuda").to(dtype)
+    weight, bias, mean, variance = torch.rand(4, channels, device="cuda", dtype=computed) + 0.5
+    for activation in (ACTIVATIONS.index("relu"), ACTIVATIONS.index("swish")):
+        beta = torch.tensor(1.2, device="cuda", dtype=computed) if ACTIVATIONS[activation] == "swish" else None
+        given = (weight, bias, mean, variance, beta, activation, 1e-5)
+        _compare("batch_norm_activation", x, *given, columns)
+        if columns == channels:
+            _compare("batch_norm_activation_backward", dy, x, *given, True)
+        vectors = torch.ones(2, channels, device="cuda", dtype=computed)
+        _compare("batch_norm_activation_add_backward", dy, x, *given, True, x.clone(), *vectors)
+    _compare("batch_statistics", x)
+    _compare("copy_with_statistics", x, x.clone(), mean.clone(), variance.clone())
+    _compare("centred_gradient", x, x, mean, weight, bias, columns)
 
 
 def _exercise_product(dtype: torch.dtype, rows: int, outputs: int, channels: int) -> None:
