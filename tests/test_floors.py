@@ -13,7 +13,7 @@ FLOORS = [
     {"storage"},
     {"cuda_ext"},
     {"models"},
-    {"preprocessing", "training", "evaluation", "benchmarks"},
+    {"preprocessing", "training", "evaluation"},
     {"tasks"},
     {"flows"},
 ]
@@ -30,10 +30,8 @@ ONLY_IN = {
     "cloudpickle": (),
 }
 # A machine that trains has torch, numpy and safetensors, and nothing else of ours.
-BARE = ("storage/", "cuda_ext/", "models/", "training/", "benchmarks/")
+BARE = ("storage/", "cuda_ext/", "models/", "training/")
 BARE_LIBRARIES = {"torch", "numpy", "safetensors"}
-# What benchmarks time beside ours, where it is there.
-PEERS = {"benchmarks": ("torchvision",)}
 SOURCES = sorted(path for package in LEVEL for path in (ROOT / package).rglob("*.py"))
 
 
@@ -59,7 +57,7 @@ def test_imports_run_downward_and_libraries_keep_to_their_floor(path):
             assert top == package or LEVEL[top] < LEVEL[package], f"{name} imports {imported}"
         if top in ONLY_IN:
             assert name.startswith(ONLY_IN[top] or "\0"), f"{name} imports {imported}"
-        if name.startswith(BARE) and imported not in PEERS.get(package, ()):
+        if name.startswith(BARE):
             allowed = BARE_LIBRARIES | set(LEVEL) | set(sys.stdlib_module_names)
             assert top in allowed, f"{name} imports {imported}, which a bare training machine does not have"
 
