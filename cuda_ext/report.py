@@ -20,6 +20,7 @@ import torch
 from cuda_ext import bench, build
 from storage.errors import command
 from storage.files import write_json, write_text
+from storage.git import checkout
 
 RESULTS = build.SOURCES / "results"
 ROOT = build.SOURCES.parent
@@ -71,13 +72,8 @@ def run(arguments: list[str], **environment: str) -> dict[str, Any]:
 
 def commit() -> str | None:
     """The checkout's commit, with ``-dirty`` if it holds changes; None outside a checkout."""
-    try:
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        ).stdout.strip()  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    found = checkout()
+    return None if found is None else found[0] + ("-dirty" if found[1] else "")
 
 
 def markdown(report: dict[str, Any]) -> str:

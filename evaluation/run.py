@@ -17,6 +17,7 @@ from torch import nn
 import models
 from evaluation.metrics import split_metrics
 from models import feeding
+from models.layers import parameter_count
 from storage.errors import InputError
 from storage.files import content_key, published_directory, write_json
 from storage.prepared import SPLITS, Prepared, open_prepared
@@ -56,7 +57,7 @@ def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence
     with one_thread():
         network = models.load(run_directory, prepared.description)
         with published_directory(destination) as working:
-            metrics: dict[str, Any] = {"parameters": sum(parameter.numel() for parameter in network.parameters())}
+            metrics: dict[str, Any] = {"parameters": parameter_count(network)}
             for split in splits:
                 rows = prepared.rows(split)
                 probabilities = to_probabilities(feeding.predict(network, prepared, rows, BATCH_SIZE), prepared.task)

@@ -8,17 +8,16 @@ A server that the environment names (MLFLOW_TRACKING_URI, PREFECT_API_URL) is no
 import argparse
 import contextlib
 import os
-import sys
 
 from rich.console import Console
 
 from storage.errors import command
-from tasks.servers import Server, ServerFailed, Servers, mlflow_server, prefect_server
+from tasks.servers import Server, Servers, mlflow_server, prefect_server
 from tasks.tracking import tracking_uri
 
 
 @command
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m flows.ui", description="Open MLflow's and Prefect's pages.")
     parser.add_argument("--mlflow-port", type=int, default=5000)
     parser.add_argument("--prefect-port", type=int, default=4200)
@@ -36,20 +35,13 @@ def main() -> int:
     else:
         ours.append(prefect_server(arguments.prefect_port))
 
-    try:
-        with Servers() as servers, contextlib.suppress(KeyboardInterrupt):
-            with console.status(f"starting {' and '.join(server.name for server in ours)} ..."):
-                servers.start(*ours)
-            for name, page in {**pages, **{server.name: server.page for server in ours}}.items():
-                console.print(f"{name:<8} {page}")
-            console.print(
-                "Ctrl-C stops what was started here." if servers.running else "Started elsewhere: nothing to do."
-            )
-            servers.watch()
-    except ServerFailed as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    with Servers() as servers, contextlib.suppress(KeyboardInterrupt):
+        with console.status(f"starting {' and '.join(server.name for server in ours)} ..."):
+            servers.start(*ours)
+        for name, page in {**pages, **{server.name: server.page for server in ours}}.items():
+            console.print(f"{name:<8} {page}")
+        console.print("Ctrl-C stops what was started here." if servers.running else "Started elsewhere: nothing to do.")
+        servers.watch()
 
 
 if __name__ == "__main__":

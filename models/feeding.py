@@ -11,23 +11,48 @@ from torch.nn import functional
 from storage.prepared import Prepared
 
 
-def inputs(prepared: Prepared, rows: np.ndarray, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
+def inputs(
+    prepared: Prepared, rows: np.ndarray, device: torch.device | str = "cpu", ragged: bool = False
+) -> tuple[Tensor, ...]:
     """The network's arguments for ``rows`` (int [n]).
 
     text: tokens int32 [n, S, W], word_counts int32 [n, S], sentence_counts int32 [n], cut to the longest document
     and sentence among the rows, which changes no output because the networks do not see padding.
+    text, ragged: tokens int32 [M], the rows' words one after the other and then zeros up to one of few lengths, with
+    counts as before, not cut: the shapes of a data set's batches are few, as CUDA graphs want them.
     image: float32 [n, C, H, W], (pixel / 255 - mean) / deviation.
     """
     if prepared.kind == "text":
         sentence_counts = prepared.arrays["sentence_counts"][rows]
-        word_counts = prepared.arrays["word_counts"][rows, : sentence_counts.max()]
-        tokens = prepared.arrays["tokens"][rows, : word_counts.shape[1], : word_counts.max()]
+        if ragged:
+            word_counts = prepared.arrays["word_counts"][rows]
+            tokens = in_a_row(prepared.arrays["tokens"][rows], word_counts)
+        else:
+            word_counts = prepared.arrays["word_counts"][rows, : sentence_counts.max()]
+            tokens = prepared.arrays["tokens"][rows, : word_counts.shape[1], : word_counts.max()]
         return tuple(torch.from_numpy(array).to(device) for array in (tokens, word_counts, sentence_counts))
     images = torch.from_numpy(prepared.arrays["images"][rows]).to(device).permute(0, 3, 1, 2)
     mean, deviation = (
         torch.tensor(prepared.description[name], device=device).reshape(1, -1, 1, 1) for name in ("mean", "deviation")
     )
     return ((images.float() / 255 - mean) / deviation,)
+
+
+def in_a_row(tokens: np.ndarray, word_counts: np.ndarray) -> np.ndarray:
+    """tokens int32 [n, S, W], word_counts [n, S] -> the words in order, then zeros up to a round length, int32 [M].
+
+    Round: the next multiple of a sixteenth of the next power of two, at most an eighth more; eight lengths double it.
+    """
+    words = tokens[np.arange(tokens.shape[2]) < word_counts[..., None]]
+    step = max(1, 2 ** (len(words).bit_length() - 4))
+    room = np.zeros(max(step, -(-len(words) // step) * step), np.int32)
+    room[: len(words)] = words
+    return room
+
+
+def reads_ragged(network: nn.Module, device: torch.device) -> bool:
+    """Whether ``network`` is given text without padding: where it says that it can, on a GPU, which has the kernels."""
+    return device.type == "cuda" and getattr(network, "reads_ragged", False)
 
 
 def labels(prepared: Prepared, rows: np.ndarray, device: torch.device | str = "cpu") -> Tensor:
@@ -42,6 +67,11 @@ def loss(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor
         return functional.cross_entropy(logits, target, label_smoothing=label_smoothing)
     smooth = target * (1 - label_smoothing) + label_smoothing / 2
     return functional.binary_cross_entropy_with_logits(logits, smooth)
+
+
+def correct(logits: Tensor, target: Tensor) -> Tensor:
+    """Which rows (bool [N]) or, with several labels, which entries (bool [N, K], cut at one half) are right."""
+    return logits.argmax(dim=1) == target if target.ndim == 1 else (logits > 0) == target.bool()
 
 
 def sizes(prepared: Prepared, rows: np.ndarray) -> np.ndarray:
@@ -62,7 +92,8 @@ def predict(network: nn.Module, prepared: Prepared, rows: np.ndarray, batch_size
     device = next(network.parameters()).device
     order = np.argsort(sizes(prepared, rows), kind="stable")
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    found = [network(*inputs(prepared, rows[batch], device)).float().cpu().numpy() for batch in batches]
+    ragged = reads_ragged(network, device)
+    found = [network(*inputs(prepared, rows[batch], device, ragged)).float().cpu().numpy() for batch in batches]
     network.train(training)
     logits = np.empty((len(rows), len(prepared.classes)), np.float32)
     logits[order] = np.concatenate(found)

@@ -32,9 +32,11 @@ GIGABYTE = 10**9
 GIBIBYTE = 2**30
 ASK_TORCH = """
 import json, torch
+from cuda_ext import library
 gpu = torch.cuda.is_available()
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu": gpu,
-                  "cpu": torch.backends.cpu.get_cpu_capability()}))
+                  "cpu": torch.backends.cpu.get_cpu_capability(),
+                  "kernels": library.kernels(torch.device("cuda", 0)) if gpu else None}))
 """
 
 
@@ -59,6 +61,7 @@ def examine(thorough: bool = False) -> list[Finding]:
         gpu(torch),
         nvcc(torch),
         compiler(),
+        kernels(torch),
         program("git", MISSING),
         program("make", MISSING),
         browser(),
@@ -180,6 +183,14 @@ def compiler() -> Finding:
     if not path:
         return Finding("C++ compiler", OPTIONAL, "none: no kernel can be built", "apt-get install g++")
     return Finding("C++ compiler", OK, path)
+
+
+def kernels(torch: dict) -> Finding:
+    """The library of cuda_ext/, which only a GPU needs."""
+    if not torch or not torch["gpu"]:
+        return Finding("kernels", OK, "no GPU to run them: their references in PyTorch do")
+    built = torch["kernels"].startswith("extension")
+    return Finding("kernels", OK if built else OPTIONAL, torch["kernels"], "" if built else "make ext")
 
 
 def program(name: str, otherwise: str) -> Finding:

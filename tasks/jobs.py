@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import models
+from cuda_ext import library
 from preprocessing.manifest import Manifest
 from preprocessing.settings import settings_for
 from storage.errors import InputError
@@ -27,12 +28,17 @@ from training.settings import Settings as TrainingSettings
 
 @functools.cache
 def machine() -> dict[str, Any]:
-    """What of this machine the weights depend on: torch, CUDA, and the GPU's name or the CPU's instruction set."""
-    gpu = torch.cuda.is_available()
+    """What of this machine the weights depend on: torch, CUDA, and the GPU's name or the CPU's instruction set.
+
+    On a GPU also the kernels: their CUDA sources, or that there is no library of them that fits.
+    """
+    if not torch.cuda.is_available():
+        return {"torch": torch.__version__, "cuda": None, "device": torch.backends.cpu.get_cpu_capability()}
     return {
         "torch": torch.__version__,
-        "cuda": torch.version.cuda if gpu else None,
-        "device": torch.cuda.get_device_name() if gpu else torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.version.cuda,
+        "device": torch.cuda.get_device_name(),
+        "kernels": library.kernels(torch.device("cuda", torch.cuda.current_device())),
     }
 
 

@@ -1,21 +1,21 @@
 """Where a run comes from: the commit, the data's versions, Prefect's run, the machine. What MLflow keeps as tags."""
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from prefect.runtime import flow_run
 
 from storage.files import sha256_file
+from storage.git import checkout
 from tasks.jobs import machine
 from tasks.parameters import read_yaml
 
 
 def commit() -> dict[str, Any]:
     """The git commit of the source and whether files differ from it; ``none`` outside a checkout."""
-    head, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": head.strip() if head else "none", "dirty": bool(changes)}
+    head, dirty = checkout() or ("none", False)
+    return {"commit": head, "dirty": dirty}
 
 
 def provenance(job: dict[str, Any]) -> dict[str, Any]:
@@ -33,10 +33,3 @@ def provenance(job: dict[str, Any]) -> dict[str, Any]:
     if os.environ.get("DVC_STAGE"):
         tags["dvc.stage"] = os.environ["DVC_STAGE"]
     return tags
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None

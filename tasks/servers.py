@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tasks
-from storage.errors import InputError
+from storage.errors import InputError, PassingError
 from storage.files import file_lock
 from tasks.tracking import ARTIFACTS, open_tracking, tracking_uri
 
@@ -32,8 +32,8 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
-class ServerFailed(RuntimeError):
-    """A server has ended by itself, does not come up, or refuses what it is asked."""
+class ServerFailed(PassingError):
+    """A server has ended by itself, does not come up, or refuses what it is asked. A busy machine can be the cause."""
 
 
 @dataclass(frozen=True)

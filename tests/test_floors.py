@@ -14,7 +14,7 @@ FLOORS = [
     {"cuda_ext"},
     {"models"},
     {"preprocessing", "training", "evaluation"},
-    {"tasks"},
+    {"tasks", "benchmarks"},
     {"flows"},
 ]
 LEVEL = {package: level for level, floor in enumerate(FLOORS) for package in floor}
@@ -23,8 +23,8 @@ ONLY_IN = {
     "prefect": ("flows/", "tasks/"),
     "mlflow": ("tasks/tracking.py", "tasks/registry.py", "tasks/served_model.py"),
     "dvc": (),
-    "pandas": ("preprocessing/", "evaluation/", "tasks/", "flows/"),
-    "sklearn": ("preprocessing/", "evaluation/"),
+    "pandas": ("preprocessing/", "evaluation/", "tasks/", "flows/", "benchmarks/"),
+    "sklearn": ("preprocessing/", "evaluation/", "benchmarks/"),
     "pickle": (),
     "joblib": (),
     "cloudpickle": (),

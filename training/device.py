@@ -8,7 +8,6 @@ import contextlib
 import os
 import platform
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import torch
 
 from storage.errors import InputError
 from storage.files import file_lock
+from storage.git import checkout
 from training.settings import Settings
 
 LOCKS = Path(".locks")
@@ -74,7 +74,7 @@ def mixed_precision(settings: Settings, device: torch.device) -> torch.dtype | N
 def environment(device: torch.device) -> dict[str, Any]:
     """What the run ran on: never part of a result, so that results can be equal where this is not."""
     gpu = device.type == "cuda"
-    changes = _git("status", "--porcelain", "--untracked-files=no")
+    commit, dirty = checkout() or (None, None)
     driver = Path("/proc/driver/nvidia/version")
     return {
         "python": platform.python_version(),
@@ -87,16 +87,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "host": socket.gethostname(),
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": None if changes is None else bool(changes),
+        "git_commit": commit,
+        "git_dirty": dirty,
     }
-
-
-def _git(*arguments: str) -> str | None:
-    """What git says of the folder of this source; None where there is no git or no repository."""
-    folder = Path(__file__).resolve().parent
-    try:
-        answer = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return answer.stdout.strip()

@@ -16,12 +16,12 @@ from storage.files import write_text
 from storage.prepared import Prepared
 from training import data_order
 from training.checkpoint import Checkpoint
-from training.device import mixed_precision
 from training.optimiser import learning_rate, make_optimiser
 from training.progress import Progress
-from training.settings import Job
+from training.settings import Job, Settings
 from training.state import State
-from training.validation import correct, validate
+from training.step import Outcome, Step
+from training.validation import validate
 
 
 def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress) -> tuple[torch.nn.Module, State]:
@@ -30,9 +30,8 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
     draw_from(job.seed, epoch=0)
     network = models.build(job.model, job.network, prepared.description).to(device)
     optimiser = make_optimiser(network, settings)
-    half = mixed_precision(settings, device)
-    scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
-    checkpoint = Checkpoint(job.run_directory, network, optimiser, scaler)
+    step = Step(network, optimiser, settings, device)
+    checkpoint = Checkpoint(job.run_directory, network, optimiser, step.scaler)
     state = checkpoint.resume()
     rows = prepared.rows("train")
     sizes = feeding.sizes(prepared, rows)
@@ -42,44 +41,63 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
         epoch = state.epoch + 1
         draw_from(job.seed, epoch)
         batches = data_order.batches(rows, sizes, settings.batch_size, job.seed, epoch)
-        epoch_loss, epoch_correct, norms = 0.0, 0.0, []
+        told = EpochSoFar(epoch, len(batches), settings, progress)
         network.train()
-        for step, batch in enumerate(batches):
-            rate = learning_rate((epoch - 1) * len(batches) + step, len(batches), settings)
-            for group in optimiser.param_groups:
-                group["lr"] = rate
-            target = feeding.labels(prepared, batch, device)
-            with torch.autocast(device.type, half, enabled=half is not None):
-                logits = network(*feeding.inputs(prepared, batch, device))
-            loss = feeding.loss(logits.float(), target, settings.label_smoothing)
-            refuse_non_finite(loss.item(), f"training loss at epoch {epoch}, step {step + 1}", settings.learning_rate)
-            optimiser.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimiser)
-            norms.append(torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip_norm or math.inf).item())
-            scaler.step(optimiser)
-            scaler.update()
-            epoch_loss += loss.item() * len(batch)
-            epoch_correct += correct(logits, target).double().mean().item() * len(batch)
-            progress.step(epoch, step + 1, len(batches), len(batch), loss.item())
+        for number, batch in enumerate(batches):
+            rate = learning_rate((epoch - 1) * len(batches) + number, len(batches), settings)
+            inputs = feeding.inputs(prepared, batch, device, feeding.reads_ragged(network, device))
+            told.step(len(batch), step(inputs, feeding.labels(prepared, batch, device), rate))
+        told.read()
         validation = validate(network, prepared)
         refuse_non_finite(validation.loss, f"validation loss after epoch {epoch}", settings.learning_rate)
         row = {
             "epoch": epoch,
             "learning_rate": rate,
-            "training_loss": epoch_loss / len(rows),
-            "training_accuracy": epoch_correct / len(rows),
+            "training_loss": told.loss / len(rows),
+            "training_accuracy": told.correct / len(rows),
             "validation_loss": validation.loss,
             "validation_accuracy": validation.accuracy,
             "validation_score": validation.score,
             # A step whose half-precision gradient overflowed is passed over by the scaler, and here.
-            "gradient_norm": float(np.mean([norm for norm in norms if math.isfinite(norm)] or [0.0])),
+            "gradient_norm": float(np.mean([norm for norm in told.norms if math.isfinite(norm)] or [0.0])),
         }
         state.record(row, validation)
         checkpoint.save(state)
         write_text(job.run_directory / "history.csv", state.history_csv())
         progress.epoch(row, len(batches))
     return network, state
+
+
+class EpochSoFar:
+    """Sums over an epoch's steps, each read while the next one runs, so that a GPU does not wait to be asked."""
+
+    def __init__(self, epoch: int, steps: int, settings: Settings, progress: Progress) -> None:
+        self.epoch = epoch
+        self.steps = steps
+        self.settings = settings
+        self.progress = progress
+        self.loss = self.correct = 0.0
+        self.norms: list[float] = []
+        self._unread: tuple[int, Outcome] | None = None
+
+    def step(self, samples: int, outcome: Outcome) -> None:
+        """A step on ``samples`` rows is under way."""
+        self.read()
+        self._unread = samples, outcome
+
+    def read(self) -> None:
+        """Wait for the last step and take it in; InputError if its loss is not finite."""
+        if self._unread is None:
+            return
+        samples, outcome = self._unread
+        self._unread = None
+        loss = outcome.loss.item()
+        self.norms.append(outcome.norm.item())
+        where = f"training loss at epoch {self.epoch}, step {len(self.norms)}"
+        refuse_non_finite(loss, where, self.settings.learning_rate)
+        self.loss += loss * samples
+        self.correct += outcome.correct.item() * samples
+        self.progress.step(self.epoch, len(self.norms), self.steps, samples, loss)
 
 
 def draw_from(seed: int, epoch: int) -> None:

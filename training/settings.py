@@ -17,6 +17,7 @@ class Settings(Checked):
     Stops when neither validation loss nor score has improved for ``patience`` epochs, or after maximum_epochs.
     weight_decay applies to matrices alone; momentum to sgd alone. clip_norm 0 turns clipping off. amp ``auto`` is
     bfloat16 where the GPU has it, else float16, and off on the CPU. deterministic asks for repeatable kernels.
+    cuda_graphs captures a step on a GPU once and replays it; a network that cannot be captured is called.
     """
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
@@ -32,6 +33,7 @@ class Settings(Checked):
     amp: Literal["auto", "off", "bfloat16", "float16"] = "auto"
     threads: Annotated[int, Between(1, 1024)] = 1
     deterministic: bool = True
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,14 +26,9 @@ def validate(network: nn.Module, prepared: Prepared) -> Validation:
     logits = feeding.predict(network, prepared, rows)
     target = feeding.labels(prepared, rows)
     loss = float(feeding.loss(torch.from_numpy(logits), target))
-    accuracy = float(correct(torch.from_numpy(logits), target).double().mean())
+    accuracy = float(feeding.correct(torch.from_numpy(logits), target).double().mean())
     score = macro_auroc(logits, target.numpy()) if prepared.task == "multi-label" else accuracy
     return Validation(loss, score, accuracy)
-
-
-def correct(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Which rows (bool [N]) or, with several labels, which entries (bool [N, K], cut at one half) are right."""
-    return logits.argmax(dim=1) == target if target.ndim == 1 else (logits > 0) == target.bool()
 
 
 def macro_auroc(scores: np.ndarray, target: np.ndarray) -> float:

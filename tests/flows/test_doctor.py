@@ -16,8 +16,8 @@ from tasks.doctor import MISSING, OK, OPTIONAL
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NEEDED = ("flows/__init__.py", "flows/doctor.py", "tasks/__init__.py", "tasks/doctor.py")
-CPU_TORCH = {"version": "2.13.0+cpu", "cuda": None, "gpu": False, "cpu": "AVX2"}
-CUDA_TORCH = {"version": "2.13.0", "cuda": "13.0", "gpu": True, "cpu": "AVX2"}
+CPU_TORCH = {"version": "2.13.0+cpu", "cuda": None, "gpu": False, "cpu": "AVX2", "kernels": None}
+CUDA_TORCH = {"version": "2.13.0", "cuda": "13.0", "gpu": True, "cpu": "AVX2", "kernels": "extension 0123456789abcdef"}
 
 
 @pytest.fixture
@@ -110,6 +110,13 @@ def test_torch_without_cuda_beside_a_gpu_is_told(folder):
     assert "driver" in doctor.gpu({**CUDA_TORCH, "gpu": False}).mend
     install("nvidia-smi", "no driver", code=9)
     assert doctor.gpu(CUDA_TORCH).found.startswith("none")
+
+
+def test_a_gpu_without_a_library_of_kernels_is_told_how_to_build_it():
+    assert doctor.kernels(CUDA_TORCH) == doctor.Finding("kernels", OK, "extension 0123456789abcdef")
+    missing = doctor.kernels({**CUDA_TORCH, "kernels": "reference (the library is not built: run `make ext`)"})
+    assert (missing.state, missing.mend) == (OPTIONAL, "make ext")
+    assert doctor.kernels(CPU_TORCH).state == OK
 
 
 def test_nvcc_must_fit_the_cuda_of_torch(folder):

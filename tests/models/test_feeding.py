@@ -63,3 +63,21 @@ def test_predictions_come_in_the_order_asked_and_repeat_byte_for_byte(model, tex
         for place, row in enumerate(rows):
             alone = network(*feeding.inputs(prepared, np.array([row])))
             np.testing.assert_allclose(logits[place], alone[0].numpy(), atol=1e-6)
+
+
+def test_ragged_text_is_the_same_words_in_one_of_few_lengths(text):
+    tokens, word_counts, sentence_counts = feeding.inputs(text, np.array([3, 0, 7]), ragged=True)
+    padded, cut_counts, counts = feeding.inputs(text, np.array([3, 0, 7]))
+    words = padded[torch.arange(padded.shape[2]) < cut_counts[..., None]]
+    assert tokens[: len(words)].tolist() == words.tolist()
+    assert not tokens[len(words) :].any()
+    assert sentence_counts.tolist() == counts.tolist()
+    assert word_counts.shape == (3, 5) and word_counts[:, : cut_counts.shape[1]].tolist() == cut_counts.tolist()
+
+
+def test_the_lengths_of_ragged_text_are_few_and_not_much_too_long():
+    one_sentence = np.ones((1, 1, 3000), np.int32)
+    lengths = [len(feeding.in_a_row(one_sentence, np.array([[count]]))) for count in range(3001)]
+    assert lengths[0] == 1
+    assert all(count <= length <= max(1, count * 9 / 8) for count, length in enumerate(lengths))
+    assert len(set(lengths[1024:2048])) == 8 + 1

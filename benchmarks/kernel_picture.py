@@ -1,0 +1,75 @@
+"""Draw what the kernels' report measured: ``python -m benchmarks.kernel_picture REPORT.json PICTURE.png``.
+
+One panel a kernel, one line a case: the time of the kernel and of its best peer over the floor, the shortest time that
+the GPU's memory and arithmetic allow. 1 is the floor itself; the axis is logarithmic.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+from evaluation.pictures import BLUE, GREY, VERMILLION, picture
+from storage.errors import InputError, command
+from storage.files import read_json
+
+WIDTH = 9.0
+INCHES_A_LINE = 0.19
+INCHES_A_PANEL = 0.62
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernel_picture", description="Draw a kernels' report.")
+    parser.add_argument("report", type=Path, help="a JSON file of python -m cuda_ext.report or cuda_ext.bench")
+    parser.add_argument("picture", type=Path, help="the PNG file to write")
+    arguments = parser.parse_args()
+    report = read_json(arguments.report)
+    if not isinstance(report, dict) or not report.get("results"):
+        raise InputError(f"{arguments.report} holds no results: give a report of `python -m cuda_ext.report`")
+    draw(report, arguments.picture)
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Write the picture of a report's results."""
+    kernels: dict[str, list[dict[str, Any]]] = {}
+    for row in report["results"]:
+        kernels.setdefault(row["kernel"], []).append(row)
+    heights = [INCHES_A_PANEL + INCHES_A_LINE * len(rows) for rows in kernels.values()]
+    with picture(path, WIDTH, sum(heights) + 0.5) as figure:
+        title(figure, report)
+        panels = figure.subplots(len(kernels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
+        for axes, (name, rows) in zip(panels[:, 0], kernels.items(), strict=True):
+            panel(axes, name, rows)
+        panels[-1, 0].set_xlabel("time over the floor (logarithmic; 1 is as fast as this GPU can be)")
+
+
+def title(figure: Figure, report: dict[str, Any]) -> None:
+    environment = report["environment"]
+    figure.suptitle(
+        f"Kernels and their best peers on one {environment['gpu']}, torch {environment['torch']}", fontsize=11, x=0.5
+    )
+
+
+def panel(axes: Axes, name: str, rows: list[dict[str, Any]]) -> None:
+    """One kernel's cases, the first on top."""
+    places = range(len(rows) - 1, -1, -1)
+    own = [row["median_ms"] / row["floor_ms"] for row in rows]
+    peer = [row["peers"][row["best_peer"]]["median_ms"] / row["floor_ms"] for row in rows]
+    axes.hlines(places, own, peer, color=GREY, linewidth=1, zorder=1)
+    axes.scatter(peer, places, color=VERMILLION, marker="D", s=16, label="best peer", zorder=2)
+    axes.scatter(own, places, color=BLUE, marker="o", s=22, label="reread", zorder=3)
+    axes.axvline(1, color=GREY, linewidth=1, linestyle=":")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_yticks(list(places), [f"{row['shape']}, {row['dtype']}" for row in rows], fontsize=7)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.set_title(name)
+    axes.legend(loc="lower right", fontsize=7)
+
+
+if __name__ == "__main__":
+    command(main)()

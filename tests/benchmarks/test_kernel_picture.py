@@ -1,0 +1,32 @@
+"""The kernels' committed report as a picture."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from storage.source import ROOT
+
+REPORT = sorted(Path(ROOT, "cuda_ext", "results").glob("*.json"))[-1]
+
+
+def draw(*arguments):
+    command = [sys.executable, "-m", "benchmarks.kernel_picture", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_committed_report_is_drawn_the_same_each_time(tmp_path):
+    pictures = [tmp_path / "one.png", tmp_path / "two.png"]
+    for path in pictures:
+        done = draw(REPORT, path)
+        assert done.returncode == 0, done.stderr
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+    assert pictures[0].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_without_results_is_one_line(tmp_path):
+    empty = tmp_path / "empty.json"
+    empty.write_text("{}")
+    done = draw(empty, tmp_path / "none.png")
+    assert done.returncode == 2
+    assert done.stderr == f"error: {empty} holds no results: give a report of `python -m cuda_ext.report`\n"
+    assert not (tmp_path / "none.png").exists()

@@ -1,0 +1,108 @@
+"""A step captured in a CUDA graph gives the bits of one that is called; a network that no graph holds is called."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from cuda_ext.library import ReferenceWarning
+from storage.files import sha256_file
+from training.optimiser import make_optimiser
+from training.progress import Progress
+from training.run import run
+from training.settings import Job, Settings
+from training.step import GraphWarning, Step
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    """What a run sets for its whole process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def train(path):
+    job = Job.read(path)
+    with warnings.catch_warnings():
+        # Without the library, which this does not need, the references run.
+        warnings.simplefilter("ignore", ReferenceWarning)
+        run(job, json.loads(path.read_text()), Progress(job, events=False))
+    return {name: sha256_file(job.run_directory / name) for name in ("best.safetensors", "last.safetensors")}
+
+
+@pytest.mark.parametrize("model", ["densenet", "han", "gru_flat"])
+@pytest.mark.parametrize("amp", ["off", "bfloat16"])
+def test_a_graph_s_run_ends_with_the_bytes_of_a_called_one(
+    write_job, text_directory, image_directory, model, amp, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    data = image_directory if model == "densenet" else text_directory
+    small = {"depth": 10, "growth_rate": 4} if model == "densenet" else {"embedding": 8, "hidden": 4}
+    ends = []
+    for graphs in (True, False):
+        # Batches of two sizes, dropout, and clipping that bites.
+        training = {"batch_size": 9, "amp": amp, "cuda_graphs": graphs, "clip_norm": 0.5}
+        job = write_job(data, f"{graphs}", model, run_key="same", network=small | {"dropout": 0.3}, training=training)
+        ends.append(train(job))
+    assert ends[0] == ends[1]
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator("cuda").manual_seed(0)
+    images = torch.randn(8, 3, 4, 4, generator=generator, device="cuda")
+    return (images,), torch.arange(8, device="cuda") % 3
+
+
+def step_of(network):
+    settings = Settings(optimizer="sgd", learning_rate=0.1)
+    return Step(network, make_optimiser(network, settings), settings, torch.device("cuda", 0))
+
+
+def test_capturing_changes_neither_buffers_nor_random_numbers(batch):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 3))
+    network.cuda()
+    step = step_of(network)
+    torch.manual_seed(1)
+    step(*batch, 0.1)
+    assert network[1].num_batches_tracked.item() == 1
+    after_one = torch.rand(3, device="cuda")
+    torch.manual_seed(1)
+    step(*batch, 0.1)
+    assert network[1].num_batches_tracked.item() == 2
+    assert torch.equal(after_one, torch.rand(3, device="cuda"))
+
+
+def test_the_learning_rate_of_a_replay_is_the_one_that_it_is_given(batch):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).cuda()
+    step = step_of(network)
+    step(*batch, 0.1)
+    before = network[1].weight.detach().clone()
+    step(*batch, 0.0)
+    assert torch.equal(network[1].weight, before)
+    first, second = step(*batch, 0.1), step(*batch, 0.1)
+    assert first.loss.item() > second.loss.item()
+
+
+class ReadsAValue(nn.Module):
+    """Which way it takes depends on its input's values, which no graph can hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(48, 3)
+
+    def forward(self, images):
+        return self.linear(images.flatten(1)) if images.sum().item() > -1e9 else None
+
+
+def test_a_network_that_no_graph_can_hold_is_called(batch):
+    network = ReadsAValue().cuda()
+    step = step_of(network)
+    with pytest.warns(GraphWarning, match="no CUDA graph holds this network's step"):
+        first = step(*batch, 0.1)
+    assert step(*batch, 0.1).loss.item() < first.loss.item()

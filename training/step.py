@@ -1,0 +1,136 @@
+"""One training step: forward pass, loss, backward pass, clipping, update.
+
+On a GPU a small network's step is hundreds of launches that take the CPU longer to issue than the GPU to do. There the
+step is captured in a CUDA graph, one for each shape of its inputs (models/feeding.py sees to it that there are few),
+and replayed; the update, a launch or two, stays outside, so that the learning rate is a plain number. What replays and
+what is called give the same bits, so that a run that was killed ends as one that was not.
+"""
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models import feeding
+from training.device import mixed_precision
+from training.settings import Settings
+
+
+class GraphWarning(UserWarning):
+    """A network's step cannot be captured in a CUDA graph: it is called instead."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step gave, on the device: reading a value waits for the step.
+
+    loss: mean over the batch, float32 []; correct: share of right answers, float64 []; norm: of all gradients together,
+    before clipping, float32 [].
+    """
+
+    loss: Tensor
+    correct: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A step's graph with the places that it reads from and writes to."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor, ...]
+    outcome: Outcome
+    gradients: list[Tensor | None]
+
+
+class Step:
+    """Trains ``network`` by one batch a call."""
+
+    def __init__(
+        self, network: nn.Module, optimiser: torch.optim.Optimizer, settings: Settings, device: torch.device
+    ) -> None:
+        self.network = network
+        self.optimiser = optimiser
+        self.settings = settings
+        self.device = device
+        self.half = mixed_precision(settings, device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.half is torch.float16)
+        # A scaled step is passed over where its gradient overflows, which the CPU decides.
+        self.graphed = device.type == "cuda" and settings.cuda_graphs and not self.scaler.is_enabled()
+        self.parameters = list(network.parameters())
+        self._captured: dict[tuple, Captured] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.graphed else None
+
+    def __call__(self, inputs: tuple[Tensor, ...], target: Tensor, rate: float) -> Outcome:
+        """Train on one batch (``inputs`` as the network takes them) at learning rate ``rate``."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        outcome = self._replay(inputs, target) if self.graphed else None
+        if outcome is None:
+            self.optimiser.zero_grad()
+            outcome = self._gradients(inputs, target)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        return outcome
+
+    def _gradients(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome:
+        with torch.autocast(self.device.type, self.half, enabled=self.half is not None, cache_enabled=not self.graphed):
+            logits = self.network(*inputs)
+        loss = feeding.loss(logits.float(), target, self.settings.label_smoothing)
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimiser)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm or math.inf)
+        return Outcome(loss.detach(), feeding.correct(logits, target).double().mean(), norm)
+
+    def _replay(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome | None:
+        """Replay the graph for inputs of these shapes, captured when they first come; None if none can be captured."""
+        given = (*inputs, target)
+        shapes = tuple((tensor.shape, tensor.dtype) for tensor in given)
+        if shapes not in self._captured:
+            try:
+                self._captured[shapes] = self._capture(given)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self.graphed = False
+                first = str(error).splitlines()[0]
+                warnings.warn(f"no CUDA graph holds this network's step ({first})", GraphWarning, stacklevel=3)
+                return None
+        captured = self._captured[shapes]
+        for place, tensor in zip(captured.inputs, given, strict=True):
+            place.copy_(tensor)
+        captured.graph.replay()
+        for parameter, gradient in zip(self.parameters, captured.gradients, strict=True):
+            parameter.grad = gradient
+        # The next replay writes over them.
+        outcome = captured.outcome
+        return Outcome(outcome.loss.clone(), outcome.correct.clone(), outcome.norm.clone())
+
+    def _capture(self, given: tuple[Tensor, ...]) -> Captured:
+        """Capture the step. Nothing that training goes on from is changed: not the buffers, not the random numbers."""
+        given = tuple(tensor.clone() for tensor in given)
+        buffers = [buffer.clone() for buffer in self.network.buffers()]
+        random = torch.cuda.get_rng_state(self.device)
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self.optimiser.zero_grad()
+                    self._gradients(given[:-1], given[-1])
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+            # Without a gradient to add to, the backward pass makes one in the graph's own memory.
+            self.optimiser.zero_grad()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                outcome = self._gradients(given[:-1], given[-1])
+            gradients = [parameter.grad for parameter in self.parameters]
+        finally:
+            self.optimiser.zero_grad()
+            with torch.no_grad():
+                for buffer, before in zip(self.network.buffers(), buffers, strict=True):
+                    buffer.copy_(before)
+            torch.cuda.set_rng_state(random, self.device)
+        return Captured(graph, given, outcome, gradients)
