@@ -22,7 +22,7 @@ using namespace cuda_ext::channels;
 struct Pool {
   int64_t height, width;
   int64_t halved_rows(int64_t rows) const {
-    return height * width ? rows / (height * width) * (height / 2) * (width / 2) : 0;
+    return height * width != 0 ? rows / (height * width) * (height / 2) * (width / 2) : 0;
   }
   // The row of y that `row` of x goes into, or -1.
   __device__ int64_t into(int64_t row) const {
@@ -189,7 +189,6 @@ __global__ void __launch_bounds__(threads, adds ? add_blocks : sum_blocks)
         }
 #pragma unroll
         for (int i = 0; i < count; ++i) {
-          const int64_t row = begin + i * rows_at_once;
           cut(loaded_dys[i], place.channel, channels);
           cut(loaded_xs[i], place.channel, channels);
           C dys[V], xs[V], into[V];
@@ -205,7 +204,9 @@ __global__ void __launch_bounds__(threads, adds ? add_blocks : sum_blocks)
             sums[1][v] += dz * centred;
             into[v] += own.scale[v] * dz;
           }
-          if constexpr (adds) store(gradient + row * gradient_stride + place.channel, packed<T, V>(into));
+          if constexpr (adds) {
+            store(gradient + (begin + i * rows_at_once) * gradient_stride + place.channel, packed<T, V>(into));
+          }
         }
       });
     });
@@ -405,7 +406,7 @@ void forward_of(const Tensor& x, const Norm<compute_t<T>>& norm, const Pool& poo
 // height and width 0: no pooling.
 Pool pool_of(const Tensor& x, int64_t height, int64_t width) {
   STD_TORCH_CHECK(height >= 0 && width >= 0 && height <= (1 << 24) && width <= (1 << 24) &&
-                      (height * width ? x.size(0) % (height * width) == 0 : height + width == 0),
+                      (height * width != 0 ? x.size(0) % (height * width) == 0 : height + width == 0),
                   "batch_norm_activation: ", x.size(0), " rows are no images of ", height, " x ", width);
   return {height, width};
 }
