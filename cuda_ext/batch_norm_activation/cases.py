@@ -104,13 +104,14 @@ def _exercise_product(dtype: torch.dtype, rows: int, outputs: int, channels: int
 
 
 def _compare(name: str, *arguments: object) -> None:
-    """The kernel beside its reference, on copies of what they may change."""
-    copies = [[a.clone() if isinstance(a, Tensor) and a.is_contiguous() else a for a in arguments] for _ in range(2)]
-    found, expected = fused.part(name, torch.device("cuda"))(*copies[0]), fused.REFERENCES[name](*copies[1])
-    pairs = zip([found] if isinstance(found, Tensor) else found or [], _as_list(expected), strict=True)
-    for a, b in [*pairs, *((a, b) for a, b in zip(*copies, strict=True) if isinstance(a, Tensor))]:
-        if float((a.double() - b.double()).norm()) > 3e-2 * float(b.double().norm()) + 1e-3:
-            raise AssertionError(f"{name} differs from its reference for {a.dtype} of shape {tuple(a.shape)}")
+    """The kernel beside its reference on the CPU, with copies of what both may change."""
+    own = [a.clone() if isinstance(a, Tensor) and a.is_contiguous() else a for a in arguments]
+    others = [a.cpu() if isinstance(a, Tensor) else a for a in arguments]
+    found, expected = fused.part(name, torch.device("cuda"))(*own), fused.REFERENCES[name](*others)
+    pairs = zip(_as_list(found), _as_list(expected), strict=True)
+    for a, b in [*pairs, *((a, b) for a, b in zip(own, others, strict=True) if isinstance(a, Tensor))]:
+        if float((a.cpu().double() - b.double()).norm()) > 3e-2 * float(b.double().norm()) + 1e-3:
+            raise AssertionError(f"{name} differs from its reference for {b.dtype} of shape {tuple(b.shape)}")
 
 
 def _as_list(results: Tensor | tuple[Tensor, ...] | None) -> list[Tensor]:
