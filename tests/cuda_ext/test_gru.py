@@ -75,6 +75,22 @@ def test_without_lengths_every_step_is_real():
 
 
 @quiet
+def test_rows_behind_the_last_offset_are_of_no_sequence():
+    _, _, _, ours = batch(1, 1, 4, 6)
+    offsets = torch.tensor([0, 3, 3, 8])
+    x = torch.randn(8, 4, dtype=torch.float64)
+    longer = torch.cat([x, x.new_full((5, 4), torch.nan)]).requires_grad_()
+    x.requires_grad_()
+    found, expected = ours(longer, offsets=offsets), ours(x, offsets=offsets)
+    assert torch.equal(found[0][:8], expected[0]) and not found[0][8:].any()
+    assert torch.equal(found[1], expected[1])
+    gradients = torch.autograd.grad(found[0][:8].sum(), [longer, *ours.parameters()])
+    of_x, *of_parameters = torch.autograd.grad(expected[0].sum(), [x, *ours.parameters()])
+    assert torch.equal(gradients[0][:8], of_x) and not gradients[0][8:].any()
+    torch.testing.assert_close(gradients[1:], tuple(of_parameters), rtol=0, atol=0)
+
+
+@quiet
 def test_a_ragged_batch_gives_the_same_as_a_padded_one():
     x, lengths, _, ours = batch(7, 5, 4, 6)
     lengths[2] = 0

@@ -109,6 +109,27 @@ def test_padded_and_ragged_batches_give_the_same_bits(dtype):
     assert torch.equal(gradient, padded_gradient[real])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_behind_the_last_offset_are_of_no_sequence(dtype):
+    _, _, _, ours = batch(1, 1, 20, 50, dtype=dtype)
+    lengths = torch.randint(0, 31, (300,), device="cuda")
+    offsets = nn.functional.pad(lengths.cumsum(0), (1, 0))
+    real = int(offsets[-1])
+    x = torch.randn(real, 20, device="cuda").to(dtype)
+    longer = torch.cat([x, x.new_full((700, 20), torch.nan)]).requires_grad_()
+    x.requires_grad_()
+    found, expected = ours(longer, offsets=offsets), ours(x, offsets=offsets)
+    assert torch.equal(found[0][:real], expected[0]) and not found[0][real:].any()
+    assert torch.equal(found[1], expected[1])
+    above = torch.randn_like(expected[0])
+    behind = torch.cat([above, above.new_full((700, 100), torch.nan)])
+    of_longer, *of_parameters = torch.autograd.grad(found[0], [longer, *ours.parameters()], behind)
+    of_x, *of_the_same = torch.autograd.grad(expected[0], [x, *ours.parameters()], above)
+    assert torch.equal(of_longer[:real], of_x) and not of_longer[real:].any()
+    # Shared out among the blocks by the length of the whole batch: the same numbers, summed in another order.
+    assert rules.relative_error(of_parameters, of_the_same) <= LARGEST_ERROR[dtype]
+
+
 @pytest.mark.parametrize("dtype", HALF)
 def test_parameters_in_float32_beside_half_precision(dtype):
     x, lengths, theirs, ours = batch(50, 8, 24, 50, dtype=dtype, of_parameters=torch.float32)
