@@ -14,6 +14,8 @@ from models.layers.recurrent import real_steps
 class Attention(nn.Module):
     """Weighs the steps of a sequence and sums them into one vector."""
 
+    uses_kernels = True
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.projection = nn.Linear(width, width)

@@ -29,6 +29,8 @@ def reverse_by_length(x: Tensor, lengths: Tensor) -> Tensor:
 class BidirectionalGRU(nn.Module):
     """States of a forward and a backward GRU side by side."""
 
+    uses_kernels = True
+
     def __init__(self, inputs: int, units: int) -> None:
         super().__init__()
         self.forwards = nn.GRU(inputs, units, batch_first=True)
