@@ -63,6 +63,8 @@ class Body(nn.Sequential):
     """A network's layers in turn. With kernels, neighbouring dense layers run as a block, a norm with its activation,
     and a transition's pooling before its convolution, which it commutes with."""
 
+    uses_kernels = True
+
     def forward(self, x: Tensor) -> Tensor:
         if not _has_kernel(x):
             return super().forward(x)
