@@ -7,19 +7,21 @@ same, so that a failure leaves its trace. Needs pytest, nvcc and compute-sanitiz
 
 import argparse
 import datetime
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cuda_ext import bench, build
-from storage.errors import command
-from storage.files import write_json, write_text
+from cuda_ext import bench, build, library
+from storage.errors import InputError, command
+from storage.files import read_json, write_json, write_text
 from storage.git import checkout
 
 RESULTS = build.SOURCES / "results"
@@ -31,23 +33,42 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m cuda_ext.report", description="Test and time all kernels.")
     parser.add_argument("--output", type=Path, default=RESULTS, help="the folder that gets the report")
     parser.add_argument("--commit", help="the commit of the sources, where git cannot be asked")
+    parser.add_argument(
+        "--part", choices=("checks", "times"), help="one alone; the other is kept from today's report of these kernels"
+    )
     arguments = parser.parse_args()
-    build.build()
-    checks = {"gpu tests": run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/cuda_ext"])}
-    for tool in SANITIZERS:
-        checks[tool] = sanitize(tool)
-    report = {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": arguments.commit or commit(),
-        "checks": checks,
-        **bench.measure_all(),
-    }
+    if not torch.cuda.is_available():
+        raise InputError("the report is of an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
+    if library.unfit(torch.device("cuda", torch.cuda.current_device())):
+        build.build()
+        library.unfit.cache_clear()
+    today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
-    path = arguments.output / f"{report['date']}-{gpu}.json"
+    path = arguments.output / f"{today}-{gpu}.json"
+    report = {"date": today, "commit": arguments.commit or commit(), "environment": bench.environment()}
+    kept = read_json(path) if arguments.part and path.is_file() else {}
+    if kept.get("environment") == report["environment"]:
+        report = kept | report
+    if arguments.part != "times":
+        report["checks"] = check()
+    if arguments.part != "checks":
+        report |= bench.measure_all()
     write_json(path, report)
-    write_text(path.with_suffix(".md"), markdown(report))
-    print(markdown(report))
-    return 0 if all(check["passed"] for check in checks.values()) else 1
+    if {"checks", "results"} <= report.keys():
+        write_text(path.with_suffix(".md"), markdown(report))
+        print(markdown(report))
+    return 0 if all(found["passed"] for found in report.get("checks", {}).values()) else 1
+
+
+def check() -> dict[str, Any]:
+    """The GPU tests and both sanitizers, side by side: none of them measures time."""
+    tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/cuda_ext", "tests/models", "tests/training"]
+    if importlib.util.find_spec("xdist"):
+        tests += ["-n", "4"]
+    with ThreadPoolExecutor() as pool:
+        found = {"gpu tests": pool.submit(run, tests)}
+        found |= {tool: pool.submit(sanitize, tool) for tool in SANITIZERS}
+        return {name: one.result() for name, one in found.items()}
 
 
 def sanitize(tool: str) -> dict[str, Any]:

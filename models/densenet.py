@@ -11,11 +11,11 @@ Shape legend: N images, C channels, H x W pixels, K classes.
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import torch
 from torch import Tensor, nn
 
 from models.checked import Between, Checked
 from models.layers.activations import Name, activation
+from models.layers.dense import Body, Composite, DenseLayer
 from storage.errors import InputError
 
 KIND = "image"
@@ -43,30 +43,6 @@ class Settings(Checked):
 DEBUG = Settings(depth=10, growth_rate=4)
 
 
-class Composite(nn.Sequential):
-    """Norm, activation, convolution."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, settings: Settings) -> None:
-        super().__init__(
-            nn.BatchNorm2d(inputs),
-            activation(settings.activation),
-            nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False),
-            nn.Dropout(settings.dropout),
-        )
-
-
-class DenseLayer(nn.Module):
-    """Bottleneck of 1x1 and 3x3 convolutions whose output is put beside its input."""
-
-    def __init__(self, inputs: int, settings: Settings) -> None:
-        super().__init__()
-        self.bottleneck = Composite(inputs, 4 * settings.growth_rate, 1, settings)
-        self.convolution = Composite(4 * settings.growth_rate, settings.growth_rate, 3, settings)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, self.convolution(self.bottleneck(x))], dim=1)
-
-
 class DenseNet(nn.Module):
     def __init__(self, settings: Settings, channels: int, classes: int) -> None:
         super().__init__()
@@ -74,13 +50,13 @@ class DenseNet(nn.Module):
         body: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
         for block in range(BLOCKS):
             for _ in range((settings.depth - 4) // (2 * BLOCKS)):
-                body.append(DenseLayer(width, settings))
+                body.append(DenseLayer(width, settings.growth_rate, settings.activation, settings.dropout))
                 width += settings.growth_rate
             if block < BLOCKS - 1:
                 kept = max(1, int(width * settings.compression))
-                body += [Composite(width, kept, 1, settings), nn.AvgPool2d(2)]
+                body += [Composite(width, kept, 1, settings.activation, settings.dropout), nn.AvgPool2d(2)]
                 width = kept
-        self.body = nn.Sequential(*body, nn.BatchNorm2d(width), activation(settings.activation))
+        self.body = Body(*body, nn.BatchNorm2d(width), activation(settings.activation))
         self.classifier = nn.Linear(width, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

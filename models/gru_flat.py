@@ -3,7 +3,8 @@
 The baseline of models/han.py, with the same inputs: the words of all sentences follow each other in order, and
 the final states of both directions are the document.
 
-Shape legend: N documents, S sentences a document, W words a sentence, T words a document, K classes.
+Shape legend: N documents, S sentences a document, W words a sentence, T words a document, M words of all
+documents, K classes.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from cuda_ext.gru import MOST_UNITS
 from models.checked import Between, Checked
 from models.layers.embedding import WordEmbedding
 from models.layers.recurrent import BidirectionalGRU, real_steps
@@ -52,20 +55,36 @@ class FlatGRU(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
         self.gru = BidirectionalGRU(settings.embedding, settings.hidden)
         self.classifier = nn.Linear(2 * settings.hidden, classes)
+        self.reads_ragged = settings.hidden <= MOST_UNITS
 
     def forward(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> Tensor:
-        """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] (not used) -> logits float [N, K]."""
+        """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] (not used) -> logits float [N, K].
+
+        Ragged: tokens int [M], all words one after the other, and whatever follows them.
+        """
+        document = self.read_ragged if tokens.ndim == 1 else self.read
+        return self.classifier(self.dropout(document(tokens, word_counts)))
+
+    def read(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
+        """tokens int [N, S, W], word_counts int [N, S] -> one vector a document, float [N, 2H]."""
         words, counts = in_one_sequence(tokens, word_counts)
         states = self.gru(self.dropout(self.embedding(words)), counts)
-        return self.classifier(self.dropout(self.document(states, counts)))
-
-    def document(self, states: Tensor, counts: Tensor) -> Tensor:
-        """states float [N, T, 2H], counts int [N] -> one vector a document, float [N, 2H]."""
         if self.summary == "mean":
             return states.sum(dim=1) / counts.clamp(min=1).unsqueeze(-1)
         forwards, backwards = states.chunk(2, dim=-1)
         last = (counts - 1).clamp(min=0).long().reshape(-1, 1, 1).expand(-1, 1, forwards.shape[-1])
         return torch.cat([forwards.gather(1, last).squeeze(1), backwards[:, 0]], dim=-1)
+
+    def read_ragged(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
+        """tokens int [M], word_counts int [N, S] -> one vector a document, float [N, 2H]."""
+        counts = word_counts.sum(dim=1)
+        offsets = functional.pad(counts.cumsum(0), (1, 0))
+        states, last = self.gru.read_ragged(self.dropout(self.embedding(tokens)), offsets)
+        if self.summary == "last":
+            return last
+        # Unsafe: checking the offsets would wait for the GPU.
+        sums = torch.segment_reduce(states.float(), "sum", offsets=offsets, unsafe=True)
+        return sums / counts.clamp(min=1).unsqueeze(-1)
 
 
 def build(settings: Settings, description: dict[str, Any]) -> FlatGRU:

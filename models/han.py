@@ -3,7 +3,8 @@
 Source: Yang et al., Hierarchical Attention Networks for Document Classification, NAACL 2016, section 2.2:
 word GRU, word attention, sentence GRU, sentence attention, softmax layer.
 
-Shape legend: N documents, S sentences a document, W words a sentence, E embedding, H units a direction, K classes.
+Shape legend: N documents, S sentences a document, W words a sentence, E embedding, H units a direction,
+M words of all documents, K classes.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
+from cuda_ext.gru import MOST_UNITS
 from models.checked import Between, Checked
 from models.layers.attention import Attention
 from models.layers.embedding import WordEmbedding
@@ -50,9 +53,16 @@ class HierarchicalAttentionNetwork(nn.Module):
         self.sentence_gru = BidirectionalGRU(width, settings.hidden)
         self.sentence_attention = Attention(width)
         self.classifier = nn.Linear(width, classes)
+        self.reads_ragged = settings.hidden <= MOST_UNITS and width <= WIDEST_FOR_MATRIX_UNITS
 
     def forward(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> Tensor:
-        """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] -> logits float [N, K]."""
+        """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] -> logits float [N, K].
+
+        Ragged: tokens int [M], all words one after the other, and whatever follows them.
+        """
+        if tokens.ndim == 1:
+            vectors = self.read_ragged_sentences(tokens, word_counts.flatten()).unflatten(0, word_counts.shape)
+            return self.read_document(vectors, sentence_counts)[0]
         return self.attend(tokens, word_counts, sentence_counts)[0]
 
     def attend(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,10 +73,8 @@ class HierarchicalAttentionNetwork(nn.Module):
             vectors, word_weights = self.read_sentences(tokens, word_counts)
         else:
             vectors, word_weights = self.read_real_sentences(tokens, word_counts)
-        vectors = self.dropout(vectors.unflatten(0, (documents, sentences)))
-        states = self.sentence_gru(vectors, sentence_counts)
-        document, sentence_weights = self.sentence_attention(states, sentence_counts)
-        logits = self.classifier(self.dropout(document))
+        vectors = vectors.unflatten(0, (documents, sentences))
+        logits, sentence_weights = self.read_document(vectors, sentence_counts)
         return logits, word_weights.unflatten(0, (documents, sentences)), sentence_weights
 
     def read_real_sentences(self, tokens: Tensor, word_counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,6 +96,18 @@ class HierarchicalAttentionNetwork(nn.Module):
         """tokens int [M, W], word_counts int [M] -> sentence vectors [M, 2H] and word attention [M, W]."""
         words = self.dropout(self.embedding(tokens))
         return self.word_attention(self.word_gru(words, word_counts), word_counts)
+
+    def read_ragged_sentences(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
+        """tokens int [M], sentence after sentence, word_counts int [N S] -> sentence vectors [N S, 2H]."""
+        offsets = functional.pad(word_counts.cumsum(0), (1, 0))
+        states, _ = self.word_gru.read_ragged(self.dropout(self.embedding(tokens)), offsets)
+        return self.word_attention.read_ragged(states, offsets)
+
+    def read_document(self, vectors: Tensor, sentence_counts: Tensor) -> tuple[Tensor, Tensor]:
+        """sentence vectors [N, S, 2H], sentence_counts int [N] -> logits [N, K] and sentence attention [N, S]."""
+        states = self.sentence_gru(self.dropout(vectors), sentence_counts)
+        document, weights = self.sentence_attention(states, sentence_counts)
+        return self.classifier(self.dropout(document)), weights
 
 
 def build(settings: Settings, description: dict[str, Any]) -> HierarchicalAttentionNetwork:

@@ -6,7 +6,6 @@ and replayed; the update, a launch or two, stays outside, so that the learning r
 what is called give the same bits, so that a run that was killed ends as one that was not.
 """
 
-import math
 import warnings
 from dataclasses import dataclass
 
@@ -81,7 +80,10 @@ class Step:
         loss = feeding.loss(logits.float(), target, self.settings.label_smoothing)
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimiser)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm or math.inf)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.settings.clip_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.clip_norm, norm)
         return Outcome(loss.detach(), feeding.correct(logits, target).double().mean(), norm)
 
     def _replay(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome | None:

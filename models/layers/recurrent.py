@@ -2,13 +2,15 @@
 
 The GRU is the one of Cho et al. 2014 in PyTorch's form (``torch.nn.GRU``). The backward direction reads each row
 reversed by its own length, so that padding stays at the end in both directions. A packed sequence would do the
-same, but torch.export refuses it.
+same, but torch.export refuses it. On a GPU a kernel does both directions at once and reads no padding.
 
-Shape legend: N rows, T steps, I inputs, H units a direction.
+Shape legend: N rows, T steps, M real steps, I inputs, H units a direction.
 """
 
 import torch
 from torch import Tensor, nn
+
+from cuda_ext.gru import MOST_UNITS, gru, gru_ragged
 
 
 def real_steps(lengths: Tensor, steps: int) -> Tensor:
@@ -27,6 +29,8 @@ def reverse_by_length(x: Tensor, lengths: Tensor) -> Tensor:
 class BidirectionalGRU(nn.Module):
     """States of a forward and a backward GRU side by side."""
 
+    uses_kernels = True
+
     def __init__(self, inputs: int, units: int) -> None:
         super().__init__()
         self.forwards = nn.GRU(inputs, units, batch_first=True)
@@ -34,7 +38,19 @@ class BidirectionalGRU(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """x float [N, T, I], lengths int [N] -> states float [N, T, 2H], zero at padding."""
+        if x.is_cuda and self.forwards.hidden_size <= MOST_UNITS:
+            return gru(x, lengths, self.flat_parameters(), bidirectional=True)[0]
         forwards = self.forwards(x)[0]
         backwards = reverse_by_length(self.backwards(reverse_by_length(x, lengths))[0], lengths)
         states = torch.cat([forwards, backwards], dim=-1)
         return states * real_steps(lengths, x.shape[1]).unsqueeze(-1)
+
+    def read_ragged(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """x float [M, I], sequence n in rows offsets[n] to offsets[n + 1] (int [N + 1]) -> states float [M, 2H] and
+        the last state of each direction, float [N, 2H]; rows that no sequence has are not read."""
+        states, last = gru_ragged(x, offsets, self.flat_parameters(), bidirectional=True)
+        return states, last.transpose(0, 1).flatten(1)
+
+    def flat_parameters(self) -> list[Tensor]:
+        """As a bidirectional ``nn.GRU`` orders them."""
+        return [*self.forwards.parameters(), *self.backwards.parameters()]

@@ -26,9 +26,19 @@ def text() -> Prepared:
 @pytest.fixture(scope="session")
 def images() -> Prepared:
     """16 images of 8 x 8 x 1, 4 classes."""
+    return squares(8)
+
+
+@pytest.fixture(scope="session")
+def photographs() -> Prepared:
+    """The same of 32 x 32 pixels, the fewest that networks for photographs take."""
+    return squares(32)
+
+
+def squares(size: int) -> Prepared:
     generator = np.random.default_rng(1)
     arrays = {
-        "images": generator.integers(0, 256, (16, 8, 8, 1)).astype(np.uint8),
+        "images": generator.integers(0, 256, (16, size, size, 1)).astype(np.uint8),
         "labels": generator.integers(0, 4, 16).astype(np.int32),
     }
     return prepared("image", arrays, 4, {"mean": [0.5], "deviation": [0.3]})

@@ -1,10 +1,13 @@
 """DenseNet-BC against the paper's figures, and the settings that it refuses."""
 
+import copy
+
 import pytest
 import torch
 
 import models
-from models.layers import kernels, parameter_count
+from cuda_ext import library
+from models.layers import dense, kernels, parameter_count
 from models.layers.activations import Swish
 from storage.errors import InputError
 
@@ -57,6 +60,78 @@ def test_swish_beta_trains_one_beta_a_layer(name, trained):
     network = models.build("densenet", {"depth": 22, "activation": name}, description())
     betas = [module.beta for module in network.modules() if isinstance(module, Swish) and module.beta is not None]
     assert len(betas) == trained and all(beta.shape == () and beta == 1 for beta in betas)
-    assert kernels(network).startswith("none" if name == "relu" else "reference (the tensors are on the cpu")
+    assert kernels(network).startswith("reference (the tensors are on the cpu")
     network(torch.randn(4, 3, 32, 32)).square().sum().backward()
     assert all(beta.grad is not None and beta.grad != 0 for beta in betas)
+
+
+def test_imagenet_s_has_the_parameters_of_torchvision_s():
+    """torchvision.models.densenet121() has 7,978,856."""
+    assert parameter_count(models.build("densenet_imagenet", {}, description(224, classes=1000))) == 7_978_856
+
+
+def test_imagenet_s_divides_images_by_32_and_refuses_smaller_ones():
+    network = models.build("densenet_imagenet", {"depth": "13", "growth_rate": 4}, description(64)).eval()
+    images = torch.randn(2, 3, 64, 64)
+    assert network.body(images).shape[2:] == (2, 2)
+    assert network(images).shape == (2, 10)
+    with pytest.raises(InputError, match="28 x 28 pixels are too small for densenet_imagenet"):
+        models.build("densenet_imagenet", {}, description(size=28))
+
+
+@pytest.fixture
+def by_references(monkeypatch):
+    """The path that a GPU takes, with the kernels' references in their place."""
+    monkeypatch.setattr(library, "_strict", None)
+    monkeypatch.delenv(library.STRICT_VARIABLE, raising=False)
+    monkeypatch.setattr(dense, "_has_kernel", lambda x: not dense._by_modules)
+
+
+@pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
+@pytest.mark.parametrize(
+    ("name", "training", "activation"),
+    [
+        ("densenet", True, "relu"),
+        ("densenet", True, "swish-beta"),
+        ("densenet", False, "swish"),
+        ("densenet_imagenet", True, "swish"),
+    ],
+)
+def test_a_block_over_one_buffer_gives_the_losses_gradients_and_statistics_of_its_modules(
+    by_references, name, training, activation
+):
+    size, settings = (9, {"depth": 16}) if name == "densenet" else (33, {"depth": "13"})
+    torch.manual_seed(0)
+    network = models.build(name, {**settings, "growth_rate": 3, "activation": activation}, description(size)).double()
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            for vector in (module.weight, module.running_var):
+                torch.nn.init.uniform_(vector, 0.5, 2)
+            for vector in (module.bias, module.running_mean):
+                torch.nn.init.normal_(vector)
+    images = torch.randn(3, 3, size, size, dtype=torch.float64)
+    results = []
+    for by_modules in (True, False):
+        own = copy.deepcopy(network).train(training)
+        with dense.by_modules(by_modules):
+            logits = own(images)
+        logits.square().sum().backward()
+        results.append([logits, *(parameter.grad for parameter in own.parameters()), *own.buffers()])
+        if not training:
+            with torch.no_grad(), dense.by_modules(by_modules):
+                assert torch.equal(own(images), logits)
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
+def test_norms_that_are_not_alike_and_single_rows_take_the_modules(by_references):
+    network = models.build("densenet", {"depth": 10, "growth_rate": 4}, description(4))
+    network.body[1].bottleneck[0].eval()
+    images = torch.randn(2, 3, 4, 4)
+    first = copy.deepcopy(network)
+    with dense.by_modules():
+        expected = first(images)
+    torch.testing.assert_close(network(images), expected)
+    with torch.no_grad(), dense.by_modules(False):
+        assert network.eval()(images[:1]).shape == (1, 10)

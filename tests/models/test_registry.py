@@ -16,8 +16,10 @@ from storage.files import write_json
 from storage.source import ROOT
 
 
-def prepared_for(model, text, images):
-    return images if model == "densenet" else text
+@pytest.fixture
+def prepared(model, request):
+    """Small data that ``model`` reads."""
+    return request.getfixturevalue({"densenet": "images", "densenet_imagenet": "photographs"}.get(model, "text"))
 
 
 def test_the_networks_are_found_by_their_files():
@@ -66,8 +68,7 @@ def test_a_network_refuses_data_of_the_other_kind(text, images):
 
 
 @pytest.mark.parametrize("model", models.available())
-def test_the_debug_size_trains_a_step(model, text, images):
-    prepared = prepared_for(model, text, images)
+def test_the_debug_size_trains_a_step(model, prepared):
     torch.manual_seed(0)
     network = models.build(model, dataclasses.asdict(models.debug(model)), prepared.description)
     rows = prepared.rows("train")
@@ -87,9 +88,8 @@ def test_the_debug_size_trains_a_step(model, text, images):
 @pytest.mark.filterwarnings("ignore:.*_flat_weights.* assigned during export:UserWarning")
 @pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 @pytest.mark.parametrize("model", models.available())
-def test_an_exported_network_gives_the_same_for_any_batch_size(model, text, images):
-    prepared = prepared_for(model, text, images)
-    variants = [{"activation": "relu"}, {"activation": "swish-beta"}] if model == "densenet" else [{}]
+def test_an_exported_network_gives_the_same_for_any_batch_size(model, prepared):
+    variants = [{"activation": "relu"}, {"activation": "swish-beta"}] if "densenet" in model else [{}]
     for variant in variants:
         settings = dataclasses.asdict(models.debug(model)) | variant
         network = models.build(model, settings, prepared.description).eval()

@@ -1,0 +1,224 @@
+"""DenseNet's training step against torchvision's, eager and compiled: ``python -m benchmarks.densenet``.
+
+DenseNet-BC-100-12 at 32 pixels, batch 512, and DenseNet-121 at 224 pixels, batch 128, both channels-last under bfloat16
+autocast: forward, cross entropy, backward, and SGD with Nesterov momentum. The step is captured in a CUDA graph, since
+launches bound it otherwise; torchvision's is timed as it comes, captured, and compiled. All run on the same random
+images. The losses and gradients of the project's own modules, run one by one, are compared with the fused ones' first:
+in float32, on small images, with swish, which has no kinks for rounding to fall over.
+"""
+
+import argparse
+import copy
+import gc
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import models
+from cuda_ext import bench, library
+from models.layers import dense
+from storage.errors import InputError, command, refuse_unknown
+from storage.files import write_json
+
+SAMPLES = 20
+PEERS = ("none", "eager", "all")
+# name: network, settings, batch, pixels, classes
+STEPS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
+    "DenseNet-BC-100-12": ("densenet", {"depth": 100, "growth_rate": 12}, 512, 32, 10),
+    "DenseNet-121": ("densenet_imagenet", {"depth": "121"}, 128, 224, 14),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.densenet", description="Time DenseNet's training step.")
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"which: {', '.join(STEPS)} (default: both)")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument(
+        "--peers", choices=PEERS, default="all", help="torchvision's variants: compiling takes minutes (default: all)"
+    )
+    arguments = parser.parse_args()
+    refuse_unknown(arguments.networks, STEPS, "the arguments")
+    if not torch.cuda.is_available():
+        raise InputError("the benchmark times training on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
+    if reason := library.unfit(torch.device("cuda", torch.cuda.current_device())):
+        raise InputError(f"there are no kernels to time: {reason}")
+    torch.backends.cudnn.benchmark = True
+    names = arguments.networks or list(STEPS)
+    measured: dict[str, Any] = {"environment": bench.environment(), "equality": [], "results": []}
+    print("| network | loss: difference | gradients: difference | fused from float64 | modules from float64 |")
+    print(f"|{'---|' * 5}")
+    for name in names:
+        measured["equality"].append(equality(name))
+        print(equality_line(measured["equality"][-1]), flush=True)
+    print("\n| network | variant | batch | images/s | ms | spread | n | peak GiB |")
+    print(f"|{'---|' * 8}")
+    for name in names:
+        for row in times(name, arguments.peers):
+            measured["results"].append(row)
+            print(time_line(row), flush=True)
+    print(json.dumps(measured))
+    if arguments.json:
+        write_json(arguments.json, measured)
+
+
+def network(name: str, **settings: Any) -> nn.Module:
+    """The project's network of a step, on the GPU, channels-last."""
+    model, given, _, size, classes = STEPS[name]
+    arrays = {"images": {"shape": [1, size, size, 3]}}
+    description = {"name": "random", "kind": "image", "classes": list(range(classes)), "arrays": arrays}
+    torch.manual_seed(0)
+    built = models.build(model, {**given, **settings}, description)
+    return built.cuda().to(memory_format=torch.channels_last)
+
+
+def batch(name: str, small: bool = False) -> tuple[Tensor, Tensor]:
+    """Random images float32 [N, 3, H, W], channels-last, and labels [N]; ``small``: 8 images of at most 64 pixels."""
+    _, _, number, size, classes = STEPS[name]
+    number, size = (8, min(size, 64)) if small else (number, size)
+    images = torch.randn(number, 3, size, size, device="cuda").contiguous(memory_format=torch.channels_last)
+    return images, torch.randint(classes, (number,), device="cuda")
+
+
+def equality(name: str) -> dict[str, Any]:
+    """Loss and gradients of one small batch, fused and module by module, in float32 and against float64."""
+    built = network(name, activation="swish")
+    images, labels = batch(name, small=True)
+    tf32 = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        fused, plain, exact = (
+            _loss_and_gradients(built, images, labels, *how)
+            for how in ((True, torch.float32), (False, torch.float32), (False, torch.float64))
+        )
+    finally:
+        torch.backends.cudnn.allow_tf32 = tf32
+    errors = {
+        f"{part}_{kind}": float((a[i] - b[i]).norm() / b[i].norm())
+        for kind, a, b in (("fused", fused, exact), ("modules", plain, exact), ("difference", fused, plain))
+        for i, part in enumerate(("loss", "gradients"))
+    }
+    return {"network": name, **errors}
+
+
+def _loss_and_gradients(
+    built: nn.Module, images: Tensor, labels: Tensor, by_kernels: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Both in float64, the gradients as one vector."""
+    built = copy.deepcopy(built).to(dtype)
+    with dense.by_modules(not by_kernels):
+        loss = functional.cross_entropy(built(images.to(dtype)), labels)
+    loss.backward()
+    gradients = torch.cat([parameter.grad.double().flatten() for parameter in built.parameters()])
+    return loss.detach().double().reshape(1), gradients
+
+
+def times(name: str, peers: str) -> Iterator[dict[str, Any]]:
+    """One row a variant: images a second and the largest memory that tensors took."""
+    yield measure(name, "this, CUDA graph", network(name), captured=True)
+    yield measure(name, "this", network(name), captured=False)
+    if peers != "none":
+        yield measure(name, "torchvision", torchvision_network(name), captured=False)
+        yield measure(name, "torchvision, CUDA graph", torchvision_network(name), captured=True)
+    if peers == "all":
+        compiled = torch.compile(torchvision_network(name))
+        yield measure(name, "torchvision, torch.compile", compiled, captured=False)
+
+
+def torchvision_network(name: str) -> nn.Module:
+    """torchvision's DenseNet of the same layers; for small images with the paper's stem."""
+    # On the GPU machine alone: the project does not depend on it.
+    import torchvision
+
+    classes = STEPS[name][4]
+    if name == "DenseNet-121":
+        built = torchvision.models.densenet121(num_classes=classes)
+    else:
+        built = torchvision.models.DenseNet(12, (16, 16, 16), 24, num_classes=classes)
+        built.features.conv0 = nn.Conv2d(3, 24, 3, padding=1, bias=False)
+        built.features.norm0 = built.features.relu0 = built.features.pool0 = nn.Identity()
+    return built.cuda().to(memory_format=torch.channels_last)
+
+
+def measure(name: str, variant: str, built: nn.Module, captured: bool) -> dict[str, Any]:
+    # What the last variant left.
+    gc.collect()
+    torch.cuda.empty_cache()
+    images, labels = batch(name)
+    optimizer = torch.optim.SGD(built.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4, foreach=True)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        # Cached casts would belong to the graph's memory.
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=not captured):
+            loss = functional.cross_entropy(built(images), labels)
+        loss.backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    # What cuDNN tried while it chose its algorithms does not count.
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    run: Callable[[], None] = step
+    if captured:
+        optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            step()
+        run = graph.replay
+    milliseconds = _samples(run)
+    memory = torch.cuda.max_memory_allocated() / 2**30
+    median = statistics.median(milliseconds)
+    low, _, high = statistics.quantiles(milliseconds, n=4)
+    return {
+        "network": name,
+        "variant": variant,
+        "batch": len(images),
+        "median_ms": median,
+        "low_quartile_ms": low,
+        "high_quartile_ms": high,
+        "n": SAMPLES,
+        "images_per_second": len(images) / median * 1e3,
+        "peak_memory_gib": memory,
+    }
+
+
+def _samples(run: Callable[[], None]) -> list[float]:
+    for _ in range(3):
+        run()
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(SAMPLES)]
+    for start, end in events:
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in events]
+
+
+def equality_line(row: dict[str, Any]) -> str:
+    cells = [row[key] for key in ("loss_difference", "gradients_difference", "gradients_fused", "gradients_modules")]
+    return f"| {row['network']} | " + " | ".join(f"{cell:.1e}" for cell in cells) + " |"
+
+
+def time_line(row: dict[str, Any]) -> str:
+    """One line of the table; the spread is the distance of the quartiles."""
+    spread = row["high_quartile_ms"] - row["low_quartile_ms"]
+    return (
+        f"| {row['network']} | {row['variant']} | {row['batch']} | {row['images_per_second']:.0f} "
+        f"| {row['median_ms']:.2f} | {spread:.2f} | {row['n']} | {row['peak_memory_gib']:.2f} |"
+    )
+
+
+if __name__ == "__main__":
+    command(main)()

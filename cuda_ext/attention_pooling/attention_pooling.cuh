@@ -1,0 +1,107 @@
+// The arguments of the kernels, and what launches them.
+#pragma once
+
+#include "../launch.cuh"
+
+namespace cuda_ext::attention {
+
+// The widest states and projection that the matrix units' kernels take; wider ones take the plain kernels.
+constexpr int64_t widest = 128;
+// The matrix units take so many rows at a time.
+constexpr int unit_rows = 16;
+// The index of real steps begins with where its rows begin and end.
+constexpr int64_t index_head = 2;
+
+// Rows of states are numbered 0 to `total`: over [N, T] if padded, as they stand if ragged.
+struct Rows {
+  const void* bounds;  // Lengths [N], or offsets [N + 1] if ragged.
+  bool wide;           // int64, not int32.
+  bool ragged;
+  int64_t sequences;  // N
+  int64_t steps;      // T; 0 if ragged.
+  int64_t total;
+
+  __device__ int64_t bound(int64_t i) const {
+    return wide ? static_cast<const int64_t*>(bounds)[i] : static_cast<const int32_t*>(bounds)[i];
+  }
+  __device__ static int64_t within(int64_t value, int64_t most) { return value < 0 ? 0 : value > most ? most : value; }
+  __device__ int64_t first(int64_t n) const { return ragged ? within(bound(n), total) : n * steps; }
+  // What is outside of the tensor is no step of any sequence, whatever the bounds say.
+  __device__ int64_t length(int64_t n) const {
+    if (!ragged) return within(bound(n), steps);
+    return within(within(bound(n + 1), total) - first(n), total);
+  }
+};
+
+struct Parameters {
+  const void* weight;
+  const void* bias;
+  const void* context;
+  bool single;  // float beside states of half precision; else the states' dtype.
+  int width;    // D
+  int units;    // A
+};
+
+struct Forward {
+  Rows rows;
+  Parameters parameters;
+  const void* states;
+  void* pooled;
+  void* weights;  // float, double for double.
+  int32_t* index;
+  bool packs;  // Rows of states begin where four elements can be moved at once.
+};
+
+struct Backward {
+  Rows rows;
+  Parameters parameters;
+  const void* states;
+  const void* pooled;
+  const void* weights;
+  const int32_t* index;
+  const void* gradient;          // of pooled
+  const void* weights_gradient;  // or null
+  void* states_gradient;
+  void* partials;  // [blocks, A D + 2 A]: the parameters' gradients, a part from each block.
+  int blocks;
+  bool packs;
+};
+
+// A kernel that `launch` starts may be started while the one before it on the stream still runs, if that allows it; it waits
+// here, and allows the next one to start. For a small batch a launch takes as long as a kernel.
+__device__ inline void after_the_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+template <typename... Wanted, typename... Given>
+void launch(void (*kernel)(Wanted...), int64_t blocks, dim3 threads, size_t bytes, cudaStream_t stream, Given... arguments) {
+  int device = 0, major = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t how{};
+  how.gridDim = dim3(static_cast<unsigned>(blocks));
+  how.blockDim = threads;
+  how.dynamicSmemBytes = bytes;
+  how.stream = stream;
+  how.attrs = &early;
+  how.numAttrs = major >= 9 ? 1 : 0;
+  STD_CUDA_CHECK(cudaLaunchKernelEx(&how, kernel, static_cast<Wanted>(arguments)...));
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+// Whether the kernels for T take this width on this GPU; if not, the plain ones do.
+template <typename T>
+bool fits(int64_t width, int64_t shared_bytes);
+template <typename T>
+void launch_forward(const Forward& call, int processors, cudaStream_t stream);
+template <typename T>
+void launch_backward(const Backward& call, cudaStream_t stream);
+
+}  // namespace cuda_ext::attention

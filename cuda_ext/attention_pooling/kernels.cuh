@@ -1,0 +1,1447 @@
+// The kernels on the matrix units, for states of float, half and bfloat16; one .cu file each instantiates them.
+//
+// Both read the states once, 16 rows a warp, straight into the layout of the matrix instructions' operands. Thread 4 g + q
+// of a warp holds rows g and g + 8, and of each 16 columns the four from 4 q on, as two pairs; of 8 columns that are left,
+// the pair from 2 q on. The instructions would want columns 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 there. As a sum over
+// columns does not mind their order, the weight lies in shared memory with its columns, and its rows, in the order that
+// makes up for it: what comes out of one product is in the layout of the next one's operand and of the states'.
+#pragma once
+
+#include "attention_pooling.cuh"
+#include "tensor_cores.cuh"
+
+#include <algorithm>
+#include <cmath>
+
+namespace cuda_ext::attention {
+
+constexpr unsigned all_lanes = 0xffffffffu;
+// As many as registers allow; backward so many that each warp has one or two of the strips of the weight's gradient.
+template <typename T>
+constexpr int forward_threads = Units<T>::planes == 2 ? 384 : 512;
+template <typename T, int eighths>
+constexpr int backward_threads = Units<T>::planes == 2 ? (eighths == 8 ? 384 : 256)
+                                 : eighths == 8        ? 512
+                                 : eighths == 13       ? 448
+                                                       : 256;
+// A sequence's scores stay in shared memory up to this length, beyond it in its weights.
+constexpr int kept_scores = 128;
+
+// Widths up to 8 * eighths; `pairs` of columns a thread holds of a row.
+template <typename T, int eighths>
+struct Tile {
+  using Element = typename Units<T>::Element;
+  static constexpr int planes = Units<T>::planes;
+  static constexpr int pairs = eighths;
+  static constexpr int blocks = eighths / 2;
+  static constexpr bool tail = eighths % 2;
+  static constexpr int width = eighths * 8;
+  // An odd number of 16 bytes: eight rows of a matrix lie in different banks.
+  static constexpr int pitch = (eighths | 1) * 8;
+  static constexpr int weight_plane = width * pitch;
+
+  // Where a column stands in shared memory.
+  __device__ static int place(int column) {
+    if (column >= 16 * blocks) return column;
+    const int inside = column % 16;
+    return column - inside + (inside / 2) % 2 * 8 + inside / 4 * 2 + inside % 2;
+  }
+  // The first column of a thread's pair.
+  __device__ static int column(int pair, int q) {
+    return pair < 2 * blocks ? 16 * (pair / 2) + 4 * q + 2 * (pair % 2) : 16 * blocks + 2 * q;
+  }
+};
+
+template <typename Pair>
+struct alignas(2 * sizeof(Pair)) Two {
+  Pair a, b;
+};
+
+// A thread's part of a row.
+template <typename T, int eighths>
+struct Row {
+  using Shape = Tile<T, eighths>;
+  using Pair = std::conditional_t<std::is_same_v<T, float>, float2, unsigned>;
+  Pair pairs[eighths];
+
+  __device__ float2 at(int pair) const {
+    if constexpr (std::is_same_v<T, float>) {
+      return pairs[pair];
+    } else {
+      return unpack<T>(pairs[pair]);
+    }
+  }
+
+  __device__ void operand(int pair, float scale, unsigned (&planes)[Shape::planes]) const {
+    if constexpr (std::is_same_v<T, float>) {
+      split<T>(make_float2(pairs[pair].x * scale, pairs[pair].y * scale), planes);
+    } else {
+      planes[0] = pairs[pair];
+    }
+  }
+
+  __device__ float largest() const {
+    float most = 0;
+#pragma unroll
+    for (int pair = 0; pair < eighths; ++pair) most = fmaxf(most, fmaxf(fabsf(at(pair).x), fabsf(at(pair).y)));
+    return most;
+  }
+
+  // Zeros stand for columns from `width` on, and for a row that is none.
+  __device__ void load(const T* row, bool real, int width, bool packs, int q) {
+    if (packs) {
+#pragma unroll
+      for (int block = 0; block < Shape::blocks; ++block) {
+        Two<Pair> two{};
+        if (const int c = 16 * block + 4 * q; real && c < width) two = *reinterpret_cast<const Two<Pair>*>(row + c);
+        pairs[2 * block] = two.a;
+        pairs[2 * block + 1] = two.b;
+      }
+      if constexpr (Shape::tail) {
+        pairs[2 * Shape::blocks] = Pair{};
+        if (const int c = 16 * Shape::blocks + 2 * q; real && c < width) {
+          pairs[2 * Shape::blocks] = *reinterpret_cast<const Pair*>(row + c);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int pair = 0; pair < eighths; ++pair) {
+        const int c = Shape::column(pair, q);
+        float2 x = make_float2(0, 0);
+        if (real && c < width) x.x = static_cast<float>(row[c]);
+        if (real && c + 1 < width) x.y = static_cast<float>(row[c + 1]);
+        if constexpr (std::is_same_v<T, float>) {
+          pairs[pair] = x;
+        } else {
+          pairs[pair] = pack<T>(x);
+        }
+      }
+    }
+  }
+
+  __device__ void set(int pair, float2 x) {
+    if constexpr (std::is_same_v<T, float>) {
+      pairs[pair] = x;
+    } else {
+      pairs[pair] = pack<T>(x);
+    }
+  }
+
+  __device__ void store(T* row, int width, bool packs, int q) const {
+    if (packs) {
+#pragma unroll
+      for (int block = 0; block < Shape::blocks; ++block) {
+        if (const int c = 16 * block + 4 * q; c < width) {
+          *reinterpret_cast<Two<Pair>*>(row + c) = Two<Pair>{pairs[2 * block], pairs[2 * block + 1]};
+        }
+      }
+      if constexpr (Shape::tail) {
+        if (const int c = 16 * Shape::blocks + 2 * q; c < width) {
+          *reinterpret_cast<Pair*>(row + c) = pairs[2 * Shape::blocks];
+        }
+      }
+    } else {
+#pragma unroll
+      for (int pair = 0; pair < eighths; ++pair) {
+        const int c = Shape::column(pair, q);
+        const float2 x = at(pair);
+        if (c < width) row[c] = static_cast<T>(x.x);
+        if (c + 1 < width) row[c + 1] = static_cast<T>(x.y);
+      }
+    }
+  }
+};
+
+template <typename T>
+__device__ float parameter(const void* values, bool single, int i) {
+  return single ? static_cast<const float*>(values)[i] : static_cast<float>(static_cast<const T*>(values)[i]);
+}
+
+template <int eighths>
+struct Vectors {
+  alignas(16) float bias[8 * eighths];
+  alignas(16) float context[8 * eighths];
+  float largest_weight[32];
+  float largest_context[32];
+};
+
+// The largest of a warp's numbers.
+__device__ inline float most_of_warp(float x) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, step));
+  return x;
+}
+
+// Float's bias and projection come times this: the exponential's base is 2.
+template <typename T>
+constexpr float tangent_scale = std::is_same_v<T, float> ? 2.8853900817779268f : 1.0f;
+
+// The weight on its way to shared memory. All loads are under way before the first is used: one after the other they would
+// take longer than all else for a small batch.
+template <typename T, int eighths, int threads>
+struct Weight {
+  using Shape = Tile<T, eighths>;
+  using E = typename Shape::Element;
+  static constexpr int fours = Shape::width / 4, at_once = threads / fours, each = (Shape::width + at_once - 1) / at_once;
+  float values[each][4];
+  float bias, context;
+
+  // Zeros fill it up.
+  __device__ void load(const Parameters& p) {
+    static_assert(threads >= Shape::width);
+    const bool aligned = p.width % 4 == 0 && reinterpret_cast<std::uintptr_t>(p.weight) % 16 == 0;
+    const int row = threadIdx.x / fours, d = threadIdx.x % fours * 4;
+    const auto each_four = [&](auto&& read) {
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        const int a = row + i * at_once;
+        read(values[i], row < at_once && a < p.units && d < p.width, a * p.width + d);
+      }
+    };
+    if (aligned && (std::is_same_v<T, float> || p.single)) {
+      each_four([&](float(&four)[4], bool inside, int from) {
+        float4 x{};
+        if (inside) x = *reinterpret_cast<const float4*>(static_cast<const float*>(p.weight) + from);
+        four[0] = x.x, four[1] = x.y, four[2] = x.z, four[3] = x.w;
+      });
+    } else if (aligned) {
+      each_four([&](float(&four)[4], bool inside, int from) {
+        uint2 x{};
+        if (inside) x = *reinterpret_cast<const uint2*>(static_cast<const T*>(p.weight) + from);
+        const float2 first = unpack<E>(x.x), second = unpack<E>(x.y);
+        four[0] = first.x, four[1] = first.y, four[2] = second.x, four[3] = second.y;
+      });
+    } else {
+      each_four([&](float(&four)[4], bool inside, int from) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          four[j] = inside && d + j < p.width ? parameter<T>(p.weight, p.single, from + j) : 0.0f;
+        }
+      });
+    }
+    const int a = threadIdx.x;
+    bias = a < p.units ? parameter<T>(p.bias, p.single, a) : 0.0f;
+    context = a < p.units ? parameter<T>(p.context, p.single, a) : 0.0f;
+  }
+
+  // Rows and columns in their places, scaled. Returns the scale (1 but for float) and the context's largest number. The
+  // block must meet before it reads what this wrote.
+  __device__ float2 store(E* weight, Vectors<eighths>& vectors) const {
+    if (threadIdx.x < Shape::width) {
+      vectors.bias[threadIdx.x] = bias * tangent_scale<T>;
+      vectors.context[threadIdx.x] = context;
+    }
+    float scale = 1, largest_context = fabsf(context);
+    if constexpr (Shape::planes == 2) {
+      float largest = 0;
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) largest = fmaxf(largest, fabsf(values[i][j]));
+      }
+      largest = most_of_warp(largest);
+      largest_context = most_of_warp(largest_context);
+      if (threadIdx.x % 32 == 0) {
+        vectors.largest_weight[threadIdx.x / 32] = largest;
+        vectors.largest_context[threadIdx.x / 32] = largest_context;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int warp = 0; warp < threads / 32; ++warp) {
+        largest = fmaxf(largest, vectors.largest_weight[warp]);
+        largest_context = fmaxf(largest_context, vectors.largest_context[warp]);
+      }
+      scale = scale_for<30>(largest);
+    }
+    const int row = threadIdx.x / fours, d = threadIdx.x % fours * 4;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const int a = row + i * at_once;
+      if (row < at_once && a < Shape::width) {
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+          unsigned planes[Shape::planes];
+          split<T>(make_float2(values[i][j] * scale, values[i][j + 1] * scale), planes);
+          E* place = weight + Shape::place(a) * Shape::pitch + Shape::place(d + j);
+#pragma unroll
+          for (int plane = 0; plane < Shape::planes; ++plane) {
+            *reinterpret_cast<unsigned*>(place + plane * Shape::weight_plane) = planes[plane];
+          }
+        }
+      }
+    }
+    return make_float2(scale, largest_context);
+  }
+};
+
+template <typename T, int eighths, int threads>
+__device__ float2 load_parameters(const Parameters& p, typename Units<T>::Element* weight, Vectors<eighths>& vectors) {
+  Weight<T, eighths, threads> loaded;
+  loaded.load(p);
+  const float2 scales = loaded.store(weight, vectors);
+  __syncthreads();
+  return scales;
+}
+
+// out [16, 8 count] += a [16, 16 columns of `block`] times the weight, transposed (down = false: to the projection) or as it
+// is (down = true: back to the states), for its tiles of 8 from `start` on. The float's small products come first.
+// fresh: out is written, not added to.
+template <typename T, int eighths, bool down, bool fresh, int count>
+__device__ void multiply_block(float (&out)[count][4], const unsigned (&a)[Units<T>::planes][4], int block, int start,
+                               unsigned weight, int lane) {
+  using Shape = Tile<T, eighths>;
+  using E = typename Shape::Element;
+  constexpr int group = 4;
+  // One load brings two matrices along the sum (8 columns each) of two planes, or of two neighbours of `out`.
+  const int r = lane % 8, upper = (lane >> 3) % 2, other = lane >> 4;
+  const int far = Shape::planes == 2 ? other * Shape::weight_plane : 0;
+  const int next = Shape::planes == 2 ? 0 : other;
+#pragma unroll
+  for (int first = 0; first < count; first += group) {
+    unsigned b[group][4];
+#pragma unroll
+    for (int i = 0; i < group; i += 3 - Shape::planes) {
+      if (first + i < count) {
+        const int wanted = start + first + i, tile = wanted + (wanted + 1 < eighths ? next : 0);
+        if constexpr (down) {
+          load_matrices_transposed(b[i], weight + 2 * (far + (16 * block + 8 * upper + r) * Shape::pitch + 8 * tile));
+        } else {
+          load_matrices(b[i], weight + 2 * (far + (8 * tile + r) * Shape::pitch + 16 * block + 8 * upper));
+        }
+      }
+    }
+    if constexpr (Shape::planes == 2) {
+#pragma unroll
+      for (int i = 0; i < group && first + i < count; ++i) multiply<E, fresh>(out[first + i], a[1], b[i][0], b[i][1]);
+#pragma unroll
+      for (int i = 0; i < group && first + i < count; ++i) multiply<E>(out[first + i], a[0], b[i][2], b[i][3]);
+#pragma unroll
+      for (int i = 0; i < group && first + i < count; ++i) multiply<E>(out[first + i], a[0], b[i][0], b[i][1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < group && first + i < count; ++i) {
+        multiply<E, fresh>(out[first + i], a[0], b[i - i % 2][2 * (i % 2)], b[i - i % 2][2 * (i % 2) + 1]);
+      }
+    }
+  }
+}
+
+// The same with the last 8 columns of the sum, when their number is odd.
+template <typename T, int eighths, bool down, int count>
+__device__ void multiply_tail(float (&out)[count][4], const unsigned (&a)[Units<T>::planes][2], int start, unsigned weight,
+                              int lane) {
+  using Shape = Tile<T, eighths>;
+  using E = typename Shape::Element;
+  constexpr int each = 4 / Shape::planes;
+  constexpr int along = 16 * Shape::blocks;
+  const int far = Shape::planes == 2 ? (lane >> 3) % 2 * Shape::weight_plane : 0;
+  const int next = Shape::planes == 2 ? lane >> 4 : lane >> 3;
+#pragma unroll
+  for (int first = 0; first < count; first += each) {
+    const int wanted = start + first + next, tile = wanted < eighths ? wanted : eighths - 1;
+    unsigned m[4];
+    if constexpr (down) {
+      load_matrices_transposed(m, weight + 2 * (far + (along + lane % 8) * Shape::pitch + 8 * tile));
+    } else {
+      load_matrices(m, weight + 2 * (far + (8 * tile + lane % 8) * Shape::pitch + along));
+    }
+#pragma unroll
+    for (int i = 0; i < each && first + i < count; ++i) {
+      if constexpr (Shape::planes == 2) {
+        multiply<E>(out[first + i], a[1], m[2 * i]);
+        multiply<E>(out[first + i], a[0], m[2 * i + 1]);
+      }
+      multiply<E>(out[first + i], a[0], m[Shape::planes * i]);
+    }
+  }
+}
+
+// Two rows of a thread, scaled and in the planes of the products' operands.
+template <typename T, int eighths>
+struct Operands {
+  using Shape = Tile<T, eighths>;
+  static constexpr int planes = Shape::planes;
+  unsigned parts[eighths][2][planes];
+
+  __device__ Operands(const Row<T, eighths> (&x)[2], float scale) {
+#pragma unroll
+    for (int pair = 0; pair < eighths; ++pair) {
+      x[0].operand(pair, scale, parts[pair][0]);
+      x[1].operand(pair, scale, parts[pair][1]);
+    }
+  }
+
+  // The projection's tiles from `start` on.
+  template <int count>
+  __device__ void project(float (&out)[count][4], int start, unsigned weight, int lane) const {
+#pragma unroll
+    for (int block = 0; block < Shape::blocks; ++block) {
+      unsigned a[planes][4];
+#pragma unroll
+      for (int plane = 0; plane < planes; ++plane) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[plane][i] = parts[2 * block + i / 2][i % 2][plane];
+      }
+      if (block == 0) {
+        multiply_block<T, eighths, false, true>(out, a, block, start, weight, lane);
+      } else {
+        multiply_block<T, eighths, false, false>(out, a, block, start, weight, lane);
+      }
+    }
+    if constexpr (Shape::tail) {
+      unsigned a[planes][2];
+#pragma unroll
+      for (int plane = 0; plane < planes; ++plane) {
+        a[plane][0] = parts[2 * Shape::blocks][0][plane];
+        a[plane][1] = parts[2 * Shape::blocks][1][plane];
+      }
+      multiply_tail<T, eighths, false>(out, a, start, weight, lane);
+    }
+  }
+};
+
+// The projection of two rows, `columns` tiles of it at a time, each given to `use` with its number.
+template <typename T, int eighths, int columns, int first = 0, typename F>
+__device__ void project_by(const Operands<T, eighths>& operands, unsigned weight, int lane, F&& use) {
+  constexpr int count = first + columns <= eighths ? columns : eighths - first;
+  float u[count][4];
+  operands.project(u, first, weight, lane);
+#pragma unroll
+  for (int i = 0; i < count; ++i) use(first + i, u[i]);
+  if constexpr (first + count < eighths) project_by<T, eighths, columns, first + count>(operands, weight, lane, use);
+}
+
+// tanh(product + bias), for float to 2e-7, and near zero to as much of itself; for half precision by the unit (relative error
+// 2^-11, a rounding to half).
+template <typename T>
+__device__ float tangent(float product, float scale, float bias) {
+  const float x = fmaf(product, scale, bias);
+  float y;
+  if constexpr (std::is_same_v<T, float>) {
+    const float square = x * x;
+    // x - x^3 / 3 + 2 x^5 / 15 of x / tangent_scale.
+    const float small = x * fmaf(square, fmaf(square, 6.6666669e-4f, -0.013876106f), 0.34657359f);
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(y + 1.0f));
+    return square < 0.03f ? small : fmaf(-2.0f, y, 1.0f);
+  } else {
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+}
+
+// Ask for what lies at `from`, in the multiprocessors' common cache, before it is needed.
+__device__ inline void fetch_ahead(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
+__device__ inline float over_quad(float x) {
+  x += __shfl_xor_sync(all_lanes, x, 1);
+  return x + __shfl_xor_sync(all_lanes, x, 2);
+}
+
+__device__ inline float over_rows(float x) {
+  x += __shfl_xor_sync(all_lanes, x, 4);
+  x += __shfl_xor_sync(all_lanes, x, 8);
+  return x + __shfl_xor_sync(all_lanes, x, 16);
+}
+
+template <typename T, int eighths>
+struct ForwardShared {
+  alignas(16) typename Units<T>::Element weight[Units<T>::planes * Tile<T, eighths>::weight_plane];
+  Vectors<eighths> vectors;
+  float scores[forward_threads<T> / 32][kept_scores];
+  int lengths[forward_threads<T>];
+  int before[forward_threads<T>];
+  int sums[forward_threads<T> / 32];
+  int next;
+};
+
+// The sum of `x` over the block, and over the threads before this one.
+template <int threads>
+__device__ int2 scan(int x, int (&sums)[threads / 32]) {
+  const int lane = threadIdx.x % 32;
+  int inclusive = x;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(all_lanes, inclusive, step);
+    if (lane >= step) inclusive += other;
+  }
+  __syncthreads();
+  if (lane == 31) sums[threadIdx.x / 32] = inclusive;
+  __syncthreads();
+  int before = inclusive - x, all = 0;
+#pragma unroll
+  for (int warp = 0; warp < threads / 32; ++warp) {
+    if (warp < threadIdx.x / 32) before += sums[warp];
+    all += sums[warp];
+  }
+  return make_int2(before, all);
+}
+
+// Each block takes a run of sequences, each warp one at a time: projection, tanh, scores, softmax and weighted sum, 16
+// steps after 16, the softmax with a running maximum. It also writes the index that lets the backward pass skip padding.
+template <typename T, int eighths>
+__global__ void __launch_bounds__(forward_threads<T>, 1) forward_kernel(const Forward call) {
+  after_the_kernel_before();
+  using Shape = Tile<T, eighths>;
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& shared = *reinterpret_cast<ForwardShared<T, eighths>*>(memory);
+  const Rows& rows = call.rows;
+  const int width = call.parameters.width;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
+  const int64_t begin = rows.sequences * blockIdx.x / gridDim.x, end = rows.sequences * (blockIdx.x + 1) / gridDim.x;
+  const float weight_scale = load_parameters<T, eighths, forward_threads<T>>(call.parameters, shared.weight, shared.vectors).x;
+  const unsigned weight = shared_address(shared.weight);
+
+  int before = 0;
+  if (!rows.ragged) {
+    for (int64_t n = threadIdx.x; n < begin; n += forward_threads<T>) before += static_cast<int>(rows.length(n));
+    before = scan<forward_threads<T>>(before, shared.sums).y;
+  }
+  for (int64_t base = begin; base < end; base += forward_threads<T>) {
+    const int64_t own = base + threadIdx.x;
+    const int own_length = own < end ? static_cast<int>(rows.length(own)) : 0;
+    const int2 sums = scan<forward_threads<T>>(own_length, shared.sums);
+    shared.lengths[threadIdx.x] = own_length;
+    shared.before[threadIdx.x] = before + sums.x;
+    if (threadIdx.x == 0) shared.next = 0;
+    before += sums.y;
+    __syncthreads();
+    const int count = static_cast<int>(end - base < forward_threads<T> ? end - base : forward_threads<T>);
+    const auto take = [&] {
+      int taken = 0;
+      if (lane == 0) taken = atomicAdd(&shared.next, 1);
+      return __shfl_sync(all_lanes, taken, 0);
+    };
+    for (int taken = take(), then; taken < count; taken = then) {
+      // Its own next sequence, too.
+      then = take();
+      if (then < count) {
+        const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + rows.first(base + then) * width);
+        const int64_t bytes = int64_t{shared.lengths[then]} * width * static_cast<int64_t>(sizeof(T));
+        for (int64_t at = lane * 128; at < bytes; at += 32 * 128) fetch_ahead(states + at);
+      }
+      const int64_t n = base + taken, first = rows.first(n);
+      const int length = shared.lengths[taken];
+      const T* states = static_cast<const T*>(call.states) + first * width;
+      float* weights = static_cast<float*>(call.weights) + first;
+      float* scores = length <= kept_scores ? shared.scores[warp] : weights;
+      float largest = -INFINITY, sum = 0;
+      float2 pooled[eighths];
+#pragma unroll
+      for (int pair = 0; pair < eighths; ++pair) pooled[pair] = make_float2(0, 0);
+
+      for (int start = 0; start < length; start += unit_rows) {
+        const int t0 = start + g, t1 = t0 + 8;
+        Row<T, eighths> x[2];
+        x[0].load(states + int64_t{t0} * width, t0 < length, width, call.packs, q);
+        x[1].load(states + int64_t{t1} * width, t1 < length, width, call.packs, q);
+        float scale = 1, inverse = tangent_scale<T>;
+        if constexpr (Shape::planes == 2) {
+          scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
+          inverse *= inverse_of(scale) * inverse_of(weight_scale);
+        }
+        const Operands<T, eighths> operands(x, scale);
+        float s0 = 0, s1 = 0;
+        project_by<T, eighths, Shape::planes == 2 ? eighths : 4>(operands, weight, lane, [&](int pair, const float(&u)[4]) {
+          const int c = Shape::column(pair, q);
+          const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
+          const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
+          s0 = fmaf(tangent<T>(u[0], inverse, bias.x), context.x, s0);
+          s0 = fmaf(tangent<T>(u[1], inverse, bias.y), context.y, s0);
+          s1 = fmaf(tangent<T>(u[2], inverse, bias.x), context.x, s1);
+          s1 = fmaf(tangent<T>(u[3], inverse, bias.y), context.y, s1);
+        });
+        s0 = t0 < length ? over_quad(s0) : over_quad(s0) * 0 - INFINITY;
+        s1 = t1 < length ? over_quad(s1) : over_quad(s1) * 0 - INFINITY;
+        if (q == 0) {
+          if (t0 < length) scores[t0] = s0;
+          if (t1 < length) scores[t1] = s1;
+        }
+        float highest = fmaxf(s0, s1);
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) highest = fmaxf(highest, __shfl_xor_sync(all_lanes, highest, step));
+        highest = fmaxf(highest, largest);
+        const float shrink = expf(largest - highest), p0 = expf(s0 - highest), p1 = expf(s1 - highest);
+        largest = highest;
+        sum = sum * shrink + p0 + p1;
+#pragma unroll
+        for (int pair = 0; pair < eighths; ++pair) {
+          const float2 a = x[0].at(pair), b = x[1].at(pair);
+          pooled[pair].x = pooled[pair].x * shrink + p0 * a.x + p1 * b.x;
+          pooled[pair].y = pooled[pair].y * shrink + p0 * a.y + p1 * b.y;
+        }
+      }
+      const float whole = length > 0 ? 1.0f / over_rows(sum) : 0.0f;
+      T* out = static_cast<T*>(call.pooled) + n * width;
+#pragma unroll
+      for (int pair = 0; pair < eighths; ++pair) {
+        const float x = over_rows(pooled[pair].x) * whole, y = over_rows(pooled[pair].y) * whole;
+        const int c = Shape::column(pair, q);
+        if (g == pair % 8) {
+          if (c < width) out[c] = static_cast<T>(x);
+          if (c + 1 < width) out[c + 1] = static_cast<T>(y);
+        }
+      }
+      __syncwarp();
+      for (int t = lane; t < length; t += 32) weights[t] = expf(scores[t] - largest) * whole;
+      for (int64_t t = length + lane; t < rows.steps; t += 32) weights[t] = 0;
+      int32_t* index = call.index + index_head;
+      if (rows.ragged) {
+        for (int t = lane; t < length; t += 32) index[first + t] = static_cast<int32_t>(n);
+      } else {
+        const int real = shared.before[taken];
+        for (int t = lane; t < length; t += 32) index[real + t] = static_cast<int32_t>(first + t);
+        // From the end on, as many as there is padding.
+        for (int64_t t = length + lane; t < rows.steps; t += 32) {
+          index[rows.total - 1 - (first - real) - (t - length)] = -1;
+        }
+      }
+      __syncwarp();
+    }
+    __syncthreads();
+  }
+  if (rows.ragged) {
+    // Rows of no sequence.
+    const int64_t from = rows.first(0), to = rows.within(rows.bound(rows.sequences), rows.total);
+    const int64_t stride = int64_t{gridDim.x} * forward_threads<T>, thread = blockIdx.x * forward_threads<T> + threadIdx.x;
+    for (int64_t row = thread; row < rows.total; row += stride) {
+      if (row < from || row >= to) {
+        static_cast<float*>(call.weights)[row] = 0;
+        call.index[index_head + row] = -1;
+      }
+    }
+    if (thread == 0) {
+      call.index[0] = static_cast<int32_t>(from);
+      call.index[1] = static_cast<int32_t>(to > from ? to : from);
+    }
+  } else if (end == rows.sequences && threadIdx.x == 0) {
+    call.index[0] = 0;
+    call.index[1] = before;
+  }
+}
+
+template <typename T, int eighths>
+struct BackwardShared {
+  using Shape = Tile<T, eighths>;
+  static constexpr bool crowded = eighths == 13 && Shape::planes == 1;
+  static constexpr int tile_rows = backward_threads<T, eighths> / 32 * unit_rows;
+  static constexpr int tile_plane = tile_rows * Shape::pitch;
+  alignas(16) typename Shape::Element weight[Shape::planes * Shape::weight_plane];
+  alignas(16) typename Shape::Element states[Shape::planes * tile_plane];
+  // A strip of 16 columns of the last row may end beyond it.
+  alignas(16) typename Shape::Element slopes[Shape::planes * tile_plane + 8];
+  Vectors<eighths> vectors;
+  // For float, what the scales of a unit's slopes, and of these times its states, must be undone by.
+  float inverses[backward_threads<T, eighths> / 32][2];
+  float contexts[backward_threads<T, eighths> / 32][Shape::width];
+  // Each thread's own sums of the context's gradient, where registers are short.
+  float2 context_sums[crowded ? eighths : 1][crowded ? backward_threads<T, eighths> : 1];
+};
+
+template <typename E, int planes>
+__device__ void store_operand(E* place, int plane, const unsigned (&a)[planes], const unsigned (&b)[planes]) {
+#pragma unroll
+  for (int i = 0; i < planes; ++i) *reinterpret_cast<uint2*>(place + i * plane) = make_uint2(a[i], b[i]);
+}
+
+// A thread's part of a row to shared memory, columns in their own order.
+template <typename T, int eighths>
+__device__ void store_row(typename Units<T>::Element* place, int plane, const Operands<T, eighths>& x, int row, int q) {
+  using Shape = Tile<T, eighths>;
+#pragma unroll
+  for (int block = 0; block < Shape::blocks; ++block) {
+    store_operand(place + 16 * block + 4 * q, plane, x.parts[2 * block][row], x.parts[2 * block + 1][row]);
+  }
+  if constexpr (Shape::tail) {
+#pragma unroll
+    for (int i = 0; i < Shape::planes; ++i) {
+      *reinterpret_cast<unsigned*>(place + i * plane + 16 * Shape::blocks + 2 * q) = x.parts[2 * Shape::blocks][row][i];
+    }
+  }
+}
+
+// The gradient of a row's score: softmax needs of the rest of its sequence only the gradient times the pooled vector.
+template <typename T, int eighths>
+__device__ float score_gradient(const Backward& call, const Row<T, eighths>& x, int64_t place, int64_t sequence, bool real,
+                                float share, int q) {
+  const int width = call.parameters.width;
+  Row<T, eighths> gradient, pooled;
+  gradient.load(static_cast<const T*>(call.gradient) + sequence * width, real, width, call.packs, q);
+  pooled.load(static_cast<const T*>(call.pooled) + sequence * width, real, width, call.packs, q);
+  float own = 0, mean = 0;
+#pragma unroll
+  for (int pair = 0; pair < eighths; ++pair) {
+    const float2 a = gradient.at(pair), b = x.at(pair), c = pooled.at(pair);
+    own += a.x * b.x + a.y * b.y;
+    mean += a.x * c.x + a.y * c.y;
+  }
+  if (call.weights_gradient && real) {
+    const auto* weights = static_cast<const float*>(call.weights);
+    const auto* gradients = static_cast<const float*>(call.weights_gradient);
+    const int64_t first = call.rows.first(sequence), beyond = first + call.rows.length(sequence);
+    for (int64_t t = first + q; t < beyond; t += 4) mean += weights[t] * gradients[t];
+    if (q == 0) own += gradients[place];
+  }
+  return share * (over_quad(own) - over_quad(mean));
+}
+
+// Zeros to the gradient of what is no step of any sequence.
+template <typename T>
+__device__ void clear_padding(const Backward& call, int warp, int warps, int lane) {
+  const Rows& rows = call.rows;
+  const int width = call.parameters.width;
+  T* const out = static_cast<T*>(call.states_gradient);
+  if (rows.ragged) {
+    for (int64_t row = int64_t{blockIdx.x} * warps + warp; row < rows.total; row += int64_t{gridDim.x} * warps) {
+      if (row < call.index[0] || row >= call.index[1]) {
+        for (int d = lane; d < width; d += 32) out[row * width + d] = static_cast<T>(0.0f);
+      }
+    }
+    return;
+  }
+  const int64_t begin = rows.sequences * blockIdx.x / gridDim.x, end = rows.sequences * (blockIdx.x + 1) / gridDim.x;
+  for (int64_t n = begin + warp; n < end; n += warps) {
+    const int64_t length = rows.length(n), count = (rows.steps - length) * width;
+    T* padding = out + (n * rows.steps + length) * width;
+    if (call.packs) {
+      auto* fours = reinterpret_cast<uint2*>(padding);
+      for (int64_t i = lane; i < count * static_cast<int64_t>(sizeof(T)) / 8; i += 32) fours[i] = make_uint2(0, 0);
+    } else {
+      for (int64_t i = lane; i < count; i += 32) padding[i] = static_cast<T>(0.0f);
+    }
+  }
+}
+
+// Each block takes a run of real steps, found through the index, 128 at a time and 16 a warp. A warp computes the
+// projection again, the scores' gradient (softmax's needs of the rest of its sequence only gradient . pooled), its slopes
+// ds (1 - u^2) context, and the states' gradient; then the block adds the tile's slopes^T states to the weight's
+// gradient, 16 rows of it a warp, in registers to the end. The matrix units round towards zero when they add: each
+// tile's sum begins anew and joins the others by an addition that rounds to nearest.
+template <typename T, int eighths>
+__global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kernel(const Backward call) {
+  after_the_kernel_before();
+  using Shape = Tile<T, eighths>;
+  using Shared = BackwardShared<T, eighths>;
+  using E = typename Shape::Element;
+  constexpr int warps = backward_threads<T, eighths> / 32;
+  constexpr int strips = (eighths + 1) / 2, parts = warps / strips, tiles = (eighths + parts - 1) / parts;
+  constexpr int planes = Shape::planes;
+  // So many tiles of the projection are at work at a time.
+  constexpr int columns = planes == 2 ? 4 : 2;
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared*>(memory);
+  const Rows& rows = call.rows;
+  const int width = call.parameters.width, units = call.parameters.units;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
+  const float2 loaded = load_parameters<T, eighths, backward_threads<T, eighths>>(call.parameters, shared.weight, shared.vectors);
+  const float weight_scale = loaded.x, largest_context = loaded.y;
+  const unsigned weight = shared_address(shared.weight);
+  T* const out = static_cast<T*>(call.states_gradient);
+
+  clear_padding<T>(call, warp, warps, lane);
+  const int64_t origin = call.index[0], last = call.index[1];
+  const int64_t all = (last - origin + unit_rows - 1) / unit_rows;
+  const int64_t from = all * blockIdx.x / gridDim.x, to = all * (blockIdx.x + 1) / gridDim.x;
+  const int strip = warp % strips, part = warp / strips;
+  float weight_sums[tiles][4] = {};
+  float bias_sums[4] = {};
+  float2 context_sums[eighths];
+  const auto context_sum = [&](int pair) -> float2& {
+    if constexpr (Shared::crowded) {
+      return shared.context_sums[pair][threadIdx.x];
+    } else {
+      return context_sums[pair];
+    }
+  };
+#pragma unroll
+  for (int pair = 0; pair < eighths; ++pair) context_sum(pair) = make_float2(0, 0);
+
+  // The index's entries of this thread's two rows, of the next tile when this one's are in use.
+  const auto entry_of = [&](int64_t unit, int i) {
+    const int64_t row = origin + unit * unit_rows + g + 8 * i;
+    return unit < to && row < last ? call.index[index_head + row] : -1;
+  };
+  int32_t entries[2] = {entry_of(from + warp, 0), entry_of(from + warp, 1)};
+  for (int64_t tile = from; tile < to; tile += warps) {
+    const int32_t then[2] = {entry_of(tile + warps + warp, 0), entry_of(tile + warps + warp, 1)};
+    if (tile + warp < to) {
+      int place[2], sequence[2];
+      bool real[2];
+      float share[2], slope[2];
+      Row<T, eighths> x[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int64_t row = origin + (tile + warp) * unit_rows + g + 8 * i;
+        real[i] = row < last;
+        const int32_t entry = entries[i];
+        place[i] = rows.ragged ? static_cast<int>(row) : entry;
+        sequence[i] = rows.ragged ? entry : entry / static_cast<int>(rows.steps);
+        if (entry < 0 || sequence[i] >= rows.sequences) real[i] = false;
+        if (!real[i]) place[i] = sequence[i] = 0;
+        x[i].load(static_cast<const T*>(call.states) + int64_t{place[i]} * width, real[i], width, call.packs, q);
+        share[i] = real[i] ? static_cast<const float*>(call.weights)[place[i]] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        slope[i] = score_gradient<T, eighths>(call, x[i], place[i], sequence[i], real[i], share[i], q);
+      }
+
+      // Scaled slopes, and what undoes the scales of the projection and of the states' gradient.
+      float scale = 1, scaled[2] = {slope[0], slope[1]}, inverse = tangent_scale<T>, change_inverse = 1;
+      if constexpr (planes == 2) {
+        scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
+        const float most = most_of_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1]))) * largest_context;
+        const float slope_scale = scale_for<60>(most), weight_inverse = inverse_of(weight_scale);
+        scaled[0] *= slope_scale;
+        scaled[1] *= slope_scale;
+        inverse *= inverse_of(scale) * weight_inverse;
+        change_inverse = inverse_of(slope_scale) * weight_inverse;
+        if (lane == 0) {
+          shared.inverses[warp][0] = inverse_of(slope_scale);
+          shared.inverses[warp][1] = inverse_of(slope_scale) * inverse_of(scale);
+        }
+      }
+      const int at = (warp * unit_rows + g) * Shape::pitch;
+      const Operands<T, eighths> operands(x, scale);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        store_row<T, eighths>(shared.states + at + 8 * i * Shape::pitch, Shared::tile_plane, operands, i, q);
+      }
+      float change[eighths][4];
+      // The projection becomes tanh and then, two tiles at a time, the operand of the product back to the states.
+      unsigned parted[2][2][planes];
+      project_by<T, eighths, columns>(operands, weight, lane, [&](int pair, const float(&u)[4]) {
+        const int c = Shape::column(pair, q);
+        const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
+        const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
+        float2 sum = context_sum(pair);
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const float a = tangent<T>(u[2 * k], inverse, bias.x), b = tangent<T>(u[2 * k + 1], inverse, bias.y);
+          sum.x = fmaf(slope[k], a, sum.x);
+          sum.y = fmaf(slope[k], b, sum.y);
+          const float x = scaled[k] * context.x, y = scaled[k] * context.y;
+          split<T>(make_float2(fmaf(-a, a * x, x), fmaf(-b, b * y, y)), parted[pair % 2][k]);
+        }
+        context_sum(pair) = sum;
+        if (pair == 2 * Shape::blocks) {
+          unsigned a[planes][2];
+#pragma unroll
+          for (int plane = 0; plane < planes; ++plane) {
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+              a[plane][k] = parted[0][k][plane];
+              *reinterpret_cast<unsigned*>(shared.slopes + plane * Shared::tile_plane + at + 8 * k * Shape::pitch +
+                                           8 * pair + 2 * q) = parted[0][k][plane];
+            }
+          }
+          multiply_tail<T, eighths, true>(change, a, 0, weight, lane);
+        } else if (pair % 2) {
+          unsigned a[planes][4];
+#pragma unroll
+          for (int plane = 0; plane < planes; ++plane) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) a[plane][k] = parted[k / 2][k % 2][plane];
+          }
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            store_operand(shared.slopes + at + 8 * k * Shape::pitch + 8 * (pair - 1) + 4 * q, Shared::tile_plane,
+                          parted[0][k], parted[1][k]);
+          }
+          if (pair == 1) {
+            multiply_block<T, eighths, true, true>(change, a, 0, 0, weight, lane);
+          } else {
+            multiply_block<T, eighths, true, false>(change, a, pair / 2, 0, weight, lane);
+          }
+        }
+      });
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        Row<T, eighths> gradient;
+        gradient.load(static_cast<const T*>(call.gradient) + int64_t{sequence[i]} * width, real[i], width, call.packs, q);
+#pragma unroll
+        for (int pair = 0; pair < eighths; ++pair) {
+          const float2 y = gradient.at(pair);
+          gradient.set(pair, make_float2(fmaf(change[pair][2 * i], change_inverse, share[i] * y.x),
+                                          fmaf(change[pair][2 * i + 1], change_inverse, share[i] * y.y)));
+        }
+        if (real[i]) gradient.store(out + int64_t{place[i]} * width, width, call.packs, q);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      entries[i] = then[i];
+      if (then[i] >= 0) {
+        const int64_t row = rows.ragged ? origin + (tile + warps + warp) * unit_rows + g + 8 * i : then[i];
+        const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + row * width);
+        for (int at = 128 * q; at < width * static_cast<int>(sizeof(T)); at += 512) fetch_ahead(states + at);
+      }
+    }
+    __syncthreads();
+
+    if (part < parts) {
+      const int count = static_cast<int>(to - tile < warps ? to - tile : warps);
+      const unsigned slopes = shared_address(shared.slopes), states = shared_address(shared.states);
+      const unsigned ones = pack<E>(make_float2(1, 1));
+      float sums[tiles][4] = {}, own[4] = {};
+      for (int unit = 0; unit < count; ++unit) {
+        unsigned a[planes][4];
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+          load_matrices_transposed(
+              a[plane], slopes + 2 * (plane * Shared::tile_plane +
+                                      (16 * unit + (lane >> 4) * 8 + lane % 8) * Shape::pitch + 16 * strip +
+                                      (lane >> 3) % 2 * 8));
+        }
+        const int row = 16 * unit + (lane >> 3) % 2 * 8 + lane % 8, other = lane >> 4;
+        const int next = planes == 2 ? 0 : other, from = (planes == 2 ? other * Shared::tile_plane : 0) + row * Shape::pitch;
+        constexpr int group = 4;
+#pragma unroll
+        for (int first = 0; first < tiles; first += group) {
+          unsigned b[group][4];
+#pragma unroll
+          for (int i = 0; i < group; i += 3 - planes) {
+            if (first + i < tiles) {
+              const int wanted = part * tiles + first + i + next;
+              load_matrices_transposed(b[i], states + 2 * (from + 8 * (wanted < eighths ? wanted : eighths - 1)));
+            }
+          }
+          if constexpr (planes == 2) {
+#pragma unroll
+            for (int i = 0; i < group && first + i < tiles; ++i) {
+              multiply<E, true>(sums[first + i], a[1], b[i][0], b[i][1]);
+            }
+#pragma unroll
+            for (int i = 0; i < group && first + i < tiles; ++i) multiply<E>(sums[first + i], a[0], b[i][2], b[i][3]);
+#pragma unroll
+            for (int i = 0; i < group && first + i < tiles; ++i) multiply<E>(sums[first + i], a[0], b[i][0], b[i][1]);
+          } else {
+#pragma unroll
+            for (int i = 0; i < group && first + i < tiles; ++i) {
+              multiply<E>(sums[first + i], a[0], b[i - i % 2][2 * (i % 2)], b[i - i % 2][2 * (i % 2) + 1]);
+            }
+          }
+        }
+        if constexpr (planes == 2) multiply<E, true>(own, a[1], ones, ones);
+        multiply<E>(own, a[0], ones, ones);
+        if (planes == 2 || unit == count - 1) {
+          // A unit's own scales; without scales once a tile.
+          const float slope_inverse = planes == 2 ? shared.inverses[unit][0] : 1.0f;
+          const float inverse = planes == 2 ? shared.inverses[unit][1] : 1.0f;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            bias_sums[i] = fmaf(own[i], slope_inverse, bias_sums[i]);
+#pragma unroll
+            for (int j = 0; j < tiles; ++j) {
+              weight_sums[j][i] = fmaf(sums[j][i], inverse, weight_sums[j][i]);
+            }
+          }
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * (units * (width + 2));
+  if (part < parts) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int a = 16 * strip + g + i / 2 * 8;
+      if (a < units) {
+#pragma unroll
+        for (int j = 0; j < tiles; ++j) {
+          const int d = 8 * (part * tiles + j) + 2 * q + i % 2;
+          if (d < width) partial[a * width + d] = weight_sums[j][i];
+        }
+        if (part == 0 && q == 0 && i % 2 == 0) partial[units * width + a] = bias_sums[i];
+      }
+    }
+  }
+#pragma unroll
+  for (int pair = 0; pair < eighths; ++pair) {
+    const float2 sum = context_sum(pair);
+    const float x = over_rows(sum.x), y = over_rows(sum.y);
+    if (g == 0) {
+      const int c = Shape::column(pair, q);
+      shared.contexts[warp][c] = x;
+      shared.contexts[warp][c + 1] = y;
+    }
+  }
+  __syncthreads();
+  for (int a = threadIdx.x; a < units; a += backward_threads<T, eighths>) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < warps; ++i) sum += shared.contexts[i][a];
+    partial[units * (width + 1) + a] = sum;
+  }
+}
+
+// A few tiles of a product, of 16 rows with weight tiles [first, first + count), for a warp of many that share the rows:
+// the three products of float's parts are summed apart, for more of them to be under way.
+template <typename T, int eighths, int count, bool down>
+struct Few {
+  using Shape = Tile<T, eighths>;
+  using E = typename Shape::Element;
+  float sums[2 * Shape::planes - 1][count][4] = {};
+
+  __device__ float at(int tile, int i) const {
+    float sum = sums[0][tile][i];
+#pragma unroll
+    for (int k = 1; k < 2 * Shape::planes - 1; ++k) sum += sums[k][tile][i];
+    return sum;
+  }
+
+  // half: the last 8 columns of the sum alone.
+  template <bool half>
+  __device__ void add(const unsigned (&a)[Shape::planes][half ? 2 : 4], int block, int first, unsigned weight, int lane) {
+    const int r = lane % 8, upper = half ? 0 : (lane >> 3) % 2;
+    const int far = Shape::planes == 2 ? (lane >> 4) * Shape::weight_plane : 0;
+#pragma unroll
+    for (int tile = 0; tile < count; ++tile) {
+      const int wanted = first + tile < eighths ? first + tile : eighths - 1;
+      unsigned b[4];
+      if constexpr (down) {
+        load_matrices_transposed(b, weight + 2 * (far + (16 * block + 8 * upper + r) * Shape::pitch + 8 * wanted));
+      } else {
+        load_matrices(b, weight + 2 * (far + (8 * wanted + r) * Shape::pitch + 16 * block + 8 * upper));
+      }
+      if constexpr (half) {
+        multiply<E>(sums[0][tile], a[0], b[0]);
+        if constexpr (Shape::planes == 2) {
+          multiply<E>(sums[1][tile], a[0], b[2]);
+          multiply<E>(sums[2][tile], a[1], b[0]);
+        }
+      } else {
+        multiply<E>(sums[0][tile], a[0], b[0], b[1]);
+        if constexpr (Shape::planes == 2) {
+          multiply<E>(sums[1][tile], a[0], b[2], b[3]);
+          multiply<E>(sums[2][tile], a[1], b[0], b[1]);
+        }
+      }
+    }
+  }
+
+  // With rows that are in registers.
+  __device__ void add(const Row<T, eighths> (&x)[2], float scale, int first, unsigned weight, int lane) {
+#pragma unroll
+    for (int block = 0; block < Shape::blocks; ++block) {
+      unsigned a[Shape::planes][4], part[Shape::planes];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        x[i % 2].operand(2 * block + i / 2, scale, part);
+#pragma unroll
+        for (int plane = 0; plane < Shape::planes; ++plane) a[plane][i] = part[plane];
+      }
+      add<false>(a, block, first, weight, lane);
+    }
+    if constexpr (Shape::tail) {
+      unsigned a[Shape::planes][2], part[Shape::planes];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        x[i].operand(2 * Shape::blocks, scale, part);
+#pragma unroll
+        for (int plane = 0; plane < Shape::planes; ++plane) a[plane][i] = part[plane];
+      }
+      add<true>(a, Shape::blocks, first, weight, lane);
+    }
+  }
+};
+
+constexpr int few_parts = 4;
+constexpr int few_units = 2;
+constexpr int few_steps = few_units * unit_rows;
+constexpr int few_threads = 32 * few_units * few_parts;
+
+template <typename T, int eighths>
+struct ForwardFewShared {
+  alignas(16) typename Units<T>::Element weight[Units<T>::planes * Tile<T, eighths>::weight_plane];
+  Vectors<eighths> vectors;
+  float scores[few_parts][few_steps];
+  alignas(8) float pooled[few_units][8 * eighths];
+  int before[few_units * few_parts];
+};
+
+// For small batches of short sequences, when time is latency: a block takes one sequence, and four warps share 16 steps,
+// each with a quarter of the projection. Padding may be loaded, but what is loaded is dropped.
+template <typename T, int eighths>
+__global__ void __launch_bounds__(few_threads) forward_few_kernel(const Forward call) {
+  after_the_kernel_before();
+  using Shape = Tile<T, eighths>;
+  constexpr int threads = few_threads;
+  constexpr int tiles = (eighths + few_parts - 1) / few_parts;
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& shared = *reinterpret_cast<ForwardFewShared<T, eighths>*>(memory);
+  const Rows& rows = call.rows;
+  const int width = call.parameters.width, steps = static_cast<int>(rows.steps);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
+  const int unit = warp / few_parts, part = warp % few_parts;
+  const int64_t n = blockIdx.x, first = n * steps;
+  Weight<T, eighths, threads> loaded;
+  loaded.load(call.parameters);
+  const int length = static_cast<int>(rows.length(n));
+  Row<T, eighths> x[2];
+  int t[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    t[i] = unit * unit_rows + g + 8 * i;
+    x[i].load(static_cast<const T*>(call.states) + (first + t[i]) * width, t[i] < steps, width, call.packs, q);
+  }
+  int before = 0;
+  for (int64_t i = threadIdx.x; i < n; i += threads) before += static_cast<int>(rows.length(i));
+  before = __reduce_add_sync(all_lanes, before);
+  if (lane == 0) shared.before[warp] = before;
+  const float weight_scale = loaded.store(shared.weight, shared.vectors).x;
+  const unsigned weight = shared_address(shared.weight);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int pair = 0; pair < eighths; ++pair) {
+      if (t[i] >= length) x[i].pairs[pair] = {};
+    }
+  }
+  float scale = 1, inverse = tangent_scale<T>;
+  if constexpr (Shape::planes == 2) {
+    scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
+    inverse *= inverse_of(scale) * inverse_of(weight_scale);
+  }
+  __syncthreads();
+  before = 0;
+#pragma unroll
+  for (int i = 0; i < few_units * few_parts; ++i) before += shared.before[i];
+
+  float s[2] = {};
+  if (unit * unit_rows < length) {
+    Few<T, eighths, tiles, false> u;
+    u.add(x, scale, part * tiles, weight, lane);
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      if (part * tiles + tile < eighths) {
+        const int c = Shape::column(part * tiles + tile, q);
+        const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
+        const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          s[i] += tangent<T>(u.at(tile, 2 * i), inverse, bias.x) * context.x +
+                  tangent<T>(u.at(tile, 2 * i + 1), inverse, bias.y) * context.y;
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    s[i] = over_quad(s[i]);
+    if (q == 0) shared.scores[part][t[i]] = s[i];
+  }
+  __syncthreads();
+  // Every warp has all scores, one a lane.
+  float weight_of_lane = -INFINITY;
+  if (lane < length) {
+    weight_of_lane = 0;
+#pragma unroll
+    for (int k = 0; k < few_parts; ++k) weight_of_lane += shared.scores[k][lane];
+  }
+  const float largest = most_of_warp(weight_of_lane);
+  weight_of_lane = lane < length ? expf(weight_of_lane - largest) : 0.0f;
+  const float whole = length > 0 ? 1.0f / over_rows(over_quad(weight_of_lane)) : 0.0f;
+  weight_of_lane *= whole;
+  float own[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) own[i] = __shfl_sync(all_lanes, weight_of_lane, t[i]);
+#pragma unroll
+  for (int pair = 0; pair < eighths; ++pair) {
+    if (pair % few_parts == part) {
+      const float2 a = x[0].at(pair), b = x[1].at(pair);
+      const float2 sums = make_float2(over_rows(own[0] * a.x + own[1] * b.x), over_rows(own[0] * a.y + own[1] * b.y));
+      if (g == 0) *reinterpret_cast<float2*>(shared.pooled[unit] + Shape::column(pair, q)) = sums;
+    }
+  }
+  __syncthreads();
+  for (int d = threadIdx.x; d < width; d += threads) {
+    float pooled = 0;
+#pragma unroll
+    for (int i = 0; i < few_units; ++i) pooled += shared.pooled[i][d];
+    static_cast<T*>(call.pooled)[n * width + d] = static_cast<T>(pooled);
+  }
+  if (warp == 0) {
+    int32_t* index = call.index + index_head;
+    if (lane < steps) {
+      static_cast<float*>(call.weights)[first + lane] = weight_of_lane;
+      if (lane < length) {
+        index[before + lane] = static_cast<int32_t>(first + lane);
+      } else {
+        index[rows.total - 1 - (first - before) - (lane - length)] = -1;
+      }
+    }
+    if (n == rows.sequences - 1 && lane == 0) {
+      call.index[0] = 0;
+      call.index[1] = before + length;
+    }
+  }
+}
+
+template <typename T, int eighths>
+struct BackwardFewShared {
+  using Shape = Tile<T, eighths>;
+  static constexpr int tile_plane = unit_rows * Shape::pitch;
+  alignas(16) typename Shape::Element weight[Shape::planes * Shape::weight_plane];
+  alignas(16) typename Shape::Element states[Shape::planes * tile_plane];
+  // A strip of 16 columns of the last row may end beyond it.
+  alignas(16) typename Shape::Element slopes[Shape::planes * tile_plane + 8];
+  Vectors<eighths> vectors;
+};
+
+// For few real steps: a block takes 16 of them, and a warp 16 columns of each of the three products. Here the slopes lie in
+// shared memory in the order of the weight's rows, as the product back to the states reads them from there.
+template <typename T, int eighths>
+__global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backward call) {
+  after_the_kernel_before();
+  using Shape = Tile<T, eighths>;
+  using Shared = BackwardFewShared<T, eighths>;
+  using E = typename Shape::Element;
+  constexpr int planes = Shape::planes;
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared*>(memory);
+  const Rows& rows = call.rows;
+  const int width = call.parameters.width, units = call.parameters.units;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
+  T* const out = static_cast<T*>(call.states_gradient);
+  Weight<T, eighths, few_threads> loaded;
+  loaded.load(call.parameters);
+  // The index of padded rows begins at 0, so that its entry need not wait for its head.
+  const int64_t origin = rows.ragged ? call.index[0] : 0, last = call.index[1];
+  const bool some = origin + int64_t{blockIdx.x} * unit_rows < last;
+
+  int64_t place[2], sequence[2];
+  bool real[2];
+  float share[2], slope[2];
+  Row<T, eighths> x[2];
+  int32_t entries[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t row = origin + int64_t{blockIdx.x} * unit_rows + g + 8 * i;
+    entries[i] = row < rows.total ? call.index[index_head + row] : -1;
+  }
+  if (some) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int64_t row = origin + int64_t{blockIdx.x} * unit_rows + g + 8 * i;
+      real[i] = row < last;
+      const int32_t entry = real[i] ? entries[i] : 0;
+      place[i] = rows.ragged ? row : entry;
+      sequence[i] = rows.ragged ? entry : entry / static_cast<int32_t>(rows.steps);
+      if (entry < 0 || sequence[i] >= rows.sequences) real[i] = false;
+      if (!real[i]) place[i] = sequence[i] = 0;
+      x[i].load(static_cast<const T*>(call.states) + place[i] * width, real[i], width, call.packs, q);
+      share[i] = real[i] ? static_cast<const float*>(call.weights)[place[i]] : 0.0f;
+      slope[i] = score_gradient<T, eighths>(call, x[i], place[i], sequence[i], real[i], share[i], q);
+    }
+  }
+  const float2 scales = loaded.store(shared.weight, shared.vectors);
+  const float weight_scale = scales.x, largest_context = scales.y;
+  __syncthreads();
+  // Warps that have no columns fill the padding with zeros.
+  constexpr int used = (eighths + 1) / 2, idle = few_threads / 32 - used;
+  if (idle == 0 || warp >= used) clear_padding<T>(call, idle == 0 ? warp : warp - used, idle == 0 ? used : idle, lane);
+  if (!some) return;
+
+  const unsigned weight = shared_address(shared.weight);
+  float scale = 1, slope_scale = 1;
+  if constexpr (planes == 2) {
+    scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
+    slope_scale = scale_for<60>(most_of_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1]))) * largest_context);
+  }
+  const float inverse = tangent_scale<T> * (inverse_of(scale) * inverse_of(weight_scale));
+  float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * (units * (width + 2));
+  const bool busy = 2 * warp < eighths;
+  if (busy) {
+#pragma unroll
+    for (int pair = 0; pair < eighths; ++pair) {
+      if (pair / 2 == warp) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          unsigned parted[planes];
+          x[i].operand(pair, scale, parted);
+#pragma unroll
+          for (int plane = 0; plane < planes; ++plane) {
+            *reinterpret_cast<unsigned*>(shared.states + plane * Shared::tile_plane + (g + 8 * i) * Shape::pitch +
+                                         Shape::column(pair, q)) = parted[plane];
+          }
+        }
+      }
+    }
+    Few<T, eighths, 2, false> u;
+    u.add(x, scale, 2 * warp, weight, lane);
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const int pair = 2 * warp + tile;
+      if (pair < eighths) {
+        const int c = Shape::column(pair, q);
+        const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
+        const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
+        float2 of_context = make_float2(0, 0), of_bias = make_float2(0, 0);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float a = tangent<T>(u.at(tile, 2 * i), inverse, bias.x);
+          const float b = tangent<T>(u.at(tile, 2 * i + 1), inverse, bias.y);
+          const float2 slopes =
+              make_float2(slope[i] * slope_scale * context.x * (1 - a * a), slope[i] * slope_scale * context.y * (1 - b * b));
+          of_context.x += slope[i] * a;
+          of_context.y += slope[i] * b;
+          of_bias.x += slopes.x;
+          of_bias.y += slopes.y;
+          unsigned parted[planes];
+          split<T>(slopes, parted);
+#pragma unroll
+          for (int plane = 0; plane < planes; ++plane) {
+            *reinterpret_cast<unsigned*>(shared.slopes + plane * Shared::tile_plane + (g + 8 * i) * Shape::pitch +
+                                         8 * pair + 2 * q) = parted[plane];
+          }
+        }
+        of_context = make_float2(over_rows(of_context.x), over_rows(of_context.y));
+        of_bias = make_float2(over_rows(of_bias.x), over_rows(of_bias.y));
+        if (g == 0) {
+          float* const bias_part = partial + units * width;
+          if (c < units) {
+            bias_part[c] = of_bias.x * inverse_of(slope_scale);
+            bias_part[units + c] = of_context.x;
+          }
+          if (c + 1 < units) {
+            bias_part[c + 1] = of_bias.y * inverse_of(slope_scale);
+            bias_part[units + c + 1] = of_context.y;
+          }
+        }
+      }
+    }
+  }
+  __syncthreads();
+  if (!busy) return;
+
+  const unsigned slopes = shared_address(shared.slopes), states = shared_address(shared.states);
+  {
+    Few<T, eighths, 2, true> change;
+#pragma unroll
+    for (int block = 0; block < Shape::blocks; ++block) {
+      unsigned a[planes][4];
+#pragma unroll
+      for (int plane = 0; plane < planes; ++plane) {
+        load_matrices(a[plane], slopes + 2 * (plane * Shared::tile_plane + lane % 16 * Shape::pitch + 16 * block +
+                                              (lane >> 4) * 8));
+      }
+      change.template add<false>(a, block, 2 * warp, weight, lane);
+    }
+    if constexpr (Shape::tail) {
+      unsigned a[planes][2], m[4];
+#pragma unroll
+      for (int plane = 0; plane < planes; ++plane) {
+        load_matrices(m, slopes + 2 * (plane * Shared::tile_plane + lane % 16 * Shape::pitch + 16 * Shape::blocks));
+        a[plane][0] = m[0];
+        a[plane][1] = m[1];
+      }
+      change.template add<true>(a, Shape::blocks, 2 * warp, weight, lane);
+    }
+    const float change_inverse = inverse_of(slope_scale) * inverse_of(weight_scale);
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      if (const int pair = 2 * warp + tile; pair < eighths) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            const int c = Shape::column(pair, q) + k;
+            if (real[i] && c < width) {
+              const float y = static_cast<float>(static_cast<const T*>(call.gradient)[sequence[i] * width + c]);
+              out[place[i] * width + c] =
+                  static_cast<T>(fmaf(change.at(tile, 2 * i + k), change_inverse, share[i] * y));
+            }
+          }
+        }
+      }
+    }
+  }
+  unsigned a[planes][4];
+#pragma unroll
+  for (int plane = 0; plane < planes; ++plane) {
+    load_matrices_transposed(a[plane], slopes + 2 * (plane * Shared::tile_plane +
+                                                     ((lane >> 4) * 8 + lane % 8) * Shape::pitch + 16 * warp +
+                                                     (lane >> 3) % 2 * 8));
+  }
+  const float weight_inverse = inverse_of(slope_scale) * inverse_of(scale);
+#pragma unroll
+  for (int tile = 0; tile < eighths; ++tile) {
+    unsigned b[4];
+    load_matrices_transposed(b, states + 2 * ((planes == 2 ? (lane >> 4) * Shared::tile_plane : 0) +
+                                              lane % 16 * Shape::pitch + 8 * tile));
+    float sums[4] = {};
+    if constexpr (planes == 2) {
+      multiply<E>(sums, a[1], b[0], b[1]);
+      multiply<E>(sums, a[0], b[2], b[3]);
+    }
+    multiply<E>(sums, a[0], b[0], b[1]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      // Which column of the slopes stands in this place.
+      const int row = 16 * warp + (warp < Shape::blocks ? g / 2 * 4 + g % 2 + 2 * i : g + 8 * i);
+      const int d = 8 * tile + 2 * q;
+      if (row < units) {
+        const float2 two = make_float2(sums[2 * i] * weight_inverse, sums[2 * i + 1] * weight_inverse);
+        if (width % 2 == 0 && d < width) {
+          *reinterpret_cast<float2*>(partial + row * width + d) = two;
+        } else {
+          if (d < width) partial[row * width + d] = two.x;
+          if (d + 1 < width) partial[row * width + d + 1] = two.y;
+        }
+      }
+    }
+  }
+}
+
+// The smallest kernel that takes this width.
+template <typename F>
+void with_eighths(int width, F&& f) {
+  if (width <= 64) {
+    f(std::integral_constant<int, 8>{});
+  } else if (width <= 104) {
+    f(std::integral_constant<int, 13>{});
+  } else {
+    f(std::integral_constant<int, 16>{});
+  }
+}
+
+template <typename T>
+bool fits(int64_t width, int64_t shared_bytes) {
+  if (width > widest) return false;
+  bool enough = false;
+  with_eighths(static_cast<int>(width), [&](auto eighths) {
+    enough = static_cast<int64_t>(sizeof(BackwardShared<T, decltype(eighths)::value>)) <= shared_bytes;
+  });
+  return enough;
+}
+
+template <typename T>
+void launch_forward(const Forward& call, int processors, cudaStream_t stream) {
+  const int64_t sequences = call.rows.sequences;
+  with_eighths(std::max(call.parameters.width, call.parameters.units), [&](auto eighths) {
+    constexpr int e = decltype(eighths)::value;
+    if (!call.rows.ragged && call.rows.steps <= few_steps && sequences <= 2 * processors) {
+      launch(forward_few_kernel<T, e>, sequences, few_threads, sizeof(ForwardFewShared<T, e>), stream, call);
+      return;
+    }
+    const int64_t blocks = std::min<int64_t>(sequences, processors);
+    launch(forward_kernel<T, e>, blocks, forward_threads<T>, sizeof(ForwardShared<T, e>), stream, call);
+  });
+}
+
+template <typename T>
+void launch_backward(const Backward& call, cudaStream_t stream) {
+  with_eighths(std::max(call.parameters.width, call.parameters.units), [&](auto eighths) {
+    constexpr int e = decltype(eighths)::value;
+    // A block for 16 rows: few enough of them to share the rows of each among its warps.
+    if (call.blocks == (call.rows.total + unit_rows - 1) / unit_rows) {
+      launch(backward_few_kernel<T, e>, call.blocks, few_threads, sizeof(BackwardFewShared<T, e>), stream, call);
+    } else {
+      launch(backward_kernel<T, e>, call.blocks, backward_threads<T, e>, sizeof(BackwardShared<T, e>), stream, call);
+    }
+  });
+}
+
+}  // namespace cuda_ext::attention

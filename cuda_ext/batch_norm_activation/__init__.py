@@ -1,0 +1,406 @@
+"""Batch norm and the activation behind it as one operation, f(weight (x - mean) / sqrt(variance + epsilon) + bias), in
+training and in inference, with the parts that a dense block is made of.
+
+The kernels stand in batch_norm_activation.cu. They want channels-last, where the channels of a pixel are neighbours:
+there a tensor is a matrix of rows, one a pixel, and channels, and so is a slice of its channels. The backward pass
+keeps x alone; the normalised value and its activation are computed again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from cuda_ext.library import kernel
+from cuda_ext.operation import define
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+ACTIVATIONS = ("none", "relu", "swish")
+
+
+def batch_norm_activation(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor | None,
+    running_variance: Tensor | None,
+    *,
+    training: bool,
+    momentum: float = 0.1,
+    epsilon: float = 1e-5,
+    activation: str = "relu",
+    beta: Tensor | None = None,
+    pooled: bool = False,
+    statistics: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Return the activation of the batch norm of ``x``, in its shape and dtype, with channels last in memory.
+
+    x: [N, C, ...] of float64, float32, float16 or bfloat16; what is not channels-last (or a slice of the channels of
+    such a tensor) is copied first.
+    weight, bias: [C]; running_mean, running_variance: [C], or None, which always takes the batch's.
+    training: normalise by the batch's mean and variance, and move the running ones, which then follow
+    ``nn.BatchNorm2d``: running + momentum (batch - running), the variance unbiased.
+    activation: "none", "relu" or "swish", z sigmoid(beta z); beta: a scalar tensor, which gets a gradient if it asks
+    for one, or None, which is 1.
+    pooled: x is [N, C, H, W], and the result the average of each 2 x 2, [N, C, H // 2, W // 2], as ``nn.AvgPool2d(2)``
+    gives.
+    statistics: the batch's mean and biased variance, if they are known: they are not computed again.
+    The arithmetic is float32, float64 for float64. Under autocast x keeps its dtype, as in PyTorch's own.
+    Raises ValueError, naming what came, for anything else.
+    """
+    if not training and running_mean is not None and running_variance is not None:
+        return normalise(x, weight, bias, running_mean, running_variance, beta, activation, epsilon, False, pooled)
+    rows = x.numel() // max(x.shape[1], 1) if x.ndim > 1 else 0
+    if rows == 1:
+        raise ValueError(f"batch norm takes more than one value a channel in training, got {tuple(x.shape)}")
+    mean, variance = batch_statistics(x) if statistics is None else statistics
+    y = normalise(x, weight, bias, mean, variance, beta, activation, epsilon, True, pooled)
+    if training and rows and running_mean is not None and running_variance is not None:
+        follow([running_mean], [running_variance], [mean], [variance], rows, momentum)
+    return y
+
+
+def normalise(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    beta: Tensor | None,
+    activation: str,
+    epsilon: float,
+    training: bool,
+    pooled: bool = False,
+) -> Tensor:
+    """Batch norm by the given statistics, and the activation. ``training`` says that they are those of x itself, as
+    ``batch_statistics`` gives them: then the gradient takes them as functions of x, and not as given numbers."""
+    mean, variance, weight, bias = (_computed(x, tensor) for tensor in (mean, variance, weight, bias))
+    beta = None if beta is None else _computed(x, beta)
+    arguments = (weight, bias, mean, variance, beta, activation, epsilon, training, pooled)
+    return torch.ops.cuda_ext.batch_norm_activation(x, *arguments)
+
+
+def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance [C] of each channel of x [N, C, ...], in float32 (float64 of float64); no gradient."""
+    return torch.ops.cuda_ext.batch_statistics(x.detach())
+
+
+@torch.no_grad()
+def follow(
+    running_means: list[Tensor],
+    running_variances: list[Tensor],
+    means: list[Tensor],
+    variances: list[Tensor],
+    rows: int,
+    momentum: float,
+) -> None:
+    """Move running statistics, several at once, towards those of a batch of ``rows`` values a channel."""
+    variances = torch._foreach_mul(variances, rows / max(rows - 1, 1))
+    running = [*running_means, *running_variances]
+    batch = [new.to(old.dtype) for old, new in zip(running, [*means, *variances], strict=True)]
+    torch._foreach_lerp_(running, batch, momentum)
+
+
+def _computed(x: Tensor, tensor: Tensor) -> Tensor:
+    """In the dtype that is computed in."""
+    return tensor.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """x [N, C, ...] as a matrix of rows and channels: a view where the channels are neighbours, else a copy."""
+    rows = x.movedim(1, -1).flatten(0, -2)
+    return (
+        rows if rows.shape[1] <= 1 or (rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1]) else rows.contiguous()
+    )
+
+
+def image_of(rows: Tensor, like: Tensor, pooled: bool = False) -> Tensor:
+    """Rows and channels as [N, C, ...] again, of the N and ... of ``like``; the channels may be others."""
+    places = [size // 2 if pooled else size for size in like.shape[2:]]
+    return rows.unflatten(0, (like.shape[0], *places)).movedim(-1, 1)
+
+
+# What the kernels compute, in PyTorch, over matrices of rows and channels, named as in the library.
+
+
+def reference_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Equals ``torch.var_mean(x, dim=0, correction=0)``, in float32 or float64."""
+    if x.shape[0] == 0:
+        return _computed(x, x.new_zeros(x.shape[1])), _computed(x, x.new_zeros(x.shape[1]))
+    variance, mean = torch.var_mean(_computed(x, x), dim=0, correction=0)
+    return mean, variance
+
+
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    beta: Tensor | None,
+    activation: int,
+    epsilon: float,
+    columns: int,
+    height: int = 0,
+    width: int = 0,
+) -> Tensor:
+    """Equals ``F.relu`` (or z sigmoid(beta z)) of ``F.batch_norm(x, mean, variance, weight, bias, False, 0, epsilon)``,
+    with columns of zeros put to it; with a height and width, ``F.avg_pool2d(..., 2)`` of it."""
+    z = (_computed(x, x) - mean) * (weight * (variance + epsilon).rsqrt()) + bias
+    if ACTIVATIONS[activation] == "relu":
+        z = z.relu()
+    elif ACTIVATIONS[activation] == "swish":
+        z = z * torch.sigmoid(z if beta is None else beta * z)
+    if height:
+        image = z.unflatten(0, (-1, height, width)).movedim(-1, 1)
+        return rows_of(nn.functional.avg_pool2d(image, 2)).to(x.dtype)
+    return nn.functional.pad(z.to(x.dtype), (0, columns - x.shape[1]))
+
+
+def _reference_gradients(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    beta: Tensor | None,
+    activation: int,
+    epsilon: float,
+    training: bool,
+) -> tuple[Tensor, ...]:
+    """s dz; the gradients of weight, bias and beta; slope and offset of the rest of dx (see the kernel)."""
+    dz, centred = _computed(x, dy[:, : x.shape[1]]), _computed(x, x) - mean
+    inverse = (variance + epsilon).rsqrt()
+    z = centred * (weight * inverse) + bias
+    to_beta = weight.new_zeros(0 if beta is None else 1)
+    if ACTIVATIONS[activation] == "relu":
+        dz = torch.where(z > 0, dz, 0)
+    elif ACTIVATIONS[activation] == "swish":
+        gate = torch.sigmoid(z if beta is None else beta * z)
+        rest = z * (1 - gate)
+        if beta is not None:
+            to_beta = (dz * z * gate * rest).sum().reshape(1)
+        dz = dz * gate * (1 + (rest if beta is None else beta * rest))
+    plain, product = dz.sum(dim=0), (dz * centred).sum(dim=0)
+    share = -weight * inverse / x.shape[0] if training and x.shape[0] else torch.zeros_like(weight)
+    return weight * inverse * dz, product * inverse, plain, to_beta, share * inverse.square() * product, share * plain
+
+
+def reference_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, *others: Any, height: int = 0, width: int = 0
+) -> tuple[Tensor, ...]:
+    """Equals autograd's gradients of ``reference``, where training says so through the statistics too."""
+    if height:
+        quarter = dy.unflatten(0, (-1, height // 2, width // 2)) / 4
+        spread = quarter.repeat_interleave(2, 1).repeat_interleave(2, 2)
+        dy = nn.functional.pad(spread, (0, 0, 0, width % 2, 0, height % 2)).flatten(0, -2)
+    given = _reference_gradients(dy, x, weight, bias, mean, *others)
+    into, to_weight, to_bias, to_beta, slope, offset = given
+    return (into + slope * (_computed(x, x) - mean) + offset).to(x.dtype), to_weight, to_bias, to_beta
+
+
+def reference_add_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Equals ``reference_backward`` whose dx, but for slope (x - mean) + offset, is added to a gradient."""
+    *given, gradient, slope, offset = arguments
+    into, to_weight, to_bias, to_beta, to_slope, to_offset = _reference_gradients(*given)
+    gradient.copy_(gradient + into)
+    slope.add_(to_slope)
+    offset.add_(to_offset)
+    return to_weight, to_bias, to_beta
+
+
+def reference_product(x: Tensor, w: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Equals ``reference(x) @ w.t()`` and, if asked for, ``reference_statistics`` of it, else two empty vectors."""
+    *norm, statistics = given
+    y = reference(x, *norm, w.shape[1]) @ w.t()
+    return y, *(reference_statistics(y) if statistics else (norm[0].new_empty(0), norm[0].new_empty(0)))
+
+
+def reference_product_weight_gradient(dy: Tensor, x: Tensor, *norm: Any) -> Tensor:
+    """Equals the gradient of w in ``reference(x) @ w.t()``, in what is computed in."""
+    return _computed(x, dy).t() @ _computed(x, reference(x, *norm, x.shape[1]))
+
+
+def reference_copy_with_statistics(x: Tensor, y: Tensor, mean: Tensor, variance: Tensor) -> None:
+    """Equals ``y.copy_(x)`` and ``reference_statistics(x)``."""
+    y.copy_(x)
+    for to, value in zip((mean, variance), reference_statistics(x), strict=True):
+        to.copy_(value)
+
+
+def reference_centred_gradient(
+    gradient: Tensor, x: Tensor, mean: Tensor, slope: Tensor, offset: Tensor, columns: int
+) -> Tensor:
+    """Equals ``gradient + slope * (x - mean) + offset``, with columns of zeros put to it."""
+    whole = (gradient + slope * (_computed(x, x) - mean) + offset).to(x.dtype)
+    return nn.functional.pad(whole, (0, columns - x.shape[1]))
+
+
+REFERENCES: dict[str, Callable[..., Any]] = {
+    "batch_statistics": reference_statistics,
+    "copy_with_statistics": reference_copy_with_statistics,
+    "batch_norm_activation": reference,
+    "batch_norm_activation_backward": reference_backward,
+    "batch_norm_activation_add_backward": reference_add_backward,
+    "centred_gradient": reference_centred_gradient,
+    "dense_product": reference_product,
+    "dense_product_weight_gradient": reference_product_weight_gradient,
+}
+
+
+def part(name: str, device: torch.device) -> Callable[..., Any]:
+    """The kernel ``name`` of this folder for tensors on ``device``, or its reference, over rows and channels.
+
+    What a network's own ``torch.autograd.Function`` is written with; it checks nothing that the host code does not.
+    """
+    return kernel(name, device) or REFERENCES[name]
+
+
+def products_fit(x: Tensor, outputs: int) -> bool:
+    """Whether the ``dense_product`` kernels should run the 1x1 convolution of channels x [R, C] to ``outputs``.
+
+    They take half precision. Of up to 64 outputs they are faster than the norm, the product and the statistics one by
+    one; of 128, where the matrix units' time counts, cuBLAS makes up for it (on an H200, both passes, 224 channels of
+    401,408 rows: 348 us against 312), at the price of keeping what the product reads.
+    """
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    return x.device.type == "cuda" and half and outputs % 8 == 0 and outputs <= 64 and x.shape[1] <= 1024
+
+
+def check(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    beta: Tensor | None,
+    activation: str,
+    epsilon: float,
+    training: bool,
+    pooled: bool,
+) -> None:
+    """Refuse what the kernels do not take."""
+    _check_input(x)
+    for name, tensor in {"weight": weight, "bias": bias, "mean": mean, "variance": variance}.items():
+        if tensor.shape != x.shape[1:2]:
+            raise ValueError(
+                f"batch_norm_activation takes {name} of shape {tuple(x.shape[1:2])}, got {tuple(tensor.shape)}"
+            )
+    if beta is not None and beta.shape != ():
+        raise ValueError(f"batch_norm_activation takes a scalar beta, got shape {tuple(beta.shape)}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"batch_norm_activation takes an activation of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    if pooled and (x.ndim != 4 or min(x.shape[2:]) < 2):
+        raise ValueError(f"batch_norm_activation pools x of [N, C, H, W] of 2 x 2 or more, got {tuple(x.shape)}")
+    for tensor in (weight, bias, mean, variance, beta):
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(f"batch_norm_activation takes tensors on one device, got {x.device} and {tensor.device}")
+        wanted = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if tensor is not None and tensor.dtype != wanted:
+            raise ValueError(f"batch_norm_activation computes {x.dtype} in {wanted}, got a vector of {tensor.dtype}")
+
+
+def _check_input(x: Tensor) -> None:
+    if x.dtype not in DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise ValueError(f"batch_norm_activation takes x of {known}, got {x.dtype}")
+    if x.ndim < 2 or x.shape[1] == 0:
+        raise ValueError(f"batch_norm_activation takes x of shape [N, C, ...] with channels, got {tuple(x.shape)}")
+    if x.layout != torch.strided:
+        raise ValueError(f"batch_norm_activation takes strided tensors, got layout {x.layout}")
+
+
+def _last(x: Tensor, places: Sequence[int]) -> Tensor:
+    """An empty tensor [N, C, *places] with channels last in memory."""
+    return x.new_empty((x.shape[0], *places, x.shape[1])).movedim(-1, 1)
+
+
+def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    _check_input(x)
+    return part("batch_statistics", x.device)(rows_of(x))
+
+
+def _statistics_shape(x: Tensor) -> tuple[Tensor, Tensor]:
+    _check_input(x)
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)
+
+
+def _forward(x: Tensor, *given: Any) -> Tensor:
+    check(x, *given)
+    *vectors, beta, activation, epsilon, _, pooled = given
+    vectors = [vector.contiguous() for vector in vectors]
+    run, number = part("batch_norm_activation", x.device), ACTIVATIONS.index(activation)
+    return image_of(run(rows_of(x), *vectors, beta, number, epsilon, x.shape[1], *_sides(x, pooled)), x, pooled)
+
+
+def _forward_shape(x: Tensor, *given: Any) -> Tensor:
+    check(x, *given)
+    return _last(x, [size // 2 if given[-1] else size for size in x.shape[2:]])
+
+
+def _backward(dy: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check(x, *given)
+    *vectors, beta, activation, epsilon, training, pooled = given
+    shape = x.shape[:2] + tuple(size // 2 if pooled else size for size in x.shape[2:])
+    if dy.shape != shape or dy.dtype != x.dtype:
+        raise ValueError(
+            f"batch_norm_activation takes dy as y is, {tuple(shape)} of {x.dtype}, got {tuple(dy.shape)} of {dy.dtype}"
+        )
+    vectors = [vector.contiguous() for vector in vectors]
+    run, number = part("batch_norm_activation_backward", x.device), ACTIVATIONS.index(activation)
+    height, width = _sides(x, pooled)
+    dx, *gradients = run(rows_of(dy), rows_of(x), *vectors, beta, number, epsilon, training, height=height, width=width)
+    return image_of(dx, x), *gradients
+
+
+def _sides(x: Tensor, pooled: bool) -> tuple[int, int]:
+    return (x.shape[2], x.shape[3]) if pooled else (0, 0)
+
+
+def _backward_shape(dy: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check(x, *given)
+    weight, bias, beta = given[0], given[1], given[4]
+    return (
+        _last(x, x.shape[2:]),
+        torch.empty_like(weight),
+        torch.empty_like(bias),
+        weight.new_empty(int(beta is not None)),
+    )
+
+
+def _save(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.options = inputs[6:]
+
+
+def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():
+        raise RuntimeError("batch_norm_activation has no second derivative: leave out create_graph")
+    dx, to_weight, to_bias, to_beta = torch.ops.cuda_ext.batch_norm_activation_backward(
+        dy, *ctx.saved_tensors, *ctx.options
+    )
+    to_beta = None if ctx.saved_tensors[5] is None else to_beta.reshape(())
+    return dx, to_weight, to_bias, None, None, to_beta, None, None, None, None
+
+
+_GIVEN = (
+    "Tensor weight, Tensor bias, Tensor mean, Tensor variance, Tensor? beta, str activation, float epsilon, "
+    "bool training, bool pooled"
+)
+define("batch_statistics(Tensor x) -> (Tensor, Tensor)", _statistics, _statistics_shape)
+define(
+    f"batch_norm_activation_backward(Tensor dy, Tensor x, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_shape,
+)
+define(
+    f"batch_norm_activation(Tensor x, {_GIVEN}) -> Tensor",
+    _forward,
+    _forward_shape,
+    backward=_differentiate,
+    setup_context=_save,
+)

@@ -1,0 +1,504 @@
+// A dense block's 1x1 convolution with the norm and activation before it and the statistics of its result: y = a W^T
+// with a = f(scale x + shift), made while x is read, by the matrix units; and, in the backward pass, dW = dy^T a, with
+// a made again. So what the convolution reads is never written.
+//
+// Both go through x in tiles that are copied to shared memory ahead of their use. A fragment of x, as the matrix units
+// take it, is normalised and activated in registers.
+
+#include "matrix_units.cuh"
+#include "norm.cuh"
+
+namespace {
+
+using namespace cuda_ext::channels;
+using namespace cuda_ext::units;
+namespace units = cuda_ext::units;
+
+constexpr int chunk = 64;
+constexpr int warps = threads / 32;
+// Rows in shared memory are 16 bytes longer than what they hold, so that eight of them lie in different banks.
+constexpr int skew = 8;
+constexpr int chunk_stride = chunk + skew;
+constexpr int tile_rows = 128;
+// Tiles in shared memory: as many as let two blocks stand on a multiprocessor.
+__host__ __device__ constexpr int stages_of(int WN) { return WN == 2 ? 2 : 3; }
+constexpr int weight_rows = 64;
+constexpr int weight_stages = 4;
+
+__device__ float2 scale_and_shift(const Norm<float>& norm, int channel, int channels) {
+  if (channel >= channels) return {0, 0};
+  const float scale = norm.weight[channel] * inverse_root(norm.variance[channel] + norm.epsilon);
+  return {scale, norm.bias[channel] - norm.mean[channel] * scale};
+}
+
+// The output that column `n` of product `j` of a warp stands for. A thread holds columns 2t and 2t + 1 of each product;
+// so ordered, those of `group` products are neighbours and are stored at once.
+template <int group>
+__device__ int output_of(int j, int n) {
+  return j / group * group * 8 + n / 2 * 2 * group + j % group * 2 + n % 2;
+}
+
+// A block multiplies 128 rows by 8 NT WN outputs; a warp 16 MF rows by 8 NT of them.
+template <typename T, int MF, int NT, int WN>
+__global__ void __launch_bounds__(threads, 2)
+    products(const T* __restrict__ x, int64_t x_stride, const T* __restrict__ w, int64_t w_stride, int outputs,
+             T* __restrict__ y, int64_t rows, int channels, Norm<float> norm, double* partial) {
+  constexpr int block_outputs = NT * 8 * WN, stages = stages_of(WN);
+  constexpr int group = NT % 4 ? 2 : 4;
+  constexpr int stage_size = (tile_rows + block_outputs) * chunk_stride;
+  static_assert(MF * 16 * warps / WN == tile_rows);
+  extern __shared__ __align__(128) unsigned char memory[];
+  T* const staged = reinterpret_cast<T*>(memory);
+  float* const shared_sums = reinterpret_cast<float*>(memory + stages * stage_size * sizeof(T));
+  float* const center = shared_sums + warps * 2 * NT * 8;
+  float2* const table = reinterpret_cast<float2*>(center + block_outputs);
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int chunks = (channels + chunk - 1) / chunk;
+  const int first_output = blockIdx.y * block_outputs;
+  const int own_output = warp % WN * NT * 8;
+  const int own_rows = warp / WN * MF * 16;
+
+  for (int c = thread; c < chunks * chunk; c += threads) table[c] = scale_and_shift(norm, c, channels);
+
+  const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
+  int64_t ahead_tile = blockIdx.x;
+  int ahead_chunk = 0, ahead_stage = 0;
+  const auto copy_ahead = [&] {
+    if (ahead_tile < tiles) {
+      T* const to = staged + ahead_stage * stage_size;
+      const int64_t first_row = ahead_tile * tile_rows;
+      const int channel = ahead_chunk * chunk + thread % 8 * 8;
+#pragma unroll
+      for (int i = 0; i < tile_rows * 8 / threads; ++i) {
+        const int r = thread / 8 + i * (threads / 8);
+        const bool real = channel < channels && first_row + r < rows;
+        copy_async(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + channel : x, real);
+      }
+#pragma unroll
+      for (int r = thread / 8; r < block_outputs; r += threads / 8) {
+        const bool real = channel < w_stride && first_output + r < outputs;
+        copy_async(to + (tile_rows + r) * chunk_stride + thread % 8 * 8,
+                   real ? w + (first_output + r) * w_stride + channel : w, real);
+      }
+      if (++ahead_chunk == chunks) {
+        ahead_chunk = 0;
+        ahead_tile += gridDim.x;
+      }
+    }
+    ahead_stage = (ahead_stage + 1) % stages;
+    commit();
+  };
+#pragma unroll
+  for (int i = 0; i < stages - 1; ++i) copy_ahead();
+
+  float sums[2][NT][2] = {};
+  with_activation(norm, [&](const auto activation) {
+    int stage = 0;
+    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      float product[MF][NT][4] = {};
+      for (int part = 0; part < chunks; ++part) {
+        await_copies<stages - 2>();
+        __syncthreads();
+        copy_ahead();
+        const T* const xs = staged + stage * stage_size + (own_rows + lane % 16) * chunk_stride + lane / 16 * 8;
+        const T* const ws = staged + stage * stage_size + (tile_rows + own_output) * chunk_stride;
+        stage = (stage + 1) % stages;
+#pragma unroll
+        for (int k = 0; k < chunk; k += 16) {
+          const int channel = part * chunk + k;
+          if (channel >= channels) break;
+          const float4 low = *reinterpret_cast<const float4*>(table + channel + lane % 4 * 2);
+          const float4 high = *reinterpret_cast<const float4*>(table + channel + lane % 4 * 2 + 8);
+          unsigned a[MF][4];
+#pragma unroll
+          for (int m = 0; m < MF; ++m) {
+            load_fragments(a[m], xs + m * 16 * chunk_stride + k);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              float2 values = unpacked(a[m][i], T{});
+              const float4& by = i < 2 ? low : high;
+              const int first = channel + lane % 4 * 2 + i / 2 * 8;
+              // Past the channels lies what others wrote or will write.
+              if (channel + 16 > channels) {
+                if (first >= channels) values.x = 0;
+                if (first + 1 >= channels) values.y = 0;
+              }
+              a[m][i] =
+                  units::packed<T>(activation.value(values.x * by.x + by.y), activation.value(values.y * by.z + by.w));
+            }
+          }
+#pragma unroll
+          for (int j = 0; j < NT; j += 2) {
+            unsigned b[4];
+            load_fragments(b, ws + output_of<group>(j + lane / 16, lane % 8) * chunk_stride + k + lane / 8 % 2 * 8);
+#pragma unroll
+            for (int m = 0; m < MF; ++m) {
+              multiply<T>(product[m][j], a[m], b[0], b[1]);
+              multiply<T>(product[m][j + 1], a[m], b[2], b[3]);
+            }
+          }
+        }
+      }
+      unsigned result[MF][NT][2];
+#pragma unroll
+      for (int m = 0; m < MF; ++m) {
+#pragma unroll
+        for (int j = 0; j < NT; ++j) {
+          result[m][j][0] = units::packed<T>(product[m][j][0], product[m][j][1]);
+          result[m][j][1] = units::packed<T>(product[m][j][2], product[m][j][3]);
+        }
+      }
+      // The first row's values, from which on the block sums: this keeps the digits where the mean is large.
+      if (tile == blockIdx.x) {
+        if (own_rows == 0 && lane < 4) {
+#pragma unroll
+          for (int j = 0; j < NT; ++j) {
+            const float2 values = unpacked(result[0][j][0], T{});
+            center[own_output + output_of<group>(j, lane * 2)] = values.x;
+            center[own_output + output_of<group>(j, lane * 2 + 1)] = values.y;
+          }
+        }
+        __syncthreads();
+      }
+#pragma unroll
+      for (int m = 0; m < MF; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int64_t row = tile * tile_rows + own_rows + m * 16 + half * 8 + lane / 4;
+          if (row >= rows) continue;
+#pragma unroll
+          for (int j = 0; j < NT; j += group) {
+            const int output = own_output + output_of<group>(j, lane % 4 * 2);
+            if (first_output + output < outputs) {
+              Lane<unsigned, group> lanes_of_y;
+#pragma unroll
+              for (int i = 0; i < group; ++i) lanes_of_y.values[i] = result[m][j + i][half];
+              store(reinterpret_cast<unsigned*>(y + row * outputs + first_output + output), lanes_of_y);
+            }
+#pragma unroll
+            for (int i = 0; i < group; ++i) {
+              const float2 values = unpacked(result[m][j + i][half], T{});
+              const float first = values.x - center[output + 2 * i], second = values.y - center[output + 2 * i + 1];
+              sums[0][j + i][0] += first;
+              sums[0][j + i][1] += second;
+              sums[1][j + i][0] += first * first;
+              sums[1][j + i][1] += second * second;
+            }
+          }
+        }
+      }
+    }
+  });
+  await_copies<0>();
+  if (partial == nullptr) return;
+#pragma unroll
+  for (int q = 0; q < 2; ++q) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& sum = sums[q][j][e];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+        if (lane < 4) shared_sums[(warp * 2 + q) * NT * 8 + output_of<group>(j, lane * 2 + e)] = sum;
+      }
+    }
+  }
+  __syncthreads();
+  // Of all rows of the block, and from zero on, in double.
+  double count = 0;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    count += static_cast<double>(rows - tile * tile_rows < tile_rows ? rows - tile * tile_rows : tile_rows);
+  }
+  for (int n = thread; n < block_outputs; n += threads) {
+    double sum = 0, square = 0;
+    for (int i = n / (NT * 8); i < warps; i += WN) {
+      sum += shared_sums[i * 2 * NT * 8 + n % (NT * 8)];
+      square += shared_sums[(i * 2 + 1) * NT * 8 + n % (NT * 8)];
+    }
+    const double from = center[n];
+    if (first_output + n < outputs) {
+      partial[(int64_t{blockIdx.x} * 2) * outputs + first_output + n] = sum + count * from;
+      partial[(int64_t{blockIdx.x} * 2 + 1) * outputs + first_output + n] =
+          square + 2 * from * sum + count * from * from;
+    }
+  }
+}
+
+__global__ void finish_product(const double* partial, int blocks, int64_t rows, int outputs, float* mean,
+                               float* variance) {
+  const int output = blockIdx.x * finish_channels + threadIdx.x;
+  const bool real = output < outputs;
+  double sums[2];
+  total(real ? partial + output : nullptr, blocks, int64_t{2} * outputs, outputs, sums);
+  if (real && threadIdx.y == 0) {
+    const double center = sums[0] / static_cast<double>(rows);
+    const double found = sums[1] / static_cast<double>(rows) - center * center;
+    mean[output] = static_cast<float>(center);
+    variance[output] = static_cast<float>(found < 0 ? 0.0 : found);
+  }
+}
+
+// dW^T of 64 channels and 8 NT WN outputs over a share of the rows. Four warps stand along the channels, and two along
+// the outputs (WN = 2) or along a tile's rows (WN = 1).
+template <typename T, int NT, int WN>
+__global__ void __launch_bounds__(threads, 2)
+    weight_products(const T* __restrict__ dy, int64_t dy_stride, int outputs, const T* __restrict__ x, int64_t x_stride,
+                    int64_t rows, int channels, Norm<float> norm, float* partial) {
+  constexpr int block_outputs = NT * 8 * WN;
+  constexpr int dy_row = block_outputs + skew;
+  constexpr int stage_size = weight_rows * (chunk_stride + dy_row);
+  extern __shared__ __align__(128) unsigned char memory[];
+  T* const staged = reinterpret_cast<T*>(memory);
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int first_channel = blockIdx.x * chunk, first_output = blockIdx.z * block_outputs;
+  const int own_channel = warp % 4 * 16;
+  const int own_output = WN == 2 ? warp / 4 * NT * 8 : 0;
+  const int own_row = WN == 2 ? 0 : warp / 4 * (weight_rows / 2);
+  constexpr int own_rows = WN == 2 ? weight_rows : weight_rows / 2;
+  const float2 by[2] = {scale_and_shift(norm, first_channel + own_channel + lane / 4, channels),
+                        scale_and_shift(norm, first_channel + own_channel + lane / 4 + 8, channels)};
+
+  const int64_t tiles = (rows + weight_rows - 1) / weight_rows;
+  int64_t ahead = blockIdx.y;
+  int ahead_stage = 0;
+  const auto copy_ahead = [&] {
+    if (ahead < tiles) {
+      T* const to = staged + ahead_stage * stage_size;
+      const int64_t first_row = ahead * weight_rows;
+#pragma unroll
+      for (int i = 0; i < weight_rows * 8 / threads; ++i) {
+        const int r = thread / 8 + i * (threads / 8), c = first_channel + thread % 8 * 8;
+        const bool real = c < channels && first_row + r < rows;
+        copy_async(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + c : x, real);
+      }
+      T* const dys = to + weight_rows * chunk_stride;
+      for (int i = thread; i < weight_rows * (block_outputs / 8); i += threads) {
+        const int r = i / (block_outputs / 8), n = i % (block_outputs / 8) * 8;
+        const bool real = first_row + r < rows && first_output + n < outputs;
+        copy_async(dys + r * dy_row + n, real ? dy + (first_row + r) * dy_stride + first_output + n : dy, real);
+      }
+      ahead += gridDim.y;
+    }
+    ahead_stage = (ahead_stage + 1) % weight_stages;
+    commit();
+  };
+#pragma unroll
+  for (int i = 0; i < weight_stages - 1; ++i) copy_ahead();
+
+  float product[NT][4] = {};
+  with_activation(norm, [&](const auto activation) {
+    int stage = 0;
+    for (int64_t tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
+      await_copies<weight_stages - 2>();
+      __syncthreads();
+      copy_ahead();
+      const T* const xs = staged + stage * stage_size + (own_row + lane / 16 * 8 + lane % 8) * chunk_stride +
+                          own_channel + lane / 8 % 2 * 8;
+      const T* const dys = staged + stage * stage_size + weight_rows * chunk_stride + (own_row + lane % 16) * dy_row +
+                           own_output + lane / 16 * 8;
+      stage = (stage + 1) % weight_stages;
+#pragma unroll
+      for (int k = 0; k < own_rows; k += 16) {
+        // A channel's row of the result comes from that channel alone: what lies past the channels spoils nothing.
+        unsigned a[4];
+        load_transposed(a, xs + k * chunk_stride);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 values = unpacked(a[i], T{});
+          a[i] = units::packed<T>(activation.value(values.x * by[i % 2].x + by[i % 2].y),
+                                  activation.value(values.y * by[i % 2].x + by[i % 2].y));
+        }
+#pragma unroll
+        for (int j = 0; j < NT; j += 2) {
+          unsigned b[4];
+          load_transposed(b, dys + k * dy_row + j * 8);
+          multiply<T>(product[j], a, b[0], b[1]);
+          multiply<T>(product[j + 1], a, b[2], b[3]);
+        }
+      }
+    }
+  });
+  await_copies<0>();
+  if constexpr (WN == 1) {
+    __syncthreads();
+    float* const shared = reinterpret_cast<float*>(memory);
+    float* const own = shared + (warp % 4 * 32 + lane) * (NT * 4 + 1);
+    if (warp >= 4) {
+#pragma unroll
+      for (int j = 0; j < NT * 4; ++j) own[j] = product[j / 4][j % 4];
+    }
+    __syncthreads();
+    if (warp >= 4) return;
+#pragma unroll
+    for (int j = 0; j < NT * 4; ++j) product[j / 4][j % 4] += own[j];
+  }
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int channel = first_channel + own_channel + lane / 4 + i / 2 * 8;
+      const int output = first_output + own_output + j * 8 + lane % 4 * 2 + i % 2;
+      if (channel < channels && output < outputs) {
+        partial[(int64_t{blockIdx.y} * outputs + output) * channels + channel] = product[j][i];
+      }
+    }
+  }
+}
+
+__global__ void finish_weights(const float* partial, int shares, int64_t size, float* dw) {
+  const int64_t i = int64_t{blockIdx.x} * finish_channels + threadIdx.x;
+  double sum[1];
+  total(i < size ? partial + i : nullptr, shares, size, 0, sum);
+  if (i < size && threadIdx.y == 0) dw[i] = static_cast<float>(sum[0]);
+}
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+template <typename Kernel>
+void allow_memory(Kernel kernel, int bytes) {
+  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
+// Calls `function` with NT and WN: blocks of 48, 64 or 128 outputs.
+template <typename Function>
+void with_outputs(int64_t outputs, Function function) {
+  if (outputs <= 48) function(std::integral_constant<int, 6>{}, std::integral_constant<int, 1>{});
+  else if (outputs <= 64) function(std::integral_constant<int, 8>{}, std::integral_constant<int, 1>{});
+  else function(std::integral_constant<int, 8>{}, std::integral_constant<int, 2>{});
+}
+
+template <typename T>
+void product_of(const Tensor& x, const Tensor& w, const Norm<float>& norm, const Tensor& y, const Tensor& mean,
+                const Tensor& variance) {
+  const Matrix m = matrix(x, "x"), wm = matrix(w, "w");
+  if (m.rows == 0) return;
+  const int64_t outputs = wm.rows;
+  STD_TORCH_CHECK(in_lanes<T>(x, m, 8) && in_lanes<T>(w, wm, 8) && outputs % 8 == 0 && wm.stride == wm.channels,
+                  "dense_product: rows must begin on 16 bytes");
+  const bool sums = mean.numel() != 0;
+  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
+  with_outputs(outputs, [&](auto nt, auto wn) {
+    constexpr int NT = decltype(nt)::value, WN = decltype(wn)::value, block_outputs = NT * 8 * WN;
+    const auto kernel = products<T, WN, NT, WN>;
+    const int bytes = stages_of(WN) * (tile_rows + block_outputs) * chunk_stride * 2 + warps * 2 * NT * 8 * 4 +
+                      block_outputs * 4 + static_cast<int>((m.channels + chunk - 1) / chunk * chunk) * 8;
+    allow_memory(kernel, bytes);
+    const int64_t tiles = (m.rows + tile_rows - 1) / tile_rows;
+    const int64_t groups = (outputs + block_outputs - 1) / block_outputs;
+    const auto blocks = static_cast<int>(std::min(tiles, std::max<int64_t>(1, multiprocessors() * 2 / groups)));
+    Tensor partial;
+    if (sums) partial = torch::stable::new_empty(x, {int64_t{blocks} * 2 * outputs}, ScalarType::Double);
+    auto* partials = sums ? static_cast<double*>(partial.data_ptr()) : nullptr;
+    kernel<<<dim3(blocks, static_cast<unsigned>(groups)), threads, bytes, stream>>>(
+        static_cast<const T*>(m.data), m.stride, static_cast<const T*>(wm.data), wm.stride, static_cast<int>(outputs),
+        static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels), norm, partials);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    if (!sums) return;
+    finish_product<<<finish_grid(outputs), finish_block, 0, stream>>>(
+        partials, blocks, m.rows, static_cast<int>(outputs), vector<float>(x, mean, outputs, "mean"),
+        vector<float>(x, variance, outputs, "variance"));
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+}
+
+template <typename T>
+void weights_of(const Tensor& dy, const Tensor& x, const Norm<float>& norm, const Tensor& dw) {
+  const Matrix m = matrix(x, "x"), dm = matrix(dy, "dy");
+  if (m.rows == 0) return;
+  const int64_t outputs = dm.channels;
+  STD_TORCH_CHECK(in_lanes<T>(x, m, 8) && in_lanes<T>(dy, dm, 8) && outputs % 8 == 0,
+                  "dense_product_weights: rows must begin on 16 bytes");
+  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
+  with_outputs(outputs, [&](auto nt, auto wn) {
+    constexpr int NT = decltype(nt)::value, WN = decltype(wn)::value, block_outputs = NT * 8 * WN;
+    const auto kernel = weight_products<T, NT, WN>;
+    const int bytes = weight_stages * weight_rows * (chunk_stride + block_outputs + skew) * 2;
+    allow_memory(kernel, bytes);
+    const int64_t chunks = (m.channels + chunk - 1) / chunk;
+    const int64_t groups = (outputs + block_outputs - 1) / block_outputs;
+    const int64_t tiles = (m.rows + weight_rows - 1) / weight_rows;
+    const int64_t shares = std::min(tiles, std::max<int64_t>(1, multiprocessors() * 2 / (chunks * groups)));
+    const int64_t size = outputs * m.channels;
+    const Tensor partial = floats<float>(x, {shares * size});
+    const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(shares), static_cast<unsigned>(groups));
+    kernel<<<grid, threads, bytes, stream>>>(
+        static_cast<const T*>(dm.data), dm.stride, static_cast<int>(outputs), static_cast<const T*>(m.data), m.stride,
+        m.rows, static_cast<int>(m.channels), norm, static_cast<float*>(partial.data_ptr()));
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    finish_weights<<<finish_grid(size), finish_block, 0, stream>>>(static_cast<const float*>(partial.data_ptr()),
+                                                                   static_cast<int>(shares), size,
+                                                                   static_cast<float*>(dw.data_ptr()));
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+}
+
+void check(const Tensor& x, const Tensor& other, const char* name) {
+  matrix(x, "x");
+  matrix(other, name);
+  same(x, other, name, false);
+}
+
+// x: rows of channels; w: outputs x channels, padded to a multiple of 8. y, and with `statistics` its mean and biased
+// variance, else two empty vectors.
+std::tuple<Tensor, Tensor, Tensor> dense_product(Tensor x, Tensor w, Tensor weight, Tensor bias, Tensor mean,
+                                                 Tensor variance, std::optional<Tensor> beta, int64_t activation,
+                                                 double epsilon, bool statistics) {
+  check(x, w, "w");
+  STD_TORCH_CHECK(w.size(1) >= x.size(1), "dense_product: w has ", w.size(1), " columns for ", x.size(1), " channels");
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const int64_t outputs = w.size(0);
+  Tensor y = torch::stable::new_empty(x, {x.size(0), outputs});
+  const auto vector_like = [&] {
+    const int64_t size = statistics ? outputs : 0;
+    return x.size(0) ? torch::stable::new_empty(x, {size}, ScalarType::Float)
+                     : torch::stable::new_zeros(x, {size}, ScalarType::Float);
+  };
+  Tensor y_mean = vector_like(), y_variance = vector_like();
+  const Norm<float> norm = norm_of<float>(x, weight, bias, mean, variance, beta, activation, epsilon);
+  switch (x.scalar_type()) {
+    case ScalarType::Half: product_of<__half>(x, w, norm, y, y_mean, y_variance); break;
+    case ScalarType::BFloat16: product_of<__nv_bfloat16>(x, w, norm, y, y_mean, y_variance); break;
+    default: STD_TORCH_CHECK(false, "dense_product: dtype must be float16 or bfloat16");
+  }
+  return {y, y_mean, y_variance};
+}
+
+// dW [outputs, channels], float32.
+Tensor dense_product_weight_gradient(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance,
+                                     std::optional<Tensor> beta, int64_t activation, double epsilon) {
+  check(x, dy, "dy");
+  STD_TORCH_CHECK(dy.size(0) == x.size(0), "dense_product_weights: dy has ", dy.size(0), " rows for ", x.size(0));
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  Tensor dw = x.size(0) ? torch::stable::new_empty(x, {dy.size(1), x.size(1)}, ScalarType::Float)
+                        : torch::stable::new_zeros(x, {dy.size(1), x.size(1)}, ScalarType::Float);
+  const Norm<float> norm = norm_of<float>(x, weight, bias, mean, variance, beta, activation, epsilon);
+  switch (x.scalar_type()) {
+    case ScalarType::Half: weights_of<__half>(dy, x, norm, dw); break;
+    case ScalarType::BFloat16: weights_of<__nv_bfloat16>(dy, x, norm, dw); break;
+    default: STD_TORCH_CHECK(false, "dense_product_weights: dtype must be float16 or bfloat16");
+  }
+  return dw;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+  m.def(
+      "dense_product(Tensor x, Tensor w, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
+      "Tensor? beta, int activation, float epsilon, bool statistics) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "dense_product_weight_gradient(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
+      "Tensor? beta, int activation, float epsilon) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+  m.impl("dense_product", TORCH_BOX(&dense_product));
+  m.impl("dense_product_weight_gradient", TORCH_BOX(&dense_product_weight_gradient));
+}

@@ -1,0 +1,239 @@
+"""The GRU's cases: those that the benchmark times, and small odd ones that compute-sanitizer watches.
+
+The lengths are those of real sentences: the first 20 of each of IMDB's 25,000 training reviews (Maas et al. 2011),
+clipped at 30 words. ``SENTENCES`` is what this printed:
+
+    python - <<'END'
+    import collections, json, lzma
+    from preprocessing import text
+    counts = collections.Counter()
+    for line in lzma.open("train.jsonl.xz", "rt"):
+        review = json.loads(line)["text"].replace("<br />", "\\n")
+        counts.update(min(len(words), 30) for words in text.segment(review)[:20])
+    print([counts[n] for n in range(31)])
+    END
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cuda_ext.case import Case
+from cuda_ext.gru import GRU
+
+# How many sentences have 0, 1, ... 29, and 30 or more words: 19.4 on average.
+SENTENCES = (
+    *(0, 233, 2855, 2953, 3687, 5467, 6339, 6700, 7587, 8062, 8576, 8955, 9080, 9383, 9132, 9355),
+    *(9289, 9346, 9210, 9180, 8652, 8420, 7841, 7478, 7224, 6897, 6507, 6054, 5674, 5334, 65585),
+)
+# A large bf16 product on one H200; fp32 is multiplied in three of them.
+PRODUCTS_PER_SECOND = 686e12
+
+
+@dataclass(frozen=True)
+class Shape:
+    sequences: int
+    steps: int
+    inputs: int
+    units: int
+    bidirectional: bool = True
+    full: bool = False
+    # Into how many groups of like length a batch is cut for nn.GRU: those that came out best, of 2, 4, 6 and 8.
+    groups: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        directions = "" if self.bidirectional else ", one direction"
+        return f"{self.sequences}, {self.steps}, {self.inputs}, {self.units}{directions}{', full' if self.full else ''}"
+
+    def lengths(self) -> Tensor:
+        if self.full:
+            return torch.full((self.sequences,), self.steps)
+        drawn = torch.multinomial(torch.tensor(SENTENCES, dtype=torch.float), self.sequences, replacement=True)
+        return drawn.clamp(max=self.steps)
+
+
+SHAPES = (
+    Shape(1280, 30, 200, 50, groups=(2, 4)),
+    Shape(1280, 30, 200, 100, groups=(2, 4)),
+    Shape(5120, 30, 200, 50, groups=(2, 8)),
+    Shape(64, 20, 100, 50, groups=(2,)),
+    Shape(5120, 30, 200, 50, full=True),
+    Shape(256, 256, 128, 128, bidirectional=False, full=True),
+)
+
+
+# Sequences, steps, inputs, units, bidirectional: for compute-sanitizer.
+SMALL = ((19, 5, 7, 13, True), (3, 4, 8, 70, False), (18, 2, 121, 128, True))
+
+
+class _Prepared:
+    """What a user would have at hand on the host for one batch, by its lengths' identity: made once, not timed."""
+
+    def __init__(self) -> None:
+        self._by_identity: dict[int, tuple] = {}
+
+    def __call__(self, lengths: Tensor, make: Callable[[], tuple]) -> tuple:
+        if id(lengths) not in self._by_identity:
+            self._by_identity[id(lengths)] = (*make(), lengths)
+        return self._by_identity[id(lengths)][:-1]
+
+
+def bench_cases() -> Iterator[Case]:
+    for shape in SHAPES:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            if not (shape.full and dtype == torch.float16):
+                yield from _both_passes(shape, dtype)
+
+
+def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
+    """One case of the forward pass and one of both; in the second the gradient comes last."""
+    units = shape.units * (1 + shape.bidirectional)
+    ours = GRU(shape.inputs, shape.units, shape.bidirectional).to("cuda", dtype)
+    theirs = nn.GRU(shape.inputs, shape.units, batch_first=True, bidirectional=shape.bidirectional).to("cuda", dtype)
+    theirs.load_state_dict(ours.state_dict())
+    theirs.flatten_parameters()
+
+    def inputs() -> tuple[Tensor, Tensor]:
+        x = torch.randn(shape.sequences, shape.steps, shape.inputs, device="cuda", dtype=dtype)
+        return x, shape.lengths().cuda()
+
+    def inputs_and_gradient() -> tuple[Tensor, Tensor, Tensor]:
+        x, lengths = inputs()
+        return x.requires_grad_(), lengths, torch.randn(shape.sequences, shape.steps, units, device="cuda", dtype=dtype)
+
+    def exact(x: Tensor, lengths: Tensor, *gradient: Tensor) -> Tensor | tuple[Tensor, ...]:
+        module = copy.deepcopy(theirs).double()
+        (states,) = _packed(module, _Prepared())(x, lengths)
+        return states if not gradient else torch.autograd.grad(states, [x, *module.parameters()], gradient)
+
+    runs = {"padded": lambda x, lengths: (theirs(x)[0],)}
+    if not shape.full:
+        runs |= {f"sorted, {count} groups": _grouped(theirs, count) for count in shape.groups}
+    forward_peers = {name: _without_gradients(run) for name, run in runs.items()}
+    # Slower than padding by 1.5 to 30 times wherever it was timed: a sample is enough.
+    if dtype == torch.float32:
+        forward_peers["packed"] = _without_gradients(_packed(theirs, _Prepared()))
+    both_peers = {name: _with_gradients(run, theirs) for name, run in runs.items()}
+
+    steps = shape.sequences * sum(min(n, shape.steps) * count for n, count in enumerate(SENTENCES)) // sum(SENTENCES)
+    if shape.full:
+        steps = shape.sequences * shape.steps
+    read, written = steps * shape.inputs * dtype.itemsize, shape.sequences * shape.steps * units * dtype.itemsize
+    flops = 2 * steps * 3 * units * (shape.inputs + shape.units)
+    rate = PRODUCTS_PER_SECOND / (3 if dtype == torch.float32 else 1)
+
+    def own(x: Tensor, lengths: Tensor) -> tuple[Tensor]:
+        return (ours(x, lengths)[0],)
+
+    yield Case(
+        "gru",
+        f"{shape}, forward",
+        dtype,
+        inputs,
+        _without_gradients(own),
+        forward_peers,
+        exact,
+        read + written,
+        flops,
+        rate,
+    )
+    yield Case(
+        "gru",
+        f"{shape}, both",
+        dtype,
+        inputs_and_gradient,
+        _with_gradients(own, ours),
+        both_peers,
+        exact,
+        3 * read + 2 * written,
+        3 * flops,
+        rate,
+    )
+
+
+def _packed(module: nn.GRU, prepared: _Prepared) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
+    def run(x: Tensor, lengths: Tensor) -> tuple[Tensor]:
+        (on_host,) = prepared(lengths, lambda: (lengths.cpu(),))
+        packed = nn.utils.rnn.pack_padded_sequence(x, on_host, batch_first=True, enforce_sorted=False)
+        return (nn.utils.rnn.pad_packed_sequence(module(packed)[0], batch_first=True, total_length=x.shape[1])[0],)
+
+    return run
+
+
+def _grouped(module: nn.GRU, count: int) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:
+    """The batch sorted by length, beforehand, and cut into ``count`` groups, each padded to its own longest."""
+    prepared = _Prepared()
+
+    def run(x: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+        def sort() -> tuple[Tensor, list[int]]:
+            falling = lengths.cpu().sort(descending=True)
+            rows = x.detach()[falling.indices.cuda()].requires_grad_(x.requires_grad)
+            cuts = [len(x) * i // count for i in range(count + 1)]
+            return [rows, cuts, [max(1, int(falling.values[cut])) for cut in cuts[:-1]]]
+
+        rows, cuts, longest = prepared(lengths, sort)
+        run.rows = rows
+        return tuple(
+            module(rows[begin:end, :steps])[0] for begin, end, steps in zip(cuts, cuts[1:], longest, strict=False)
+        )
+
+    return run
+
+
+def _without_gradients(run: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    def forward(x: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return run(x, lengths)
+
+    return forward
+
+
+def _with_gradients(run: Callable[..., tuple[Tensor, ...]], module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
+    """Both passes: the gradients of x, in the order that ``run`` gave its rows, and of the parameters."""
+
+    def both(x: Tensor, lengths: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+        states = run(x, lengths)
+        given = getattr(run, "rows", x)
+        parts = gradient.split([len(part) for part in states])
+        parts = [part[:, : group.shape[1]] for part, group in zip(parts, states, strict=True)]
+        return torch.autograd.grad(states, [given, *module.parameters()], parts)
+
+    return both
+
+
+def exercise() -> None:
+    """Run the kernels at sizes that reach every branch, and compare with nn.GRU in float64."""
+    torch.manual_seed(0)
+    for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
+        for sequences, steps, inputs, units, both in (
+            (19, 5, 7, 13, True),
+            (3, 4, 8, 70, False),
+            (18, 2, 121, 128, True),
+        ):
+            theirs = nn.GRU(inputs, units, batch_first=True, bidirectional=both, dtype=torch.float64).cuda()
+            ours = GRU(inputs, units, both).to("cuda", dtype)
+            ours.load_state_dict(theirs.state_dict())
+            theirs.load_state_dict(ours.state_dict())
+            lengths = torch.randint(1, steps + 1, (sequences,))
+            x = torch.randn(sequences, steps, inputs, device="cuda").to(dtype).requires_grad_()
+            wide = x.detach().double().requires_grad_()
+            packed = nn.utils.rnn.pack_padded_sequence(wide, lengths, batch_first=True, enforce_sorted=False)
+            exact = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True, total_length=steps)[0]
+            found = ours(x, lengths.cuda())[0]
+            gradient = torch.randn_like(found)
+            results = [found, *torch.autograd.grad(found, [x, *ours.parameters()], gradient)]
+            expected = [exact, *torch.autograd.grad(exact, [wide, *theirs.parameters()], gradient.double())]
+            real = torch.cat([torch.arange(steps) < n for n in lengths]).cuda()
+            offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).cuda()
+            ragged = ours(x.flatten(0, 1)[real], offsets=offsets)[0]
+            error = max(
+                float((a.double() - b).detach().norm() / b.detach().norm())
+                for a, b in zip(results, expected, strict=True)
+            )
+            if error > limit or not torch.equal(ragged, found.flatten(0, 1)[real]):
+                raise AssertionError(
+                    f"gru differs from nn.GRU by {error} at {sequences, steps, inputs, units} of {dtype}"
+                )

@@ -1,0 +1,304 @@
+// The GRU's recurrence, backward through time: the same tiles as the forward pass, from the last step to the first.
+//
+// What reaches a state, from above and from the next step, stays in registers. Each step makes the gradients of the
+// four sums n, r, z and m, which are all that the weights' and the input's gradients need, and passes the state's on
+// through one product [16, 3 H] x [3 H, H] with the recurrent weights, in registers throughout. One barrier a step.
+
+#include "gru.cuh"
+
+#include <optional>
+
+namespace {
+
+using gru::Sequence;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <typename T, int k_steps>
+constexpr int shared_bytes = 2 * gru::parts<T> * 3 * gru::tile * (16 * k_steps + 8) * 2;
+
+// gates [M, d, 5, P] as the forward pass left them; gradients [M, d, 4, P], of the sums n, r, z and m, are written at
+// real steps. above: the gradient of states, last: of final; either may be null.
+template <typename T, int k_steps, int columns>
+__global__ void __launch_bounds__(32 * 2 * k_steps / columns)
+    recur_back(const T* gates, const Sequence* plan, const uint32_t* weights, const T* above, const T* last,
+               T* gradients, int sequences, int units, int padded, int directions, bool pairs) {
+  using E = gru::Operand<T>;
+  constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns>;
+  constexpr int own = 2 * columns;
+  constexpr int width = 16 * k_steps + 8;
+  using Own = gru::Raw<T, own>;
+  extern __shared__ uint4 shared[];
+  using Operands = E[parts][3][gru::tile][width];
+  Operands* operand = reinterpret_cast<Operands*>(shared);
+
+  const int direction = blockIdx.x % directions;
+  const int slot = blockIdx.x / directions * gru::tile;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int unit = warp * 8 * columns + lane % 4 * own;
+  const bool real = unit < padded;
+
+  uint32_t w[parts][3 * columns][k_steps][2];
+  {
+    const int place = direction * static_cast<int>(blockDim.x / 32) + warp;
+    const uint2* mine = reinterpret_cast<const uint2*>(weights) + place * parts * 3 * columns * k_steps * 32 + lane;
+#pragma unroll
+    for (int p = 0; p < parts; ++p)
+#pragma unroll
+      for (int c = 0; c < 3 * columns; ++c)
+#pragma unroll
+        for (int k = 0; k < k_steps; ++k) {
+          const uint2 both = mine[((p * 3 * columns + c) * k_steps + k) * 32];
+          w[p][c][k][0] = both.x;
+          w[p][c][k][1] = both.y;
+        }
+  }
+  for (int i = threadIdx.x; i < shared_bytes<T, k_steps> / 16; i += blockDim.x) shared[i] = uint4{};
+
+  int length[2], steps = 0;
+  Sequence sequence[2];
+  float carried[2][own] = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int place = slot + lane / 4 + 8 * i;
+    sequence[i] = place < sequences ? plan[place] : Sequence{-1, 0, 0, 0};
+    length[i] = real ? sequence[i].length : 0;
+    steps = max(steps, sequence[i].length);
+    if (last != nullptr && real && sequence[i].place >= 0) {
+      const T* from = last + (direction * int64_t{sequences} + sequence[i].place) * units + unit;
+      const Own raw = gru::load_units<T, own>(from, units - unit, pairs);
+#pragma unroll
+      for (int u = 0; u < own; ++u) carried[i][u] = raw[u];
+    }
+  }
+  steps = __reduce_max_sync(0xffffffff, steps);
+
+  // Where the tile's last step would lie in each sequence: past the end of a shorter one, until that begins.
+  const int64_t forwards = direction == 0 ? 1 : -1;
+  const int64_t gate_step = forwards * directions * 5 * padded, gradient_step = forwards * directions * 4 * padded;
+  const int64_t state_step = forwards * directions * units;
+  const T* gate_row[2];
+  const T* above_row[2];
+  T* gradient_row[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t step = (direction == 0 ? 0 : sequence[i].length - 1) + (steps - 1) * forwards;
+    const int64_t row = (sequence[i].first + step) * directions + direction;
+    gate_row[i] = gates + row * 5 * padded + unit;
+    gradient_row[i] = gradients + row * 4 * padded + unit;
+    above_row[i] = above + ((sequence[i].state + step) * directions + direction) * units + unit;
+  }
+  Own next[2][5] = {}, next_above[2] = {};
+  const auto fetch = [&](int i, int step) {
+    if (step >= 0 && step < length[i]) {
+#pragma unroll
+      for (int g = 0; g < 5; ++g) next[i][g] = gru::load<T, own>(gate_row[i] + g * padded);
+      if (above != nullptr) next_above[i] = gru::load_units<T, own>(above_row[i], units - unit, pairs);
+    }
+    gate_row[i] -= gate_step;
+    above_row[i] -= state_step;
+  };
+#pragma unroll
+  for (int i = 0; i < 2; ++i) fetch(i, steps - 1);
+  __syncthreads();
+
+  for (int step = steps - 1; step >= 0; --step) {
+    float sum[chains][3][columns][4] = {};
+    auto& current = operand[step % 2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto& now = next[i];
+      const bool active = step < length[i];
+      float d[4][own];
+#pragma unroll
+      for (int u = 0; u < own; ++u) {
+        const float n = now[gru::candidate][u], r = now[gru::reset][u], z = now[gru::update][u];
+        const float state = carried[i][u] + next_above[i][u];
+        const float dn = active ? state * (1.f - z) * (1.f - n * n) : 0.f;
+        d[gru::candidate][u] = dn;
+        d[gru::memory][u] = dn * r;
+        d[gru::reset][u] = dn * r * now[gru::memory][u] * (1.f - r);
+        d[gru::update][u] = active ? state * (now[gru::before][u] - n) * z * (1.f - z) : 0.f;
+        sum[0][0][u / 2][2 * i + u % 2] = active ? state * z : carried[i][u];
+      }
+#pragma unroll
+      for (int g = 0; g < 3; ++g) {
+        gru::store_operands<T>(&current[0][g][lane / 4 + 8 * i][unit], 3 * gru::tile * width, d[g + 1]);
+      }
+      if (active) {
+#pragma unroll
+        for (int g = 0; g < 4; ++g) gru::store<T, own>(gradient_row[i] + g * padded, Own::of(d[g]));
+      }
+      gradient_row[i] -= gradient_step;
+    }
+    // Only now, when all that was loaded is used: a wait for some of it would be for this as well.
+#pragma unroll
+    for (int i = 0; i < 2; ++i) fetch(i, step - 1);
+    if (step == 0) break;
+    __syncthreads();
+
+#pragma unroll
+    for (int k = 0; k < k_steps; ++k)
+#pragma unroll
+      for (int g = 0; g < 3; ++g) {
+        uint32_t a[parts][4];
+#pragma unroll
+        for (int p = 0; p < parts; ++p) gru::load_matrices(a[p], &current[p][g][lane % 16][16 * k + lane / 16 * 8]);
+#pragma unroll
+        for (int p = 0; p < 2 * parts - 1; ++p) {
+#pragma unroll
+          for (int c = 0; c < columns; ++c) {
+            const auto& b = w[p == 2][g * columns + c][k];
+            gru::multiply<E>(sum[p % chains][g][c], a[p == 1], b[0], b[1]);
+          }
+        }
+      }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int u = 0; u < own; ++u) {
+        const int c = u / 2, v = 2 * i + u % 2;
+        carried[i][u] = 0.f;
+#pragma unroll
+        for (int p = 0; p < chains; ++p) carried[i][u] += sum[p][0][c][v] + sum[p][1][c][v] + sum[p][2][c][v];
+      }
+  }
+}
+
+// float64: a block a sequence and direction, a thread a unit. Plain; not for speed.
+__global__ void recur_back_double(const double* gates, const Sequence* plan, const double* weights,
+                                  const double* above, const double* last, double* gradients, int sequences,
+                                  int units, int padded, int directions) {
+  __shared__ double sums[3][128];
+  const int direction = blockIdx.x % directions, unit = threadIdx.x;
+  const Sequence sequence = plan[blockIdx.x / directions];
+  const double* w = weights + direction * int64_t{3} * units * units;
+  double carried = 0;
+  if (last != nullptr && unit < units) {
+    carried = last[(direction * int64_t{sequences} + sequence.place) * units + unit];
+  }
+  for (int step = sequence.length - 1; step >= 0; --step) {
+    const int64_t t = direction == 0 ? step : sequence.length - 1 - step;
+    double direct = 0;
+    if (unit < units) {
+      const int64_t at = (sequence.first + t) * directions + direction;
+      const double* row = gates + at * 5 * padded + unit;
+      const double n = row[gru::candidate * padded], r = row[gru::reset * padded];
+      const double z = row[gru::update * padded], m = row[gru::memory * padded];
+      const int64_t state_at = ((sequence.state + t) * directions + direction) * units + unit;
+      const double state = carried + (above != nullptr ? above[state_at] : 0);
+      const double dn = state * (1 - z) * (1 - n * n);
+      double* to = gradients + at * 4 * padded + unit;
+      to[gru::candidate * padded] = dn;
+      sums[0][unit] = to[gru::reset * padded] = dn * m * r * (1 - r);
+      sums[1][unit] = to[gru::update * padded] = state * (row[gru::before * padded] - n) * z * (1 - z);
+      sums[2][unit] = to[gru::memory * padded] = dn * r;
+      direct = state * z;
+    }
+    __syncthreads();
+    if (unit < units) {
+      for (int g = 0; g < 3; ++g) {
+        for (int k = 0; k < units; ++k) direct += sums[g][k] * w[(int64_t{g} * units + k) * units + unit];
+      }
+    }
+    carried = direct;
+    __syncthreads();
+  }
+}
+
+struct Arguments {
+  Tensor gates, plan, weights;
+  const void *above, *last;
+  Tensor gradients;
+  int sequences, units, padded, directions;
+  bool pairs;
+};
+
+template <typename T, int k_steps, int columns>
+void launch(const Arguments& with, int warps, cudaStream_t stream) {
+  constexpr int shared = shared_bytes<T, k_steps>;
+  const auto run = recur_back<T, k_steps, columns>;
+  if constexpr (shared > 48 * 1024) {
+    STD_CUDA_CHECK(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  }
+  const int blocks = (with.sequences + gru::tile - 1) / gru::tile * with.directions;
+  run<<<blocks, 32 * warps, shared, stream>>>(
+      static_cast<const T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
+      static_cast<const uint32_t*>(with.weights.data_ptr()), static_cast<const T*>(with.above),
+      static_cast<const T*>(with.last), static_cast<T*>(with.gradients.data_ptr()), with.sequences, with.units,
+      with.padded, with.directions, with.pairs);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <typename T>
+void choose(Arguments with, cudaStream_t stream) {
+  const gru::Division by = gru::division<T>(with.units, with.directions, with.sequences);
+  STD_TORCH_CHECK(with.weights.numel() == gru::fragments<T>(by, with.directions),
+                  "gru_backward: the weights do not fit");
+  const auto begins_on_pairs = [](const void* data) {
+    return reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(T)) == 0;
+  };
+  with.pairs = with.units % 2 == 0 && begins_on_pairs(with.above) && begins_on_pairs(with.last);
+  const auto run = [&](auto k_steps) {
+    constexpr int k = decltype(k_steps)::value;
+    if constexpr (!std::is_same_v<T, float> || k == 4) {
+      if (by.columns == 2) return launch<T, k, 2>(with, by.warps, stream);
+    }
+    launch<T, k, 1>(with, by.warps, stream);
+  };
+  switch (by.k_steps) {
+    case 4: run(std::integral_constant<int, 4>{}); break;
+    case 7: run(std::integral_constant<int, 7>{}); break;
+    default: run(std::integral_constant<int, 8>{});
+  }
+}
+
+// above: the gradient of states, last: of final. gradients [M, d, 4, P] are written at real steps.
+void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tensor> above, std::optional<Tensor> last,
+                  int64_t units, Tensor gradients) {
+  const int64_t sequences = plan.size(0) - 1;
+  STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(2) == 5 && gates.size(3) == (units + 7) / 8 * 8 &&
+                      5 * gradients.numel() == 4 * gates.numel() && gradients.scalar_type() == gates.scalar_type() &&
+                      (!above || above->scalar_type() == gates.scalar_type()) &&
+                      (!above || above->numel() % (gates.size(1) * units) == 0) &&
+                      (!above || above->numel() >= gates.size(0) * gates.size(1) * units) &&
+                      (!last || last->scalar_type() == gates.scalar_type()) &&
+                      (!last || last->numel() == gates.size(1) * sequences * units),
+                  "gru_backward: gates and gradients do not fit together");
+  STD_TORCH_CHECK(gates.is_contiguous() && plan.is_contiguous() && weights.is_contiguous() &&
+                      (!above || above->is_contiguous()) && (!last || last->is_contiguous()) &&
+                      gradients.is_contiguous(),
+                  "gru_backward takes contiguous tensors");
+  if (sequences == 0) return;
+  const torch::stable::accelerator::DeviceGuard guard(gates.get_device_index());
+  const cudaStream_t stream = cuda_ext::current_stream(gates.get_device_index());
+  Arguments with{gates, plan, weights, above ? above->data_ptr() : nullptr, last ? last->data_ptr() : nullptr,
+                 gradients, static_cast<int>(sequences), static_cast<int>(units), static_cast<int>(gates.size(3)),
+                 static_cast<int>(gates.size(1)), false};
+  switch (gates.scalar_type()) {
+    case ScalarType::Double:
+      recur_back_double<<<static_cast<unsigned>(with.sequences * with.directions), 128, 0, stream>>>(
+          static_cast<const double*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
+          static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(with.above),
+          static_cast<const double*>(with.last), static_cast<double*>(gradients.data_ptr()), with.sequences, with.units,
+          with.padded, with.directions);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+      break;
+    case ScalarType::Float: choose<float>(with, stream); break;
+    case ScalarType::Half: choose<__half>(with, stream); break;
+    case ScalarType::BFloat16: choose<__nv_bfloat16>(with, stream); break;
+    default: STD_TORCH_CHECK(false, "gru_backward: dtype must be float64, float32, float16 or bfloat16");
+  }
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+  m.def(
+      "gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor? above, Tensor? last, int units, "
+      "Tensor(a!) gradients) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+  m.impl("gru_backward", TORCH_BOX(&gru_backward));
+}

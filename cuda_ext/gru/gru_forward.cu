@@ -1,0 +1,308 @@
+// The GRU's recurrence, forward: h' = (1 - z) n + z h, step after step, the weights in registers throughout.
+//
+// A block takes 16 sequences of like length, one direction, and runs to the longest's last step. A warp owns 8 or 16
+// units: it multiplies the tile's state [16, H], which lies in shared memory, by its columns of the three recurrent
+// weights, and the sums that it then holds are r, z and m of the same units, so that the gates, the candidate and the
+// new state never leave its registers but for the state's operand. One barrier a step.
+
+#include "gru.cuh"
+
+namespace {
+
+using gru::Sequence;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// gates [M, d, 5, P]: the sums of n, r and z from the input on entry; n, r, z, m and the state before the step on exit.
+// Without `keep` [M, d, 3, P], and not changed. The state before the first step is zero, and so are the states of a
+// padded batch from a sequence's end to `limit`. Units from H on, which pad the last warp's columns, stay zero
+// throughout: their weights are.
+template <typename T, int k_steps, int columns>
+__global__ void __launch_bounds__(32 * 2 * k_steps / columns)
+    recur(T* gates, const Sequence* plan, const uint32_t* weights, const float* bias, T* states, T* final,
+          int sequences, int units, int padded, int directions, int limit, bool keep, bool pairs) {
+  using E = gru::Operand<T>;
+  constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns>;
+  constexpr int own = 2 * columns;         // units of a thread in a row, neighbours
+  constexpr int width = 16 * k_steps + 8;  // of a row in shared memory, padded against bank conflicts
+  using Own = gru::Raw<T, own>;
+  __shared__ alignas(16) E operand[2][parts][gru::tile][width];
+
+  const int direction = blockIdx.x % directions;
+  const int slot = blockIdx.x / directions * gru::tile;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int unit = warp * 8 * columns + lane % 4 * own;
+  const bool real = unit < padded;
+
+  uint32_t w[parts][3 * columns][k_steps][2];
+  {
+    const int place = direction * static_cast<int>(blockDim.x / 32) + warp;
+    const uint2* mine = reinterpret_cast<const uint2*>(weights) + place * parts * 3 * columns * k_steps * 32 + lane;
+#pragma unroll
+    for (int p = 0; p < parts; ++p)
+#pragma unroll
+      for (int c = 0; c < 3 * columns; ++c)
+#pragma unroll
+        for (int k = 0; k < k_steps; ++k) {
+          const uint2 both = mine[((p * 3 * columns + c) * k_steps + k) * 32];
+          w[p][c][k][0] = both.x;
+          w[p][c][k][1] = both.y;
+        }
+  }
+  for (int i = threadIdx.x; i < 2 * parts * gru::tile * width / 2; i += blockDim.x) {
+    reinterpret_cast<uint32_t*>(operand)[i] = 0;
+  }
+
+  // Each thread holds rows lane / 4 and lane / 4 + 8 of the tile.
+  int length[2], steps = 0;
+  Sequence sequence[2];
+  T* gate_row[2];
+  T* state_row[2];
+  const int slots = keep ? 5 : 3;
+  const int64_t gate_stride = int64_t{directions} * slots * padded, state_stride = int64_t{directions} * units;
+  const int64_t gate_step = direction == 0 ? gate_stride : -gate_stride;
+  const int64_t state_step = direction == 0 ? state_stride : -state_stride;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = slot + lane / 4 + 8 * i;
+    sequence[i] = row < sequences ? plan[row] : Sequence{-1, 0, 0, 0};
+    length[i] = real ? sequence[i].length : 0;
+    steps = max(steps, sequence[i].length);
+    const int64_t begin = direction == 0 ? 0 : sequence[i].length - 1;
+    gate_row[i] = gates + (sequence[i].first + begin) * gate_stride + direction * slots * padded + unit;
+    state_row[i] = states + (sequence[i].state + begin) * state_stride + direction * units + unit;
+  }
+  steps = __reduce_max_sync(0xffffffff, steps);
+
+  float h[2][own] = {};
+  float memory_bias[own] = {};
+  if (real) {
+#pragma unroll
+    for (int u = 0; u < own; ++u) memory_bias[u] = bias[(direction * 4 + gru::memory) * padded + unit + u];
+  }
+  Own next[2][3] = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int g = 0; g < 3; ++g) {
+      if (0 < length[i]) next[i][g] = gru::load<T, own>(gate_row[i] + g * padded);
+    }
+  __syncthreads();
+
+  for (int step = 0; step < steps; ++step) {
+    // All that the last step loaded is taken before any more is asked for: a wait for the one would be for both.
+    float sum[chains][3][columns][4] = {};
+    float of_input[2][own];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int u = 0; u < own; ++u) {
+        sum[0][0][u / 2][2 * i + u % 2] = next[i][gru::reset][u];
+        sum[0][1][u / 2][2 * i + u % 2] = next[i][gru::update][u];
+        sum[0][2][u / 2][2 * i + u % 2] = memory_bias[u];
+        of_input[i][u] = next[i][gru::candidate][u];
+      }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int g = 0; g < 3; ++g) {
+        if (step + 1 < length[i]) next[i][g] = gru::load<T, own>(gate_row[i] + gate_step + g * padded);
+      }
+
+    const auto& current = operand[step % 2];
+#pragma unroll
+    for (int k = 0; k < k_steps; ++k) {
+      uint32_t a[parts][4];
+#pragma unroll
+      for (int p = 0; p < parts; ++p) gru::load_matrices(a[p], &current[p][lane % 16][16 * k + lane / 16 * 8]);
+#pragma unroll
+      for (int p = 0; p < 2 * parts - 1; ++p) {
+        // High by high, then low by high and high by low; low by low is below the last bit kept.
+#pragma unroll
+        for (int g = 0; g < 3; ++g)
+#pragma unroll
+          for (int c = 0; c < columns; ++c) {
+            const auto& b = w[p == 2][g * columns + c][k];
+            gru::multiply<E>(sum[p % chains][g][c], a[p == 1], b[0], b[1]);
+          }
+      }
+    }
+
+#pragma unroll
+    for (int p = 1; p < chains; ++p)
+#pragma unroll
+      for (int g = 0; g < 3; ++g)
+#pragma unroll
+        for (int c = 0; c < columns; ++c)
+#pragma unroll
+          for (int v = 0; v < 4; ++v) sum[0][g][c][v] += sum[p][g][c][v];
+
+    auto& following = operand[(step + 1) % 2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool active = step < length[i];
+      float kept[5][own];
+#pragma unroll
+      for (int u = 0; u < own; ++u) {
+        const float r = kept[gru::reset][u] = gru::sigmoid<T>(sum[0][0][u / 2][2 * i + u % 2]);
+        const float z = kept[gru::update][u] = gru::sigmoid<T>(sum[0][1][u / 2][2 * i + u % 2]);
+        const float m = kept[gru::memory][u] = sum[0][2][u / 2][2 * i + u % 2];
+        const float n = kept[gru::candidate][u] = gru::hyperbolic_tangent<T>(of_input[i][u] + r * m);
+        kept[gru::before][u] = h[i][u];
+        h[i][u] = active ? n + z * (h[i][u] - n) : h[i][u];
+      }
+      gru::store_operands<T>(&following[0][lane / 4 + 8 * i][unit], gru::tile * width, h[i]);
+      if (active) {
+        gru::store_units(state_row[i], h[i], units - unit, pairs);
+        if (keep) {
+#pragma unroll
+          for (int g = 0; g < 5; ++g) gru::store<T, own>(gate_row[i] + g * padded, Own::of(kept[g]));
+        }
+      }
+      gate_row[i] += gate_step;
+      state_row[i] += state_step;
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (!real || sequence[i].place < 0) continue;
+    T* to = final + (direction * int64_t{sequences} + sequence[i].place) * units + unit;
+    gru::store_units(to, h[i], units - unit, pairs);
+    const float zero[own] = {};
+    for (int step = sequence[i].length; step < limit; ++step) {
+      to = states + (int64_t{sequence[i].state} + step) * state_stride + direction * units + unit;
+      gru::store_units(to, zero, units - unit, pairs);
+    }
+  }
+}
+
+// float64: a block a sequence and direction, a thread a unit. Plain; not for speed.
+__global__ void recur_double(double* gates, const Sequence* plan, const double* weights, const double* bias,
+                             double* states, double* final, int sequences, int units, int padded, int directions,
+                             int limit, bool keep) {
+  __shared__ double h[128];
+  const int direction = blockIdx.x % directions, unit = threadIdx.x;
+  const Sequence sequence = plan[blockIdx.x / directions];
+  const double* w = weights + direction * int64_t{3} * units * units;
+  h[unit] = 0;
+  __syncthreads();
+  for (int step = 0; step < sequence.length; ++step) {
+    const int64_t t = direction == 0 ? step : sequence.length - 1 - step;
+    double state = 0;
+    if (unit < units) {
+      double sum[3] = {};
+      for (int k = 0; k < units; ++k) {
+        for (int g = 0; g < 3; ++g) sum[g] += w[(int64_t{g} * units + unit) * units + k] * h[k];
+      }
+      double* row = gates + ((sequence.first + t) * directions + direction) * (keep ? 5 : 3) * padded + unit;
+      const double r = 1 / (1 + exp(-row[gru::reset * padded] - sum[0]));
+      const double z = 1 / (1 + exp(-row[gru::update * padded] - sum[1]));
+      const double m = sum[2] + bias[(direction * 4 + gru::memory) * padded + unit];
+      const double n = tanh(row[gru::candidate * padded] + r * m);
+      state = n + z * (h[unit] - n);
+      states[((sequence.state + t) * directions + direction) * units + unit] = state;
+      if (keep) {
+        row[gru::candidate * padded] = n;
+        row[gru::reset * padded] = r;
+        row[gru::update * padded] = z;
+        row[gru::memory * padded] = m;
+        row[gru::before * padded] = h[unit];
+      }
+    }
+    __syncthreads();
+    h[unit] = state;
+    __syncthreads();
+  }
+  for (int64_t t = sequence.length; t < limit && unit < units; ++t) {
+    states[((sequence.state + t) * directions + direction) * units + unit] = 0;
+  }
+  if (unit < units) final[(direction * int64_t{sequences} + sequence.place) * units + unit] = h[unit];
+}
+
+struct Arguments {
+  Tensor gates, plan, weights, bias, states, final;
+  int limit;
+  bool keep;
+  int sequences, units, padded, directions;
+};
+
+template <typename T, int k_steps, int columns>
+void launch(const Arguments& with, int warps, cudaStream_t stream) {
+  const int blocks = (with.sequences + gru::tile - 1) / gru::tile * with.directions;
+  recur<T, k_steps, columns><<<blocks, 32 * warps, 0, stream>>>(
+      static_cast<T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
+      static_cast<const uint32_t*>(with.weights.data_ptr()), static_cast<const float*>(with.bias.data_ptr()),
+      static_cast<T*>(with.states.data_ptr()), static_cast<T*>(with.final.data_ptr()), with.sequences, with.units,
+      with.padded, with.directions, with.limit, with.keep, with.units % 2 == 0);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <typename T>
+void choose(const Arguments& with, cudaStream_t stream) {
+  const gru::Division by = gru::division<T>(with.units, with.directions, with.sequences);
+  STD_TORCH_CHECK(with.weights.numel() == gru::fragments<T>(by, with.directions),
+                  "gru_forward: the weights do not fit");
+  const auto run = [&](auto k_steps) {
+    constexpr int k = decltype(k_steps)::value;
+    if constexpr (!std::is_same_v<T, float> || k == 4) {
+      if (by.columns == 2) return launch<T, k, 2>(with, by.warps, stream);
+    }
+    launch<T, k, 1>(with, by.warps, stream);
+  };
+  switch (by.k_steps) {
+    case 4: run(std::integral_constant<int, 4>{}); break;
+    case 7: run(std::integral_constant<int, 7>{}); break;
+    default: run(std::integral_constant<int, 8>{});
+  }
+}
+
+// gates [M, d, 5 or 3, P], plan and bias as the other operations make them. states [.., d H] are written, of a ragged
+// batch (steps < 0) at real steps, of a padded one of `steps` steps everywhere, and final [d, N, H].
+void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, Tensor states, Tensor final, int64_t steps,
+                 bool keep) {
+  const int64_t directions = final.size(0), sequences = final.size(1), units = final.size(2);
+  STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(1) == directions &&
+                      gates.size(2) == (keep ? 5 : 3) && gates.size(3) == (units + 7) / 8 * 8 &&
+                      plan.numel() == 4 * (sequences + 1) && bias.numel() == directions * 4 * gates.size(3) &&
+                      states.scalar_type() == gates.scalar_type() && final.scalar_type() == gates.scalar_type() &&
+                      states.numel() % (directions * units) == 0,
+                  "gru_forward: gates, plan, states and final do not fit together");
+  STD_TORCH_CHECK(gates.is_contiguous() && plan.is_contiguous() && weights.is_contiguous() && bias.is_contiguous() &&
+                      states.is_contiguous() && final.is_contiguous(),
+                  "gru_forward takes contiguous tensors");
+  STD_TORCH_CHECK(steps <= 0 || states.numel() == sequences * steps * directions * units,
+                  "gru_forward: states do not hold ", steps, " steps of each sequence");
+  if (sequences == 0) return;
+  const torch::stable::accelerator::DeviceGuard guard(gates.get_device_index());
+  const cudaStream_t stream = cuda_ext::current_stream(gates.get_device_index());
+  const Arguments with{gates, plan, weights, bias, states, final, static_cast<int>(steps), keep,
+                       static_cast<int>(sequences), static_cast<int>(units), static_cast<int>(gates.size(3)),
+                       static_cast<int>(directions)};
+  switch (gates.scalar_type()) {
+    case ScalarType::Double:
+      recur_double<<<static_cast<unsigned>(sequences * directions), 128, 0, stream>>>(
+          static_cast<double*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
+          static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(bias.data_ptr()),
+          static_cast<double*>(states.data_ptr()), static_cast<double*>(final.data_ptr()), with.sequences, with.units,
+          with.padded, with.directions, with.limit, keep);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+      break;
+    case ScalarType::Float: choose<float>(with, stream); break;
+    case ScalarType::Half: choose<__half>(with, stream); break;
+    case ScalarType::BFloat16: choose<__nv_bfloat16>(with, stream); break;
+    default: STD_TORCH_CHECK(false, "gru_forward: dtype must be float64, float32, float16 or bfloat16");
+  }
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+  m.def(
+      "gru_forward(Tensor(a!) gates, Tensor plan, Tensor weights, Tensor bias, Tensor(b!) states, Tensor(c!) final, "
+      "int steps, bool keep) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+  m.impl("gru_forward", TORCH_BOX(&gru_forward));
+}

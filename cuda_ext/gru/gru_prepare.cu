@@ -1,0 +1,347 @@
+// What the GRU's other kernels read: the sequences in order of falling length, and the parameters as they multiply.
+
+#include "gru.cuh"
+
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <optional>
+#include <tuple>
+
+namespace {
+
+using gru::Sequence;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int threads = 1024;
+constexpr int bins = 2 * threads;
+// A batch of so many steps is listed by the block that sorts it.
+constexpr int few_steps = 1 << 13;
+
+// The sum of `value` over this thread and those before it, over the block.
+__device__ int64_t running_sum(int64_t value, int64_t* warp_sums) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int64_t before = __shfl_up_sync(0xffffffff, value, distance);
+    if (lane >= distance) value += before;
+  }
+  __syncthreads();
+  if (lane == 31) warp_sums[warp] = value;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) value += warp_sums[w];
+  return value;
+}
+
+// Which steps of a batch are real. given: int32 or, if `wide`, int64 lengths [N] of a padded batch of `steps` steps,
+// or, if steps < 0, offsets [N + 1] of a ragged one of `rows` rows. What would lie outside the batch is clamped: it can
+// not be refused without waiting for the GPU.
+struct Limits {
+  const void* given;
+  bool wide;
+  int sequences, rows, steps;
+  Sequence* plan;
+  int* source;
+  bool list;  // in the block that sorts, without a launch of its own
+
+  __device__ int inside(int n, int low, int high) const {
+    const int64_t value = wide ? static_cast<const int64_t*>(given)[n] : static_cast<const int32_t*>(given)[n];
+    return static_cast<int>(value < low ? low : value > high ? high : value);
+  }
+  __device__ int first_of(int n) const { return inside(n, 0, rows); }
+  __device__ int length_of(int n) const {
+    if (steps >= 0) return inside(n, 0, steps);
+    const int first = first_of(n);
+    return inside(n + 1, first, rows) - first;
+  }
+};
+
+// source[m]: the row of the padded batch [N T] that real step m is; after the last, the rows of the padding.
+__device__ void list_steps(const Limits& of, int64_t index, int64_t stride) {
+  const int64_t total = int64_t{of.sequences} * of.steps;
+  const int real = of.plan[of.sequences].length;
+  for (int64_t i = index; i < total; i += stride) {
+    const Sequence sequence = of.plan[i / of.steps];
+    const int step = static_cast<int>(i % of.steps);
+    const int64_t padding = int64_t{real} + sequence.state - sequence.first;
+    const int64_t place = step < sequence.length ? sequence.first + step : padding + step - sequence.length;
+    of.source[place] = sequence.state + step;
+  }
+}
+
+__global__ void list_all_steps(Limits of) {
+  list_steps(of, int64_t{blockIdx.x} * blockDim.x + threadIdx.x, int64_t{gridDim.x} * blockDim.x);
+}
+
+// One block sorts by counting, so that the order within one length (and, beyond 2048 steps, within a few neighbouring
+// ones) is any; no result depends on it. plan[N] holds the number of real steps in all.
+__device__ void sort_by_length(const Limits& of) {
+  __shared__ int start[bins];
+  __shared__ int64_t warp_sums[threads / 32];
+  __shared__ int longest;
+  for (int i = threadIdx.x; i < bins; i += threads) start[i] = 0;
+  if (threadIdx.x == 0) longest = 1;
+  __syncthreads();
+  const int64_t share = (of.sequences + threads - 1) / threads;
+  const int begin = static_cast<int>(min(threadIdx.x * share, int64_t{of.sequences}));
+  const int end = static_cast<int>(min(begin + share, int64_t{of.sequences}));
+  int64_t sum = 0;
+  int most = 0;
+  for (int n = begin; n < end; ++n) {
+    const int length = of.length_of(n);
+    sum += length;
+    most = max(most, length);
+  }
+  atomicMax(&longest, most);
+  int64_t first = running_sum(sum, warp_sums) - sum;
+  if (threadIdx.x == threads - 1) {
+    of.plan[of.sequences] = {0, 0, of.steps >= 0 ? static_cast<int>(first + sum) : of.first_of(of.sequences), 0};
+  }
+
+  // Bin 0 is the longest.
+  const auto bin_of = [](int length) {
+    const int shorter = longest - length;
+    return longest < bins ? shorter : static_cast<int>(int64_t{shorter} * (bins - 1) / longest);
+  };
+  for (int n = begin; n < end; ++n) atomicAdd(&start[bin_of(of.length_of(n))], 1);
+  __syncthreads();
+  const int even = start[2 * threadIdx.x], odd = start[2 * threadIdx.x + 1];
+  const int before = static_cast<int>(running_sum(even + odd, warp_sums)) - even - odd;
+  start[2 * threadIdx.x] = before;
+  start[2 * threadIdx.x + 1] = before + even;
+  __syncthreads();
+  for (int n = begin; n < end; ++n) {
+    const int length = of.length_of(n);
+    const int row = of.steps >= 0 ? static_cast<int>(first) : of.first_of(n);
+    of.plan[atomicAdd(&start[bin_of(length)], 1)] = {n, row, length, of.steps >= 0 ? n * of.steps : row};
+    first += length;
+  }
+  if (of.list) {
+    __syncthreads();
+    list_steps(of, threadIdx.x, threads);
+  }
+}
+
+struct Parameters {
+  const void *w_ih, *w_hh, *b_ih, *b_hh;
+};
+
+// What is packed, and where it goes. input: the input weights of n, r and z, [d, 3, P, I to 8] for the forward pass and
+// [I to 8, d, 3, P] for the backward. bias [d, 4, P]: what each gate's sum begins with. recurrent: for float64 the
+// weights as they are, [d, 3 H, H]; else fragments [d, warp, part, gate r z n, column, k-step, lane, 2] of a matrix
+// instruction's right operand, of W_hh's transpose for the forward pass and of W_hh for the backward. The columns of a
+// warp are dealt to its threads so that a thread's units, over all its columns, are neighbours.
+template <typename T>
+struct Packing {
+  Parameters from[2];
+  int directions, units, padded, inputs;
+  bool transposed;
+  gru::Division by;
+  T* input;
+  cuda_ext::compute_t<T>* bias;
+  std::conditional_t<std::is_same_v<T, double>, double, uint32_t>* recurrent;
+  int64_t input_size, bias_size, recurrent_size;
+};
+
+// nn.GRU's rows are r, z, n.
+__device__ constexpr int row_of(int gate) { return gate == gru::reset ? 0 : gate == gru::update ? 1 : 2; }
+
+template <typename T, typename W>
+__device__ void pack(const Packing<T>& of, int64_t i) {
+  using C = cuda_ext::compute_t<T>;
+  const auto number = [](const void* data, int64_t index) {
+    return static_cast<C>(static_cast<const W*>(data)[index]);
+  };
+  if (i < of.input_size) {
+    const int64_t rows = int64_t{of.directions} * 3 * of.padded, wide = (of.inputs + 7) / 8 * 8;
+    const int row = static_cast<int>(of.transposed ? i % rows : i / wide);
+    const int column = static_cast<int>(of.transposed ? i / rows : i % wide);
+    const int unit = row % of.padded, gate = row / of.padded % 3, direction = row / of.padded / 3;
+    const int64_t index = (int64_t{row_of(gate)} * of.units + unit) * of.inputs + column;
+    const bool is = unit < of.units && column < of.inputs;
+    of.input[i] = static_cast<T>(is ? number(of.from[direction].w_ih, index) : C{0});
+    return;
+  }
+  i -= of.input_size;
+  if (i < of.bias_size) {
+    const int unit = static_cast<int>(i % of.padded), gate = static_cast<int>(i / of.padded % 4);
+    const Parameters& from = of.from[i / of.padded / 4];
+    const int row = row_of(gate) * of.units + unit;
+    C value = 0;
+    if (unit < of.units && gate != gru::memory) value += number(from.b_ih, row);
+    if (unit < of.units && gate != gru::candidate) value += number(from.b_hh, row);
+    of.bias[i] = value;
+    return;
+  }
+  i -= of.bias_size;
+  if constexpr (std::is_same_v<T, double>) {
+    const int64_t square = int64_t{3} * of.units * of.units;
+    of.recurrent[i] = number(of.from[i / square].w_hh, i % square);
+  } else {
+    using E = gru::Operand<T>;
+    int64_t rest = i;
+    const auto next = [&rest](int count) {
+      const int index = static_cast<int>(rest % count);
+      rest /= count;
+      return index;
+    };
+    const int half = next(2), lane = next(32), k_step = next(of.by.k_steps), column = next(of.by.columns);
+    const int gate = next(3), part = next(gru::parts<T>), warp = next(of.by.warps);
+    const void* weights = of.from[rest].w_hh;
+    const int place = lane / 4;
+    const int unit = warp * 8 * of.by.columns + place / 2 * 2 * of.by.columns + 2 * column + place % 2;
+    const int k = 16 * k_step + lane % 4 * 2 + 8 * half;
+    float values[2];
+    for (int e = 0; e < 2; ++e) {
+      const int row = of.transposed ? k + e : unit, other = of.transposed ? unit : k + e;
+      const bool is = row < of.units && other < of.units;
+      values[e] = is ? number(weights, (int64_t{gate} * of.units + row) * of.units + other) : 0.f;
+    }
+    uint32_t high = gru::packed<E>(values[0], values[1]), low = 0;
+    if (part == 1) gru::split(values[0], values[1], high, low);
+    of.recurrent[i] = part == 0 ? high : low;
+  }
+}
+
+// The first block sorts, if there is something to sort; the others pack.
+template <typename T, typename W>
+__global__ void __launch_bounds__(threads) prepare(Limits limits, Packing<T> packing) {
+  const bool sorts = limits.plan != nullptr;  // of no sequences too, whose lengths lie nowhere
+  if (sorts && blockIdx.x == 0) {
+    sort_by_length(limits);
+    return;
+  }
+  const int64_t total = packing.input_size + packing.bias_size + packing.recurrent_size;
+  const int64_t stride = int64_t{gridDim.x - sorts} * threads;
+  for (int64_t i = int64_t{blockIdx.x - sorts} * threads + threadIdx.x; i < total; i += stride) pack<T, W>(packing, i);
+}
+
+// x: of the dtype to multiply in. limits: as in Limits, or none, and then plan and source are empty. Parameters: as
+// nn.GRU's, of x's dtype or float32. -> plan int32 [N + 1, 4] (gru::Sequence), source int32 [N T] (of a ragged batch
+// [0]), and input, bias and recurrent as in Packing.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
+    Tensor x, std::optional<Tensor> limits, int64_t rows, int64_t steps, Tensor w_ih, Tensor w_hh, Tensor b_ih,
+    Tensor b_hh, std::optional<Tensor> w_ih_reverse, std::optional<Tensor> w_hh_reverse,
+    std::optional<Tensor> b_ih_reverse, std::optional<Tensor> b_hh_reverse, int64_t sequences, bool transposed) {
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
+
+  Tensor given, plan, source;
+  Limits of{};
+  int64_t listed = 0;
+  if (limits.has_value()) {
+    given = torch::stable::contiguous(*limits);
+    STD_TORCH_CHECK(given.is_cuda() && given.get_device_index() == x.get_device_index() && given.dim() == 1 &&
+                        (given.scalar_type() == ScalarType::Int || given.scalar_type() == ScalarType::Long),
+                    "gru_prepare: lengths or offsets must be int32 or int64, one-dimensional and on x's GPU");
+    STD_TORCH_CHECK(given.numel() == sequences + (steps < 0), "gru_prepare: ", sequences, " sequences have as many "
+                    "lengths, or offsets and one, got ", given.numel());
+    STD_TORCH_CHECK(rows <= INT_MAX && sequences < INT_MAX, "gru_prepare: a batch holds fewer than 2^31 steps, got ",
+                    rows);
+    STD_TORCH_CHECK(steps < 0 || rows == sequences * steps, "gru_prepare: ", sequences, " sequences of ", steps,
+                    " steps are not ", rows, " rows");
+    listed = std::max<int64_t>(steps, 0) * sequences;
+  }
+  plan = torch::stable::new_empty(x, {limits.has_value() ? sequences + 1 : 0, 4}, ScalarType::Int);
+  source = torch::stable::new_empty(x, {listed}, ScalarType::Int);
+  if (limits.has_value()) {
+    of = {given.data_ptr(), given.scalar_type() == ScalarType::Long, static_cast<int>(sequences),
+          static_cast<int>(rows), static_cast<int>(steps), static_cast<Sequence*>(plan.data_ptr()),
+          static_cast<int*>(source.data_ptr()), 0 < listed && listed <= few_steps};
+  }
+
+  const int64_t directions = w_ih_reverse.has_value() ? 2 : 1;
+  std::array<Tensor, 8> parameters{w_ih, w_hh, b_ih, b_hh, w_ih, w_hh, b_ih, b_hh};
+  if (directions == 2) {
+    STD_TORCH_CHECK(w_hh_reverse && b_ih_reverse && b_hh_reverse, "gru_prepare: a direction has four parameters");
+    parameters[4] = *w_ih_reverse;
+    parameters[5] = *w_hh_reverse;
+    parameters[6] = *b_ih_reverse;
+    parameters[7] = *b_hh_reverse;
+  }
+  STD_TORCH_CHECK(w_ih.dim() == 2 && w_hh.dim() == 2 && w_hh.size(0) == 3 * w_hh.size(1) && w_hh.size(1) > 0 &&
+                      w_hh.size(1) <= 128 && w_ih.size(0) == w_hh.size(0),
+                  "gru_prepare: w_ih must be [3 H, I] and w_hh [3 H, H] with H from 1 to 128");
+  const ScalarType narrow = x.scalar_type(), wide = w_ih.scalar_type();
+  for (int i = 0; i < 8; ++i) {
+    const Tensor& like = parameters[i % 4];
+    STD_TORCH_CHECK(parameters[i].is_cuda() && parameters[i].get_device_index() == x.get_device_index() &&
+                        parameters[i].scalar_type() == wide && parameters[i].numel() == like.numel() &&
+                        (i % 4 < 2 || parameters[i].numel() == w_hh.size(0)),
+                    "gru_prepare: parameter ", i, " differs in device, dtype or size from the others or from x");
+    parameters[i] = torch::stable::contiguous(parameters[i]);
+  }
+  const int64_t units = w_hh.size(1), padded = (units + 7) / 8 * 8, inputs = w_ih.size(1);
+  const ScalarType sums = narrow == ScalarType::Double ? narrow : ScalarType::Float;
+  Tensor input = torch::stable::new_empty(x, {directions * 3 * padded * ((inputs + 7) / 8 * 8)});
+  Tensor bias = torch::stable::new_empty(x, {directions, 4, padded}, sums);
+  Tensor recurrent;
+  const auto run = [&](auto t, auto w) {
+    using T = decltype(t);
+    using W = decltype(w);
+    Packing<T> packing{};
+    for (int d = 0; d < 2; ++d) {
+      packing.from[d] = {parameters[4 * d].data_ptr(), parameters[4 * d + 1].data_ptr(),
+                         parameters[4 * d + 2].data_ptr(), parameters[4 * d + 3].data_ptr()};
+    }
+    packing.directions = static_cast<int>(directions);
+    packing.units = static_cast<int>(units);
+    packing.padded = static_cast<int>(padded);
+    packing.inputs = static_cast<int>(inputs);
+    packing.transposed = transposed;
+    packing.by = gru::division<T>(units, directions, sequences);
+    packing.input_size = input.numel();
+    packing.bias_size = bias.numel();
+    const bool plain = narrow == ScalarType::Double;
+    const int64_t size = plain ? directions * 3 * units * units : gru::fragments<T>(packing.by, directions);
+    recurrent = torch::stable::new_empty(x, {size}, plain ? ScalarType::Double : ScalarType::Int);
+    packing.recurrent_size = size;
+    packing.input = static_cast<T*>(input.data_ptr());
+    packing.bias = static_cast<cuda_ext::compute_t<T>*>(bias.data_ptr());
+    packing.recurrent = static_cast<decltype(packing.recurrent)>(recurrent.data_ptr());
+    const int64_t total = packing.input_size + packing.bias_size + packing.recurrent_size;
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>((total + threads - 1) / threads, 1 << 12));
+    prepare<T, W><<<blocks + (of.plan != nullptr), threads, 0, stream>>>(of, packing);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  };
+  STD_TORCH_CHECK(wide == narrow || (wide == ScalarType::Float && narrow != ScalarType::Double),
+                  "gru_prepare: parameters must be of x's dtype, or float32 with an x of half precision");
+  switch (narrow) {
+    case ScalarType::Double: run(double{}, double{}); break;
+    case ScalarType::Float: run(float{}, float{}); break;
+    case ScalarType::Half: 
+      if (wide == narrow) {
+        run(__half{}, __half{});
+      } else {
+        run(__half{}, float{});
+      }
+      break;
+    case ScalarType::BFloat16:
+      if (wide == narrow) {
+        run(__nv_bfloat16{}, __nv_bfloat16{});
+      } else {
+        run(__nv_bfloat16{}, float{});
+      }
+      break;
+    default: STD_TORCH_CHECK(false, "gru_prepare: x must be float64, float32, float16 or bfloat16");
+  }
+  if (listed > 0 && !of.list) {
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>((listed + 255) / 256, 1 << 20));
+    list_all_steps<<<blocks, 256, 0, stream>>>(of);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+  return {plan, source, input, bias, recurrent};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+  m.def(
+      "gru_prepare(Tensor x, Tensor? limits, int rows, int steps, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
+      "Tensor? w_ih_reverse, Tensor? w_hh_reverse, Tensor? b_ih_reverse, Tensor? b_hh_reverse, int sequences, "
+      "bool transposed) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+  m.impl("gru_prepare", TORCH_BOX(&gru_prepare));
+}

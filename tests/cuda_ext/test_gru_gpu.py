@@ -1,0 +1,301 @@
+"""The GRU's kernels on a GPU, in strict mode: its reference can not stand in for them."""
+
+import pytest
+import torch
+from torch import nn
+
+from cuda_ext import library
+from cuda_ext.gru import DTYPES, GRU, gates, gru
+from tests.cuda_ext import rules
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
+# Of states and of gradients, in norm over many numbers. float32 is multiplied as two bfloat16 each, 16 to 17 bits.
+LARGEST_ERROR = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+HALF = (torch.float16, torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch):
+    monkeypatch.setattr(library, "_strict", True)
+
+
+def batch(sequences, steps, inputs, units, bidirectional=True, dtype=torch.float32, of_parameters=None):
+    """x with NaN in its padding, lengths from 0 to ``steps``, and an nn.GRU and a GRU of the same parameters."""
+    torch.manual_seed(0)
+    of_parameters = of_parameters or dtype
+    theirs = nn.GRU(inputs, units, batch_first=True, bidirectional=bidirectional, dtype=torch.float64).cuda()
+    theirs.load_state_dict({name: tensor.to(of_parameters) for name, tensor in theirs.state_dict().items()})
+    ours = GRU(inputs, units, bidirectional).to("cuda", of_parameters)
+    ours.load_state_dict(theirs.state_dict())
+    lengths = torch.randint(0, steps + 1, (sequences,), device="cuda")
+    x = torch.randn(sequences, steps, inputs, device="cuda").to(dtype)
+    return x.masked_fill(padding(x, lengths), torch.nan), lengths, theirs, ours
+
+
+def padding(x, lengths):
+    return (torch.arange(x.shape[1], device=x.device) >= lengths[:, None])[..., None]
+
+
+def exactly(theirs, x, lengths):
+    """nn.GRU in float64 on each row's real steps alone, and on a row without any the initial state, 0."""
+    whole = nn.utils.rnn.pack_padded_sequence(
+        x.nan_to_num(), lengths.cpu().clamp(min=1), batch_first=True, enforce_sorted=False
+    )
+    states, final = theirs(whole)
+    states = nn.utils.rnn.pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])[0]
+    some = lengths > 0
+    return states * some[:, None, None], final * some[:, None]
+
+
+def both_passes(module, x, lengths):
+    results = module(x, lengths) if isinstance(module, GRU) else exactly(module, x, lengths)
+    # Any numbers, of no generator: a graph may be capturing this.
+    above = [torch.arange(y.numel(), device="cuda").mul(0.7).cos().view(y.shape).to(x.dtype) for y in results]
+    gradients = torch.autograd.grad(results, [x, *module.parameters()], above)
+    return *(result.detach() for result in results), *gradients
+
+
+def test_the_library_is_what_runs():
+    assert library.kernels(torch.device("cuda", 0)).startswith("extension ")
+
+
+SHAPES = [
+    (5, 7, 6, 4, True),
+    (33, 9, 10, 50, True),
+    (70, 30, 200, 50, True),
+    (17, 5, 3, 13, False),
+    (16, 6, 33, 64, True),
+    (40, 12, 20, 100, True),
+    (21, 4, 7, 112, False),
+    (300, 6, 8, 128, True),
+    (130, 5, 113, 65, True),
+    (30, 6, 12, 20, True),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_error_against_float64_is_rounding_in_both_passes(shape, dtype):
+    x, lengths, theirs, ours = batch(*shape, dtype=dtype)
+    found = both_passes(ours, x.requires_grad_(), lengths)
+    exact = both_passes(theirs, x.detach().double().requires_grad_(), lengths)
+    assert rules.relative_error(found, exact) <= LARGEST_ERROR[dtype]
+    hidden = padding(x, lengths)
+    assert not found[0][hidden.expand_as(found[0])].any()
+    assert not found[2][hidden.expand_as(x)].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_unit_of_one_input(dtype):
+    x, lengths, theirs, ours = batch(1, 40, 1, 1, dtype=dtype)
+    found = both_passes(ours, x.requires_grad_(), lengths)
+    exact = both_passes(theirs, x.detach().double().requires_grad_(), lengths)
+    # The rounding of one weight, which no other evens out.
+    assert rules.relative_error(found, exact) <= 10 * LARGEST_ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_padded_and_ragged_batches_give_the_same_bits(dtype):
+    x, lengths, _, ours = batch(75, 11, 24, 50, dtype=dtype)
+    real = ~padding(x, lengths)[..., 0]
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    states, final = ours(x.requires_grad_(), lengths)
+    rows = x.detach()[real].requires_grad_()
+    ragged, last = ours(rows, offsets=offsets)
+    assert torch.equal(ragged, states[real])
+    assert torch.equal(last, final)
+    (padded_gradient,) = torch.autograd.grad(states.sum(), x)
+    (gradient,) = torch.autograd.grad(ragged.sum(), rows)
+    assert torch.equal(gradient, padded_gradient[real])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_behind_the_last_offset_are_of_no_sequence(dtype):
+    _, _, _, ours = batch(1, 1, 20, 50, dtype=dtype)
+    lengths = torch.randint(0, 31, (300,), device="cuda")
+    offsets = nn.functional.pad(lengths.cumsum(0), (1, 0))
+    real = int(offsets[-1])
+    x = torch.randn(real, 20, device="cuda").to(dtype)
+    longer = torch.cat([x, x.new_full((700, 20), torch.nan)]).requires_grad_()
+    x.requires_grad_()
+    found, expected = ours(longer, offsets=offsets), ours(x, offsets=offsets)
+    assert torch.equal(found[0][:real], expected[0]) and not found[0][real:].any()
+    assert torch.equal(found[1], expected[1])
+    above = torch.randn_like(expected[0])
+    behind = torch.cat([above, above.new_full((700, 100), torch.nan)])
+    of_longer, *of_parameters = torch.autograd.grad(found[0], [longer, *ours.parameters()], behind)
+    of_x, *of_the_same = torch.autograd.grad(expected[0], [x, *ours.parameters()], above)
+    assert torch.equal(of_longer[:real], of_x) and not of_longer[real:].any()
+    # Shared out among the blocks by the length of the whole batch: the same numbers, summed in another order.
+    assert rules.relative_error(of_parameters, of_the_same) <= LARGEST_ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_parameters_in_float32_beside_half_precision(dtype):
+    x, lengths, theirs, ours = batch(50, 8, 24, 50, dtype=dtype, of_parameters=torch.float32)
+    found = both_passes(ours, x.requires_grad_(), lengths)
+    exact = both_passes(theirs, x.detach().double().requires_grad_(), lengths)
+    assert rules.relative_error(found, exact) <= LARGEST_ERROR[dtype]
+    assert {gradient.dtype for gradient in found[3:]} == {torch.float32}
+    with torch.autocast("cuda", dtype=dtype):
+        states, _ = ours(x.detach().float(), lengths)
+    assert torch.equal(states, found[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_strides_and_misaligned_views(dtype):
+    x, lengths, _, ours = batch(20, 6, 24, 50, dtype=dtype)
+    x = x.nan_to_num()
+    expected = both_passes(ours, x.clone().requires_grad_(), lengths)
+    shifted = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+    turned = x.transpose(0, 1).contiguous().transpose(0, 1)
+    for view in (shifted, turned):
+        found = both_passes(ours, view.requires_grad_(), lengths)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    states, _ = ours(x, lengths)
+    above = torch.randn(states.numel() + 1, device="cuda").to(dtype)[1:].view(states.shape)
+    one = torch.autograd.grad(states, ours.parameters(), above, retain_graph=True)
+    again = torch.autograd.grad(states, ours.parameters(), above.clone(), retain_graph=True)
+    expanded = torch.autograd.grad(states.sum(), ours.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+    assert all(gradient.isfinite().all() for gradient in expanded)
+
+
+def test_long_sequences_are_sorted_by_bins():
+    x, lengths, theirs, ours = batch(40, 5000, 3, 8)
+    lengths[3] = 5000
+    x = torch.randn_like(x)
+    with torch.no_grad():
+        found, exact = ours(x, lengths), exactly(theirs, x.double(), lengths)
+    assert rules.relative_error(found, exact) < 1e-5
+
+
+@pytest.mark.parametrize("sequences", [2500, 20000])
+def test_more_sequences_than_threads_that_sort_them(sequences):
+    x, lengths, theirs, ours = batch(sequences, 7, 5, 6, dtype=torch.float64)
+    with torch.no_grad():
+        found, exact = ours(x, lengths), exactly(theirs, x, lengths)
+    assert rules.relative_error(found, exact) < 1e-13
+
+
+def test_more_than_2_to_the_31_elements():
+    if torch.cuda.mem_get_info()[0] < 40 * 2**30:
+        pytest.skip("needs 40 GiB of free GPU memory")
+    sequences, steps = 2**17, 72
+    ours = GRU(3, 128, bidirectional=True).cuda().bfloat16()
+    x = torch.randn(sequences, steps, 3, device="cuda", dtype=torch.bfloat16)
+    lengths = torch.full((sequences,), steps, device="cuda")
+    with torch.no_grad():
+        states, final = ours(x, lengths)
+        assert states.numel() > 2**31
+        few = ours(x[-64:], lengths[-64:])
+    assert torch.equal(states[-64:], few[0])
+    assert torch.equal(final[:, -64:], few[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fifty_runs_give_the_same_bits_in_deterministic_mode(dtype):
+    x, lengths, _, ours = batch(200, 12, 24, 50, dtype=dtype)
+    rules.fifty_runs_give_the_same_bits(lambda x: both_passes(ours, x, lengths), (x.requires_grad_(),))
+
+
+def test_a_cuda_graph_replays_it_on_new_values_and_new_lengths():
+    x, lengths, _, ours = batch(100, 9, 16, 50)
+    x, changed = x.nan_to_num(), torch.randn_like(x)
+    rules.a_graph_replays_it_on_new_values(lambda x: ours(x, lengths), (x,), changed)
+    rules.a_graph_replays_it_on_new_values(lambda lengths: ours(x, lengths), (lengths,), lengths.flip(0) // 2)
+    given = x.clone().requires_grad_()
+    rules.a_graph_replays_it_on_new_values(lambda x: both_passes(ours, x, lengths), (given,), changed)
+    rules.a_graph_replays_it_on_new_values(lambda lengths: both_passes(ours, given, lengths), (lengths,), lengths // 2)
+
+
+def test_it_runs_on_the_current_stream():
+    x, lengths, _, ours = batch(100, 9, 16, 50)
+    x = x.nan_to_num()
+    rules.it_runs_on_the_current_stream(lambda x: ours(x, lengths), (x,), torch.randn_like(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_compile_takes_it_whole_with_its_gradients():
+    x, lengths, _, ours = batch(30, 9, 16, 50)
+    x = x.nan_to_num()
+    rules.torch_compile_takes_it_whole(lambda x: ours(x, lengths), (x,), 1e-5)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: ours(x * 2, lengths)[0].sin(), fullgraph=True)
+    given = [x.requires_grad_(), *ours.parameters()]
+    found = torch.autograd.grad(compiled(x).sum(), given)
+    expected = torch.autograd.grad(ours(x * 2, lengths)[0].sin().sum(), given)
+    assert rules.relative_error(found, expected) < 1e-5
+
+
+def test_a_batch_of_nothing():
+    _, _, _, ours = batch(2, 3, 4, 5)
+    for shape in ((0, 3, 4), (3, 0, 4)):
+        x = torch.zeros(shape, device="cuda", requires_grad=True)
+        states, final = ours(x)
+        assert (states.shape, final.shape) == ((*shape[:2], 10), (2, shape[0], 5))
+        gradients = torch.autograd.grad(states.sum() + final.sum(), [x, *ours.parameters()])
+        assert not any(gradient.any() for gradient in gradients)
+    states, final = ours(x[0], offsets=torch.zeros(1, dtype=torch.long, device="cuda"))
+    assert (states.shape, final.shape) == ((0, 10), (2, 0, 5))
+
+
+def test_lengths_outside_the_batch_are_clamped():
+    x, _, _, ours = batch(20, 3, 4, 5)
+    lengths = torch.randint(-5, 9, (20,), device="cuda")
+    x = torch.randn_like(x)
+    for found, expected in zip(ours(x, lengths), ours(x, lengths.clamp(0, 3)), strict=True):
+        assert torch.equal(found, expected)
+    offsets = torch.tensor([-3, 10, 4, 99, 60], device="cuda")
+    assert all(y.isfinite().all() for y in ours(x.flatten(0, 1), offsets=offsets)[1:])
+
+
+def test_gates_are_those_of_float64():
+    x, lengths, theirs, ours = batch(40, 6, 12, 50)
+    found = gates(x, lengths, list(ours.parameters()), bidirectional=True)
+    exact = gates(x.double(), lengths, list(theirs.parameters()), bidirectional=True)
+    assert rules.relative_error(found, exact) < 1e-5
+    assert not any(gate[padding(x, lengths).expand_as(gate)].any() for gate in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_operation_keeps_pytorch_s_rules(dtype):
+    x, lengths, _, ours = batch(3, 4, 5, 6, dtype=dtype)
+    x = x.nan_to_num().requires_grad_()
+    torch.library.opcheck(
+        torch.ops.cuda_ext.gru,
+        (x, lengths, True, *ours.parameters()),
+        # The order of sequences of one length is any, and it stands in the plan.
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_gradients_match_finite_differences(bidirectional):
+    x, lengths, _, ours = batch(3, 4, 2, 3, bidirectional, dtype=torch.float64)
+    x = x.nan_to_num().requires_grad_()
+
+    def run(x, *parameters):
+        return gru(x, lengths, parameters, bidirectional)
+
+    assert torch.autograd.gradcheck(run, (x, *ours.parameters()))
+
+
+def test_two_devices_are_refused_and_so_are_the_compiled_operations_called_wrongly():
+    x, lengths, _, ours = batch(4, 5, 6, 7)
+    with pytest.raises(ValueError, match="one device, got cpu, cuda:0"):
+        ours(x, lengths.cpu())
+    compiled = torch.ops.cuda_ext_kernels
+    given = [*ours.parameters()]
+    with pytest.raises(RuntimeError, match="4 sequences of 5 steps are not 21 rows"):
+        compiled.gru_prepare(x, lengths, 21, 5, *given, 4, False)
+    with pytest.raises(RuntimeError, match="int32 or int64"):
+        compiled.gru_prepare(x, lengths.float(), 20, 5, *given, 4, False)
+    with pytest.raises(RuntimeError, match="parameter 3 differs in device, dtype or size"):
+        compiled.gru_prepare(x, lengths, 20, 5, *given[:3], given[3][:3], None, None, None, None, 4, False)
+    plan, source, weights, bias, recurrent = compiled.gru_prepare(x, lengths, 20, 5, *given, 4, False)
+    sums = x.new_empty(20, 2, 4, 8)
+    with pytest.raises(RuntimeError, match="do not fit together"):
+        compiled.gru_forward(sums, plan[:3], recurrent, bias, x, x.new_empty(2, 4, 7), 5, False)
+    with pytest.raises(RuntimeError, match="do not fit"):
+        compiled.gru_project(x, plan, source, weights[8:], bias, sums)
