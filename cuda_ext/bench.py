@@ -28,6 +28,8 @@ from storage.files import write_json
 # Folders with a cases.py.
 KERNELS = tuple(sorted(path.parent.name for path in build.SOURCES.glob("*/cases.py")))
 SAMPLES = 50
+# A call that waits for the CPU is long enough by itself.
+CALLS_WITHOUT_GRAPH = 4
 COPY_BYTES = 2**32
 # What the calls of one replay touch together: several times an H200's 60 MB of cache.
 ROTATED_BYTES = 2**29
@@ -124,7 +126,7 @@ def relative_error(case: Case, inputs: tuple[Tensor, ...]) -> float:
     exact = as_tuple(case.exact(*map(in_float64, inputs)))
     found = as_tuple(case.function(*inputs))
     return max(
-        float((a.double() - b).norm() / b.norm().clamp(min=torch.finfo(torch.float64).tiny))
+        float((a.detach().double() - b.detach()).norm() / b.detach().norm().clamp(min=torch.finfo(torch.float64).tiny))
         for a, b in zip(found, exact, strict=True)
     )
 
@@ -160,6 +162,7 @@ def time_calls(function: Callable[..., Any], sets: list[tuple[Tensor, ...]], cal
             outputs = run()
     except RuntimeError:
         torch.cuda.synchronize()
+        calls = min(calls, CALLS_WITHOUT_GRAPH)
         return {**time_samples(run, calls), "graph": False}
     samples = {**time_samples(graph.replay, calls), "graph": True}
     del outputs, graph

@@ -27,6 +27,8 @@ ONLY_IN = {
     "sklearn": ("preprocessing/", "evaluation/", "benchmarks/"),
     "pickle": (),
     "joblib": (),
+    "dask": ("preprocessing/workers.py",),
+    "distributed": ("preprocessing/workers.py",),
     "cloudpickle": (),
 }
 # A machine that trains has torch, numpy and safetensors, and nothing else of ours.
