@@ -18,7 +18,7 @@ By name:
                  h~_t = tanh(W_h x_t + U_h (f_t * h_{t-1}) + b_h), the gate before the matrix as published there
     rnn          r = 1 and z = 0, which leaves h_t = tanh(W_h x_t + U_h h_{t-1} + b_h): equal to nn.RNN
 
-A step costs a dozen small operations, so this is for study: models/layers/recurrent.py is what trains quickly.
+A step costs a dozen small operations, each a launch on a GPU: models/layers/recurrent.py is what trains quickly there.
 
 Shape legend: N rows, T steps, I inputs, H units a direction, G gates and candidate together.
 """
