@@ -150,11 +150,11 @@ class Together:
             optimiser.step()
 
     def _clip(self) -> None:
-        finite = torch.stack(
+        norms = torch.stack(
             [nn.utils.clip_grad_norm_(network.parameters(), self.plan.clip_norm) for network in self.networks]
         )
-        for index, good in enumerate(finite.isfinite().tolist()):
-            if not good:
+        for index, finite in enumerate(norms.isfinite().tolist()):
+            if not finite:
                 self.skipped[index] += 1
                 for parameter in self.networks[index].parameters():
                     parameter.grad = torch.zeros_like(parameter)
