@@ -151,15 +151,26 @@ def two_way(
     if len(better) != len(worse) or not better:
         raise InputError(f"a bootstrap of pairs needs as many seeds on both sides, not {len(better)} and {len(worse)}")
     resamples = resamples or (RESAMPLES_OF_AUROC if metric == "macro_auroc" else RESAMPLES)
-    sign = 1.0 if HIGHER_IS_BETTER.get(metric, True) else -1.0
     pairs = [
         (resampled_metric(metric, first, labels, task), resampled_metric(metric, second, labels, task))
         for first, second in zip(better, worse, strict=True)
     ]
+    return two_way_of(pairs, len(labels), HIGHER_IS_BETTER.get(metric, True), confidence, resamples)
+
+
+def two_way_of(
+    pairs: list[tuple[Resampled, Resampled]],
+    items: int,
+    higher_is_better: bool = True,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+) -> TwoWay:
+    """As ``two_way``, of metrics that are given as functions of the counts of ``items`` items: a pair a seed."""
+    sign = 1.0 if higher_is_better else -1.0
     rng = np.random.default_rng(0)
     blocks = [
         np.stack([sign * (first(counts) - second(counts)) for first, second in pairs], axis=1)
-        for counts in item_counts(resamples, len(labels), rng)
+        for counts in item_counts(resamples, items, rng)
     ]
     by_seed = np.concatenate(blocks)  # [R, n]: each seed's difference on each resample of items
     n = len(pairs)
@@ -167,9 +178,9 @@ def two_way(
     means = np.take_along_axis(by_seed, drawn, axis=1).mean(axis=1)
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(means, [tail, 100 - tail])
-    ones = np.ones((1, len(labels)))
+    ones = np.ones((1, items))
     observed = float(np.mean([sign * (first(ones) - second(ones))[0] for first, second in pairs]))
-    interval = Interval(observed, float(low), float(high), n, f"bootstrap over {n} seeds and {len(labels)} items")
+    interval = Interval(observed, float(low), float(high), n, f"bootstrap over {n} seeds and {items} items")
     return TwoWay(interval, *item_deviations(by_seed), resamples)
 
 

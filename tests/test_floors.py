@@ -14,7 +14,7 @@ FLOORS = [
     {"cuda_ext"},
     {"models"},
     {"preprocessing", "training", "evaluation"},
-    {"tasks", "benchmarks"},
+    {"tasks", "benchmarks", "studies"},
     {"flows"},
 ]
 LEVEL = {package: level for level, floor in enumerate(FLOORS) for package in floor}
@@ -23,7 +23,7 @@ ONLY_IN = {
     "prefect": ("flows/", "tasks/"),
     "mlflow": ("tasks/tracking.py", "tasks/registry.py", "tasks/served_model.py"),
     "dvc": (),
-    "pandas": ("preprocessing/", "evaluation/", "tasks/", "flows/", "benchmarks/"),
+    "pandas": ("preprocessing/", "evaluation/", "tasks/", "flows/", "benchmarks/", "studies/"),
     "sklearn": ("preprocessing/", "evaluation/", "benchmarks/"),
     "pickle": (),
     "joblib": (),

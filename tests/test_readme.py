@@ -19,6 +19,8 @@ ELSEWHERE = {
     "python -m flows.compare RUN_A RUN_B": ("tests/flows/test_compare.py", "flows.compare"),
     "python -m flows.reproduce RUN_KEY": ("tests/flows/test_reproduce.py", "flows.reproduce"),
     "python -m tasks.ingest imdb": ("tests/preprocessing/test_published.py", "imdb"),
+    "python -m studies.copying": ("tests/studies/test_copying.py", '"-m", "studies.copying"'),
+    "python -m studies.gradients": ("tests/studies/test_gradients.py", '"studies.gradients"'),
     "python -m training JOB.json": ("tests/training/test_runs.py", "training"),
     "prefect deployment run pipeline/default --watch": ("tests/flows/test_serve.py", "pipeline/default"),
     "prefect deployment run pipeline/default -p experiment=tiny --watch": ("tests/flows/test_serve.py", "tiny"),

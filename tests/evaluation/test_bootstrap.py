@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.bootstrap import item_counts, resampled_metric, two_way
+from evaluation.bootstrap import item_counts, mean_of, resampled_metric, two_way, two_way_of
 from evaluation.metrics import HIGHER_IS_BETTER, split_metrics
 from evaluation.statistics import seeds_needed
 from storage.errors import InputError
@@ -54,6 +54,14 @@ def test_the_interval_of_items_alone_is_binomial():
     assert found.interval.half_width == pytest.approx(half, rel=0.05)
     assert found.item_deviation == pytest.approx(half / 1.96, rel=0.05)
     assert found.residual_deviation == pytest.approx(0, abs=1e-6)
+
+
+def test_scores_are_drawn_as_the_metric_that_they_are_the_mean_of():
+    rng = np.random.default_rng(3)
+    better, worse = rng.random((7, 200)) < 0.8, rng.random((7, 200)) < 0.6
+    of_scores = two_way_of([(mean_of(one), mean_of(other)) for one, other in zip(better, worse, strict=True)], 200)
+    assert of_scores == two_way(answers(better), answers(worse), np.zeros(200, int), "single-label", "accuracy")
+    assert of_scores.interval.mean == pytest.approx(better.mean() - worse.mean())
 
 
 def test_seeds_needed_foresees_the_interval():

@@ -1,0 +1,165 @@
+"""Recurrent cells as for-loops that show every gate: the GRU by its equations, and the GRU with a part taken away.
+
+The GRU of Cho et al. 2014, arXiv 1406.1078, in PyTorch's form (``torch.nn.GRU``: the reset gate after the matrix):
+
+    update     z_t  = sigmoid(W_z x_t + U_z h_{t-1} + b_z)
+    reset      r_t  = sigmoid(W_r x_t + U_r h_{t-1} + b_r)
+    candidate  h~_t = tanh(W_h x_t + r_t * (U_h h_{t-1} + b_h))
+    state      h_t  = z_t * h_{t-1} + (1 - z_t) * h~_t
+
+Here z = 1 keeps the state and z = 0 overwrites it (in Chung et al. 2014, arXiv 1412.3555, it is the other way round).
+By name:
+
+    gru          all of it: equal to nn.GRU within rounding, with nn.GRU's parameters
+    gru-relu     ReLU in place of tanh in the candidate
+    no-reset     r = 1: the candidate always sees the whole state
+    no-update    z = 0: the state is the candidate, h_t = h~_t, and nothing is carried over unchanged
+    minimal      one gate f for both, z = 1 - f (Zhou et al. 2016, arXiv 1603.09420, the minimal gated unit):
+                 h~_t = tanh(W_h x_t + U_h (f_t * h_{t-1}) + b_h), the gate before the matrix as published there
+    rnn          r = 1 and z = 0, which leaves h_t = tanh(W_h x_t + U_h h_{t-1} + b_h): equal to nn.RNN
+
+A step costs a dozen small operations, each a launch on a GPU: models/layers/recurrent.py is what trains quickly there.
+
+Shape legend: N rows, T steps, I inputs, H units a direction, G gates and candidate together.
+"""
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.layers.recurrent import real_steps, reverse_by_length
+
+Name = Literal["gru", "gru-relu", "no-reset", "no-update", "minimal", "rnn"]
+NAMES: tuple[Name, ...] = get_args(Name)
+# Which of nn.GRU's rows, in its order, a cell has; of one gate for both, the gate.
+PARTS: dict[Name, tuple[str, ...]] = {
+    "gru": ("reset", "update", "candidate"),
+    "gru-relu": ("reset", "update", "candidate"),
+    "no-reset": ("update", "candidate"),
+    "no-update": ("reset", "candidate"),
+    "minimal": ("gate", "candidate"),
+    "rnn": ("candidate",),
+}
+
+
+class Gates(NamedTuple):
+    """What a layer computes at each step, each float [N, T, H] and zero at padding.
+
+    A cell without reset gate has reset 1, one without update gate update 0; the minimal unit has reset f, update 1 - f.
+    """
+
+    reset: Tensor
+    update: Tensor
+    candidate: Tensor
+    state: Tensor
+
+
+class Step(NamedTuple):
+    """What a cell computes at one step, each float [N, H]; None for a gate that it does not have."""
+
+    reset: Tensor | None
+    update: Tensor | None
+    candidate: Tensor
+    state: Tensor
+
+
+class Recurrence(nn.Module):
+    """One direction of the named cell over padded rows.
+
+    Parameters are named, ordered and drawn as nn.GRU's (nn.RNN's for ``rnn``) with one layer: weight_ih_l0 [G H, I],
+    weight_hh_l0 [G H, H], bias_ih_l0 and bias_hh_l0 [G H], uniform in +-1/sqrt(H).
+    """
+
+    def __init__(self, inputs: int, units: int, cell: Name = "gru") -> None:
+        super().__init__()
+        self.cell: Name = cell
+        self.units = units
+        rows = len(PARTS[cell]) * units
+        self.weight_ih_l0 = nn.Parameter(torch.empty(rows, inputs))
+        self.weight_hh_l0 = nn.Parameter(torch.empty(rows, units))
+        self.bias_ih_l0 = nn.Parameter(torch.empty(rows))
+        self.bias_hh_l0 = nn.Parameter(torch.empty(rows))
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(units**-0.5), units**-0.5)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, state: Tensor | None = None) -> Tensor:
+        """x float [N, T, I], lengths int [N] (None: all T), first state float [N, H] (None: 0) -> states [N, T, H].
+
+        States at padding are zero; those at real steps do not depend on it.
+        """
+        states = torch.stack([step.state for step in self.steps(x, state)], dim=1)
+        return states if lengths is None else states * real_steps(lengths, x.shape[1]).unsqueeze(-1)
+
+    def gates(self, x: Tensor, lengths: Tensor | None = None, state: Tensor | None = None) -> Gates:
+        """As ``forward``, with every gate beside the states."""
+        steps = [
+            Gates(
+                torch.ones_like(state) if reset is None else reset,
+                torch.zeros_like(state) if update is None else update,
+                candidate,
+                state,
+            )
+            for reset, update, candidate, state in self.steps(x, state)
+        ]
+        found = Gates(*(torch.stack(parts, dim=1) for parts in zip(*steps, strict=True)))
+        if lengths is None:
+            return found
+        real = real_steps(lengths, x.shape[1]).unsqueeze(-1)
+        return Gates(*(part * real for part in found))
+
+    def steps(self, x: Tensor, state: Tensor | None = None) -> list[Step]:
+        """Every step over x float [N, T, I]; a state is the very tensor that the next step reads."""
+        state = x.new_zeros(x.shape[0], self.units) if state is None else state
+        found = []
+        for from_input in functional.linear(x, self.weight_ih_l0, self.bias_ih_l0).unbind(1):
+            found.append(self.step(from_input, state))
+            state = found[-1].state
+        return found
+
+    def step(self, from_input: Tensor, state: Tensor) -> Step:
+        """W x + b of one step, float [N, G H], and the last state, float [N, H] -> what this step computes."""
+        if self.cell == "minimal":
+            return self.minimal_step(from_input, state)
+        parts = PARTS[self.cell]
+        from_state = functional.linear(state, self.weight_hh_l0, self.bias_hh_l0)
+        new = dict(zip(parts, from_input.chunk(len(parts), dim=-1), strict=True))
+        old = dict(zip(parts, from_state.chunk(len(parts), dim=-1), strict=True))
+        reset = torch.sigmoid(new["reset"] + old["reset"]) if "reset" in parts else None
+        update = torch.sigmoid(new["update"] + old["update"]) if "update" in parts else None
+        remembered = old["candidate"] if reset is None else reset * old["candidate"]
+        squash = torch.relu if self.cell == "gru-relu" else torch.tanh
+        candidate = squash(new["candidate"] + remembered)
+        # candidate + update * (state - candidate)
+        return Step(reset, update, candidate, candidate if update is None else candidate.lerp(state, update))
+
+    def minimal_step(self, from_input: Tensor, state: Tensor) -> Step:
+        gate_input, candidate_input = from_input.chunk(2, dim=-1)
+        gate_weight, candidate_weight = self.weight_hh_l0.chunk(2)
+        gate_bias, candidate_bias = self.bias_hh_l0.chunk(2)
+        gate = torch.sigmoid(gate_input + functional.linear(state, gate_weight, gate_bias))
+        candidate = torch.tanh(candidate_input + functional.linear(gate * state, candidate_weight, candidate_bias))
+        return Step(gate, 1 - gate, candidate, state.lerp(candidate, gate))
+
+
+class BidirectionalRecurrence(nn.Module):
+    """What ``models.layers.recurrent.BidirectionalGRU`` is, of the named cell; its state dict fits ``gru``."""
+
+    def __init__(self, inputs: int, units: int, cell: Name = "gru") -> None:
+        super().__init__()
+        self.forwards = Recurrence(inputs, units, cell)
+        self.backwards = Recurrence(inputs, units, cell)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """x float [N, T, I], lengths int [N] -> states float [N, T, 2H], zero at padding."""
+        backwards = reverse_by_length(self.backwards(reverse_by_length(x, lengths), lengths), lengths)
+        return torch.cat([self.forwards(x, lengths), backwards], dim=-1)
+
+    def gates(self, x: Tensor, lengths: Tensor) -> Gates:
+        """Every gate of both directions side by side, float [N, T, 2H] each, zero at padding."""
+        there = self.forwards.gates(x, lengths)
+        back = self.backwards.gates(reverse_by_length(x, lengths), lengths)
+        return Gates(
+            *(torch.cat([one, reverse_by_length(other, lengths)], -1) for one, other in zip(there, back, strict=True))
+        )
