@@ -1,7 +1,8 @@
 """Draw what the kernels' report measured: ``python -m benchmarks.kernel_picture REPORT.json PICTURE.png``.
 
-One panel a kernel, one line a case: the time of the kernel and of its best peer over the floor, the shortest time that
-the GPU's memory and arithmetic allow. 1 is the floor itself; the axis is logarithmic.
+One panel a kernel, one line a case, in the order of the report's table, which names them: the time of the kernel and of
+its best peer over the floor, the shortest time that the GPU's memory and arithmetic allow. 1 is the floor itself; the
+axis is logarithmic.
 """
 
 import argparse
@@ -16,9 +17,11 @@ from evaluation.pictures import BLUE, GREY, VERMILLION, picture
 from storage.errors import InputError, command
 from storage.files import read_json
 
+# The rungs of the convolution's ladder are timed beside the best rung, which is no peer.
+OWN = "register"
 WIDTH = 9.0
-INCHES_A_LINE = 0.19
-INCHES_A_PANEL = 0.62
+INCHES_A_LINE = 0.07
+INCHES_A_PANEL = 0.45
 
 
 def main() -> None:
@@ -36,6 +39,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
     """Write the picture of a report's results."""
     kernels: dict[str, list[dict[str, Any]]] = {}
     for row in report["results"]:
+        if row["best_peer"] == OWN:
+            continue
         kernels.setdefault(row["kernel"], []).append(row)
     heights = [INCHES_A_PANEL + INCHES_A_LINE * len(rows) for rows in kernels.values()]
     with picture(path, WIDTH, sum(heights) + 0.5) as figure:
@@ -43,6 +48,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         panels = figure.subplots(len(kernels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
         for axes, (name, rows) in zip(panels[:, 0], kernels.items(), strict=True):
             panel(axes, name, rows)
+        panels[0, 0].legend(loc="upper right", fontsize=8)
         panels[-1, 0].set_xlabel("time over the floor (logarithmic; 1 is as fast as this GPU can be)")
 
 
@@ -58,17 +64,16 @@ def panel(axes: Axes, name: str, rows: list[dict[str, Any]]) -> None:
     places = range(len(rows) - 1, -1, -1)
     own = [row["median_ms"] / row["floor_ms"] for row in rows]
     peer = [row["peers"][row["best_peer"]]["median_ms"] / row["floor_ms"] for row in rows]
-    axes.hlines(places, own, peer, color=GREY, linewidth=1, zorder=1)
-    axes.scatter(peer, places, color=VERMILLION, marker="D", s=16, label="best peer", zorder=2)
-    axes.scatter(own, places, color=BLUE, marker="o", s=22, label="reread", zorder=3)
+    axes.hlines(places, own, peer, color=GREY, linewidth=0.6, zorder=1)
+    axes.scatter(peer, places, color=VERMILLION, marker="D", s=9, label="best peer", zorder=2)
+    axes.scatter(own, places, color=BLUE, marker="o", s=12, label="reread", zorder=3)
     axes.axvline(1, color=GREY, linewidth=1, linestyle=":")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_yticks(list(places), [f"{row['shape']}, {row['dtype']}" for row in rows], fontsize=7)
-    axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.set_title(name)
-    axes.legend(loc="lower right", fontsize=7)
+    axes.set_yticks([])
+    axes.set_ylim(-1, len(rows))
+    axes.set_title(f"{name}, {len(rows)} cases", fontsize=9)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,20 @@ ELSEWHERE = {
     "python -m tasks.ingest imdb": ("tests/preprocessing/test_published.py", "imdb"),
     "python -m studies.copying": ("tests/studies/test_copying.py", '"-m", "studies.copying"'),
     "python -m studies.gradients": ("tests/studies/test_gradients.py", '"studies.gradients"'),
+    "python -m benchmarks.densenet": ("tests/benchmarks/test_training_steps.py", "benchmarks.densenet"),
+    "python -m benchmarks.han": ("tests/benchmarks/test_training_steps.py", "benchmarks.han"),
+    "REREAD_PREPROCESSING=1 python -m tasks.preprocess --data docstrings": (
+        "tests/preprocessing/test_workers.py",
+        "workers.VARIABLE",
+    ),
+    "REREAD_PREPROCESSING=dask python -m tasks.preprocess --data docstrings": (
+        "tests/preprocessing/test_workers.py",
+        "workers.VARIABLE",
+    ),
+    "DASK_SCHEDULER_ADDRESS=tcp://HOST:8786 make run": (
+        "tests/preprocessing/test_workers.py",
+        "workers.ADDRESS_VARIABLE",
+    ),
     "python -m training JOB.json": ("tests/training/test_runs.py", "training"),
     "prefect deployment run pipeline/default --watch": ("tests/flows/test_serve.py", "pipeline/default"),
     "prefect deployment run pipeline/default -p experiment=tiny --watch": ("tests/flows/test_serve.py", "tiny"),
