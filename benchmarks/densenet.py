@@ -11,7 +11,6 @@ import argparse
 import copy
 import gc
 import json
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import models
-from cuda_ext import bench, library
+from cuda_ext import bench
 from models.layers import dense
-from storage.errors import InputError, command, refuse_unknown
+from storage.errors import command, refuse_unknown
 from storage.files import write_json
 
 SAMPLES = 20
@@ -44,10 +43,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     refuse_unknown(arguments.networks, STEPS, "the arguments")
-    if not torch.cuda.is_available():
-        raise InputError("the benchmark times training on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
-    if reason := library.unfit(torch.device("cuda", torch.cuda.current_device())):
-        raise InputError(f"there are no kernels to time: {reason}")
+    bench.refuse_without_kernels()
     torch.backends.cudnn.benchmark = True
     names = arguments.networks or list(STEPS)
     measured: dict[str, Any] = {"environment": bench.environment(), "equality": [], "results": []}
@@ -160,13 +156,7 @@ def measure(name: str, variant: str, built: nn.Module, captured: bool) -> dict[s
         loss.backward()
         optimizer.step()
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
+    side = bench.warmed_up(step, 3)
     # What cuDNN tried while it chose its algorithms does not count.
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -177,33 +167,16 @@ def measure(name: str, variant: str, built: nn.Module, captured: bool) -> dict[s
         with torch.cuda.graph(graph, stream=side):
             step()
         run = graph.replay
-    milliseconds = _samples(run)
+    timed = bench.time_samples(run, calls=1, samples=SAMPLES)
     memory = torch.cuda.max_memory_allocated() / 2**30
-    median = statistics.median(milliseconds)
-    low, _, high = statistics.quantiles(milliseconds, n=4)
     return {
         "network": name,
         "variant": variant,
         "batch": len(images),
-        "median_ms": median,
-        "low_quartile_ms": low,
-        "high_quartile_ms": high,
-        "n": SAMPLES,
-        "images_per_second": len(images) / median * 1e3,
+        **timed,
+        "images_per_second": len(images) / timed["median_ms"] * 1e3,
         "peak_memory_gib": memory,
     }
-
-
-def _samples(run: Callable[[], None]) -> list[float]:
-    for _ in range(3):
-        run()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(SAMPLES)]
-    for start, end in events:
-        start.record()
-        run()
-        end.record()
-    torch.cuda.synchronize()
-    return [start.elapsed_time(end) for start, end in events]
 
 
 def equality_line(row: dict[str, Any]) -> str:

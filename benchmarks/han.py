@@ -19,7 +19,7 @@ from torch.nn import functional
 
 import models
 from cuda_ext import library
-from cuda_ext.bench import environment, time_samples
+from cuda_ext.bench import environment, time_samples, warmed_up
 from models import feeding
 from storage.errors import InputError, command
 from storage.files import write_json
@@ -131,12 +131,7 @@ def peer_steps(amp: str, tokens: Tensor, labels: Tensor) -> tuple[Callable[[], o
         loss.backward()
         optimiser.step()
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.synchronize()
+    side = warmed_up(step, 3)
     graph = torch.cuda.CUDAGraph()
     optimiser.zero_grad()
     with torch.cuda.graph(graph, stream=side):

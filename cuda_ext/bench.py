@@ -50,10 +50,7 @@ def main() -> None:
 
 def measure_all(kernels: Sequence[str] = KERNELS) -> dict[str, Any]:
     """Measure every case of ``kernels``; InputError if there is no GPU or no library for it."""
-    if not torch.cuda.is_available():
-        raise InputError("the benchmark times kernels on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
-    if reason := library.unfit(torch.device("cuda", torch.cuda.current_device())):
-        raise InputError(f"there is no kernel to time: {reason}")
+    refuse_without_kernels()
     torch.manual_seed(0)
     bandwidth = copy_bandwidth()
     return {
@@ -61,6 +58,14 @@ def measure_all(kernels: Sequence[str] = KERNELS) -> dict[str, Any]:
         "copy_bandwidth_gb_s": bandwidth / 1e9,
         "results": [measure(case, bandwidth) for case in all_cases(kernels)],
     }
+
+
+def refuse_without_kernels() -> None:
+    """InputError if there is no GPU or no library for it."""
+    if not torch.cuda.is_available():
+        raise InputError("the benchmark times kernels on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
+    if reason := library.unfit(torch.device("cuda", torch.cuda.current_device())):
+        raise InputError(f"there is no kernel to time: {reason}")
 
 
 def all_cases(kernels: Sequence[str]) -> Iterator[Case]:
@@ -117,18 +122,18 @@ def measure(case: Case, bandwidth: float) -> dict[str, Any]:
         "best_peer": best,
         "times_best_peer": peers[best]["median_ms"] / own["median_ms"],
         "peers": peers,
-        "relative_error": relative_error(case, sets[0]),
+        "relative_error": relative_error(case.function(*sets[0]), case.exact(*map(in_float64, sets[0]))),
     }
 
 
-def relative_error(case: Case, inputs: tuple[Tensor, ...]) -> float:
-    """The norm of the difference from float64 over the norm of float64's result; of several results the largest."""
-    exact = as_tuple(case.exact(*map(in_float64, inputs)))
-    found = as_tuple(case.function(*inputs))
-    return max(
-        float((a.detach().double() - b.detach()).norm() / b.detach().norm().clamp(min=torch.finfo(torch.float64).tiny))
-        for a, b in zip(found, exact, strict=True)
-    )
+def relative_error(found: Tensor | tuple[Tensor, ...], exact: Tensor | tuple[Tensor, ...]) -> float:
+    """The norm of the difference over the norm, in float64; of several results the largest. NaN is infinitely wrong."""
+    errors = []
+    for a, b in zip(as_tuple(found), as_tuple(exact), strict=True):
+        a, b = a.detach().double(), b.detach().double()
+        error = (a - b).norm() / b.norm().clamp(min=torch.finfo(torch.float64).tiny)
+        errors.append(float(error.nan_to_num(nan=float("inf"))))
+    return max(errors)
 
 
 def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -149,12 +154,7 @@ def time_calls(function: Callable[..., Any], sets: list[tuple[Tensor, ...]], cal
         # The outputs are kept until all calls are made: freed, they would share one place in the cache.
         return [function(*sets[i % len(sets)]) for i in range(calls)]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            run()
-    torch.cuda.synchronize()
+    side = warmed_up(run, 2)
     graph = torch.cuda.CUDAGraph()
     try:
         # The stream of the warm-up: a backward pass runs on the stream of its forward pass.
@@ -169,11 +169,22 @@ def time_calls(function: Callable[..., Any], sets: list[tuple[Tensor, ...]], cal
     return samples
 
 
-def time_samples(run: Callable[[], object], calls: int) -> dict[str, float]:
+def warmed_up(run: Callable[[], object], times: int) -> torch.cuda.Stream:
+    """Run ``run`` so many times on a stream of its own, to the end, and return that stream, to capture ``run`` on."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(times):
+            run()
+    torch.cuda.synchronize()
+    return side
+
+
+def time_samples(run: Callable[[], object], calls: int, samples: int = SAMPLES) -> dict[str, float]:
     """Time ``run``, by CUDA events, in milliseconds a call: median, quartiles and number of samples."""
     for _ in range(5):
         run()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(SAMPLES)]
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(samples)]
     for start, end in events:
         start.record()
         run()
@@ -181,7 +192,7 @@ def time_samples(run: Callable[[], object], calls: int) -> dict[str, float]:
     torch.cuda.synchronize()
     times = [start.elapsed_time(end) / calls for start, end in events]
     low, median, high = statistics.quantiles(times, n=4)
-    return {"median_ms": median, "low_quartile_ms": low, "high_quartile_ms": high, "n": SAMPLES}
+    return {"median_ms": median, "low_quartile_ms": low, "high_quartile_ms": high, "n": samples}
 
 
 def table(measured: dict[str, Any]) -> str:

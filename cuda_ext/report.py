@@ -2,7 +2,7 @@
 
 It runs the build, the tests marked ``gpu``, compute-sanitizer's memcheck and racecheck, and the benchmark, and writes
 results/DATE-GPU.json and .md, which are committed as evidence. Exit code 1 if anything failed; it is written all the
-same, so that a failure leaves its trace. Needs pytest, nvcc and compute-sanitizer.
+same, so that a failure leaves its trace. ``--part`` does half of it. Needs pytest, nvcc and compute-sanitizer.
 """
 
 import argparse

@@ -5,17 +5,14 @@
 
 import torch
 
+from cuda_ext import bench
 from cuda_ext.bench import as_tuple
 
 
 def relative_error(found, exact):
-    """The norm of the difference over the norm, in float64; the largest of several pairs. NaN is infinitely wrong."""
-    errors = []
-    for a, b in zip(as_tuple(found), as_tuple(exact), strict=True):
-        assert a.shape == b.shape
-        error = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-300)
-        errors.append(float(error.nan_to_num(nan=float("inf"))))
-    return max(errors)
+    """The benchmark's own, of results of equal shapes."""
+    assert [a.shape for a in as_tuple(found)] == [b.shape for b in as_tuple(exact)]
+    return bench.relative_error(found, exact)
 
 
 def fifty_runs_give_the_same_bits(function, inputs):
@@ -31,11 +28,7 @@ def fifty_runs_give_the_same_bits(function, inputs):
 
 def a_graph_replays_it_on_new_values(function, inputs, changed):
     """``changed``: values of the first input that come after the capture; the replay must give what a call gives."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        function(*inputs)
-    torch.cuda.synchronize()
+    side = bench.warmed_up(lambda: function(*inputs), 1)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         results = as_tuple(function(*inputs))

@@ -13,13 +13,6 @@ from models.layers.attention import Attention
 pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 
 
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    monkeypatch.setattr(library, "_warned", set())
-    monkeypatch.setattr(library, "_strict", None)
-    monkeypatch.delenv(library.STRICT_VARIABLE, raising=False)
-
-
 LENGTHS = torch.tensor([6, 0, 3, 1])
 
 

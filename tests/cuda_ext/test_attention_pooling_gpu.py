@@ -32,11 +32,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def strict(monkeypatch):
-    monkeypatch.setattr(library, "_strict", True)
-
-
 def inputs(rows, steps, width, units, dtype=torch.float32, parameters=None, full=False):
     """states, lengths, weight, bias, context, and the gradients of the two results; NaN at padding."""
     generator = torch.Generator("cuda").manual_seed(0)

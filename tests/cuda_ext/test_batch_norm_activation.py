@@ -6,17 +6,10 @@ from torch import nn
 from torch.nn import functional
 
 from cuda_ext import batch_norm_activation as fused
-from cuda_ext import library
 from cuda_ext.batch_norm_activation import ACTIVATIONS, batch_norm_activation
 
 pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 SHAPES = [(4, 3), (2, 5, 3, 4), (3, 1, 2), (2, 4, 3, 2, 2), (1, 7, 2, 1)]
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    monkeypatch.setattr(library, "_strict", None)
-    monkeypatch.delenv(library.STRICT_VARIABLE, raising=False)
 
 
 def numbers(*shape, dtype=torch.float64, seed=0, low=None):

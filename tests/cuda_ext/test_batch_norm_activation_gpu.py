@@ -19,11 +19,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 LARGEST_ERROR = {torch.float64: 1e-13, torch.float32: 5e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-@pytest.fixture(autouse=True)
-def strict(monkeypatch):
-    monkeypatch.setattr(library, "_strict", True)
-
-
 def numbers(*shape, dtype=torch.float32, seed=0):
     generator = torch.Generator("cuda").manual_seed(seed)
     x = torch.randn(shape, generator=generator, device="cuda").to(dtype)

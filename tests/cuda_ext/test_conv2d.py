@@ -11,13 +11,6 @@ quiet = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 LARGEST_ERROR = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    monkeypatch.setattr(library, "_warned", set())
-    monkeypatch.setattr(library, "_strict", None)
-    monkeypatch.delenv(library.STRICT_VARIABLE, raising=False)
-
-
 def random(*shape, dtype=torch.float64, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cuda_ext import library
 from cuda_ext.conv2d import DTYPES, KERNELS, PADDINGS, SIZES, conv2d
 from tests.cuda_ext.rules import (
     a_graph_replays_it_on_new_values,
@@ -19,11 +18,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 LARGEST_ERROR = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}
 # Whole packs, rows that begin between packs, less than a filter, one row, one column, more than a strip.
 SHAPES = [(2, 67, 64), (1, 33, 1000), (3, 40, 513), (1, 300, 264), (2, 31, 32), (1, 16, 17), (2, 1, 520), (1, 90, 1)]
-
-
-@pytest.fixture(autouse=True)
-def strict(monkeypatch):
-    monkeypatch.setattr(library, "_strict", True)
 
 
 def random(*shape, dtype=torch.float32, seed=0):

@@ -10,14 +10,6 @@ from cuda_ext.depthwise_conv2d import DTYPES, PADDINGS, depthwise_conv2d, refere
 pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 
 
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    """Each test begins as a process does: not strict, nothing warned of."""
-    monkeypatch.setattr(library, "_warned", set())
-    monkeypatch.setattr(library, "_strict", None)
-    monkeypatch.delenv(library.STRICT_VARIABLE, raising=False)
-
-
 def draw(*shape, dtype=torch.float64, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 

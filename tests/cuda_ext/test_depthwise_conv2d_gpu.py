@@ -23,11 +23,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def strict(monkeypatch):
-    monkeypatch.setattr(library, "_strict", True)
-
-
 def draw(*shape, dtype=torch.float32, seed=0):
     generator = torch.Generator("cuda").manual_seed(seed)
     return torch.randn(shape, generator=generator, device="cuda").to(dtype)

@@ -13,14 +13,6 @@ LARGEST_ERROR = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 1e-3,
 quiet = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 
 
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    """Each test begins as a process does: not strict, nothing warned of."""
-    monkeypatch.setattr(library, "_warned", set())
-    monkeypatch.setattr(library, "_strict", None)
-    monkeypatch.delenv(library.STRICT_VARIABLE, raising=False)
-
-
 def batch(sequences, steps, inputs, units, bidirectional=True, dtype=torch.float64):
     """x with NaN in its padding, lengths from 1 to ``steps``, and an nn.GRU and a GRU of the same parameters."""
     torch.manual_seed(0)

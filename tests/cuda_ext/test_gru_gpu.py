@@ -14,11 +14,6 @@ LARGEST_ERROR = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 2e-3,
 HALF = (torch.float16, torch.bfloat16)
 
 
-@pytest.fixture(autouse=True)
-def strict(monkeypatch):
-    monkeypatch.setattr(library, "_strict", True)
-
-
 def batch(sequences, steps, inputs, units, bidirectional=True, dtype=torch.float32, of_parameters=None):
     """x with NaN in its padding, lengths from 0 to ``steps``, and an nn.GRU and a GRU of the same parameters."""
     torch.manual_seed(0)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from cuda_ext import library
 from cuda_ext.swish import DTYPES, HALF, reference, reference_backward, reference_backward_beta, swish
 from tests.cuda_ext import rules
 
@@ -32,11 +31,6 @@ SHAPES = [
     (2, 2, 1000, 1001),
     (3, 4, 5, 6, 7),
 ]
-
-
-@pytest.fixture(autouse=True)
-def strict(monkeypatch):
-    monkeypatch.setattr(library, "_strict", True)
 
 
 def inputs_of(shape, kind, dtype=torch.float32, beta_dtype=None):

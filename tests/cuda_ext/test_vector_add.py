@@ -10,15 +10,6 @@ import torch
 from cuda_ext import library
 from cuda_ext.vector_add import DTYPES, reference, vector_add
 
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    """Each test begins as a process does: not strict, nothing warned of."""
-    monkeypatch.setattr(library, "_warned", set())
-    monkeypatch.setattr(library, "_strict", None)
-    monkeypatch.delenv(library.STRICT_VARIABLE, raising=False)
-
-
 quiet = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 
 

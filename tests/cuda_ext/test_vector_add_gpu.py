@@ -11,11 +11,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 LARGEST_ERROR = {torch.float64: 0.0, torch.float32: 1e-7, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
-@pytest.fixture(autouse=True)
-def strict(monkeypatch):
-    monkeypatch.setattr(library, "_strict", True)
-
-
 def pair(*shape, dtype=torch.float32):
     generator = torch.Generator("cuda").manual_seed(0)
     return tuple(torch.randn(shape, generator=generator, device="cuda").to(dtype) for _ in range(2))
