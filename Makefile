@@ -18,10 +18,13 @@ run: data
 install: $(VENV)/installed
 
 # torch first and by itself: a user's pip takes the build that suits the machine (CPU or CUDA), whose hashes differ.
+# The lock file is complete and is installed as it stands: pip's resolver, let loose on it, takes a new release of a
+# package that another one asks for with extras, and then refuses it for want of a hash. `pip check` has the last word.
 $(VENV)/installed: requirements.lock
 	$(SYSTEM_PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	$(BIN)/pip check --disable-pip-version-check
 	touch $@
 
 # A DVC remote is asked first, where one is configured. Then data/ is made or checked against data.manifest.json, and
