@@ -97,15 +97,14 @@ def _text(content: bytes, where: str) -> str:
 def _answer(model: LoadedModel, documents: Iterator[str], as_json: bool) -> None:
     """Print the answers, some at a time, so that a file of any length is read."""
     console = Console(highlight=False, soft_wrap=True)
-    if not as_json:
-        console.print(f"{model.variant}, version {model.version} of {model.name}", markup=False)
+    heading = f"{model.variant}, version {model.version} of {model.name}\n"
     while some := list(islice(documents, DOCUMENTS_AT_A_TIME)):
         for row in model.predict(some).to_dict("records"):
             if as_json:
                 print(json.dumps(row, ensure_ascii=False))
             else:
-                console.print()
-                console.print(*_readable(row), sep="\n")
+                console.print(Text(heading), *_readable(row), sep="\n")
+                heading = ""
 
 
 def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:
