@@ -1,7 +1,7 @@
 """Documents as a network reads them: raw text to the arrays of one batch, and what of each document got in.
 
 What preparing a data set does to a file of documents, for the few that a served model is asked about.
-Shape legend: n documents, S sentences a document, W words a sentence.
+Shape legend: n documents.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,24 +34,24 @@ def read(texts: Sequence[str], index: Mapping[str, int], kept_sentences: int, ke
 
     Of a document only what is kept stays in memory, however long it is.
     """
-    words, tokens, word_counts, cut = [], [], [], []
+    words, tokens, word_counts, unknown, cut = [], [], [], [], []
     for text in texts:
         sentences = segment(text)
         kept = keep(sentences, kept_sentences, kept_words)
-        cut.append(len(sentences) > len(kept) or any(map(_longer, sentences, kept)))
-        words.append(kept)
         numbers, counts = number(kept, index, kept_sentences, kept_words)
+        words.append(kept)
         tokens.append(numbers)
         word_counts.append(counts)
-    arrays = {"tokens": np.stack(tokens), "word_counts": np.stack(word_counts)}
+        # A document without words stands in the arrays as one unknown word.
+        unknown.append(np.count_nonzero(numbers == UNKNOWN_INDEX) if kept else 0)
+        cut.append(len(sentences) > len(kept) or any(map(_longer, sentences, kept)))
+    arrays = {"tokens": np.concatenate(tokens), "word_counts": np.stack(word_counts)}
     arrays["sentence_counts"] = (arrays["word_counts"] > 0).sum(axis=1, dtype=np.int32)
-    unknown = (arrays["tokens"] == UNKNOWN_INDEX).sum(axis=(1, 2))
-    # A document without words stands in the arrays as one unknown word.
     return Reading(
         arrays=arrays,
         words=words,
         words_read=np.array([sum(map(len, kept)) for kept in words], np.int64),
-        words_unknown=np.where([bool(kept) for kept in words], unknown, 0),
+        words_unknown=np.array(unknown, np.int64),
         cut=np.array(cut),
     )
 

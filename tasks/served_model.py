@@ -65,7 +65,7 @@ class ServedModel(PythonModel):
         return pd.concat(parts, ignore_index=True)
 
     def _answer_documents(self, texts: list[str], attention: bool) -> pd.DataFrame:
-        kept = self.description["arrays"]["tokens"]["shape"][1:]
+        kept = [self.description["lengths"][level]["kept"] for level in ("sentences", "words")]
         reading = self.reading.read(texts, self.index, *kept)
         prepared = self.prepared(Path(), self.description, reading.arrays)
         if attention:

@@ -1,5 +1,6 @@
 """Prediction from a registered model: the command as a real process, and a real scoring server over HTTP."""
 
+import io
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from flows import predict
 from storage.files import read_json
 from storage.source import ROOT
 from tasks.registry import log_model, registered_name, set_champion
@@ -27,9 +29,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
 ]
 
+# prepared_text keeps 3 sentences of 6 words: this is cut.
 TEXT = "Return the sum of two numbers. Both must be positive."
-# prepared_text keeps 3 sentences of 6 words.
 MOST_WORDS = 18
+SHORT = "Open a file. Close it afterwards."
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,14 @@ class Folder:
 
     directory: Path
 
-    def predict(self, *arguments: str, code: int = 0, given: bytes = b"") -> subprocess.CompletedProcess:
+    def predict(self, *arguments: str, given: bytes = b"", code: int = 0) -> str:
+        """What the command says on stdout; where it is refused, on stderr."""
         done = subprocess.run(
             [sys.executable, "-m", "flows.predict", *arguments],
             cwd=self.directory, env=self.environment, input=given, capture_output=True,
         )  # fmt: skip
         assert done.returncode == code, done.stderr.decode()
-        return done
-
-    def refused(self, *arguments: str, given: bytes = b"") -> str:
-        """The one line of a command that is refused."""
-        done = self.predict(*arguments, code=2, given=given)
-        assert done.stdout == b"" and done.stderr.startswith(b"error: ") and done.stderr.count(b"\n") == 1, done.stderr
-        return done.stderr.decode()
+        return (done.stderr if code else done.stdout).decode()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -74,12 +72,12 @@ def folder(tmp_path_factory):
     return Folder(directory)
 
 
-def test_a_person_reads_an_answer_and_a_program_all_of_it(folder):
+def test_a_program_reads_all_of_an_answer(folder):
     file = folder.directory / "documents.txt"
-    lines = [TEXT, "", "你好。再见。 مرحبا بالعالم 🙂", "nul \0 in it", "Draw a line. " * 20]
+    lines = [SHORT, "", "你好。再见。 مرحبا بالعالم 🙂", "nul \0 in it", "Draw a line. " * 20]
     file.write_bytes("\r\n".join(lines).encode())
-    said = folder.predict("--data", "snippets", "--variant", "han", "--json", "--file", str(file), "--lines").stdout
-    rows = [json.loads(line) for line in said.decode().splitlines()]
+    said = folder.predict("--data", "snippets", "--variant", "han", "--json", "--file", str(file), "--lines")
+    rows = [json.loads(line) for line in said.splitlines()]
     assert len(rows) == len(lines)
     for row in rows:
         assert set(row["probabilities"]) == {"read", "draw"} and sum(row["probabilities"].values()) == pytest.approx(1)
@@ -91,19 +89,39 @@ def test_a_person_reads_an_answer_and_a_program_all_of_it(folder):
     assert foreign["words_unknown"] == foreign["words_read"] > 6
     assert long["cut"] and long["words_read"] == 3 * 4
 
-    # The same on a terminal: what it rests on, and where the attention was.
-    readable = folder.predict("--data", "snippets", "--version", "1", TEXT, "", "你好\x1b[2J").stdout.decode()
+    assert folder.predict("--data", "snippets", given=b"\xff", code=2) == (
+        "error: standard input is not UTF-8 (byte 0 is 0xff): convert it, with iconv say\n"
+    )
+
+
+def said_here(monkeypatch, capsys, folder: Path, *arguments: str, given: bytes = b"", code: int = 0) -> str:
+    """What the command says, run in this process: on stdout or, where it is refused, its one line on stderr."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr("sys.argv", ["flows.predict", *arguments])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    with pytest.raises(SystemExit) as ended:
+        predict.main()
+    said = capsys.readouterr()
+    assert ended.value.code == code, said.err
+    if code:
+        assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
+    return said.err if code else said.out
+
+
+def test_a_person_reads_what_an_answer_rests_on(folder, monkeypatch, capsys):
+    def said(*arguments: str, given: bytes = b"") -> str:
+        return said_here(monkeypatch, capsys, folder.directory, "--data", "snippets", *arguments, given=given)
+
+    readable = said("--version", "1", SHORT, "", "你好\x1b[2J")
     assert readable.startswith("han, version 1 of reread-snippets")
-    assert first["label"] in readable and f"{first['probability']:.3f}" in readable
-    assert "weight" in readable and "return the sum of two numbers" in readable
+    assert "8 words read, " in readable and "Most attended (of 2 sentences, weight 0." in readable
     assert "There is no word in the document" in readable and "None of its" in readable
     assert "\x1b" not in readable
-
-    # The champion has no attention; a whole file, and standard input, are one document.
-    whole = json.loads(
-        folder.predict("--data", "snippets", "--json", given=TEXT.encode() + b"\n" + TEXT.encode()).stdout
-    )
-    assert "attention" not in whole and whole["cut"]
+    # The champion has no attention. A whole file, and standard input, are one document.
+    whole = said(given=f"{TEXT}\n{TEXT}".encode())
+    assert whole.startswith("gru_flat, version 2") and "the rest of the document was cut" in whole
+    assert "Most attended" not in whole
 
 
 @pytest.mark.parametrize(
@@ -120,12 +138,12 @@ def test_a_person_reads_an_answer_and_a_program_all_of_it(folder):
         (["--data", "snippets", "--lines", TEXT], b"", "choose one"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_one_line(folder, arguments, given, said):
-    assert said in folder.refused(*arguments, given=given)
+def test_what_cannot_be_answered_is_refused_in_one_line(folder, monkeypatch, capsys, arguments, given, said):
+    assert said in said_here(monkeypatch, capsys, folder.directory, *arguments, given=given, code=2)
 
 
-def test_where_nothing_is_registered_nothing_is_made(folder, tmp_path):
-    assert "`make run`" in Folder(tmp_path).refused("--data", "snippets", TEXT)
+def test_where_nothing_is_registered_nothing_is_made(tmp_path, monkeypatch, capsys):
+    assert "`make run`" in said_here(monkeypatch, capsys, tmp_path, "--data", "snippets", TEXT, code=2)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -224,7 +242,7 @@ def documents(*texts: object, **more: object) -> dict:
 
 def test_a_server_answers_any_document(server):
     enormous = "Draw a line from one point to another. " * 130_000
-    texts = [TEXT, "", " \n\t\u3000", "你好。再见。", "مرحبا بالعالم.", "🙂👍🏽", "a\0b", enormous]
+    texts = [SHORT, "", " \n\t\u3000", "你好。再见。", "مرحبا بالعالم.", "🙂👍🏽", "a\0b", enormous]
     status, answer = server(documents(*texts))
     assert status == 200
     rows = answer["predictions"]
@@ -237,7 +255,7 @@ def test_a_server_answers_any_document(server):
     assert sum(sentence["weight"] for sentence in rows[0]["attention"]) == pytest.approx(1, abs=1e-5)
 
     assert server(documents()) == (200, {"predictions": []})
-    status, answer = server(documents(*[TEXT, "Plot a curve."] * 5000, params={"attention": False}))
+    status, answer = server(documents(*[SHORT, TEXT] * 5000, params={"attention": False}))
     assert status == 200 and len(answer["predictions"]) == 10_000 and "attention" not in answer["predictions"][0]
     # Batches do not change an answer.
     assert answer["predictions"][-2]["probability"] == pytest.approx(rows[0]["probability"], abs=1e-6)
