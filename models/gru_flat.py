@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cuda_ext.gru import MOST_UNITS
-from models.checked import Between, Checked
 from models.layers.embedding import WordEmbedding
 from models.layers.recurrent import BidirectionalGRU, real_steps
+from storage.checked import Between, Checked
 
 KIND = "text"
 

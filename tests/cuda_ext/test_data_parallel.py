@@ -5,7 +5,6 @@ import torch
 
 from tests.cuda_ext import data_parallel
 
-
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")
 
 
