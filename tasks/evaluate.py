@@ -10,6 +10,7 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.context import TaskRunContext
 
+from evaluation.baseline_names import BASELINES
 from evaluation.baselines import Baseline, evaluate_baseline
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
@@ -55,7 +56,7 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
         )
     tracking = open_tracking()
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
-    baselines = {name: _baseline(Path(folder), splits) for name, folder in sorted(prepared.items())}
+    baselines = {name: _baselines(Path(folder), splits) for name, folder in sorted(prepared.items())}
     destination = reports_root() / (f"{experiment}-part" if part else experiment)
     found = evaluate_experiment(
         chosen.as_dictionary(),
@@ -80,14 +81,17 @@ def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracking: Tracki
     return RunRecord(job["variant"], job["data"], job["seed"], run_directory, prepared, evaluation)
 
 
-def _baseline(prepared_directory: Path, splits: tuple[str, ...]) -> Baseline:
+def _baselines(prepared_directory: Path, splits: tuple[str, ...]) -> dict[str, Baseline]:
     """What a user would try first, on the very rows that the networks have, but uncut."""
     prepared = open_prepared(prepared_directory)
     read = [split for split in SPLITS if split == "train" or split in splits]
     inputs = uncut_rows(prepared, read)
     labels = {split: prepared.labels[prepared.rows(split)] for split in read}
     cache = runs_root() / "baselines"
-    return evaluate_baseline(prepared.kind, inputs, labels, prepared.task, prepared.classes, cache)
+    return {
+        name: evaluate_baseline(name, inputs, labels, prepared.task, prepared.classes, cache)
+        for name in BASELINES[prepared.kind]
+    }
 
 
 def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, Any], tracking: Tracking) -> None:

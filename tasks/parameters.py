@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from evaluation.baseline_names import BASELINE_TITLES
 from storage.errors import InputError, nearest, refuse_unknown
 
 PARAMETERS_FILE = Path("params.yaml")
@@ -69,7 +70,7 @@ class Experiment:
                 "variants": kept,
                 "seeds": chosen,
                 "preprocessing": {name: value for name, value in self.preprocessing.items() if name in used},
-                "pairs": tuple(pair for pair in self.pairs if {pair["better"], pair["worse"]} <= set(kept)),
+                "pairs": tuple(pair for pair in self.pairs if set(networks(pair)) <= set(kept)),
             }
         )
 
@@ -83,6 +84,11 @@ class Experiment:
             "pairs": [dict(pair) for pair in self.pairs],
             "variants": {name: copy.deepcopy(vars(variant)) for name, variant in self.variants.items()},
         }
+
+
+def networks(pair: Mapping[str, str]) -> list[str]:
+    """The variants of a pair: both of its sides, or the one that is no baseline."""
+    return [pair[side] for side in ("better", "worse") if pair[side] not in BASELINE_TITLES]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -155,6 +161,8 @@ def _variant(name: str, given: Mapping[str, Any], parameters: Mapping[str, Any],
     if not isinstance(given, Mapping):
         raise InputError(f"{where} must be a mapping such as {{model: han, data: docstrings}}")
     refuse_unknown(given, VARIANT_KEYS, where)
+    if name in BASELINE_TITLES:
+        raise InputError(f"{where} has the name of a baseline ({BASELINE_TITLES[name]}): give it another")
     for key in ("model", "data"):
         if key not in given:
             raise InputError(f"{where} has no '{key}': add it")
@@ -180,8 +188,11 @@ def _pair(given: Mapping[str, str], variants: Mapping[str, Variant], path: Path)
     for key in sorted(PAIR_KEYS):
         if key not in given:
             raise InputError(f"{where}: a pair has no '{key}': add it")
-    refuse_unknown([given["better"], given["worse"]], variants, where)
-    if variants[given["better"]].data != variants[given["worse"]].data:
+    sides = networks(given)
+    if not sides:
+        raise InputError(f"{where}: '{given['name']}' compares two baselines: name a variant on one side")
+    refuse_unknown(sides, variants, f"{where} (a side is a variant, or one of {', '.join(BASELINE_TITLES)})")
+    if len({variants[name].data for name in sides}) > 1:
         raise InputError(f"{where}: '{given['name']}' compares variants on two data sets: choose one data set")
     return dict(given)
 
