@@ -14,13 +14,13 @@ from evaluation.baseline_names import BASELINES
 from evaluation.baselines import Baseline, evaluate_baseline
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
-from evaluation.run import evaluate_run
+from evaluation.run import WEIGHTS, evaluate_run
 from preprocessing.uncut import uncut_rows
 from storage.errors import InputError, command
 from storage.files import read_json
 from storage.prepared import SPLITS, open_prepared
 from tasks.folders import reports_root, runs_root
-from tasks.jobs import machine, make_job
+from tasks.jobs import elsewhere, machine, make_job
 from tasks.parameters import Experiment, load_experiment
 from tasks.preprocess import preprocess
 from tasks.progress import say
@@ -50,9 +50,10 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
     unfinished = [job for job in jobs if not (Path(job["run_directory"]) / "result.json").is_file()]
     if unfinished:
         first = unfinished[0]
+        module = "tasks.jobs" if elsewhere() else "flows.train"
         raise InputError(
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first['variant']} seed "
-            f"{first['seed']} is the first): run `python -m flows.train --experiment {experiment}`"
+            f"{first['seed']} is the first): run `python -m {module} --experiment {experiment}`"
         )
     tracking = open_tracking()
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
@@ -97,21 +98,28 @@ def _baselines(prepared_directory: Path, splits: tuple[str, ...]) -> dict[str, B
 def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, Any], tracking: Tracking) -> None:
     """The report as artifacts; of each variant its best seed as a model; the champion of each data set.
 
-    An experiment that tunes registers no model: its variants are settings to choose from, not candidates to serve.
+    An experiment that tunes registers no model: its variants are settings to choose from, not candidates to serve. Nor
+    is a run whose weights lie on another machine: one line says which are missing.
     """
     tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
     tracking.report(experiment.name, [Path(file) for file in found["files"] if Path(file).is_file()], tags)
     if experiment.evaluate_on == "validation":
         return
+    missing: list[str] = []
     champions = {data: about["variant"] for data, about in found["metrics"]["champions"].items()}
     for name, about in found["metrics"]["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
         run_id = tracking.record(
             best.run_directory, best.evaluation_directory, {**best.job, "experiment": experiment.name}
         )
+        if not (best.run_directory / WEIGHTS).is_file():
+            missing.append(f"{name} seed {best.seed} ({best.run_directory / WEIGHTS})")
+            continue
         version = log_model(tracking, run_id, best.run_directory)
         if champions[best.data] == name:
             set_champion(tracking, best.data, version)
+    if missing:
+        say(f"weights are missing, so no model is registered and no attention shown of: {', '.join(missing)}")
 
 
 def _show_in_prefect(experiment: Experiment, found: dict[str, Any]) -> None:
