@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
 from cuda_ext.gru import MOST_UNITS
-from models.checked import Between, Checked
 from models.layers.embedding import Vectors, WordDropout, WordEmbedding
 from models.layers.pooling import pooling
 from models.layers.recurrent import BidirectionalGRU, real_steps
+from storage.checked import Between, Checked
 
 KIND = "text"
 

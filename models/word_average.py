@@ -12,10 +12,10 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.checked import Between, Checked
 from models.layers.embedding import PADDING, Vectors, WordDropout, WordEmbedding
 from models.layers.pooling import sums_of_sequences
 from models.layers.recurrent import real_steps
+from storage.checked import Between, Checked
 
 KIND = "text"
 

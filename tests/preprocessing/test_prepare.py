@@ -304,14 +304,16 @@ def test_the_key_names_every_source_file_that_makes_arrays():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"length_quantile": {"words": 1.2}}, r"preprocessing.corpus.length_quantile.words: 1.2 is outside \(0, 1\]"),
-        ({"length_quantile": {"sentences": 0}}, r"preprocessing\.corpus\.length_quantile\.sentences: 0 is outside"),
+        ({"length_quantile": {"words": 1.2}}, "corpus.length_quantile: words is 1.2: it must lie above 0 and at "),
+        ({"length_quantile": {"sentences": 0}}, "corpus.length_quantile: sentences is 0: it must lie above 0"),
         ({"length_quantile": {"word": 0.9}}, "'word' in preprocessing.corpus.length_quantile: did you mean 'words'"),
         ({"length_quantile": 0.9}, "preprocessing.corpus.length_quantile: 0.9 is not a mapping"),
         ({"minimun_count": 5}, "'minimun_count' in preprocessing.corpus: did you mean 'minimum_count'"),
-        ({"minimum_count": 0}, "preprocessing.corpus.minimum_count: 0 is not a whole number of 1 or more"),
-        ({"minimum_count": None}, "preprocessing.corpus.minimum_count: None is not"),
-        ({"rows_per_class": 2.5}, "preprocessing.corpus.rows_per_class: 2.5 is not a whole number"),
+        ({"minimum_count": 0}, "preprocessing.corpus: minimum_count is 0: it must be 1 or more"),
+        ({"minimum_count": None}, "preprocessing.corpus: minimum_count is None: it must be a whole number"),
+        ({"rows_per_class": 2.5}, "preprocessing.corpus: rows_per_class is 2.5: it must be a whole number or null"),
+        ({"word_vectors": {"size": 0}}, "preprocessing.corpus.word_vectors: size is 0: it must lie between 1 and 4096"),
+        ({"word_vectors": 200}, "preprocessing.corpus.word_vectors: 200 is not a mapping: give size, window, epochs"),
         (["rows_per_class"], "preprocessing.corpus: .* is not a mapping"),
     ],
 )  # fmt: skip
