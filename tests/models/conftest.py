@@ -20,7 +20,7 @@ def text() -> Prepared:
     tokens[np.arange(words) >= word_counts[..., None]] = 0
     labels = generator.integers(0, 3, documents).astype(np.int32)
     arrays = {"tokens": tokens, "word_counts": word_counts, "sentence_counts": sentence_counts, "labels": labels}
-    return prepared("text", arrays, 3, {"vocabulary_size": 40})
+    return prepared("text", arrays, 3, {"vocabulary_size": 40, "lengths": {"words": {"kept": words}}})
 
 
 @pytest.fixture(scope="session")
