@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocessing import documents
-from preprocessing.images import SOURCES as IMAGE_SOURCES
+from preprocessing import documents, images
 from preprocessing.manifest import DataSetEntry, FileEntry, record
 from preprocessing.prepare import prepare, prepared_key, summary
+from preprocessing.settings import ImageSettings, TextSettings, WordVectors
 from preprocessing.text import encode, segment
 from preprocessing.vocabulary import word_index
 from storage.errors import InputError
@@ -308,14 +308,32 @@ def test_the_key_follows_settings_data_and_source(place):
     assert prepared_key("corpus", {}) != key
 
 
+def test_word_vectors_are_of_the_training_split_alone(place):
+    settings = WHOLE | {"word_vectors": {"size": 4, "epochs": 1}}
+    write_corpus(HAND_MADE)
+    without, prepared = open_prepared(prepare("corpus", WHOLE)), open_prepared(prepare("corpus", settings))
+    assert prepared.directory != without.directory and "word_vectors" not in without.arrays
+    vectors = prepared.arrays["word_vectors"]
+    assert vectors.dtype == np.float32 and vectors.shape == (prepared.description["vocabulary_size"], 4)
+    in_training = np.unique(prepared.arrays["tokens"][: prepared.first_words[prepared.rows("train")[-1] + 1]])
+    assert set(np.flatnonzero(vectors.any(axis=1))) == set(in_training)
+
+    write_corpus([row if row[0] == "train" else (*row[:2], "Quite other words stand here. " * 9) for row in HAND_MADE])
+    assert open_prepared(prepare("corpus", settings)).arrays["word_vectors"].tobytes() == vectors.tobytes()
+
+
 def test_the_key_names_every_source_file_that_makes_arrays():
-    """What a maker of arrays imports is in its SOURCES, but for reading raw data, settings, and the floor below."""
+    """All that a maker of arrays imports is named, but for reading raw data, settings, and the floor below."""
     told_by_other_parts_of_the_key = {
         path for name in ("preprocessing.manifest", "preprocessing.settings") for path in closure([name])
     }
-    for kind, sources in (("documents", documents.SOURCES), ("images", IMAGE_SOURCES)):
+    sources = {
+        "documents": documents.made_by(TextSettings(word_vectors=WordVectors()))[0],
+        "images": images.made_by(ImageSettings())[0],
+    }
+    for kind, names in sources.items():
         needed = set(closure([f"preprocessing.{kind}"])) - told_by_other_parts_of_the_key
-        named = {module_file(f"preprocessing.{source}") for source in sources}
+        named = {module_file(f"preprocessing.{source}") for source in names}
         assert {path for path in needed if path.match("preprocessing/[a-z]*.py")} == named
 
 
