@@ -1,7 +1,6 @@
 """Jobs that are made here, trained elsewhere, and reported here again."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,20 @@ from tasks.jobs import elsewhere, machine, read_machine
 from training.machine import machine as this_machine
 
 GPU = {"torch": "2.11.0+cu130", "cuda": "13.0", "device": "NVIDIA H200", "kernels": "extension 0123456789abcdef"}
-REGISTERED = """
+# In one process what would be four commands: two refusals, the report, and what MLflow then has.
+REPORT = """
 import json
+from storage.errors import InputError
+from tasks.evaluate import evaluate
 from tasks.tracking import open_tracking
+from tasks.train import train
 
+for attempt in (lambda: train.fn("away", "han", 7, PREPARED), lambda: evaluate.fn("away", seeds=[0, 7])):
+    try:
+        attempt()
+    except InputError as error:
+        print("refused:", error)
+evaluate.fn("away")
 client = open_tracking().client
 experiment = client.get_experiment_by_name("away").experiment_id
 print(json.dumps({
@@ -68,75 +77,66 @@ def test_runs_of_another_machine_come_back_without_their_weights(project):
     tiny = yaml.safe_load((root / "experiments/tiny.yaml").read_text())
     variants = {name: tiny["variants"][name] for name in ("han", "gru-flat")}
     pairs = [{**tiny["pairs"][0], "name": name, "worse": name} for name in ("gru-flat", "nb-svm")]
-    away = {**tiny, "variants": variants, "pairs": pairs}
+    away = {**tiny, "variants": variants, "pairs": pairs, "seeds": [0]}
     away["parameters"]["training"]["maximum_epochs"] = 2
     (root / "experiments/away.yaml").write_text(yaml.safe_dump(away))
-    here = json.loads(project.run("python", "-m", "training.machine").stdout)
+    here = this_machine()
     write(root / "machine.json", {**here, "torch": "2.11.0+elsewhere"})
 
-    def reread(*command: str, code: int = 0):
-        return project.run("python", "-m", *command, code=code, REREAD_MACHINE="machine.json")
-
-    done = reread("tasks.jobs", "--experiment", "away")
-    files = done.stdout.split()
-    assert len(files) == 4 and all((root / file).is_file() for file in files)
+    made = project.run("python", "-m", "tasks.jobs", "--experiment", "away", REREAD_MACHINE="machine.json")
+    files = made.stdout.split()
+    assert len(files) == 2 and all((root / file).is_file() for file in files)
     (prepared,) = (path.name for path in (root / "prepared").iterdir() if not path.name.startswith("."))
-    assert f"4 jobs; beside them and the source travel: prepared/{prepared}" in done.stderr
-    assert (
-        "REREAD_MACHINE names another machine"
-        in reread("tasks.train", "--experiment", "away", "--variant", "han", code=2).stderr
-    )
-    assert (
-        "run `python -m tasks.jobs --experiment away`"
-        in reread("tasks.evaluate", "--experiment", "away", code=2).stderr
-    )
+    assert f"2 jobs; beside them and the source travel: prepared/{prepared}" in made.stderr
 
-    # There: the command that needs torch alone, a job at a time, and one that is broken among them.
+    # There: commands that need torch and the like alone, and one job that is broken among the others.
     write(root / "broken.json", {})
-    done = project.run("python", "-m", "training", files[0], "broken.json", *files[1:], code=2)
-    assert done.stdout.count("stopped by") == 4
-    assert "error: broken.json: 'run_key' must be there" in done.stderr
-    assert done.stderr.count("was made for another machine (torch 2.11.0+elsewhere and not ") == 4
-    runs = [(root / file).parent for file in files]
-    assert "has neither an evaluation of the validation and test split" not in done.stderr
-    kept = runs[0]
-    for run in runs[1:]:
-        shutil.move(run / "best.safetensors", run / "weights elsewhere")
-    refused = reread("tasks.evaluate", "--experiment", "away", code=2).stderr
-    assert f"run `python -m evaluation --test {runs[1].relative_to(root)}` where its weights are" in refused
-    for run in runs[1:]:
-        shutil.move(run / "weights elsewhere", run / "best.safetensors")
-    evaluated = project.run("python", "-m", "evaluation", "--test", *(str(run.relative_to(root)) for run in runs))
+    trained = project.run("python", "-m", "training", files[0], "broken.json", *files[1:], code=2)
+    assert trained.stdout.count("stopped by") == 2
+    assert "error: broken.json: 'run_key' must be there" in trained.stderr
+    assert trained.stderr.count("was made for another machine (torch 2.11.0+elsewhere and not ") == 2
+    runs = {Path(file).parent.name: json.loads((root / file).read_text()) for file in files}
+    evaluated = project.run("python", "-m", "evaluation", "--test", *(f"runs/{key}" for key in runs))
     folders = [root / line for line in evaluated.stdout.split()]
-    assert len(folders) == 4
+    assert len(folders) == 2
 
-    # Home again.
-    for run in runs:
-        for file in ("last.safetensors", *(["best.safetensors"] if run != kept else [])):
-            (run / file).unlink()
+    # Home again, with the weights of HAN alone.
+    key_of = {job["variant"]: key for key, job in runs.items()}
+    for key in runs:
+        (root / f"runs/{key}/last.safetensors").unlink()
+        if key != key_of["han"]:
+            (root / f"runs/{key}/best.safetensors").unlink()
     predictions = {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
-    done = reread("tasks.evaluate", "--experiment", "away")
+    script = REPORT.replace("PREPARED", repr(f"prepared/{prepared}"))
+    *lines, found = project.run("python", "-c", script, REREAD_MACHINE="machine.json").stdout.splitlines()
     assert {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()} == predictions
-    assert all(len(list((run / "evaluation").iterdir())) == 1 for run in runs)
-    report = root / "reports/away"
-    metrics = json.loads((report / "metrics.json").read_text())
-    verdicts = json.loads((report / "verdicts.json").read_text())["verdicts"]
-    assert [one["worse"] for one in verdicts] == ["gru-flat", "nb-svm"] and len(verdicts[1]["differences"]) == 2
-    assert set(metrics["baselines"]["docstrings"]) == {"tf-idf", "nb-svm"}
+    assert all(len(list((root / f"runs/{key}/evaluation").iterdir())) == 1 for key in runs)
+    refused = [line for line in lines if line.startswith("refused:")]
+    assert "han seed 7 is not trained, and REREAD_MACHINE names another machine" in refused[0]
+    assert "2 of 4 runs of 'away' are not trained" in refused[1]
+    assert "run `python -m tasks.jobs --experiment away`" in refused[1]
 
-    # MLflow has every run; of the models those alone whose weights came and who are the best of their variant.
-    jobs_there = {run.name: json.loads((run / "job.json").read_text()) for run in runs}
-    best = {name: about["seeds"][str(about["best_seed"])]["run_key"] for name, about in metrics["variants"].items()}
-    there = {name: key for name, key in best.items() if key == kept.name}
-    found = json.loads(project.run("python", "-c", REGISTERED).stdout)
-    accuracy = {key: metrics["variants"][job["variant"]]["seeds"][str(job["seed"])]["test"]["accuracy"]
-                for key, job in jobs_there.items()}  # fmt: skip
-    assert {key: (status, value) for key, (status, value, _) in found["runs"].items()} == {
-        key: ("FINISHED", pytest.approx(value)) for key, value in accuracy.items()
+    # The report is whole, with a baseline in a pair.
+    metrics = json.loads((root / "reports/away/metrics.json").read_text())
+    verdicts = json.loads((root / "reports/away/verdicts.json").read_text())["verdicts"]
+    assert [one["worse"] for one in verdicts] == ["gru-flat", "nb-svm"] and len(verdicts[1]["differences"]) == 1
+    assert set(metrics["baselines"]["docstrings"]) == {"tf-idf", "nb-svm"}
+    assert (root / "reports/away/attention.html").is_file()
+
+    # MLflow has every run, and what it really ran on; one line says of which no model is registered.
+    expected = {
+        key: [
+            "FINISHED",
+            metrics["variants"][job["variant"]]["seeds"][str(job["seed"])]["test"]["accuracy"],
+            here["torch"],
+        ]
+        for key, job in runs.items()
     }
-    # What it really ran on stands in the tags.
-    assert {torch for *_, torch in found["runs"].values()} == {here["torch"]}
-    assert found["models"] == there
-    (told,) = [line for line in done.stdout.splitlines() if line.startswith("weights are missing")]
-    assert all((f"runs/{key}/best.safetensors" in told) == (name not in there) for name, key in best.items())
-    assert (report / "attention.html").is_file() == ("han" in there)
+    found = json.loads(found)
+    assert {key: [status, pytest.approx(value), torch] for key, (status, value, torch) in expected.items()} == found[
+        "runs"
+    ]
+    assert found["models"] == {"han": key_of["han"]}
+    (told,) = [line for line in lines if line.startswith("weights are missing")]
+    assert f"gru-flat seed 0 (runs/{key_of['gru-flat']}/best.safetensors)" in told
+    assert "han seed" not in told
