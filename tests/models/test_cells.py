@@ -180,3 +180,13 @@ def test_runs_are_trained_together_by_vmap_as_they_are_alone(cell, batch):
     found = torch.func.vmap(lambda values: torch.func.functional_call(layers[0], values, (batch[0],)))(together)
     for state, layer in zip(found, layers, strict=True):
         torch.testing.assert_close(state, layer(batch[0]), **ROUNDING)
+
+
+@pytest.mark.parametrize("cell", cells.NAMES)
+def test_autocast_rounds_no_state(cell, batch):
+    x, lengths = batch
+    layer = BidirectionalRecurrence(INPUTS, UNITS, cell)
+    with torch.autocast("cpu", torch.bfloat16):
+        states = layer(x.float(), lengths)
+    assert states.dtype == torch.float32
+    torch.testing.assert_close(states, layer(x.float(), lengths), rtol=0, atol=0)
