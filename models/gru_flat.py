@@ -19,7 +19,8 @@ from cuda_ext.gru import MOST_UNITS
 from models.checked import Between, Checked
 from models.layers.embedding import Vectors, WordEmbedding
 from models.layers.pooling import pooling
-from models.layers.recurrent import BidirectionalGRU, real_steps
+from models.layers.recurrent import BidirectionalGRU
+from models.layers.sequences import real_steps
 
 KIND = "text"
 

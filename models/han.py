@@ -21,7 +21,8 @@ from models.checked import Between, Checked
 from models.layers import cells
 from models.layers import pooling as pool
 from models.layers.embedding import Vectors, WordEmbedding
-from models.layers.recurrent import BidirectionalGRU, real_steps
+from models.layers.recurrent import BidirectionalGRU
+from models.layers.sequences import in_rows
 
 KIND = "text"
 LENGTH_GROUPS = 2  # of a batch's sentences: on docstrings 2 train a quarter faster than 1, and 3 no faster than 2
@@ -52,12 +53,6 @@ def scattered(x: Tensor, places: Tensor, count: int) -> Tensor:
 
 def recurrence(cell: cells.Name, inputs: int, units: int) -> nn.Module:
     return BidirectionalGRU(inputs, units) if cell == "gru" else cells.BidirectionalRecurrence(inputs, units, cell)
-
-
-def in_rows(words: Tensor, counts: Tensor, width: int) -> Tensor:
-    """words int [M], row after row, counts int [R] -> [R, width] with each row's words first and zeros behind."""
-    place = (counts.cumsum(0) - counts).unsqueeze(-1) + torch.arange(width, device=words.device)
-    return words[place.clamp(max=len(words) - 1)].masked_fill(~real_steps(counts, width), 0)
 
 
 class HierarchicalAttentionNetwork(nn.Module):

@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from models.checked import Between, Checked
 from models.layers.embedding import PADDING, Vectors, WordEmbedding
-from models.layers.pooling import sums_of_sequences
-from models.layers.recurrent import real_steps
+from models.layers.sequences import real_steps, sums_of_sequences
 
 KIND = "text"
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.layers.embedding import PADDING, WordEmbedding
-from models.layers.pooling import owners, sums_of_sequences
+from models.layers.sequences import owners, sums_of_sequences
 from storage.errors import InputError
 
 

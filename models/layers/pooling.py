@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.attention import Attention
-from models.layers.recurrent import real_steps
+from models.layers.sequences import at_least_float32, owners, real_steps, sums_of_sequences
 
 Name = Literal["attention", "mean", "max"]
 
@@ -71,22 +71,3 @@ class Max(nn.Module):
         here = ((states == largest[owner]) & real.unsqueeze(-1)).to(states.dtype)
         shares = here / sums_of_sequences(here, offsets).clamp(min=1)[owner]
         return sums_of_sequences(shares * states, offsets)
-
-
-def sums_of_sequences(x: Tensor, offsets: Tensor) -> Tensor:
-    """x float [M, D], sequence n in rows offsets[n] to offsets[n + 1] -> sums [N, D], at least in float32.
-
-    Forward and backward add in order, without atomics, and wait for nothing: unsafe, because checking the offsets would
-    wait for the GPU.
-    """
-    return torch.segment_reduce(x.to(at_least_float32(x)), "sum", offsets=offsets, unsafe=True)
-
-
-def owners(offsets: Tensor, rows: int) -> Tensor:
-    """The sequence of each of ``rows`` rows, int64 [rows]; rows behind the last sequence are given to it as well."""
-    row = torch.arange(rows, device=offsets.device)
-    return (torch.searchsorted(offsets, row, right=True) - 1).clamp(max=len(offsets) - 2)
-
-
-def at_least_float32(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)

@@ -6,7 +6,8 @@ from torch import nn
 
 from models.layers import cells
 from models.layers.cells import BidirectionalRecurrence, Recurrence
-from models.layers.recurrent import BidirectionalGRU, real_steps
+from models.layers.recurrent import BidirectionalGRU
+from models.layers.sequences import real_steps
 
 INPUTS, UNITS = 5, 7
 # Sums of a few dozen float64 numbers near 1, in another order.
