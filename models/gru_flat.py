@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
 from cuda_ext.gru import MOST_UNITS
-from models.checked import Between, Checked
 from models.layers.embedding import Vectors, WordEmbedding
 from models.layers.pooling import pooling
 from models.layers.recurrent import BidirectionalGRU
 from models.layers.sequences import real_steps
+from storage.checked import Between, Checked
 
 KIND = "text"
 

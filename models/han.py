@@ -17,12 +17,12 @@ from torch.nn import functional
 
 from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
 from cuda_ext.gru import MOST_UNITS
-from models.checked import Between, Checked
 from models.layers import cells
 from models.layers import pooling as pool
 from models.layers.embedding import Vectors, WordEmbedding
 from models.layers.recurrent import BidirectionalGRU
 from models.layers.sequences import in_rows
+from storage.checked import Between, Checked
 
 KIND = "text"
 LENGTH_GROUPS = 2  # of a batch's sentences: on docstrings 2 train a quarter faster than 1, and 3 no faster than 2

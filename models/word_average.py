@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.checked import Between, Checked
 from models.layers.embedding import PADDING, Vectors, WordEmbedding
 from models.layers.sequences import real_steps, sums_of_sequences
+from storage.checked import Between, Checked
 
 KIND = "text"
 
