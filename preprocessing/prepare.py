@@ -20,7 +20,7 @@ from preprocessing.workers import open_workers
 from storage.files import content_key, file_lock, published_directory, read_json, sha256_file, write_json
 from storage.prepared import DESCRIPTION
 
-SCHEMA = 1
+SCHEMA = 2
 PREPARED_ROOT = Path("prepared")
 KINDS = {"text": documents, "image": images}
 
@@ -32,13 +32,14 @@ def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: P
     written out. InputError for an unknown data set, an unknown setting or a value out of its range.
     """
     entry = Manifest.load(manifest_path).entry(name)
-    maker = KINDS[entry.kind]
+    typed = settings_for(entry.kind, name, settings)
+    sources, libraries = KINDS[entry.kind].made_by(typed)
     folder = Path(__file__).parent
     return content_key(
         {
             "schema": SCHEMA,
             "name": name,
-            "settings": asdict(settings_for(entry.kind, name, settings)),
+            "settings": asdict(typed),
             "data": {
                 "version": entry.version,
                 "task": entry.task,
@@ -46,8 +47,8 @@ def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: P
                 "files": {file: about.sha256 for file, about in entry.files.items()},
             },
             # Not the whole closure: how the raw data came to be is told by its hashes.
-            "source": {module: sha256_file(folder / f"{module}.py") for module in ("prepare", *maker.SOURCES)},
-            "libraries": maker.LIBRARIES,
+            "source": {module: sha256_file(folder / f"{module}.py") for module in ("prepare", *sources)},
+            "libraries": libraries,
         }
     )
 

@@ -15,8 +15,6 @@ from preprocessing.settings import WordVectors
 SEED = 0
 NEGATIVE_SAMPLES = 5  # words drawn against each true neighbour: 5 to 20 for small corpora, section 2.2
 DOCUMENTS_AT_A_TIME = 1024
-# What the vectors depend on beside the arrays and the settings: part of the key of a prepared data set that has them.
-SOURCES = ("word_vectors",)
 
 
 def train_word_vectors(
