@@ -113,7 +113,7 @@ def our_step(amp: str, tokens: Tensor, word_counts: Tensor, labels: Tensor) -> C
     network = models.build("han", {"embedding": EMBEDDING, "hidden": HIDDEN, "dropout": 0.0}, description).cuda()
     settings = Settings(amp=amp, learning_rate=1e-3, clip_norm=0, deterministic=False)
     step = Step(network, make_optimiser(network, settings), settings, torch.device("cuda", 0))
-    ragged = torch.from_numpy(feeding.in_a_row(tokens.numpy(), word_counts.numpy())).cuda()
+    ragged = torch.from_numpy(feeding.in_a_row([tokens[tokens > 0].numpy()])).cuda()
     sentence_counts = torch.full((len(labels),), SENTENCES, dtype=torch.int32)
     inputs = (ragged, word_counts.cuda(), sentence_counts.cuda())
     return lambda: step(inputs, labels, settings.learning_rate)

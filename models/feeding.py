@@ -4,6 +4,7 @@ Shape legend: n rows of a batch, S sentences a document, W words a sentence, H x
 """
 
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -29,10 +30,10 @@ def inputs(
         sentence_counts = prepared.arrays["sentence_counts"][rows]
         if ragged:
             word_counts = prepared.arrays["word_counts"][rows]
-            tokens = in_a_row(prepared.arrays["tokens"][rows], word_counts)
+            tokens = in_a_row(documents(prepared, rows))
         else:
             word_counts = prepared.arrays["word_counts"][rows, : sentence_counts.max()]
-            tokens = prepared.arrays["tokens"][rows, : word_counts.shape[1], : word_counts.max()]
+            tokens = padded(documents(prepared, rows), word_counts)
         return tuple(torch.from_numpy(array).to(device) for array in (tokens, word_counts, sentence_counts))
     images = torch.from_numpy(prepared.arrays["images"][rows]).to(device).permute(0, 3, 1, 2)
     mean, deviation = (
@@ -41,15 +42,34 @@ def inputs(
     return ((images.float() / 255 - mean) / deviation,)
 
 
-def in_a_row(tokens: np.ndarray, word_counts: np.ndarray) -> np.ndarray:
-    """tokens int32 [n, S, W], word_counts [n, S] -> the words in order, then zeros up to a round length, int32 [M].
+def documents(prepared: Prepared, rows: np.ndarray) -> list[np.ndarray]:
+    """The words of each of ``rows``, int32 [its words]: parts of the prepared array, not copied."""
+    # Of a plain array slices are made much faster than of numpy's memmap, and as little is read.
+    tokens, first_words = np.asarray(prepared.arrays["tokens"]), prepared.first_words
+    places = zip(first_words[rows].tolist(), first_words[rows + 1].tolist(), strict=True)
+    return [tokens[first:stop] for first, stop in places]
+
+
+def padded(documents: Sequence[np.ndarray], word_counts: np.ndarray) -> np.ndarray:
+    """The words of ``documents``, of which ``word_counts`` [n, S] stand in each sentence -> int32 [n, S, W]."""
+    counts = word_counts.reshape(-1).astype(np.int64)
+    tokens = np.zeros((*word_counts.shape, counts.max()), np.int32)
+    words = np.concatenate(documents)
+    # From a word's place in the row of all words to its place in the array: as far as its sentence is moved.
+    moved = np.arange(len(counts)) * tokens.shape[2] - (np.cumsum(counts) - counts)
+    tokens.reshape(-1)[np.arange(len(words)) + np.repeat(moved, counts)] = words
+    return tokens
+
+
+def in_a_row(documents: Sequence[np.ndarray]) -> np.ndarray:
+    """The words of ``documents``, each int32 [its words], one after the other, then zeros up to a round length, [M].
 
     Round: the next multiple of a sixteenth of the next power of two, at most an eighth more; eight lengths double it.
     """
-    words = tokens[np.arange(tokens.shape[2]) < word_counts[..., None]]
-    step = max(1, 2 ** (len(words).bit_length() - 4))
-    room = np.zeros(max(step, -(-len(words) // step) * step), np.int32)
-    room[: len(words)] = words
+    words = sum(map(len, documents))
+    step = max(1, 2 ** (words.bit_length() - 4))
+    room = np.zeros(max(step, -(-words // step) * step), np.int32)
+    np.concatenate(documents, out=room[:words])
     return room
 
 
@@ -80,7 +100,7 @@ def correct(logits: Tensor, target: Tensor) -> Tensor:
 def sizes(prepared: Prepared, rows: np.ndarray) -> np.ndarray:
     """What a row costs to read, int64 [n]: its words, or 1 for an image. Rows of like size make a batch."""
     if prepared.kind == "text":
-        return prepared.arrays["word_counts"][rows].sum(axis=1, dtype=np.int64)
+        return prepared.first_words[rows + 1] - prepared.first_words[rows]
     return np.ones(len(rows), np.int64)
 
 

@@ -6,12 +6,11 @@ puts the block's rows into their places in the arrays. So each text is segmented
 process however long the corpus is, and the bytes do not depend on who did which block, or when.
 
 A job is a dictionary of what JSON can hold, with absolute paths: any process may do it.
-Shape legend: N rows, S sentences a document, W words a sentence, K classes; of one block: D documents, T words.
+Shape legend: S sentences a document has at most, K classes; of one block: D documents, T words, M of them kept.
 """
 
 import io
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import pyarrow.compute
 
 from preprocessing.manifest import DataSetEntry, Document, encode_labels, parse_document
 from preprocessing.text import CHUNK_END, SENTENCE_END, keep, mark_sentences, segment, words_and_ends
-from preprocessing.vocabulary import PADDING_INDEX, UNKNOWN_INDEX
+from preprocessing.vocabulary import UNKNOWN_INDEX
 from storage.errors import InputError
 from storage.files import published_directory, read_json
 from storage.prepared import SPLITS
@@ -35,7 +34,7 @@ Step = Callable[[Job], Any]
 Run = Callable[[Step, Iterable[Job]], Iterator[Any]]
 
 BLOCK_BYTES = 4 << 20
-WRITTEN_AT_A_TIME = 4 << 20  # bytes of an array
+WRITTEN_AT_A_TIME = 4 << 20  # bytes of word_counts
 SHOWN_DOCUMENTS = 40
 
 
@@ -179,6 +178,7 @@ def write_block(job: Job) -> dict[str, Any]:
     job["found"]        what ``read_block`` left
     job["vocabulary"]   int32 [distinct words]: the number in the vocabulary of each of the block's words
     job["first_rows"]   the row of the block's first document in each split
+    job["first_words"]  the place in ``tokens`` of its first word in each split
     job["kept"]         the sentences of a document that are kept, and the words of a sentence
     job["shown_end"]    the row after the last that is shown
 
@@ -186,19 +186,19 @@ def write_block(job: Job) -> dict[str, Any]:
     """
     block = Block.load(Path(job["found"]), words=False)
     vocabulary = np.load(job["vocabulary"], allow_pickle=False)
-    arrays, next_rows = Path(job["arrays"]), list(job["first_rows"])
+    arrays, next_rows, next_words = Path(job["arrays"]), list(job["first_rows"]), list(job["first_words"])
     tallies = [Counter() for _ in SPLITS]
     first_sentence = first_word = 0
-    step = max(1, WRITTEN_AT_A_TIME // (4 * math.prod(job["kept"])))
+    step = max(1, WRITTEN_AT_A_TIME // (4 * job["kept"][0]))
     for start in range(0, len(block.split), step):
         documents = slice(start, start + step)
         sentence_counts = block.sentence_counts[documents].astype(np.int64)
         sentences = slice(first_sentence, first_sentence := first_sentence + int(sentence_counts.sum()))
         lengths = block.sentence_lengths[sentences].astype(np.int64)
         words = slice(first_word, first_word := first_word + int(lengths.sum()))
-        tokens, word_counts = pad(vocabulary[block.numbers[words]], lengths, sentence_counts, *job["kept"])
+        tokens, word_counts = cut(vocabulary[block.numbers[words]], lengths, sentence_counts, *job["kept"])
+        split, split_of_words = block.split[documents], np.repeat(block.split[documents], word_counts.sum(axis=1))
         columns = {
-            "tokens": tokens,
             "word_counts": word_counts,
             "sentence_counts": np.count_nonzero(word_counts, axis=1).astype(np.int32),
             "labels": block.labels[documents],
@@ -206,12 +206,15 @@ def write_block(job: Job) -> dict[str, Any]:
         }
         document_words = np.add.reduceat(lengths, np.cumsum(sentence_counts) - sentence_counts)
         for number, tally in enumerate(tallies):
-            where = block.split[documents] == number
+            where = split == number
             if where.any():
                 for name, column in columns.items():
                     write_rows(arrays / f"{name}.npy", next_rows[number], column[where])
                 next_rows[number] += int(where.sum())
-                tally.update(tally_of(sentence_counts[where], document_words[where], tokens[where], word_counts[where]))
+                kept = tokens[split_of_words == number]
+                write_rows(arrays / "tokens.npy", next_words[number], kept)
+                next_words[number] += len(kept)
+                tally.update(tally_of(sentence_counts[where], document_words[where], kept, word_counts[where]))
     first_shown = job["first_rows"][SPLITS.index("test")]
     shown = [
         {"row": row, "id": identity, "words": keep(sentences, *job["kept"])}
@@ -221,7 +224,7 @@ def write_block(job: Job) -> dict[str, Any]:
     return {"tallies": dict(zip(SPLITS, tallies, strict=True)), "shown": shown}
 
 
-def pad(
+def cut(
     words: np.ndarray, lengths: np.ndarray, sentence_counts: np.ndarray, kept_sentences: int, kept_words: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return what is kept of documents as ``preprocessing.text.number`` does of one.
@@ -230,20 +233,27 @@ def pad(
     lengths          int64 [sentences], the words of each sentence, one or more
     sentence_counts  int64 [D], the sentences of each document, one or more
 
-    Returns tokens int32 [D, S, W] and word_counts int32 [D, S], where S is ``kept_sentences`` and W ``kept_words``.
+    Returns tokens int32 [M], the kept words one after the other, and word_counts int32 [D, S], where S is
+    ``kept_sentences``.
     """
-    document = np.repeat(np.arange(len(sentence_counts)), sentence_counts)
-    sentence = _count_up(sentence_counts)
-    kept = sentence < kept_sentences
+    kept = kept_lengths(lengths, sentence_counts, kept_sentences, kept_words)
+    tokens = words[np.repeat(np.tile((True, False), len(kept)), np.stack((kept, lengths - kept), axis=1).reshape(-1))]
     word_counts = np.zeros((len(sentence_counts), kept_sentences), np.int32)
-    word_counts[document[kept], sentence[kept]] = np.minimum(lengths[kept], kept_words)
-
-    word = _count_up(lengths)
-    row = np.repeat((document * kept_sentences + sentence) * kept_words, lengths)
-    kept = (word < kept_words) & np.repeat(kept, lengths)
-    tokens = np.full((len(sentence_counts), kept_sentences, kept_words), PADDING_INDEX, np.int32)
-    tokens.reshape(-1)[(row + word)[kept]] = words[kept]
+    word_counts[np.arange(kept_sentences) < sentence_counts[:, None]] = kept[kept > 0]
     return tokens, word_counts
+
+
+def kept_lengths(lengths: np.ndarray, sentence_counts: np.ndarray, kept_sentences: int, kept_words: int) -> np.ndarray:
+    """The words that are kept of each sentence, int64 [sentences]; arguments as for ``cut``."""
+    return np.where(_count_up(sentence_counts) < kept_sentences, np.minimum(lengths, kept_words), 0)
+
+
+def count_kept(block: Block, kept_sentences: int, kept_words: int) -> list[int]:
+    """How many words of a block are kept in each split."""
+    lengths, sentence_counts = block.sentence_lengths.astype(np.int64), block.sentence_counts.astype(np.int64)
+    kept = kept_lengths(lengths, sentence_counts, kept_sentences, kept_words)
+    split = np.repeat(block.split, sentence_counts)
+    return [int(kept[split == number].sum()) for number in range(len(SPLITS))]
 
 
 def _count_up(lengths: np.ndarray) -> np.ndarray:
@@ -255,15 +265,14 @@ def _count_up(lengths: np.ndarray) -> np.ndarray:
 def tally_of(
     sentence_counts: np.ndarray, document_words: np.ndarray, tokens: np.ndarray, word_counts: np.ndarray
 ) -> dict[str, int]:
-    """What documents have and what they lose; ``words_unknown`` are among the words that are kept."""
-    kept_words = word_counts.sum(axis=1)
+    """What documents have and what they lose; ``words_unknown`` are among the words that are kept, ``tokens``."""
     tally = {
-        "documents": len(tokens),
-        "documents_cut": np.count_nonzero(kept_words < document_words),
+        "documents": len(word_counts),
+        "documents_cut": np.count_nonzero(word_counts.sum(axis=1) < document_words),
         "sentences": sentence_counts.sum(),
         "sentences_dropped": sentence_counts.sum() - np.count_nonzero(word_counts),
         "words": document_words.sum(),
-        "words_dropped": document_words.sum() - kept_words.sum(),
+        "words_dropped": document_words.sum() - len(tokens),
         "words_unknown": np.count_nonzero(tokens == UNKNOWN_INDEX),
     }
     return {name: int(count) for name, count in tally.items()}

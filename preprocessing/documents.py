@@ -4,7 +4,7 @@ The file is read once, as a stream of blocks (preprocessing/blocks.py), and each
 blocks found is added up in the order of the file: counts of words and of lengths are whole numbers, and exact. Memory
 holds a block for each process, the vocabulary's counts up to a limit, and a few numbers a block.
 
-Shape legend: N rows, S sentences a document, W words a sentence, K classes.
+Shape legend: N rows, M words of all rows that are kept, S sentences a document has at most, K classes.
 """
 
 import math
@@ -23,6 +23,7 @@ from preprocessing.blocks import (
     Block,
     Job,
     Run,
+    count_kept,
     read_block,
     split_into_blocks,
     write_block,
@@ -49,7 +50,7 @@ def count_blocks(data: TextDataSet) -> int:
 def write_documents(data: TextDataSet, settings: TextSettings, working: Path, run: Run = map) -> dict[str, Any]:
     """Write the arrays and files of a text data set into ``working`` and return what prepared.json says of them.
 
-    tokens.npy int32 [N, S, W], word_counts.npy int32 [N, S], sentence_counts.npy int32 [N], labels.npy int32 [N] or
+    tokens.npy int32 [M], word_counts.npy int32 [N, S], sentence_counts.npy int32 [N], labels.npy int32 [N] or
     uint8 [N, K], source_rows.npy int64 [N] (each row's number in the data's file); vocabulary.json, quantiles.csv,
     lengths.csv, lengths.png, shown.json.
 
@@ -59,7 +60,7 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
     temporary = (working / "blocks").resolve()
     temporary.mkdir()
     found = _read(data, settings, temporary, run)
-    splits, first_rows = _place_rows(found.rows)
+    splits, first_rows = _place(found.rows)
     vocabulary = build_vocabulary(found.counts.at_least(settings.minimum_count), settings.minimum_count)
     quantiles = settings.length_quantile
     kept_words = found.words.quantile(quantiles.words)
@@ -70,11 +71,14 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
     title = f"{data.name}: lengths in the training split"
     plot_lengths(found.words, found.sentences, kept_words, kept_sentences, title, working / "lengths.png")
 
-    _make_arrays(data, splits["test"][1], kept_sentences, kept_words, working)
+    kept = (kept_sentences, kept_words)
+    directories = [temporary / str(number) for number in range(len(found.rows))]
+    places, first_words = _place([count_kept(Block.load(one, words=False), *kept) for one in directories])
+    _make_arrays(data, splits["test"][1], places["test"][1], kept_sentences, working)
     cut, shown = {split: Counter() for split in SPLITS}, []
     start, stop = splits["test"]
     shown_end = min(stop, start + SHOWN_DOCUMENTS)
-    jobs = _writing_jobs(first_rows, word_index(vocabulary), (kept_sentences, kept_words), shown_end, temporary)
+    jobs = _writing_jobs(first_rows, first_words, word_index(vocabulary), kept, shown_end, temporary)
     for written in run(write_block, jobs):
         shown += written["shown"]
         for split, tally in written["tallies"].items():
@@ -144,21 +148,24 @@ def _read(data: TextDataSet, settings: TextSettings, temporary: Path, run: Run) 
     return found
 
 
-def _place_rows(rows_of_blocks: list[list[int]]) -> tuple[dict[str, list[int]], list[list[int]]]:
-    """The first row of each split and the one after its last; and for each block its first row in each split."""
-    rows = np.array(rows_of_blocks, np.int64)
-    stops = np.cumsum(rows.sum(axis=0))
-    starts = stops - rows.sum(axis=0)
+def _place(counts_of_blocks: list[list[int]]) -> tuple[dict[str, list[int]], list[list[int]]]:
+    """Where rows or words stand, of which each block has so many in each split, in split order and then in the file's.
+
+    Returns the first of each split and the one after its last; and for each block its first in each split.
+    """
+    counts = np.array(counts_of_blocks, np.int64)
+    stops = np.cumsum(counts.sum(axis=0))
+    starts = stops - counts.sum(axis=0)
     splits = {split: [int(start), int(stop)] for split, start, stop in zip(SPLITS, starts, stops, strict=True)}
-    return splits, (starts + np.cumsum(rows, axis=0) - rows).tolist()
+    return splits, (starts + np.cumsum(counts, axis=0) - counts).tolist()
 
 
-def _make_arrays(data: TextDataSet, rows: int, kept_sentences: int, kept_words: int, working: Path) -> None:
-    """Make the files of the arrays, whose rows are written by the blocks."""
-    _refuse_too_large((rows, kept_sentences, kept_words), f"preprocessing.{data.name}.length_quantile", working)
+def _make_arrays(data: TextDataSet, rows: int, words: int, kept_sentences: int, working: Path) -> None:
+    """Make the files of the arrays, which are written by the blocks."""
+    _refuse_too_large(rows, words, kept_sentences, f"preprocessing.{data.name}.length_quantile", working)
     several = data.entry.task == "multi-label"
     shapes = {
-        "tokens": (np.int32, (rows, kept_sentences, kept_words)),
+        "tokens": (np.int32, (words,)),
         "word_counts": (np.int32, (rows, kept_sentences)),
         "sentence_counts": (np.int32, (rows,)),
         "labels": (np.uint8, (rows, len(data.entry.classes))) if several else (np.int32, (rows,)),
@@ -169,10 +176,15 @@ def _make_arrays(data: TextDataSet, rows: int, kept_sentences: int, kept_words: 
 
 
 def _writing_jobs(
-    first_rows: list[list[int]], index: dict[str, int], kept: tuple[int, int], shown_end: int, temporary: Path
+    first_rows: list[list[int]],
+    first_words: list[list[int]],
+    index: dict[str, int],
+    kept: tuple[int, int],
+    shown_end: int,
+    temporary: Path,
 ) -> Iterator[Job]:
     """Yield a job for each block, its words looked up here: the whole vocabulary is in one process alone."""
-    for number, rows in enumerate(first_rows):
+    for number, (rows, words) in enumerate(zip(first_rows, first_words, strict=True)):
         found, vocabulary = temporary / str(number), temporary / f"{number}.npy"
         numbers = [index.get(word, UNKNOWN_INDEX) for word in Block.load(found).words]
         np.save(vocabulary, np.array(numbers, np.int32), allow_pickle=False)
@@ -180,18 +192,19 @@ def _writing_jobs(
             "found": str(found),
             "vocabulary": str(vocabulary),
             "first_rows": rows,
+            "first_words": words,
             "kept": kept,
             "shown_end": shown_end,
             "arrays": str(temporary.parent),
         }
 
 
-def _refuse_too_large(shape: tuple[int, int, int], setting: str, working: Path) -> None:
-    """One endless sentence, kept by a quantile of 1, can ask for more than any disk has."""
-    needed, free = 4 * math.prod(shape), shutil.disk_usage(working).free
+def _refuse_too_large(rows: int, words: int, kept_sentences: int, setting: str, working: Path) -> None:
+    """One document of endless sentences, kept by a quantile of 1, can ask for more than any disk has."""
+    needed, free = 4 * (words + rows * kept_sentences), shutil.disk_usage(working).free
     if needed > free:
         raise InputError(
-            f"{setting}: tokens of {shape[0]:,} documents x {shape[1]:,} sentences x {shape[2]:,} words take "
+            f"{setting}: {words:,} words, and counts of {rows:,} documents x {kept_sentences:,} sentences, take "
             f"{needed / 1e9:,.1f} GB and {free / 1e9:,.1f} GB are free in {working.parent}: choose a lower quantile"
         )
 

@@ -20,7 +20,7 @@ from preprocessing.workers import open_workers
 from storage.files import content_key, file_lock, published_directory, read_json, sha256_file, write_json
 from storage.prepared import DESCRIPTION
 
-SCHEMA = 1
+SCHEMA = 2
 PREPARED_ROOT = Path("prepared")
 KINDS = {"text": documents, "image": images}
 

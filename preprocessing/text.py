@@ -18,7 +18,7 @@ put no spaces. A run of more than 300 letters without a break is cut into words 
 No word reaches over a space, so that a chunk (what stands between two spaces) has the same words wherever it stands,
 and of many texts each distinct chunk needs to be read once.
 
-Needs numpy and blingfire alone. Shape legend: S sentences a document, W words a sentence.
+Needs numpy and blingfire alone. Shape legend: M words of a document that are kept, S sentences that may be.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import blingfire
 import numpy as np
 
-from preprocessing.vocabulary import PADDING_INDEX, UNKNOWN_INDEX
+from preprocessing.vocabulary import UNKNOWN_INDEX
 
 # No piece given to Bling Fire is longer, in characters: that bounds its memory, and it counts bytes in 32 bits.
 LONGEST_PIECE = 1_000_000
@@ -120,23 +120,21 @@ def keep(sentences: list[list[str]], kept_sentences: int, kept_words: int) -> li
 def number(
     sentences: list[list[str]], index: Mapping[str, int], kept_sentences: int, kept_words: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what is kept of the sentences as numbers, padded.
+    """Return what is kept of the sentences as numbers.
 
     ``index`` gives each word of the vocabulary its number (``preprocessing.vocabulary.word_index``).
 
-    Returns tokens int32 [S, W] and word_counts int32 [S], where S is ``kept_sentences`` and W ``kept_words``. The
-    first sentence always has a word, so that a network has something to attend to: a document without words is
-    one sentence of one unknown word.
+    Returns tokens int32 [M], the kept words one after the other, and word_counts int32 [S], 0 after the last sentence,
+    where S is ``kept_sentences``. The first sentence always has a word, so that a network has something to attend to:
+    a document without words is one sentence of one unknown word.
     """
-    tokens = np.full((kept_sentences, kept_words), PADDING_INDEX, np.int32)
     word_counts = np.zeros(kept_sentences, np.int32)
-    for row, words in enumerate(keep(sentences, kept_sentences, kept_words)):
-        tokens[row, : len(words)] = [index.get(word, UNKNOWN_INDEX) for word in words]
-        word_counts[row] = len(words)
     if not sentences:
-        tokens[0, 0] = UNKNOWN_INDEX
         word_counts[0] = 1
-    return tokens, word_counts
+        return np.array([UNKNOWN_INDEX], np.int32), word_counts
+    kept = keep(sentences, kept_sentences, kept_words)
+    word_counts[: len(kept)] = list(map(len, kept))
+    return np.array([index.get(word, UNKNOWN_INDEX) for words in kept for word in words], np.int32), word_counts
 
 
 def encode(text: str, index: Mapping[str, int], kept_sentences: int, kept_words: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,17 +1,20 @@
 """Prepared arrays: what preprocessing writes into prepared/KEY/ and training and evaluation read.
 
-Shape legend: N rows, S sentences a document, W words a sentence, H x W x C an image, K classes.
+Shape legend: N rows, M words of all rows, S sentences a document has at most, H x W x C an image, K classes.
 
-    text    tokens int32 [N, S, W] (0 padding, 1 unknown), word_counts int32 [N, S] (0 for a padding sentence),
+    text    tokens int32 [M], the kept words of every sentence of every document, one after the other (1 unknown; 0,
+            padding, is never there), word_counts int32 [N, S] (0 for a sentence that the document has not),
             sentence_counts int32 [N] (at least 1)
     image   images uint8 [N, H, W, C]
     both    labels int32 [N] (single-label) or uint8 [N, K] (multi-label), source_rows int64 [N] (each row's number in
             the data's own files)
 
-Rows stand in split order: ``splits`` gives each split's first row and the row after its last.
+Rows stand in split order: ``splits`` gives each split's first row and the row after its last. How long a sentence and
+a document may be is said in prepared.json: ``lengths.words.kept`` and ``lengths.sentences.kept`` (which is S).
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,11 @@ class Prepared:
     def labels(self) -> np.ndarray:
         return self.arrays["labels"]
 
+    @cached_property
+    def first_words(self) -> np.ndarray:
+        """Of text, int64 [N + 1]: row n's words are tokens[first_words[n] : first_words[n + 1]]."""
+        return np.append(0, np.cumsum(self.arrays["word_counts"].sum(axis=1, dtype=np.int64)))
+
     def rows(self, split: str) -> np.ndarray:
         """The row numbers of a split, int64."""
         start, stop = self.description["splits"][split]
@@ -57,7 +65,11 @@ class Prepared:
 
 
 def open_prepared(directory: Path, verify: bool = True) -> Prepared:
-    """Open prepared/KEY/. InputError when a file is missing or, with ``verify``, when its sha256 is another."""
+    """Open prepared/KEY/.
+
+    InputError when a file is missing or, with ``verify``, when its sha256 is another, and when the words of a text are
+    not as many as its counts say.
+    """
     directory = Path(directory)
     description = read_json(directory / DESCRIPTION)
     arrays = {}
@@ -70,4 +82,10 @@ def open_prepared(directory: Path, verify: bool = True) -> Prepared:
                 f"{path} does not match its sha256: remove {directory} and run again, it will be prepared anew"
             )
         arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return Prepared(directory, description, arrays)
+    prepared = Prepared(directory, description, arrays)
+    if prepared.kind == "text" and arrays["tokens"].shape != (prepared.first_words[-1],):
+        raise InputError(
+            f"{directory}: tokens are {list(arrays['tokens'].shape)}, and word_counts count {prepared.first_words[-1]} "
+            f"words: remove {directory} and run again, it will be prepared anew"
+        )
+    return prepared

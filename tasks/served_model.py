@@ -59,11 +59,14 @@ class ServedModel(PythonModel):
         from models import feeding
         from preprocessing.text import keep, number, segment
 
-        kept = self.description["arrays"]["tokens"]["shape"][1:]
+        kept = [self.description["lengths"][level]["kept"] for level in ("sentences", "words")]
         sentences = [segment(text) for text in texts]
-        tokens, word_counts = map(np.stack, zip(*(number(one, self.index, *kept) for one in sentences), strict=True))
+        tokens, counts = zip(*(number(one, self.index, *kept) for one in sentences), strict=True)
+        word_counts = np.stack(counts)
         prepared = self._as_prepared(
-            tokens=tokens, word_counts=word_counts, sentence_counts=(word_counts > 0).sum(axis=1, dtype=np.int32)
+            tokens=np.concatenate(tokens),
+            word_counts=word_counts,
+            sentence_counts=(word_counts > 0).sum(axis=1, dtype=np.int32),
         )
         arguments = feeding.inputs(prepared, np.arange(len(texts)))
         with torch.no_grad():

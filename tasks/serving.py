@@ -113,7 +113,7 @@ def model_card(
     lines += ["", "## Limits", ""]
     lines.append("- Chosen as the best of its seeds on validation: expect the mean of the variant, not better.")
     if description["kind"] == "text":
-        sentences, words = description["arrays"]["tokens"]["shape"][1:]
+        sentences, words = (description["lengths"][level]["kept"] for level in ("sentences", "words"))
         lines.append(f"- Reads the first {sentences} sentences of a document and the first {words} words of each.")
         lines.append(f"- Knows {description['vocabulary_size']:,} words; any other is one unknown word to it.")
     else:

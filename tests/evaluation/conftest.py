@@ -66,7 +66,7 @@ def write_text_data(directory: Path, sizes: dict[str, int], classes: list[str]) 
             "cut": {split: {"documents": size, "words_kept_share": 0.9312} for split, size in sizes.items()},
         },
         {
-            "tokens": tokens.astype(np.int32),
+            "tokens": tokens[tokens > 0].astype(np.int32),
             "word_counts": word_counts.astype(np.int32),
             "sentence_counts": sentence_counts,
             "labels": (np.arange(rows) % len(classes)).astype(np.int32),

@@ -17,9 +17,13 @@ def text() -> Prepared:
     word_counts = generator.integers(1, words + 1, (documents, sentences)).astype(np.int32)
     word_counts[np.arange(sentences) >= sentence_counts[:, None]] = 0
     tokens = generator.integers(1, 40, (documents, sentences, words)).astype(np.int32)
-    tokens[np.arange(words) >= word_counts[..., None]] = 0
     labels = generator.integers(0, 3, documents).astype(np.int32)
-    arrays = {"tokens": tokens, "word_counts": word_counts, "sentence_counts": sentence_counts, "labels": labels}
+    arrays = {
+        "tokens": tokens[np.arange(words) < word_counts[..., None]],
+        "word_counts": word_counts,
+        "sentence_counts": sentence_counts,
+        "labels": labels,
+    }
     return prepared("text", arrays, 3, {"vocabulary_size": 40})
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from preprocessing import blocks, rows, vocabulary
-from preprocessing.blocks import number_words, pad, split_into_blocks
+from preprocessing.blocks import cut, number_words, split_into_blocks
 from preprocessing.prepare import prepare
 from preprocessing.text import mark_sentences, number, segment
 from preprocessing.vocabulary import WordCounts, count_words
@@ -22,6 +22,7 @@ TEXTS = [
     "今天天气很好。明天呢?",
     "a\x03b \x00 c\u241ed \u2028 e\u00a0f \x1c g",
     "...",
+    "Before.\n\n\u200b\n\nA sentence without a word stands between. After.",
     "word " * 400,
 ]
 
@@ -41,14 +42,14 @@ def test_a_block_without_words_or_without_documents():
 
 
 @pytest.mark.parametrize(("kept_sentences", "kept_words"), [(1, 1), (2, 3), (3, 500), (50, 2)])
-def test_padded_documents_are_those_of_a_served_model(kept_sentences, kept_words):
+def test_cut_documents_are_those_of_a_served_model(kept_sentences, kept_words):
     words, numbers, lengths, counts = number_words(list(map(mark_sentences, TEXTS)))
     index = {word: place + 2 for place, word in enumerate(words)}
-    tokens, word_counts = pad((numbers + 2).astype(np.int32), lengths, counts, kept_sentences, kept_words)
-    for row, text in enumerate(TEXTS):
-        expected = number(segment(text), index, kept_sentences, kept_words)
-        np.testing.assert_array_equal(tokens[row], expected[0])
-        np.testing.assert_array_equal(word_counts[row], expected[1])
+    tokens, word_counts = cut((numbers + 2).astype(np.int32), lengths, counts, kept_sentences, kept_words)
+    expected = [number(segment(text), index, kept_sentences, kept_words) for text in TEXTS]
+    assert tokens.dtype == word_counts.dtype == np.int32
+    np.testing.assert_array_equal(tokens, np.concatenate([one for one, _ in expected]))
+    np.testing.assert_array_equal(word_counts, np.stack([counts for _, counts in expected]))
 
 
 def test_blocks_are_whole_lines_and_cover_the_file(tmp_path, monkeypatch):

@@ -81,8 +81,15 @@ def test_a_hand_made_corpus_whole(place):
     assert read_json(prepared.directory / "vocabulary.json") == [
         "<pad>", "<unk>", "!", "cats", "dogs", "run", "do", "off",
     ]  # fmt: skip
-    assert prepared.arrays["tokens"].shape == (6, 3, 4)
-    assert prepared.arrays["tokens"][0].tolist() == [[3, 5, 2, 0], [4, 6, 5, 2], [0, 0, 0, 0]]
+    assert prepared.arrays["tokens"].tolist() == [
+        3, 5, 2, 4, 6, 5, 2,
+        4, 5, 7, 2,
+        3, 2, 3, 2, 4, 6, 2,
+        3, 2,
+        3, 5, 7, 1, 1, 2, 1, 2,
+        1, 1, 1,
+    ]  # fmt: skip
+    assert prepared.first_words.tolist() == [0, 7, 11, 18, 20, 28, 31]
     assert prepared.arrays["word_counts"].tolist() == [
         [3, 4, 0], [4, 0, 0], [2, 2, 3], [2, 0, 0], [4, 2, 2], [3, 0, 0],
     ]  # fmt: skip
@@ -126,8 +133,8 @@ def test_each_level_is_cut_at_its_own_quantile_of_the_training_split(place):
         "sentences": {"quantile": 0.6, "kept": 2, "longest": 3},
     }
     assert read_json(prepared.directory / "vocabulary.json") == ["<pad>", "<unk>", "!", "cats", "dogs", "run"]
-    assert prepared.arrays["tokens"].shape == (6, 2, 3)
-    assert prepared.arrays["tokens"][0].tolist() == [[3, 5, 2], [4, 1, 5]]
+    assert prepared.arrays["word_counts"].tolist() == [[3, 3], [3, 0], [2, 2], [2, 0], [3, 2], [3, 0]]
+    assert prepared.arrays["tokens"][:11].tolist() == [3, 5, 2, 4, 1, 5, 4, 5, 1, 3, 2]
     cut = prepared.description["cut"]["train"]
     assert (cut["documents_cut"], cut["sentences_dropped"], cut["words_dropped"]) == (3, 1, 5)
     assert (prepared.directory / "lengths.csv").read_text() == (
@@ -169,7 +176,7 @@ def test_a_served_model_reads_raw_text_as_it_was_prepared(place):
     in_split_order = [text for split in SPLITS for one, _, text in corpus if one == split]
     for row, text in enumerate(in_split_order):
         tokens, word_counts = encode(text, index, kept["sentences"]["kept"], kept["words"]["kept"])
-        np.testing.assert_array_equal(tokens, prepared.arrays["tokens"][row])
+        np.testing.assert_array_equal(tokens, prepared.arrays["tokens"][slice(*prepared.first_words[row : row + 2])])
         np.testing.assert_array_equal(word_counts, prepared.arrays["word_counts"][row])
         assert np.count_nonzero(word_counts) == prepared.arrays["sentence_counts"][row]
     assert (
@@ -277,6 +284,17 @@ def test_a_prepared_array_that_was_altered_is_found(place):
         open_prepared(directory)
 
 
+@pytest.mark.parametrize("change", [lambda tokens: tokens[:-1], lambda tokens: tokens.reshape(31, 1)])
+def test_words_that_are_not_as_many_as_their_counts_are_found(place, change):
+    write_corpus(HAND_MADE)
+    directory = prepare("corpus", WHOLE)
+    tokens = np.load(directory / "tokens.npy")
+    np.save(directory / "tokens.npy", change(tokens))
+    with pytest.raises(InputError, match=r"tokens are \[3.*\], and word_counts count 31 words: remove") as caught:
+        open_prepared(directory, verify=False)
+    assert "\n" not in str(caught.value)
+
+
 def test_the_key_follows_settings_data_and_source(place):
     write_corpus(HAND_MADE)
     key = prepared_key("corpus", {})
@@ -361,14 +379,28 @@ def test_a_document_of_a_million_words_is_cut(place):
     write_corpus([long, *HAND_MADE * 20])
     prepared = open_prepared(prepare("corpus", {"minimum_count": 1}))
     assert prepared.description["lengths"]["words"]["longest"] > 100_000
-    assert prepared.arrays["tokens"].shape == (121, 3, 4)
+    assert prepared.arrays["word_counts"].shape == (121, 3) and prepared.arrays["word_counts"].max() == 4
     cut = prepared.description["cut"]["train"]
     assert cut["words"] - cut["words_dropped"] == prepared.arrays["word_counts"][: cut["documents"]].sum()
 
 
+def test_one_enormous_sentence_among_short_ones_makes_no_other_longer(place):
+    endless = ("train", [0], "a word " * 500_000)
+    write_corpus([endless, *HAND_MADE * 20])
+    folder = prepare("corpus", WHOLE)
+    prepared = open_prepared(folder)
+    # The tokeniser makes sentences of its million words, and the six short texts have 37.
+    longest = prepared.description["lengths"]["words"]["kept"]
+    assert longest > 100_000
+    assert len(prepared.arrays["tokens"]) == 1_000_000 + 20 * 37
+    assert (folder / "tokens.npy").stat().st_size < 4 * len(prepared.arrays["tokens"]) + 200
+    assert prepared.arrays["word_counts"].max() == longest
+
+
 def test_arrays_larger_than_the_disk_are_refused(place, monkeypatch):
     write_corpus(HAND_MADE)
-    free = type("Usage", (), {"free": 200})()
+    free = type("Usage", (), {"free": 190})()
     monkeypatch.setattr(documents.shutil, "disk_usage", lambda path: free)
-    with pytest.raises(InputError, match="preprocessing.corpus.length_quantile: tokens of 6 documents x 3 sentences"):
+    message = "preprocessing.corpus.length_quantile: 31 words, and counts of 6 documents x 3 sentences, take"
+    with pytest.raises(InputError, match=message):
         prepare("corpus", WHOLE)

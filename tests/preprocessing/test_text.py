@@ -39,7 +39,8 @@ def test_segment(text, sentences):
 def test_a_text_without_words_has_no_sentence_and_is_one_unknown_word_as_numbers(text):
     assert segment(text) == []
     tokens, word_counts = encode(text, INDEX, kept_sentences=2, kept_words=3)
-    assert tokens.tolist() == [[1, 0, 0], [0, 0, 0]]
+    assert tokens.dtype == word_counts.dtype == np.int32
+    assert tokens.tolist() == [1]
     assert word_counts.tolist() == [1, 0]
 
 
@@ -62,7 +63,7 @@ def test_a_million_words():
     assert sum(map(len, sentences)) == 1_250_000  # a stop is a word of its own
     assert sentences[1] == ["delta", "alpha", "beta", "gamma", "."]
     tokens, word_counts = number(sentences, INDEX, 3, 4)
-    assert tokens.shape == (3, 4)
+    assert tokens.shape == (12,)
     assert word_counts.tolist() == [4, 4, 4]
 
 
@@ -97,15 +98,15 @@ def test_words_are_those_that_bling_fire_finds_sentence_by_sentence():
         assert segment(text) == [words for words in by_sentence if words]
 
 
-def test_number_cuts_pads_and_marks_the_unknown():
+def test_number_cuts_and_marks_the_unknown():
     sentences = [["a", "cat", "sat", "."], ["dog"], ["a"]]
     tokens, word_counts = number(sentences, INDEX, kept_sentences=2, kept_words=3)
     assert tokens.dtype == word_counts.dtype == np.int32
-    assert tokens.tolist() == [[2, 3, 4], [1, 0, 0]]
+    assert tokens.tolist() == [2, 3, 4, 1]
     assert word_counts.tolist() == [3, 1]
     assert keep(sentences, 2, 3) == [["a", "cat", "sat"], ["dog"]]
     longer, counts = number(sentences, INDEX, kept_sentences=4, kept_words=5)
-    assert longer.tolist() == [[2, 3, 4, 5, 0], [1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
+    assert longer.tolist() == [2, 3, 4, 5, 1, 2]
     assert counts.tolist() == [4, 1, 1, 0]
 
 

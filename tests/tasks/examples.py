@@ -27,15 +27,21 @@ def prepared_text(root: Path, task: str = "single-label") -> Path:
     """Six documents, two a split, of the classes 'draw' and 'read'."""
     words = sorted({word for text in TEXTS for sentence in segment(text) for word in sentence})
     vocabulary = ["<pad>", "<unk>", *words[::2]]
-    tokens, word_counts = zip(*(number(segment(text), word_index(vocabulary), *KEPT) for text in TEXTS), strict=True)
+    tokens, counts = zip(*(number(segment(text), word_index(vocabulary), *KEPT) for text in TEXTS), strict=True)
+    word_counts = np.stack(counts)
     labels = np.array([0, 1, 0, 1, 0, 1], np.int32)
     arrays = {
-        "tokens": np.stack(tokens),
-        "word_counts": np.stack(word_counts),
-        "sentence_counts": (np.stack(word_counts) > 0).sum(axis=1, dtype=np.int32),
+        "tokens": np.concatenate(tokens),
+        "word_counts": word_counts,
+        "sentence_counts": (word_counts > 0).sum(axis=1, dtype=np.int32),
         "labels": labels if task == "single-label" else np.eye(2, dtype=np.uint8)[labels],
     }
-    about = {"kind": "text", "vocabulary_size": len(vocabulary), "settings": {"minimum_count": 1}}
+    about = {
+        "kind": "text",
+        "vocabulary_size": len(vocabulary),
+        "settings": {"minimum_count": 1},
+        "lengths": {level: {"kept": kept} for level, kept in zip(("sentences", "words"), KEPT, strict=True)},
+    }
     folder = _write(root, f"snippets-{task}", task, ["read", "draw"], arrays, about)
     write_json(folder / "vocabulary.json", vocabulary)
     write_json(folder / "shown.json", [{"row": 4, "id": "4", "words": segment(TEXTS[4])}])

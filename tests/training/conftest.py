@@ -42,9 +42,8 @@ def write_text_data(directory: Path, generator: np.random.Generator, labels: np.
         2 + 5 * classes + generator.integers(0, 5, shape),
         generator.integers(22, 30, shape),
     )
-    tokens[np.arange(WORDS) >= word_counts[..., None]] = 0
     arrays = {
-        "tokens": tokens.astype(np.int32),
+        "tokens": tokens[np.arange(WORDS) < word_counts[..., None]].astype(np.int32),
         "word_counts": word_counts,
         "sentence_counts": sentence_counts,
         "labels": labels,
