@@ -12,14 +12,17 @@ import numpy as np
 
 from storage.prepared import SPLITS, Prepared
 
+# Beside the words: what else a prepared text may have belongs to all rows together.
+OF_EACH_ROW = ("sentence_counts", "labels", "source_rows")
+
 
 def of_rows(prepared: Prepared, rows: np.ndarray) -> Prepared:
     """The documents of ``rows`` (int [n], in the order of their splits, each once), renumbered from 0."""
     counts = prepared.arrays["word_counts"][rows]
     first, sizes = prepared.first_words[rows], counts.sum(axis=1, dtype=np.int64)
     tokens = prepared.arrays["tokens"][np.repeat(first, sizes) + counted_up(sizes)]
-    others = [name for name in prepared.arrays if name not in ("tokens", "word_counts")]
-    arrays = {name: prepared.arrays[name][rows] for name in others} | {"tokens": tokens, "word_counts": counts}
+    chosen = {name: array[rows] for name, array in prepared.arrays.items() if name in OF_EACH_ROW}
+    arrays = {**prepared.arrays, **chosen, "tokens": tokens, "word_counts": counts}
     ends = [int(np.searchsorted(rows, prepared.description["splits"][split][1])) for split in SPLITS]
     splits = {split: [start, end] for split, start, end in zip(SPLITS, [0, *ends], ends, strict=False)}
     return Prepared(prepared.directory, prepared.description | {"splits": splits}, arrays)

@@ -99,13 +99,18 @@ def gradient_times_input(network: nn.Module, prepared: Prepared) -> np.ndarray:
     regard to it (Shrikumar et al. 2016, arXiv 1605.01713), float64 [M]."""
     device = next(network.parameters()).device
     found, vectors = np.empty(len(prepared.arrays["tokens"])), []
+    word_counts = np.asarray(prepared.arrays["word_counts"])
     hook = network.embedding.register_forward_hook(lambda module, given, out: vectors.append(out))
     try:
         for rows, places in batches(prepared):
             vectors.clear()
             logits = network(*feeding.inputs(prepared, rows, device, ragged=True))
             (gradient,) = torch.autograd.grad(logits.amax(dim=1).sum(), vectors)
-            found[places] = (gradient * vectors[0]).sum(dim=-1).detach().double().cpu().numpy()[: len(places)]
+            scores = (gradient * vectors[0]).sum(dim=-1).detach().double().cpu().numpy()
+            if scores.ndim == 2:
+                # The network has laid its words out in rows, one a sentence.
+                scores = scores[np.arange(scores.shape[1]) < word_counts[rows].reshape(-1, 1)]
+            found[places] = scores[: len(places)]
     finally:
         hook.remove()
     return found

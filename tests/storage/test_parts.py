@@ -19,6 +19,8 @@ def text() -> Prepared:
         "word_counts": np.array([[3, 1, 0], [2, 0, 0], [1, 4, 2]], np.int32),
         "sentence_counts": np.array([2, 1, 3], np.int32),
         "labels": np.array([0, 1, 0], np.int32),
+        # Of the vocabulary, as long as there are rows by chance.
+        "word_vectors": np.arange(3, dtype=np.float32)[:, None],
     }
     return Prepared(Path("nowhere"), {"kind": "text", "splits": SPLITS}, arrays)
 
@@ -30,7 +32,8 @@ def documents(prepared: Prepared) -> list[list[list[int]]]:
         assert (counts[:sentences] > 0).all() and not counts[sentences:].any()
         found.append([[next(words) for _ in range(count)] for count in counts[:sentences]])
     assert list(words) == []
-    assert {array.dtype for name, array in prepared.arrays.items() if name != "labels"} == {np.dtype(np.int32)}
+    assert all(prepared.arrays[name].dtype == np.int32 for name in ("tokens", "word_counts", "sentence_counts"))
+    assert prepared.arrays["word_vectors"].tolist() == [[0], [1], [2]]
     return found
 
 

@@ -60,7 +60,7 @@ def test_attention_and_gradients_are_the_networks_word_by_word(runs, prepared):
         assert sum(expected) == pytest.approx(1, abs=1e-5)
         # To first order the highest logit changes by as much when every vector is scaled.
         slope = torch.autograd.grad(logits.max(), vectors)
-        whole = sum(float((one * vector).sum()) for one, vector in zip(slope, vectors, strict=True))
+        whole = sum((one * vector).sum().item() for one, vector in zip(slope, vectors, strict=True))
         assert gradients[here].sum() == pytest.approx(whole, abs=1e-5)
         first += len(expected)
     counts = np.asarray(prepared.arrays["sentence_counts"])
