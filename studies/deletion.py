@@ -44,7 +44,7 @@ from training.settings import Settings
 NAME = "deletion"
 SMALLEST_EFFECT = 0.02
 ALPHA = 0.05
-ATTENDED, RANDOM, GRADIENT = "attended", "random", "gradient x input"
+ATTENDED, RANDOM, GRADIENT = "attended", "random", "gradient × input"
 COLOURS = {ATTENDED: BLUE, GRADIENT: ORANGE, RANDOM: GREY}
 
 

@@ -239,7 +239,7 @@ def judged(found: dict[int, Found]) -> list[dict[str, Any]]:
             "sentence": FORGETS,
             "claim": "A reset gate of 0 forgets all of the state",
             "verdict": forgets,
-            "says": f"After a step with every reset gate at 0, {left.mean:.0%}{between(left, percent=True)} of the "
+            "says": f"After a step with every reset gate at 0, {left.mean:.0%}{between(left, '.0%')} of the "
             "state is the old one's: the candidate sees the word alone, and the update gate keeps what it keeps.",
             "measured": {"old_share_of_the_state": evidence.interval(left)},
         },
@@ -276,10 +276,8 @@ def mirrored(span: Interval) -> Interval:
     return dataclasses.replace(span, mean=-span.mean, low=-span.high, high=-span.low)
 
 
-def between(span: Interval, percent: bool = False) -> str:
-    if span.low is None:
-        return ""
-    return f" [{span.low:.0%}, {span.high:.0%}]" if percent else f" [{span.low:+.2f}, {span.high:+.2f}]"
+def between(span: Interval, form: str = "+.2f") -> str:
+    return "" if span.low is None else f" [{span.low:{form}}, {span.high:{form}}]"
 
 
 def judged_example(found: dict[int, Found]) -> dict[str, Any]:
@@ -301,13 +299,17 @@ def judged_example(found: dict[int, Found]) -> dict[str, Any]:
     (verdict,) = judge([pair], [Measured(list(found), differences, both)], SMALLEST_EFFECT, ALPHA)
     # The rule's words are of what is better; here it is higher.
     said = paired_interval(differences)
+    table = phrase_table(found)
+    words = table[table["level"] == "words"].pivot_table(index=["word", "gate"], columns="seed", values="above_usual")
+    (word, gate), lowest = words.mean(axis=1).idxmin(), mean_interval(words.loc[words.mean(axis=1).idxmin()].to_list())
     return {
         "sentence": EXAMPLE,
         "claim": pair.claim,
         "verdict": verdict.verdict,
-        "says": f"Over the plot it is {said.mean:+.3f}{between(said)} above what it is at 'but', over {said.n} seeds "
-        f"and {len(PLOTS)} texts.",
-        "measured": verdict.as_dict(),
+        "says": f"At 'but' it is {-said.mean:+.3f}{between(mirrored(said), '+.3f')} from what it is over the plot, "
+        f"over {said.n} seeds and {len(PLOTS)} texts. What closes furthest in the phrase is the {gate} gate at '{word}', "
+        f"{lowest.mean:+.3f}{between(lowest, '+.3f')}.",
+        "measured": verdict.as_dict() | {"closes_furthest": {"gate": gate, "word": word, **evidence.interval(lowest)}},
     }
 
 
@@ -350,8 +352,7 @@ def over_seeds(found: dict[int, Found]) -> dict[str, Any]:
         "correlations": {
             level: {
                 f"{gate} with {with_}": evidence.interval(correlated(found, level, gate, with_)[0])
-                for gate in GATES
-                for with_ in ("memory", "time_constant")
+                for gate, with_ in (("reset", "memory"), ("update", "memory"), ("reset", "time_constant"))
             }
             for level in LEVELS
         },
@@ -444,8 +445,8 @@ def unit_panel(axes: Axes, found: pd.DataFrame) -> None:
     mine = found[found["level"] == "words"]
     for gate, colour in COLOURS.items():
         axes.plot(mine["memory"], mine[gate], "o", color=colour, markersize=2.5, alpha=0.5, markeredgewidth=0)
-    axes.set(xscale="log", ylim=(0, 1), xlabel="memory of a unit (steps)", ylabel="its mean gate")
-    axes.set_title("units of the GRU over words, all seeds")
+    axes.set(ylim=(0, 1), xlabel="memory of a unit (steps)", ylabel="its mean gate", title="units, GRU over words")
+    axes.set_xlim(left=0)
 
 
 def trace_panel(axes: Axes, found: pd.DataFrame) -> None:
