@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # The library keeps what it registers for as long as it lives.
 _library = torch.library.Library("cuda_ext", "FRAGMENT")
@@ -35,6 +36,25 @@ def define(
     torch.library.register_fake(f"cuda_ext::{name}", shape, lib=_library)
     if backward is not None:
         torch.library.register_autograd(f"cuda_ext::{name}", backward, setup_context=setup_context, lib=_library)
+
+
+def in_autocast(device: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors as autocast gives them to a matrix product: in its dtype; float64, integers and None as they are."""
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        tensor
+        if tensor is None or tensor.dtype == torch.float64 or not tensor.is_floating_point()
+        else tensor.to(dtype)
+        for tensor in tensors
+    )
+
+
+def parameters_in_autocast(device: str, x: Tensor, *parameters: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Parameters for a kernel that rounds float32 ones itself, beside ``x`` as autocast has it: all float32 or of x's
+    dtype they stay, else they are cast as x was."""
+    if all(tensor is None or tensor.dtype in (x.dtype, torch.float32) for tensor in parameters):
+        return parameters
+    return in_autocast(device, *parameters)
 
 
 def _off_for(device: str, autocast: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,68 +1,97 @@
-"""What a user would try first: TF-IDF with logistic regression for text, logistic regression over pixels for images.
+"""What a user would try first, on the very rows that the networks have.
 
-The inverse regularisation C is chosen on the validation split from a fixed grid, which is listed in the result. Several
-labels: one logistic regression a label (one-vs-rest). Deterministic, one thread.
+tf-idf   TF-IDF of words with logistic regression
+nb-svm   NB-SVM on unigrams and bigrams (evaluation/nb_svm.py)
+linear   logistic regression over pixels
+
+The inverse regularisation C is chosen on the validation split: eight values each, as many trials as a network of an
+experiment gets, and the result lists what each scored. An SVM gives scores and no probabilities: for the metrics that
+need them one temperature, chosen on validation by log loss, turns scores into them; accuracy does not depend on it.
+Several labels: one regression a label (one against the rest). Deterministic, one thread.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import sklearn
+from scipy.optimize import minimize_scalar
+from scipy.special import expit, softmax
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
-from evaluation.metrics import metric_names, split_metrics
-from storage.errors import InputError
+from evaluation.baseline_names import BASELINE_TITLES
+from evaluation.metrics import metric_names, row_losses, split_metrics
+from evaluation.nb_svm import NbSvm, bigram_features
+from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, published_directory, read_json, write_json
 from storage.source import source_digests
 
-TEXT_GRID = (1.0, 10.0, 100.0)
-IMAGE_GRID = (0.01, 0.1, 1.0, 10.0)
+GRIDS = {
+    "tf-idf": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
+    "nb-svm": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+    "linear": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+}
 MOST_ITERATIONS = 10_000
+# Between these powers of e a temperature is looked for.
+COLDEST, HOTTEST = -7.0, 7.0
 
-NAMES = {"text": "TF-IDF + logistic regression", "image": "logistic regression over pixels"}
+Features = Mapping[str, Any]
+Labels = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A classifier: features of any rows to float32 probabilities [N, K], and how many weights stand behind it."""
+
+    predict: Callable[[Any], np.ndarray]
+    parameters: int
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A fitted baseline: its name, the grid and what each C scored on validation, and its metrics by split."""
+    """A fitted baseline: its title, the grid and what each C scored on validation, and its metrics by split."""
 
     name: str
     grid: dict[str, float]
     chosen: float
+    temperature: float | None
     parameters: int
     metrics: dict[str, Any]
     probabilities: dict[str, np.ndarray] = field(repr=False)
 
 
 def evaluate_baseline(
-    kind: str,
+    name: str,
     inputs: Mapping[str, Sequence[str] | np.ndarray],
-    labels: Mapping[str, np.ndarray],
+    labels: Labels,
     task: str,
     classes: list[str],
     cache: Path | None = None,
 ) -> Baseline:
     """Fit on ``train``, choose C on ``validation``, and measure every other split that ``inputs`` has.
 
-    kind: ``text`` or ``image``. inputs: by split, texts or uint8 [N, H, W, C]. labels: by split, int [N] or
+    name: of evaluation.baseline_names. inputs: by split, texts or uint8 [N, H, W, C]. labels: by split, int [N] or
     uint8 [N, K]. cache: a folder in which results lie by the digest of all this and are found again.
     """
+    refuse_unknown([name], GRIDS, "the baselines")
     for split in ("train", "validation"):
         if not len(inputs.get(split, ())):
             raise InputError(f"the baseline needs rows in the {split} split and there are none: mend the manifest")
     if cache is None:
-        return _fit(kind, inputs, labels, task, classes)
+        return _fit(name, inputs, labels, task, classes)
     directory = Path(cache) / content_key(
         {
-            "inputs": {split: _digest(kind, inputs[split], labels[split]) for split in sorted(inputs)},
-            "kind": kind,
+            "inputs": {split: _digest(inputs[split], labels[split]) for split in sorted(inputs)},
+            "name": name,
             "task": task,
             "classes": classes,
             "source": source_digests(["evaluation.baselines"]),
@@ -70,14 +99,12 @@ def evaluate_baseline(
         }
     )
     if not (directory / "baseline.json").is_file():
-        found = _fit(kind, inputs, labels, task, classes)
+        found = _fit(name, inputs, labels, task, classes)
         with published_directory(directory) as working:
             for split, probabilities in found.probabilities.items():
                 np.save(working / f"{split}.npy", probabilities, allow_pickle=False)
-            write_json(
-                working / "baseline.json",
-                {name: getattr(found, name) for name in ("name", "grid", "chosen", "parameters", "metrics")},
-            )
+            kept = ("name", "grid", "chosen", "temperature", "parameters", "metrics")
+            write_json(working / "baseline.json", {one: getattr(found, one) for one in kept})
     values = read_json(directory / "baseline.json")
     probabilities = {
         split: np.load(directory / f"{split}.npy", allow_pickle=False) for split in inputs if split != "train"
@@ -85,27 +112,34 @@ def evaluate_baseline(
     return Baseline(**values, probabilities=probabilities)
 
 
-def _fit(kind: str, inputs: Mapping, labels: Mapping[str, np.ndarray], task: str, classes: list[str]) -> Baseline:
+def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[str]) -> Baseline:
+    read, fit = {
+        "tf-idf": (_word_features, _logistic_regression),
+        "nb-svm": (bigram_features, _nb_svm),
+        "linear": (_pixel_features, _logistic_regression),
+    }[name]
     score = metric_names(task)[0]
     others = [split for split in inputs if split != "train"]
-    with threadpool_limits(1):
-        features = _text_features(inputs) if kind == "text" else _image_features(inputs)
+    with threadpool_limits(1), warnings.catch_warnings():
+        # Weak regularisation may not be worked out to the end; what it scored is what it is chosen by.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        features = read(inputs)
         best, grid = None, {}
-        for strength in TEXT_GRID if kind == "text" else IMAGE_GRID:
-            predict, parameters = _classifier(features["train"], labels["train"], len(classes), task, strength)
-            measured = split_metrics(predict(features["validation"]), labels["validation"], task, classes)
+        for strength in GRIDS[name]:
+            fitted = fit(features, labels, len(classes), task, strength)
+            measured = split_metrics(fitted.predict(features["validation"]), labels["validation"], task, classes)
             grid[f"{strength:g}"] = measured[score]
             # Equal scores: the smaller loss, then the stronger regularisation, which came first.
             rank = (measured[score] if measured[score] is not None else -1.0, -measured["loss"])
             if best is None or rank > best[0]:
-                best = (rank, strength, predict, parameters)
-        _, chosen, predict, parameters = best
-        probabilities = {split: predict(features[split]) for split in others}
+                best = (rank, strength, fitted)
+        _, chosen, fitted = best
+        probabilities = {split: fitted.predict(features[split]) for split in others}
     metrics = {split: split_metrics(probabilities[split], labels[split], task, classes) for split in others}
-    return Baseline(NAMES[kind], grid, chosen, parameters, metrics, probabilities)
+    return Baseline(BASELINE_TITLES[name], grid, chosen, fitted.temperature, fitted.parameters, metrics, probabilities)
 
 
-def _text_features(texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _word_features(texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """TF-IDF of words seen in at least two training documents, log counts, unit length."""
     vectoriser = TfidfVectorizer(sublinear_tf=True, min_df=2, token_pattern=r"(?u)\b\w+\b")
     try:
@@ -117,27 +151,24 @@ def _text_features(texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     return features | {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
 
 
-def _image_features(images: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _pixel_features(images: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Each pixel less its mean in the training split, divided by its deviation there."""
     flat = {split: np.asarray(array).reshape(len(array), -1).astype(np.float64) for split, array in images.items()}
     scaler = StandardScaler().fit(flat["train"])
     return {split: scaler.transform(array) for split, array in flat.items()}
 
 
-def _classifier(features: Any, labels: np.ndarray, classes: int, task: str, strength: float) -> tuple[Any, int]:
-    """A function from features to float32 probabilities [N, K], and how many weights stand behind it.
-
-    A class that the training split has no row of (or, of several labels, one that every row has) cannot be learnt: it
-    gets the probability that it has there, 0 or 1.
-    """
+def _logistic_regression(features: Features, labels: Labels, classes: int, task: str, strength: float) -> Fitted:
+    """A class that the training split has no row of (or, of several labels, one that every row has) cannot be learnt:
+    it gets the probability that it has there, 0 or 1."""
 
     def regression(target: np.ndarray) -> LogisticRegression | int:
         if len(np.unique(target)) == 1:
             return int(target[0])
-        return LogisticRegression(C=strength, max_iter=MOST_ITERATIONS).fit(features, target)
+        return LogisticRegression(C=strength, max_iter=MOST_ITERATIONS).fit(features["train"], target)
 
-    columns = [np.asarray(labels)] if task == "single-label" else list(np.asarray(labels).T)
-    fitted = [regression(column) for column in columns]
+    target = np.asarray(labels["train"])
+    fitted = [regression(column) for column in ([target] if task == "single-label" else target.T)]
 
     def predict(rows: Any) -> np.ndarray:
         result = np.zeros((rows.shape[0], classes), np.float32)
@@ -151,16 +182,35 @@ def _classifier(features: Any, labels: np.ndarray, classes: int, task: str, stre
                 result[:, number] = model if isinstance(model, int) else model.predict_proba(rows)[:, 1]
         return result
 
-    return predict, sum(model.coef_.size + model.intercept_.size for model in fitted if not isinstance(model, int))
+    weights = sum(model.coef_.size + model.intercept_.size for model in fitted if not isinstance(model, int))
+    return Fitted(predict, weights)
 
 
-def _digest(kind: str, inputs: Sequence[str] | np.ndarray, labels: np.ndarray) -> str:
+def _nb_svm(features: Features, labels: Labels, classes: int, task: str, strength: float) -> Fitted:
+    """The temperature is the one of least log loss on validation, one for all classes."""
+    machine = NbSvm.fit(features["train"], labels["train"], classes, task, strength)
+    scores = machine.scores(features["validation"])
+
+    def loss(log_temperature: float) -> float:
+        return float(row_losses(_tempered(scores, np.exp(log_temperature), task), labels["validation"]).mean())
+
+    temperature = float(np.exp(minimize_scalar(loss, bounds=(COLDEST, HOTTEST), method="bounded").x))
+    return Fitted(lambda rows: _tempered(machine.scores(rows), temperature, task), machine.parameters, temperature)
+
+
+def _tempered(scores: np.ndarray, temperature: float, task: str) -> np.ndarray:
+    """float32 probabilities of scores [N, K]: softmax (one label) or sigmoid (several) of scores / temperature."""
+    turn = expit if task == "multi-label" else lambda values: softmax(values, axis=1)
+    return turn(scores / temperature).astype(np.float32)
+
+
+def _digest(inputs: Sequence[str] | np.ndarray, labels: np.ndarray) -> str:
     digest = hashlib.sha256(f"{len(inputs)} {np.asarray(labels).shape}".encode())
-    if kind == "text":
+    if isinstance(inputs, np.ndarray):
+        digest.update(np.ascontiguousarray(inputs).tobytes())
+    else:
         for text in inputs:
             data = text.encode("utf-8", "surrogatepass")
             digest.update(len(data).to_bytes(8, "big") + data)
-    else:
-        digest.update(np.ascontiguousarray(inputs).tobytes())
     digest.update(np.ascontiguousarray(labels, dtype=np.int64).tobytes())
     return digest.hexdigest()

@@ -5,9 +5,12 @@ latency.json, the pages (which show times and the environment) and what is drawn
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from evaluation import pictures, tables
 from evaluation.attention import has_attention, write_attention_page
@@ -27,7 +30,7 @@ from storage.prepared import open_prepared
 def evaluate_experiment(
     experiment: Mapping[str, Any],
     records: Sequence[RunRecord],
-    baselines: Mapping[str, Baseline],
+    baselines: Mapping[str, Mapping[str, Baseline]],
     destination: Path,
     command: str = "",
     environment: Mapping[str, Any] | None = None,
@@ -35,7 +38,7 @@ def evaluate_experiment(
     """Judge the pairs of an experiment, write its report to ``destination`` (replaced whole), and return what it says.
 
     experiment: the resolved experiment (name, title, variants, seeds, pairs, smallest_effect, alpha, evaluate_on,
-    tuning). baselines: by data set. command and environment: how it was run, for the report alone.
+    tuning). baselines: by data set and name. command and environment: how it was run, for the report alone.
     Returns {"metrics": metrics.json, "verdicts": [...], "files": [paths]}.
 
     With ``evaluate_on: validation`` (an experiment that tunes) the test split is not read.
@@ -53,7 +56,7 @@ def evaluate_experiment(
     refuse_twice(records)
 
     metrics = summarise(experiment, records, baselines, splits)
-    verdicts = judge_experiment(experiment, records, split)
+    verdicts = judge_experiment(experiment, records, baselines, split)
     said = rounded([verdict.as_dict() for verdict in verdicts])
     times = latencies(records)
     with published_directory(Path(destination), replace=True) as working:
@@ -87,43 +90,78 @@ def evaluate_experiment(
     return {"metrics": metrics, "verdicts": said, "files": [str(Path(destination) / name) for name in names]}
 
 
-def judge_experiment(experiment: Mapping[str, Any], records: Sequence[RunRecord], split: str) -> list[Verdict]:
+def judge_experiment(
+    experiment: Mapping[str, Any],
+    records: Sequence[RunRecord],
+    baselines: Mapping[str, Mapping[str, Baseline]],
+    split: str,
+) -> list[Verdict]:
     """The verdicts of the experiment's primary pairs on ``split``."""
     pairs = [Pair(**pair) for pair in experiment.get("pairs", ())]
     if not pairs:
         return []
-    measured = [measure(pair, records, split, experiment["alpha"]) for pair in pairs]
+    measured = [measure(pair, records, baselines, split, experiment["alpha"]) for pair in pairs]
     return judge(pairs, measured, experiment["smallest_effect"], experiment["alpha"])
 
 
-def measure(pair: Pair, records: Sequence[RunRecord], split: str, alpha: float) -> Measured | None:
-    """The paired differences of a pair over the seeds that both variants have, or None where they have none."""
+@dataclass(frozen=True)
+class Side:
+    """One side of a pair, a value a seed: the metric (None where undefined) and probabilities float32 [m, K]."""
+
+    name: str
+    scores: list[float | None]
+    probabilities: list[np.ndarray]
+
+
+def measure(
+    pair: Pair,
+    records: Sequence[RunRecord],
+    baselines: Mapping[str, Mapping[str, Baseline]],
+    split: str,
+    alpha: float,
+) -> Measured | None:
+    """The paired differences of a pair over the seeds that both variants have, or None where they have none.
+
+    A baseline stands beside every seed of the other side with its one figure.
+    """
     sides = [{one.seed: one for one in records if one.variant == name} for name in (pair.better, pair.worse)]
-    seeds = sorted(sides[0].keys() & sides[1].keys())
+    networks = [side for side, name in zip(sides, (pair.better, pair.worse), strict=True) if name != pair.baseline]
+    seeds = sorted(set.intersection(*(set(side) for side in networks)))
     if not seeds:
         return None
-    first, second = sides[0][seeds[0]], sides[1][seeds[0]]
+    first = networks[0][seeds[0]]
     labels, task = first.labels(split), first.description["task"]
-    if labels.tobytes() != second.labels(split).tobytes() or first.data != second.data:
-        raise InputError(
-            f"pair '{pair.name}': {pair.better} and {pair.worse} were not measured on the same {split} items: "
-            "give both the same data set"
-        )
+    for other in (side[seeds[0]] for side in networks):
+        if labels.tobytes() != other.labels(split).tobytes() or first.data != other.data:
+            raise InputError(
+                f"pair '{pair.name}': {pair.better} and {pair.worse} were not measured on the same {split} items: "
+                "give both the same data set"
+            )
     refuse_unknown([pair.metric], metric_names(task), f"the metric of pair '{pair.name}' on a {task} data set")
-    scores = [[side[seed].metrics([split])[split][pair.metric] for seed in seeds] for side in sides]
-    if None in scores[0] + scores[1]:
+
+    def measured_side(name: str, runs: Mapping[int, RunRecord]) -> Side:
+        if name != pair.baseline:
+            scores = [runs[seed].metrics([split])[split][pair.metric] for seed in seeds]
+            return Side(name, scores, [runs[seed].probabilities(split) for seed in seeds])
+        there = baselines.get(first.data, {})
+        refuse_unknown([name], there, f"pair '{pair.name}': the baselines of {first.data}")
+        found = there[name]
+        return Side(name, [found.metrics[split][pair.metric]] * len(seeds), [found.probabilities[split]] * len(seeds))
+
+    better, worse = map(measured_side, (pair.better, pair.worse), sides)
+    if None in better.scores + worse.scores:
         raise InputError(f"pair '{pair.name}': {pair.metric} is not defined on the {split} split, a class is missing")
     sign = 1 if HIGHER_IS_BETTER[pair.metric] else -1
     flags = [
-        f"Suspiciously perfect: {name} scores exactly 1 on every seed. Rule out a leak of labels first."
-        for name, values in zip((pair.better, pair.worse), scores, strict=True)
-        if HIGHER_IS_BETTER[pair.metric] and all(value == 1.0 for value in values)
+        f"Suspiciously perfect: {side.name} scores exactly 1{'' if side.name == pair.baseline else ' on every seed'}. "
+        "Rule out a leak of labels first."
+        for side in (better, worse)
+        if HIGHER_IS_BETTER[pair.metric] and all(value == 1.0 for value in side.scores)
     ]
-    probabilities = [[side[seed].probabilities(split) for seed in seeds] for side in sides]
     return Measured(
         seeds=seeds,
-        differences=(sign * (finite(scores[0]) - finite(scores[1]))).tolist(),
-        two_way=two_way(*probabilities, labels, task, pair.metric, confidence=1 - alpha),
+        differences=(sign * (finite(better.scores) - finite(worse.scores))).tolist(),
+        two_way=two_way(better.probabilities, worse.probabilities, labels, task, pair.metric, confidence=1 - alpha),
         flags=flags,
     )
 

@@ -1,10 +1,14 @@
 """One finished run, measured: probabilities and metrics of each split, and the time that a row takes.
 
 runs/KEY/evaluation/EVAL_KEY/ holds metrics.json and SPLIT.npy (float32 probabilities [rows, K]), which are equal byte
-for byte on one kind of CPU, and latency.json, which is not. Everything is computed on the CPU in one thread.
+for byte on one kind of device, and latency.json, which is not. Predictions are made where the run was trained: on a
+GPU if that was one and this machine has one, by deterministic kernels, and the key says which; else on the CPU in one
+thread. Latency is always the CPU's.
 """
 
 import contextlib
+import functools
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,10 +23,11 @@ from evaluation.metrics import split_metrics
 from models import feeding
 from models.layers import parameter_count
 from storage.errors import InputError
-from storage.files import content_key, published_directory, write_json
+from storage.files import content_key, published_directory, read_json, write_json
 from storage.prepared import SPLITS, Prepared, open_prepared
 from storage.source import source_digests
 
+WEIGHTS = "best.safetensors"
 METRICS = "metrics.json"
 LATENCY = "latency.json"
 BATCH_SIZE = 64
@@ -30,32 +35,64 @@ LATENCY_ROWS = 32
 LATENCY_REPEATS = 5
 
 
-def evaluation_key(splits: Sequence[str] = ("validation", "test")) -> str:
-    """The name of the evaluation's folder: the source that its results depend on, and the splits that it reads.
+def evaluation_key(splits: Sequence[str] = ("validation", "test"), gpu: str | None = None) -> str:
+    """The name of the evaluation's folder: the source that its results depend on, the splits that it reads, the GPU.
 
-    The looks of the report are no part of it. The weights and data are the run's, whose folder it lies in.
+    gpu: the name of the one that predicts, None for the CPU. The looks of the report are no part of it. The weights and
+    data are the run's, whose folder it lies in.
     """
-    return content_key({"splits": sorted(splits), "source": source_digests(["evaluation.run"])})
+    determined_by = {"splits": sorted(splits), "source": source()}
+    return content_key(determined_by if gpu is None else {**determined_by, "gpu": gpu})
+
+
+@functools.cache
+def source() -> dict[str, str]:
+    """sha256 of each source file that an evaluation's results depend on."""
+    return source_digests(["evaluation.run"])
+
+
+def trained_on(run_directory: Path) -> str | None:
+    """The name of the GPU that a run was trained on; None where that was the CPU, or nothing says."""
+    path = Path(run_directory) / "environment.json"
+    return read_json(path).get("gpu") if path.is_file() else None
+
+
+def find_evaluation(run_directory: Path, splits: Sequence[str] = ("validation", "test")) -> Path | None:
+    """The evaluation of a run that is there already, also one made on a GPU elsewhere; None where there is none."""
+    found = [
+        Path(run_directory) / "evaluation" / evaluation_key(splits, gpu)
+        for gpu in dict.fromkeys((trained_on(run_directory), None))
+    ]
+    return next((folder for folder in found if (folder / METRICS).is_file()), None)
 
 
 def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence[str] = ("validation", "test")) -> Path:
     """Evaluate the best weights of a finished run and return its evaluation folder; at once if it is there.
 
     A split that is not named is not read, so that an experiment that tunes can leave the test split alone.
-    InputError when the run is not finished, or when the prepared arrays are missing or damaged.
+    InputError when the run is not finished, its weights are not here, or the prepared arrays are missing or damaged.
     """
     run_directory = Path(run_directory)
     unknown = [split for split in splits if split not in SPLITS]
     if unknown or not splits:
         raise InputError(f"no such split: {', '.join(unknown) or 'none given'}; choose from: {', '.join(SPLITS)}")
-    destination = run_directory / "evaluation" / evaluation_key(splits)
-    if (destination / METRICS).is_file():
-        return destination
+    found = find_evaluation(run_directory, splits)
+    if found:
+        return found
     if not (run_directory / "result.json").is_file():
         raise InputError(f"{run_directory} has no result.json: the run has not finished, train it again to go on")
+    if not (run_directory / WEIGHTS).is_file():
+        named = " --test" if "test" in splits else ""
+        raise InputError(
+            f"{run_directory} has neither an evaluation of the {' and '.join(splits)} split by this source nor weights:"
+            f" run `python -m evaluation{named} {run_directory}` where its weights are, and copy evaluation/ here"
+        )
     prepared = open_prepared(prepared_directory)
-    with one_thread():
-        network = models.load(run_directory, prepared.description)
+    device = torch.device("cuda" if trained_on(run_directory) and torch.cuda.is_available() else "cpu")
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    destination = run_directory / "evaluation" / evaluation_key(splits, gpu)
+    with one_thread(), deterministic(device):
+        network = models.load(run_directory, prepared.description).to(device)
         with published_directory(destination) as working:
             metrics: dict[str, Any] = {"parameters": parameter_count(network)}
             for split in splits:
@@ -64,7 +101,7 @@ def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence
                 metrics[split] = split_metrics(probabilities, prepared.labels[rows], prepared.task, prepared.classes)
                 np.save(working / f"{split}.npy", probabilities, allow_pickle=False)
             write_json(working / METRICS, metrics)
-            write_json(working / LATENCY, latency(network, prepared, splits[0]))
+            write_json(working / LATENCY, latency(network.cpu(), prepared, splits[0]))
     return destination
 
 
@@ -111,3 +148,23 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """On a GPU, kernels inside the block are repeatable, and an operation that has none is refused."""
+    if device.type == "cpu":
+        yield
+        return
+    # cuBLAS reads it when it is first used; training sets the same.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    filling = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+        torch.utils.deterministic.fill_uninitialized_memory = filling

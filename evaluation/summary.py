@@ -20,7 +20,7 @@ DIGITS = 10
 def summarise(
     experiment: Mapping[str, Any],
     records: Sequence[RunRecord],
-    baselines: Mapping[str, Baseline],
+    baselines: Mapping[str, Mapping[str, Baseline]],
     splits: Sequence[str],
 ) -> dict[str, Any]:
     """The nested values of metrics.json, which ``dvc metrics diff`` reads: variants, baselines, champions."""
@@ -34,7 +34,10 @@ def summarise(
             "experiment": experiment["name"],
             "evaluated_on": splits[-1],
             "variants": variants,
-            "baselines": {data: summarise_baseline(found, splits) for data, found in sorted(baselines.items())},
+            "baselines": {
+                data: {name: summarise_baseline(found, splits) for name, found in mine.items()}
+                for data, mine in sorted(baselines.items())
+            },
             "champions": champions(variants),
         }
     )
@@ -106,6 +109,7 @@ def summarise_baseline(baseline: Baseline, splits: Sequence[str]) -> dict[str, A
         "name": baseline.name,
         "parameters": baseline.parameters,
         "chosen": baseline.chosen,
+        "temperature": baseline.temperature,
         "grid": baseline.grid,
         **{split: {name: baseline.metrics[split][name] for name in metric_names(task)} for split in splits},
     }

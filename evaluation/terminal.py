@@ -25,7 +25,7 @@ def terminal_table(metrics: Mapping[str, Any], verdicts: Sequence[Mapping[str, A
 
 
 def data_table(metrics: Mapping[str, Any], data: str) -> Table:
-    """One data set: its variants, and its baseline under them."""
+    """One data set: its variants, and its baselines under them."""
     split = metrics["evaluated_on"]
     variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
     names = metric_names(next(iter(variants.values()))["task"])
@@ -44,8 +44,7 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
             label.append(" not converged", style="yellow")
         cells = [f"{number(variant[split][one]['mean'])}\n{half_width(variant[split][one])}" for one in names]
         table.add_row(label, *cells, str(variant["n"]), f"{variant['parameters']:,}")
-    if data in metrics["baselines"]:
-        baseline = metrics["baselines"][data]
+    for baseline in metrics["baselines"].get(data, {}).values():
         cells = [number(baseline[split][one]) for one in names]
         table.add_row(Text(baseline["name"]), *cells, "–", f"{baseline['parameters']:,}", style="dim")
     return table

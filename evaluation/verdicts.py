@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from evaluation.baseline_names import BASELINE_TITLES
 from evaluation.bootstrap import TwoWay
 from evaluation.statistics import (
     Interval,
@@ -22,6 +23,8 @@ RULE = """\
 The primary pairs, the metric, the smallest effect of interest and alpha are named in the experiment before it runs.
 A difference is the metric of the variant that the claim favours minus that of the other, for the same seed on the
 same test items (turned round for a loss or an error, where less is better): positive speaks for the claim.
+A baseline has no seeds: each seed of the network is compared with the baseline's one figure on the same test items.
+The seeds are then the network's alone, and the bootstrap over seeds and items draws the items of both together.
 Two analyses must agree. Over seeds: the mean of the paired differences with its BCa bootstrap interval, and the p of
 the exact two-sided sign-flip test, corrected by Holm over all primary pairs. Over seeds and items: a bootstrap that
 draws seeds and test items anew together. Intervals are of 1 - alpha.
@@ -38,7 +41,10 @@ must all agree before a claim holds."""
 
 @dataclass(frozen=True)
 class Pair:
-    """A primary pair: the claim, where it is from, and the variants and metric that it is about."""
+    """A primary pair: the claim, where it is from, and the variants and metric that it is about.
+
+    One of the two may be a baseline of the same data, by its name in evaluation/baseline_names.py.
+    """
 
     name: str
     claim: str
@@ -46,6 +52,11 @@ class Pair:
     better: str
     worse: str
     metric: str
+
+    @property
+    def baseline(self) -> str | None:
+        """Which of the two is a baseline, or None."""
+        return next((name for name in (self.better, self.worse) if name in BASELINE_TITLES), None)
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,7 @@ class Verdict:
     def as_dict(self) -> dict[str, Any]:
         """The verdict as values that JSON can hold, the pair's fields beside its own."""
         values = asdict(self)
-        return {**values.pop("pair"), **values}
+        return {**values.pop("pair"), "baseline": self.pair.baseline, **values}
 
 
 def judge(
@@ -111,6 +122,9 @@ def judge_pair(
     least = least_seeds(alpha, pairs)
     if measured is None:
         said = f"Not measured: {pair.better} and {pair.worse} have no seed in common that has finished."
+        if pair.baseline:
+            network = pair.worse if pair.baseline == pair.better else pair.better
+            said = f"Not measured: {network} has no seed that has finished."
         return Verdict(pair, INCONCLUSIVE, said, smallest_effect, alpha, [], [], least)
     differences = finite(measured.differences)
     seeds_alone = paired_interval(differences, 1 - alpha)

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from models.checked import Between, Checked
 from models.layers.activations import Name, activation
 from models.layers.dense import Body, Composite, DenseLayer
+from storage.checked import Between, Checked
 from storage.errors import InputError
 
 KIND = "image"

@@ -1,7 +1,7 @@
-"""A flat bidirectional GRU: the document is one sequence of words, with no sentences and no attention.
+"""A flat bidirectional GRU: the document is one sequence of words, with no sentences.
 
 The baseline of models/han.py, with the same inputs: the words of all sentences follow each other in order, and
-the final states of both directions are the document.
+the final states of both directions, the mean of all states, or what attention makes of them is the document.
 
 Shape legend: N documents, S sentences a document, W words a sentence, T words a document, M words of all
 documents, K classes.
@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
 from cuda_ext.gru import MOST_UNITS
-from models.checked import Between, Checked
-from models.layers.embedding import WordEmbedding
+from models.layers.embedding import Vectors, WordDropout, WordEmbedding
+from models.layers.pooling import pooling
 from models.layers.recurrent import BidirectionalGRU, real_steps
+from storage.checked import Between, Checked
 
 KIND = "text"
 
@@ -25,12 +27,15 @@ KIND = "text"
 @dataclass(frozen=True)
 class Settings(Checked):
     """embedding: numbers a word; hidden: units a direction; dropout: of embeddings and of the document;
-    summary: what stands for the document, the final states of both directions or the mean of all states."""
+    word_dropout: of whole words; word_vectors: what they begin as; summary: what stands for the document, the final
+    states of both directions, the mean of all states, or their sum weighed by attention as in models/han.py."""
 
     embedding: Annotated[int, Between(1, 4096)] = 32
     hidden: Annotated[int, Between(1, 4096)] = 32
     dropout: Annotated[float, Between(0, 0.95)] = 0.5
-    summary: Literal["last", "mean"] = "last"
+    word_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    word_vectors: Vectors = "random"
+    summary: Literal["last", "mean", "attention"] = "last"
 
 
 DEBUG = Settings(embedding=8, hidden=4)
@@ -50,12 +55,15 @@ def in_one_sequence(tokens: Tensor, word_counts: Tensor) -> tuple[Tensor, Tensor
 class FlatGRU(nn.Module):
     def __init__(self, settings: Settings, vocabulary_size: int, classes: int) -> None:
         super().__init__()
-        self.summary = settings.summary
-        self.embedding = WordEmbedding(vocabulary_size, settings.embedding)
+        width = 2 * settings.hidden
+        self.embedding = WordEmbedding(vocabulary_size, settings.embedding, settings.word_vectors)
+        self.word_dropout = WordDropout(settings.word_dropout)
         self.dropout = nn.Dropout(settings.dropout)
         self.gru = BidirectionalGRU(settings.embedding, settings.hidden)
-        self.classifier = nn.Linear(2 * settings.hidden, classes)
-        self.reads_ragged = settings.hidden <= MOST_UNITS
+        self.pooling = None if settings.summary == "last" else pooling(settings.summary, width)
+        self.classifier = nn.Linear(width, classes)
+        narrow = settings.summary != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
+        self.reads_ragged = settings.hidden <= MOST_UNITS and narrow
 
     def forward(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> Tensor:
         """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] (not used) -> logits float [N, K].
@@ -68,23 +76,22 @@ class FlatGRU(nn.Module):
     def read(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
         """tokens int [N, S, W], word_counts int [N, S] -> one vector a document, float [N, 2H]."""
         words, counts = in_one_sequence(tokens, word_counts)
-        states = self.gru(self.dropout(self.embedding(words)), counts)
-        if self.summary == "mean":
-            return states.sum(dim=1) / counts.clamp(min=1).unsqueeze(-1)
+        states = self.gru(self.read_words(words), counts)
+        if self.pooling is not None:
+            return self.pooling(states, counts)[0]
         forwards, backwards = states.chunk(2, dim=-1)
         last = (counts - 1).clamp(min=0).long().reshape(-1, 1, 1).expand(-1, 1, forwards.shape[-1])
         return torch.cat([forwards.gather(1, last).squeeze(1), backwards[:, 0]], dim=-1)
 
     def read_ragged(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
         """tokens int [M], word_counts int [N, S] -> one vector a document, float [N, 2H]."""
-        counts = word_counts.sum(dim=1)
-        offsets = functional.pad(counts.cumsum(0), (1, 0))
-        states, last = self.gru.read_ragged(self.dropout(self.embedding(tokens)), offsets)
-        if self.summary == "last":
-            return last
-        # Unsafe: checking the offsets would wait for the GPU.
-        sums = torch.segment_reduce(states.float(), "sum", offsets=offsets, unsafe=True)
-        return sums / counts.clamp(min=1).unsqueeze(-1)
+        offsets = functional.pad(word_counts.sum(dim=1).cumsum(0), (1, 0))
+        states, last = self.gru.read_ragged(self.read_words(tokens), offsets)
+        return last if self.pooling is None else self.pooling.read_ragged(states, offsets)
+
+    def read_words(self, tokens: Tensor) -> Tensor:
+        """tokens int of any shape -> their vectors, with one dimension more."""
+        return self.dropout(self.embedding(self.word_dropout(tokens)))
 
 
 def build(settings: Settings, description: dict[str, Any]) -> FlatGRU:

@@ -1,7 +1,8 @@
 """Hierarchical attention network: words make sentences, sentences make the document.
 
 Source: Yang et al., Hierarchical Attention Networks for Document Classification, NAACL 2016, section 2.2:
-word GRU, word attention, sentence GRU, sentence attention, softmax layer.
+word GRU, word attention, sentence GRU, sentence attention, softmax layer. With the mean or the maximum in place of
+attention it is that paper's HN-AVE or HN-MAX, and each GRU may be another of models/layers/cells.py.
 
 Shape legend: N documents, S sentences a document, W words a sentence, E embedding, H units a direction,
 M words of all documents, K classes.
@@ -16,10 +17,11 @@ from torch.nn import functional
 
 from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
 from cuda_ext.gru import MOST_UNITS
-from models.checked import Between, Checked
-from models.layers.attention import Attention
-from models.layers.embedding import WordEmbedding
-from models.layers.recurrent import BidirectionalGRU
+from models.layers import cells
+from models.layers import pooling as pool
+from models.layers.embedding import Vectors, WordDropout, WordEmbedding
+from models.layers.recurrent import BidirectionalGRU, real_steps
+from storage.checked import Between, Checked
 
 KIND = "text"
 LENGTH_GROUPS = 2  # of a batch's sentences: on docstrings 2 train a quarter faster than 1, and 3 no faster than 2
@@ -27,11 +29,17 @@ LENGTH_GROUPS = 2  # of a batch's sentences: on docstrings 2 train a quarter fas
 
 @dataclass(frozen=True)
 class Settings(Checked):
-    """embedding: numbers a word; hidden: units a direction of both GRUs; dropout: of embeddings and of vectors."""
+    """embedding: numbers a word; hidden: units a direction of both GRUs; dropout: of embeddings and of vectors;
+    word_dropout: of whole words; word_vectors: what they begin as; pooling: of words and of sentences; cell: of both
+    levels."""
 
     embedding: Annotated[int, Between(1, 4096)] = 32
     hidden: Annotated[int, Between(1, 4096)] = 32
     dropout: Annotated[float, Between(0, 0.95)] = 0.5
+    word_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    word_vectors: Vectors = "random"
+    pooling: pool.Name = "attention"
+    cell: cells.Name = "gru"
 
 
 DEBUG = Settings(embedding=8, hidden=4)
@@ -42,18 +50,33 @@ def scattered(x: Tensor, places: Tensor, count: int) -> Tensor:
     return x.new_zeros(count, x.shape[1]).index_copy(0, places, x)
 
 
+def recurrence(cell: cells.Name, inputs: int, units: int) -> nn.Module:
+    return BidirectionalGRU(inputs, units) if cell == "gru" else cells.BidirectionalRecurrence(inputs, units, cell)
+
+
+def in_rows(words: Tensor, counts: Tensor, width: int) -> Tensor:
+    """words int [M], row after row, counts int [R] -> [R, width] with each row's words first and zeros behind."""
+    place = (counts.cumsum(0) - counts).unsqueeze(-1) + torch.arange(width, device=words.device)
+    return words[place.clamp(max=len(words) - 1)].masked_fill(~real_steps(counts, width), 0)
+
+
 class HierarchicalAttentionNetwork(nn.Module):
-    def __init__(self, settings: Settings, vocabulary_size: int, classes: int) -> None:
+    def __init__(self, settings: Settings, vocabulary_size: int, classes: int, most_words: int | None) -> None:
+        """most_words: of a sentence in the prepared data; None where the cell need not know."""
         super().__init__()
         width = 2 * settings.hidden
-        self.embedding = WordEmbedding(vocabulary_size, settings.embedding)
+        self.embedding = WordEmbedding(vocabulary_size, settings.embedding, settings.word_vectors)
+        self.word_dropout = WordDropout(settings.word_dropout)
         self.dropout = nn.Dropout(settings.dropout)
-        self.word_gru = BidirectionalGRU(settings.embedding, settings.hidden)
-        self.word_attention = Attention(width)
-        self.sentence_gru = BidirectionalGRU(width, settings.hidden)
-        self.sentence_attention = Attention(width)
+        self.word_gru = recurrence(settings.cell, settings.embedding, settings.hidden)
+        self.word_pooling = pool.pooling(settings.pooling, width)
+        self.sentence_gru = recurrence(settings.cell, width, settings.hidden)
+        self.sentence_pooling = pool.pooling(settings.pooling, width)
         self.classifier = nn.Linear(width, classes)
-        self.reads_ragged = settings.hidden <= MOST_UNITS and width <= WIDEST_FOR_MATRIX_UNITS
+        self.most_words = most_words
+        narrow = settings.pooling != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
+        # A loop over steps lays ragged words out in rows, all of one width: so its step fits a CUDA graph as well.
+        self.reads_ragged = settings.cell != "gru" or (settings.hidden <= MOST_UNITS and narrow)
 
     def forward(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> Tensor:
         """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] -> logits float [N, K].
@@ -92,24 +115,33 @@ class HierarchicalAttentionNetwork(nn.Module):
             weights.append(functional.pad(group_weights, (0, tokens.shape[1] - longest)))
         return scattered(torch.cat(vectors), real, len(tokens)), scattered(torch.cat(weights), real, len(tokens))
 
+    def read_words(self, tokens: Tensor) -> Tensor:
+        """tokens int of any shape -> their vectors, with one dimension more."""
+        return self.dropout(self.embedding(self.word_dropout(tokens)))
+
     def read_sentences(self, tokens: Tensor, word_counts: Tensor) -> tuple[Tensor, Tensor]:
         """tokens int [M, W], word_counts int [M] -> sentence vectors [M, 2H] and word attention [M, W]."""
-        words = self.dropout(self.embedding(tokens))
-        return self.word_attention(self.word_gru(words, word_counts), word_counts)
+        return self.word_pooling(self.word_gru(self.read_words(tokens), word_counts), word_counts)
 
     def read_ragged_sentences(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
         """tokens int [M], sentence after sentence, word_counts int [N S] -> sentence vectors [N S, 2H]."""
+        if self.most_words is not None:
+            return self.read_sentences(in_rows(tokens, word_counts, self.most_words), word_counts)[0]
         offsets = functional.pad(word_counts.cumsum(0), (1, 0))
-        states, _ = self.word_gru.read_ragged(self.dropout(self.embedding(tokens)), offsets)
-        return self.word_attention.read_ragged(states, offsets)
+        states, _ = self.word_gru.read_ragged(self.read_words(tokens), offsets)
+        return self.word_pooling.read_ragged(states, offsets)
 
     def read_document(self, vectors: Tensor, sentence_counts: Tensor) -> tuple[Tensor, Tensor]:
         """sentence vectors [N, S, 2H], sentence_counts int [N] -> logits [N, K] and sentence attention [N, S]."""
         states = self.sentence_gru(self.dropout(vectors), sentence_counts)
-        document, weights = self.sentence_attention(states, sentence_counts)
+        document, weights = self.sentence_pooling(states, sentence_counts)
         return self.classifier(self.dropout(document)), weights
 
 
 def build(settings: Settings, description: dict[str, Any]) -> HierarchicalAttentionNetwork:
     """The network for a prepared text data set (``description`` is its prepared.json)."""
-    return HierarchicalAttentionNetwork(settings, description["vocabulary_size"], len(description["classes"]))
+    # Kernels read sentences of any length; a loop over steps must know its number of steps beforehand.
+    most_words = None if settings.cell == "gru" else description["lengths"]["words"]["kept"]
+    return HierarchicalAttentionNetwork(
+        settings, description["vocabulary_size"], len(description["classes"]), most_words
+    )

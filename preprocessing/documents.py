@@ -4,7 +4,8 @@ The file is read once, as a stream of blocks (preprocessing/blocks.py), and each
 blocks found is added up in the order of the file: counts of words and of lengths are whole numbers, and exact. Memory
 holds a block for each process, the vocabulary's counts up to a limit, and a few numbers a block.
 
-Shape legend: N rows, M words of all rows that are kept, S sentences a document has at most, K classes.
+Shape legend: N rows, M words of all rows that are kept, S sentences a document has at most, K classes, V words of the
+vocabulary, D numbers of a word vector.
 """
 
 import math
@@ -31,8 +32,9 @@ from preprocessing.blocks import (
 from preprocessing.lengths import LengthHistogram, length_table, plot_lengths, quantile_table, write_table
 from preprocessing.manifest import DOCUMENTS, TextDataSet
 from preprocessing.rows import Census, choose_documents
-from preprocessing.settings import TextSettings
+from preprocessing.settings import TextSettings, WordVectors
 from preprocessing.vocabulary import UNKNOWN_INDEX, WordCounts, build_vocabulary, word_index
+from preprocessing.word_vectors import train_word_vectors
 from storage.errors import InputError
 from storage.files import write_json
 from storage.prepared import SPLITS
@@ -40,6 +42,13 @@ from storage.prepared import SPLITS
 # What the arrays depend on beside the data and the settings: part of the key of a prepared data set.
 SOURCES = ("blocks", "documents", "lengths", "rows", "text", "vocabulary")
 LIBRARIES = {"blingfire": version("blingfire")}
+
+
+def made_by(settings: TextSettings) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The source files and the libraries' versions on which the arrays depend."""
+    if settings.word_vectors is None:
+        return SOURCES, LIBRARIES
+    return (*SOURCES, "word_vectors"), LIBRARIES | {"gensim": version("gensim")}
 
 
 def count_blocks(data: TextDataSet) -> int:
@@ -52,7 +61,7 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
 
     tokens.npy int32 [M], word_counts.npy int32 [N, S], sentence_counts.npy int32 [N], labels.npy int32 [N] or
     uint8 [N, K], source_rows.npy int64 [N] (each row's number in the data's file); vocabulary.json, quantiles.csv,
-    lengths.csv, lengths.png, shown.json.
+    lengths.csv, lengths.png, shown.json; where the settings ask for them word_vectors.npy float32 [V, D].
 
     ``run`` does jobs and yields their results in the order of the jobs, as ``map`` does: here, in other processes or
     on other machines (preprocessing/workers.py). It changes no byte.
@@ -85,6 +94,8 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
             cut[split].update(tally)
     write_json(working / "shown.json", shown)
     shutil.rmtree(temporary)
+    if settings.word_vectors is not None:
+        _add_word_vectors(working, splits["train"][1], len(vocabulary), settings.word_vectors)
     return {
         "splits": splits,
         "vocabulary_size": len(vocabulary),
@@ -197,6 +208,15 @@ def _writing_jobs(
             "shown_end": shown_end,
             "arrays": str(temporary.parent),
         }
+
+
+def _add_word_vectors(working: Path, training_rows: int, vocabulary_size: int, settings: WordVectors) -> None:
+    """Train them on the rows of the training split, which come first."""
+    tokens, word_counts = (np.load(working / f"{name}.npy", mmap_mode="r") for name in ("tokens", "word_counts"))
+    word_counts = word_counts[:training_rows]
+    words = tokens[: word_counts.sum(dtype=np.int64)]
+    vectors = train_word_vectors(words, word_counts, vocabulary_size, settings)
+    np.save(working / "word_vectors.npy", vectors, allow_pickle=False)
 
 
 def _refuse_too_large(rows: int, words: int, kept_sentences: int, setting: str, working: Path) -> None:

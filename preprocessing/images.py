@@ -26,7 +26,11 @@ ROWS_AT_A_TIME = 4096
 
 # What the arrays depend on beside the data and the settings: part of the key of a prepared data set.
 SOURCES = ("images", "rows")
-LIBRARIES: dict[str, str] = {}
+
+
+def made_by(settings: ImageSettings) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The source files and the libraries' versions on which the arrays depend."""
+    return SOURCES, {}
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,14 @@ def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: P
     written out. InputError for an unknown data set, an unknown setting or a value out of its range.
     """
     entry = Manifest.load(manifest_path).entry(name)
-    maker = KINDS[entry.kind]
+    typed = settings_for(entry.kind, name, settings)
+    sources, libraries = KINDS[entry.kind].made_by(typed)
     folder = Path(__file__).parent
     return content_key(
         {
             "schema": SCHEMA,
             "name": name,
-            "settings": asdict(settings_for(entry.kind, name, settings)),
+            "settings": asdict(typed),
             "data": {
                 "version": entry.version,
                 "task": entry.task,
@@ -46,8 +47,8 @@ def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: P
                 "files": {file: about.sha256 for file, about in entry.files.items()},
             },
             # Not the whole closure: how the raw data came to be is told by its hashes.
-            "source": {module: sha256_file(folder / f"{module}.py") for module in ("prepare", *maker.SOURCES)},
-            "libraries": maker.LIBRARIES,
+            "source": {module: sha256_file(folder / f"{module}.py") for module in ("prepare", *sources)},
+            "libraries": libraries,
         }
     )
 

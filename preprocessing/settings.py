@@ -5,86 +5,57 @@ preprocessing:
     length_quantile: {words: 0.95, sentences: 0.95}
     minimum_count: 5
     rows_per_class: null         # or at most so many rows of each class in each split
+    word_vectors: null           # or {size: 200, window: 5, epochs: 5}, trained on the training split
   digits:                        # images
     rows_per_class: null
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from storage.errors import InputError, refuse_unknown
+from storage.checked import Between, Checked
 
-
-@dataclass(frozen=True)
-class LengthQuantile:
-    """The share of the training split's sentences, and of its documents, that keep their whole length, in (0, 1]."""
-
-    words: float = 0.95
-    sentences: float = 0.95
-
-    @classmethod
-    def from_mapping(cls, given: Any, where: str) -> "LengthQuantile":
-        values = _known(cls, given, where)
-        return cls(**{level: share(value, f"{where}.{level}") for level, value in values.items()})
+Share = Annotated[float, Between(0, 1, above=True)]
+Count = Annotated[int, Between(1)]
 
 
 @dataclass(frozen=True)
-class TextSettings:
-    """How documents become arrays: where lengths are cut, and how rare a word of the vocabulary may be."""
+class LengthQuantile(Checked):
+    """The share of the training split's sentences, and of its documents, that keep their whole length."""
 
-    length_quantile: LengthQuantile = field(default_factory=LengthQuantile)
-    minimum_count: int = 5
-    rows_per_class: int | None = None
-
-    @classmethod
-    def from_mapping(cls, given: Any, where: str) -> "TextSettings":
-        values = _known(cls, given, where)
-        if "length_quantile" in values:
-            values["length_quantile"] = LengthQuantile.from_mapping(
-                values["length_quantile"], f"{where}.length_quantile"
-            )
-        _positive(values, "minimum_count", where)
-        _positive(values, "rows_per_class", where, optional=True)
-        return cls(**values)
+    words: Share = 0.95
+    sentences: Share = 0.95
 
 
 @dataclass(frozen=True)
-class ImageSettings:
+class WordVectors(Checked):
+    """word2vec: numbers a word, words to each side that are its neighbours at most, passes over the training split."""
+
+    size: Annotated[int, Between(1, 4096)] = 200
+    window: Annotated[int, Between(1, 100)] = 5
+    epochs: Annotated[int, Between(1, 1000)] = 5
+
+
+@dataclass(frozen=True)
+class TextSettings(Checked):
+    """How documents become arrays: where lengths are cut, how rare a word of the vocabulary may be, and whether word
+    vectors are trained."""
+
+    length_quantile: LengthQuantile = LengthQuantile()
+    minimum_count: Count = 5
+    rows_per_class: Count | None = None
+    word_vectors: WordVectors | None = None
+
+
+@dataclass(frozen=True)
+class ImageSettings(Checked):
     """How images become arrays: as they are, all or some."""
 
-    rows_per_class: int | None = None
-
-    @classmethod
-    def from_mapping(cls, given: Any, where: str) -> "ImageSettings":
-        values = _known(cls, given, where)
-        _positive(values, "rows_per_class", where, optional=True)
-        return cls(**values)
+    rows_per_class: Count | None = None
 
 
 def settings_for(kind: str, name: str, given: Mapping[str, Any] | None) -> TextSettings | ImageSettings:
     """Return the settings of data set ``name`` of kind ``text`` or ``image``; what is not given has its default."""
     settings = {"text": TextSettings, "image": ImageSettings}[kind]
-    return settings.from_mapping({} if given is None else given, f"preprocessing.{name}")
-
-
-def share(value: Any, where: str) -> float:
-    """Return ``value`` as a float, or raise InputError unless it is a number in (0, 1]."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise InputError(f"{where}: {value} is outside (0, 1]: give the share that keeps its whole length, as 0.95")
-    return float(value)
-
-
-def _known(settings: type, given: Any, where: str) -> dict[str, Any]:
-    names = [one.name for one in fields(settings)]
-    if not isinstance(given, Mapping):
-        raise InputError(f"{where}: {given!r} is not a mapping: give {', '.join(names)}, each with its value")
-    refuse_unknown(given, names, where)
-    return dict(given)
-
-
-def _positive(values: Mapping[str, Any], name: str, where: str, optional: bool = False) -> None:
-    value = values.get(name, 1)
-    if (value is None and optional) or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        return
-    raise InputError(f"{where}.{name}: {value} is not a whole number of 1 or more{' (or null)' if optional else ''}")
+    return settings.read({} if given is None else given, f"preprocessing.{name}")

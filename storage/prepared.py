@@ -1,10 +1,12 @@
 """Prepared arrays: what preprocessing writes into prepared/KEY/ and training and evaluation read.
 
-Shape legend: N rows, M words of all rows, S sentences a document has at most, H x W x C an image, K classes.
+Shape legend: N rows, M words of all rows, S sentences a document has at most, V words of the vocabulary,
+D numbers of a word vector, H x W x C an image, K classes.
 
     text    tokens int32 [M], the kept words of every sentence of every document, one after the other (1 unknown; 0,
             padding, is never there), word_counts int32 [N, S] (0 for a sentence that the document has not),
-            sentence_counts int32 [N] (at least 1)
+            sentence_counts int32 [N] (at least 1), and where word vectors were trained word_vectors float32 [V, D] (0
+            for padding and for a word that no kept sentence of the training split has)
     image   images uint8 [N, H, W, C]
     both    labels int32 [N] (single-label) or uint8 [N, K] (multi-label), source_rows int64 [N] (each row's number in
             the data's own files)

@@ -10,16 +10,17 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.context import TaskRunContext
 
+from evaluation.baseline_names import BASELINES
 from evaluation.baselines import Baseline, evaluate_baseline
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
-from evaluation.run import evaluate_run
+from evaluation.run import WEIGHTS, evaluate_run
 from preprocessing.uncut import uncut_rows
 from storage.errors import InputError, command
 from storage.files import read_json
 from storage.prepared import SPLITS, open_prepared
 from tasks.folders import reports_root, runs_root
-from tasks.jobs import machine, make_job
+from tasks.jobs import elsewhere, machine, make_job
 from tasks.parameters import Experiment, load_experiment
 from tasks.preprocess import preprocess
 from tasks.progress import say
@@ -49,13 +50,14 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
     unfinished = [job for job in jobs if not (Path(job["run_directory"]) / "result.json").is_file()]
     if unfinished:
         first = unfinished[0]
+        module = "tasks.jobs" if elsewhere() else "flows.train"
         raise InputError(
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first['variant']} seed "
-            f"{first['seed']} is the first): run `python -m flows.train --experiment {experiment}`"
+            f"{first['seed']} is the first): run `python -m {module} --experiment {experiment}`"
         )
     tracking = open_tracking()
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
-    baselines = {name: _baseline(Path(folder), splits) for name, folder in sorted(prepared.items())}
+    baselines = {name: _baselines(Path(folder), splits) for name, folder in sorted(prepared.items())}
     destination = reports_root() / (f"{experiment}-part" if part else experiment)
     found = evaluate_experiment(
         chosen.as_dictionary(),
@@ -80,34 +82,44 @@ def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracking: Tracki
     return RunRecord(job["variant"], job["data"], job["seed"], run_directory, prepared, evaluation)
 
 
-def _baseline(prepared_directory: Path, splits: tuple[str, ...]) -> Baseline:
+def _baselines(prepared_directory: Path, splits: tuple[str, ...]) -> dict[str, Baseline]:
     """What a user would try first, on the very rows that the networks have, but uncut."""
     prepared = open_prepared(prepared_directory)
     read = [split for split in SPLITS if split == "train" or split in splits]
     inputs = uncut_rows(prepared, read)
     labels = {split: prepared.labels[prepared.rows(split)] for split in read}
     cache = runs_root() / "baselines"
-    return evaluate_baseline(prepared.kind, inputs, labels, prepared.task, prepared.classes, cache)
+    return {
+        name: evaluate_baseline(name, inputs, labels, prepared.task, prepared.classes, cache)
+        for name in BASELINES[prepared.kind]
+    }
 
 
 def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, Any], tracking: Tracking) -> None:
     """The report as artifacts; of each variant its best seed as a model; the champion of each data set.
 
-    An experiment that tunes registers no model: its variants are settings to choose from, not candidates to serve.
+    An experiment that tunes registers no model: its variants are settings to choose from, not candidates to serve. Nor
+    is a run whose weights lie on another machine: one line says which are missing.
     """
     tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
     tracking.report(experiment.name, [Path(file) for file in found["files"] if Path(file).is_file()], tags)
     if experiment.evaluate_on == "validation":
         return
+    missing: list[str] = []
     champions = {data: about["variant"] for data, about in found["metrics"]["champions"].items()}
     for name, about in found["metrics"]["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
         run_id = tracking.record(
             best.run_directory, best.evaluation_directory, {**best.job, "experiment": experiment.name}
         )
+        if not (best.run_directory / WEIGHTS).is_file():
+            missing.append(f"{name} seed {best.seed} ({best.run_directory / WEIGHTS})")
+            continue
         version = log_model(tracking, run_id, best.run_directory)
         if champions[best.data] == name:
             set_champion(tracking, best.data, version)
+    if missing:
+        say(f"weights are missing, so no model is registered and no attention shown of: {', '.join(missing)}")
 
 
 def _show_in_prefect(experiment: Experiment, found: dict[str, Any]) -> None:

@@ -4,42 +4,70 @@ The key is made of everything that the weights can depend on: the resolved param
 prepared arrays, the source that the run reaches (read by ``ast``: the model's file and training/, so that a new file
 in models/ retrains nothing), torch and its CUDA, the device, and the number of threads. Times, hosts and commits stay
 out of it.
+
+As a command, jobs to be trained on another machine:
+
+    REREAD_MACHINE=machine.json python -m tasks.jobs --experiment imdb [--variants han ...] [--seeds 0 1 ...]
+
+writes runs/KEY/job.json for each run that is not finished and prints the paths, one a line; what else must travel there
+stands on stderr.
 """
 
+import argparse
+import contextlib
 import functools
+import os
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import models
-from cuda_ext import library
+import training.machine
+from evaluation.baseline_names import BASELINES
 from preprocessing.manifest import Manifest
 from preprocessing.settings import settings_for
-from storage.errors import InputError
-from storage.files import content_key, sha256_file
+from storage.errors import InputError, command, refuse_unknown
+from storage.files import content_key, read_json, sha256_file, write_json
 from storage.prepared import DESCRIPTION
 from storage.source import source_digests
 from tasks.folders import runs_root
-from tasks.parameters import Experiment
+from tasks.parameters import Experiment, load_experiment, networks
+from tasks.preprocess import preprocess
 from training.settings import Settings as TrainingSettings
 
 
 @functools.cache
 def machine() -> dict[str, Any]:
-    """What of this machine the weights depend on: torch, CUDA, and the GPU's name or the CPU's instruction set.
+    """What of the machine that trains the weights depend on: this one, or the one in the file REREAD_MACHINE.
 
-    On a GPU also the kernels: their CUDA sources, or that there is no library of them that fits.
+    The file is what ``python -m training.machine`` printed there; InputError where it is not.
     """
-    if not torch.cuda.is_available():
-        return {"torch": torch.__version__, "cuda": None, "device": torch.backends.cpu.get_cpu_capability()}
-    return {
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "device": torch.cuda.get_device_name(),
-        "kernels": library.kernels(torch.device("cuda", torch.cuda.current_device())),
-    }
+    given = os.environ.get("REREAD_MACHINE")
+    return read_machine(Path(given)) if given else training.machine.machine()
+
+
+def elsewhere() -> bool:
+    """Whether jobs are made for another machine than this: then none is trained here."""
+    return machine() != training.machine.machine()
+
+
+def read_machine(path: Path) -> dict[str, Any]:
+    """The mapping that ``python -m training.machine`` wrote to ``path``."""
+    where = f"REREAD_MACHINE={path}"
+    hint = "write it on the machine that trains, by `python -m training.machine > machine.json`"
+    try:
+        found = read_json(path)
+    except (InputError, OSError) as error:
+        raise InputError(f"{where}: {error}; {hint}") from None
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in ("torch", "device")):
+        raise InputError(f"{where} does not name torch and device: {hint}")
+    refuse_unknown(found, ("torch", "cuda", "device", "kernels"), where)
+    of_a_gpu = all(isinstance(found.get(name), str) for name in ("cuda", "kernels"))
+    if not of_a_gpu and (found.get("cuda", "") is not None or "kernels" in found):
+        raise InputError(f"{where} has cuda and kernels neither of a GPU (both text) nor of a CPU (null, none): {hint}")
+    return found
 
 
 @functools.cache
@@ -94,12 +122,59 @@ def resolved_training(experiment: Experiment, variant_name: str) -> dict[str, An
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse an experiment with a wrong model, or a wrong setting of any kind, before anything is started."""
+    """Refuse an experiment with a wrong model, or a wrong setting of any kind, before anything is started.
+
+    A published data set that is not in data/ yet says of what kind it is when it is ingested.
+    """
     known = Manifest.load().datasets
     for data, settings in experiment.preprocessing.items():
-        # A published data set that is not in data/ yet says of what kind it is when it is ingested.
         if data in known:
             settings_for(known[data].kind, data, settings)
     for name in experiment.variants:
         resolved_network(experiment, name)
         resolved_training(experiment, name)
+    for pair in experiment.pairs:
+        data = next(experiment.variants[name].data for name in networks(pair))
+        if data in known:
+            there = (*experiment.variants, *BASELINES[known[data].kind])
+            refuse_unknown((pair["better"], pair["worse"]), there, f"pair '{pair['name']}' on {data}")
+
+
+def unfinished(experiment: Experiment, prepared: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """The jobs of the runs that are not trained; ``prepared``: the prepared folder of each data set."""
+    for variant in experiment.variants.values():
+        for seed in experiment.seeds:
+            job = make_job(experiment, variant.name, seed, Path(prepared[variant.data]))
+            if not (Path(job["run_directory"]) / "result.json").is_file():
+                yield job
+
+
+@command
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tasks.jobs", description="Write the jobs of an experiment that are not trained."
+    )
+    parser.add_argument("--experiment", default="default")
+    parser.add_argument("--variants", nargs="+")
+    parser.add_argument("--seeds", nargs="+", type=int)
+    arguments = parser.parse_args()
+    chosen = load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds)
+    machine()
+    check(chosen)
+    # On stdout stand the paths alone, for `python -m training $(...)`.
+    with contextlib.redirect_stdout(sys.stderr):
+        prepared = {data: preprocess.fn(chosen.name, data) for data in chosen.preprocessing}
+    jobs = list(unfinished(chosen, prepared))
+    for job in jobs:
+        path = Path(job["run_directory"]) / "job.json"
+        write_json(path, job)
+        print(path)
+    if jobs:
+        folders = ", ".join(dict.fromkeys(job["prepared"] for job in jobs))
+        print(f"{len(jobs)} jobs; beside them and the source travel: {folders}", file=sys.stderr)
+    else:
+        print("every run is finished: there is no job to write", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

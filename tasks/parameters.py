@@ -2,9 +2,15 @@
 
 The two files are the only source. An experiment lists its variants (a model, a data set, and what differs from
 the model's defaults), its seeds, and the rule by which its pairs are judged, all before anything runs.
+
+An experiment that tunes may name the one whose variants it tries (``tunes: imdb``), and a grid: each variant becomes
+one of every combination of the grid's values, as many for each, by the name han/learning_rate=0.01,dropout=0.5
+
+    grid: {training: {learning_rate: [0.01, 0.02]}, network: {dropout: [0.3, 0.5]}}
 """
 
 import copy
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +18,14 @@ from typing import Any
 
 import yaml
 
+from evaluation.baseline_names import BASELINE_TITLES
 from storage.errors import InputError, nearest, refuse_unknown
 
 PARAMETERS_FILE = Path("params.yaml")
 EXPERIMENTS = Path("experiments")
 EXPERIMENT_KEYS = {
     "title", "variants", "seeds", "parameters", "pairs", "smallest_effect", "alpha", "evaluate_on", "tuning",
+    "tunes", "grid",
 }  # fmt: skip
 VARIANT_KEYS = {"model", "data", "network", "training"}
 PAIR_KEYS = {"name", "claim", "source", "better", "worse", "metric"}
@@ -36,7 +44,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment, resolved and checked. ``preprocessing`` maps each data set used to its settings."""
+    """One experiment, resolved and checked. ``preprocessing`` maps each data set used to its settings.
+
+    ``trials`` maps each variant that a grid stood for to the variants that came of it; empty without a grid.
+    """
 
     name: str
     title: str
@@ -48,6 +59,7 @@ class Experiment:
     alpha: float
     evaluate_on: str
     tuning: dict[str, Any]
+    trials: dict[str, list[str]]
 
     def select(self, variants: Iterable[str] | None = None, seeds: Iterable[int] | None = None) -> "Experiment":
         """The same experiment with these variants and seeds alone; pairs that lose a side are left out."""
@@ -69,7 +81,12 @@ class Experiment:
                 "variants": kept,
                 "seeds": chosen,
                 "preprocessing": {name: value for name, value in self.preprocessing.items() if name in used},
-                "pairs": tuple(pair for pair in self.pairs if {pair["better"], pair["worse"]} <= set(kept)),
+                "pairs": tuple(pair for pair in self.pairs if set(networks(pair)) <= set(kept)),
+                "trials": {
+                    name: left
+                    for name, all_of_it in self.trials.items()
+                    if (left := [one for one in all_of_it if one in kept])
+                },
             }
         )
 
@@ -83,6 +100,11 @@ class Experiment:
             "pairs": [dict(pair) for pair in self.pairs],
             "variants": {name: copy.deepcopy(vars(variant)) for name, variant in self.variants.items()},
         }
+
+
+def networks(pair: Mapping[str, str]) -> list[str]:
+    """The variants of a pair: both of its sides, or the one that is no baseline."""
+    return [pair[side] for side in ("better", "worse") if pair[side] not in BASELINE_TITLES]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -119,8 +141,7 @@ def load_experiment(name: str, root: Path = Path()) -> Experiment:
     if name not in experiments(root):
         raise InputError(f"no experiment '{name}' in {EXPERIMENTS}/: {nearest(name, experiments(root))}")
     path = EXPERIMENTS / f"{name}.yaml"
-    given = read_yaml(root / path)
-    refuse_unknown(given, EXPERIMENT_KEYS, str(path))
+    given = _with_tuned_variants(read_yaml(root / path), path, root)
     for key in ("title", "variants", "seeds"):
         if not given.get(key):
             raise InputError(f"{path} has no '{key}': add it")
@@ -129,7 +150,12 @@ def load_experiment(name: str, root: Path = Path()) -> Experiment:
     parameters = merged(parameters, given.get("parameters") or {})
     refuse_unknown(parameters, ("preprocessing", "training", "models"), str(PARAMETERS_FILE))
 
-    variants = {key: _variant(key, value, parameters, path) for key, value in given["variants"].items()}
+    trials = {key: _trials(key, given.get("grid"), path) for key in given["variants"]} if given.get("grid") else {}
+    variants = {
+        trial: _variant(trial, merged(value, settings) if settings else value, parameters, path)
+        for key, value in given["variants"].items()
+        for trial, settings in (trials[key] if trials else {key: {}}).items()
+    }
     preprocessing = {
         variant.data: _section(parameters["preprocessing"], variant.data, f"{PARAMETERS_FILE}: preprocessing")
         for variant in variants.values()
@@ -145,9 +171,49 @@ def load_experiment(name: str, root: Path = Path()) -> Experiment:
         alpha=_number(given.get("alpha", 0.05), 0.0, 1.0, f"{path}: alpha"),
         evaluate_on=str(given.get("evaluate_on", "test")),
         tuning=dict(given.get("tuning") or {}),
+        trials={key: list(names) for key, names in trials.items()},
     )
     refuse_unknown([experiment.evaluate_on], ("test", "validation"), f"{path}: evaluate_on")
     return experiment.select()
+
+
+def _with_tuned_variants(given: dict[str, Any], path: Path, root: Path) -> dict[str, Any]:
+    """An experiment as its file has it; one that tunes another has that one's variants, and reads validation alone."""
+    refuse_unknown(given, EXPERIMENT_KEYS, str(path))
+    if "tunes" not in given:
+        return given
+    for key in ("variants", "pairs"):
+        if key in given:
+            raise InputError(f"{path}: an experiment that tunes another takes its variants: remove '{key}'")
+    if given.setdefault("evaluate_on", "validation") != "validation":
+        raise InputError(f"{path}: evaluate_on is '{given['evaluate_on']}': what tunes reads validation alone")
+    if given["tunes"] not in experiments(root):
+        raise InputError(
+            f"{path}: tunes: no experiment '{given['tunes']}': {nearest(given['tunes'], experiments(root))}"
+        )
+    tuned = read_yaml(root / EXPERIMENTS / f"{given['tunes']}.yaml")
+    parameters = merged(tuned.get("parameters") or {}, given.get("parameters") or {})
+    return {**given, "variants": tuned.get("variants"), "parameters": parameters}
+
+
+def _trials(name: str, grid: Any, path: Path) -> dict[str, dict[str, Any]]:
+    """By the name of each variant that ``name`` becomes, what differs in it: {"training": {"learning_rate": 0.01}}."""
+    where = f"{path}: grid"
+    if not isinstance(grid, Mapping):
+        raise InputError(f"{where} must be a mapping such as {{training: {{learning_rate: [0.01, 0.02]}}}}")
+    refuse_unknown(grid, ("network", "training"), where)
+    values = {(section, key): value for section, inner in grid.items() for key, value in inner.items()}
+    for (section, key), value in values.items():
+        if not isinstance(value, list) or not value or len(set(map(repr, value))) < len(value):
+            raise InputError(f"{where}.{section}.{key}: {value!r} is not a list of values, each of them once")
+    found = {}
+    for combination in itertools.product(*values.values()):
+        settings: dict[str, Any] = {}
+        for (section, key), value in zip(values, combination, strict=True):
+            settings.setdefault(section, {})[key] = value
+        said = ",".join(f"{key}={value}" for (_, key), value in zip(values, combination, strict=True))
+        found[f"{name}/{said}"] = settings
+    return found
 
 
 def _variant(name: str, given: Mapping[str, Any], parameters: Mapping[str, Any], path: Path) -> Variant:
@@ -155,6 +221,8 @@ def _variant(name: str, given: Mapping[str, Any], parameters: Mapping[str, Any],
     if not isinstance(given, Mapping):
         raise InputError(f"{where} must be a mapping such as {{model: han, data: docstrings}}")
     refuse_unknown(given, VARIANT_KEYS, where)
+    if name in BASELINE_TITLES:
+        raise InputError(f"{where} has the name of a baseline ({BASELINE_TITLES[name]}): give it another")
     for key in ("model", "data"):
         if key not in given:
             raise InputError(f"{where} has no '{key}': add it")
@@ -180,8 +248,11 @@ def _pair(given: Mapping[str, str], variants: Mapping[str, Variant], path: Path)
     for key in sorted(PAIR_KEYS):
         if key not in given:
             raise InputError(f"{where}: a pair has no '{key}': add it")
-    refuse_unknown([given["better"], given["worse"]], variants, where)
-    if variants[given["better"]].data != variants[given["worse"]].data:
+    sides = networks(given)
+    if not sides:
+        raise InputError(f"{where}: '{given['name']}' compares two baselines: name a variant on one side")
+    refuse_unknown(sides, variants, f"{where} (a side is a variant, or one of {', '.join(BASELINE_TITLES)})")
+    if len({variants[name].data for name in sides}) > 1:
         raise InputError(f"{where}: '{given['name']}' compares variants on two data sets: choose one data set")
     return dict(given)
 

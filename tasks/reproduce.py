@@ -15,10 +15,11 @@ from storage.errors import InputError
 from storage.files import file_lock, sha256_file
 from storage.prepared import DESCRIPTION
 from tasks.folders import runs_root
-from tasks.jobs import machine, source
+from tasks.jobs import source
 from tasks.parameters import experiments, load_experiment
 from tasks.runs import Run
 from tasks.worker import run_training
+from training.machine import machine
 
 FOLDER = ".reproduced"
 

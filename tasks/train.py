@@ -13,7 +13,7 @@ from typing import Any
 from storage.errors import InputError, command
 from storage.files import file_lock, read_json
 from tasks.folders import run_lock
-from tasks.jobs import check, make_job
+from tasks.jobs import check, elsewhere, make_job
 from tasks.parameters import load_experiment
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
@@ -44,12 +44,17 @@ def train(experiment: str, variant: str, seed: int, prepared: str, fresh: bool =
     run_directory = Path(job["run_directory"])
     # Another process may train the very same run (a deployment beside `dvc repro`): it is trained once.
     with file_lock(run_lock(job["run_key"])):
-        if fresh and run_directory.exists():
+        if fresh and run_directory.exists() and not elsewhere():
             shutil.rmtree(run_directory)
         if (run_directory / "result.json").is_file():
             open_tracking().record(run_directory, job=job)
             say(f"{_summary(job)} (finished before, {run_directory})")
             return str(run_directory)
+        if elsewhere():
+            raise InputError(
+                f"{variant} seed {seed} is not trained, and REREAD_MACHINE names another machine than this: "
+                f"`python -m tasks.jobs --experiment {experiment}` writes the jobs to train there"
+            )
         _train(job)
     return str(run_directory)
 

@@ -18,7 +18,7 @@ from typing import Annotated
 import torch
 from torch import nn
 
-from models.checked import Between, Checked
+from storage.checked import Between, Checked
 
 KIND = "text"
 

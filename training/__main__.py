@@ -1,12 +1,15 @@
-"""Train one network with one seed:  python -m training JOB.json [--events]
+"""Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events]
 
-A run that is finished (it has a result.json) returns at once, one that was killed goes on after its last whole epoch.
-Exit code 0: finished; 2: bad input or a non-finite loss, one line on stderr; 143: stopped by SIGTERM, can be resumed.
+A run that is finished (it has a result.json) is passed over, one that was killed goes on after its last whole epoch.
+When one of several fails, the others are trained still. Exit code 0: all finished; 2: bad input or a non-finite loss,
+one line on stderr for each; 1: a failure of another kind among them; 143: stopped by SIGTERM, can be resumed.
 """
 
 import argparse
+import gc
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 from storage.errors import InputError, command
@@ -16,15 +19,37 @@ from training.settings import Job
 
 
 @command
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m training", description="Train one network with one seed.")
-    parser.add_argument("job", type=Path, help="the job file (JSON)")
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m training", description="Train networks, each with one seed, one after the other."
+    )
+    parser.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="a job file (JSON)")
     parser.add_argument("--events", action="store_true", help="one JSON object a line on stdout")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    codes = [attempt(path, options.events) for path in options.jobs]
+    return min((code for code in codes if code), default=0)
 
-    job = Job.read(options.job)
-    progress = Progress(job, options.events)
+
+def attempt(path: Path, events: bool) -> int:
+    """Train the job of a file, or find it trained; a failure is told on stderr and is the exit code."""
+    try:
+        train(path, events)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        free_memory()
+    return 0
+
+
+def train(path: Path, events: bool) -> None:
+    job = Job.read(path)
+    given = read_json(path)
+    progress = Progress(job, events)
     result_file = job.run_directory / "result.json"
     try:
         if result_file.is_file():
@@ -32,7 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             from training.run import run  # torch takes two seconds, and a finished run does without
 
-            result = run(job, read_json(options.job), progress)
+            warn_of_another_machine(path, given)
+            result = run(job, given, progress)
     except SystemExit:
         progress.failed("stopped by SIGTERM; run the same command again to go on")
         raise
@@ -43,6 +69,26 @@ def main(arguments: list[str] | None = None) -> None:
         progress.failed(f"{type(error).__name__}: {error}")
         raise
     progress.finished(result)
+
+
+def warn_of_another_machine(path: Path, given: dict) -> None:
+    """The job's key names the machine that it was made for: on another one the weights may be others."""
+    from training.machine import machine
+
+    meant, here = given.get("machine"), machine()
+    if meant is None or meant == here:
+        return
+    names = [name for name in {**meant, **here} if meant.get(name) != here.get(name)]
+    said = ", ".join(f"{name} {meant.get(name)} and not {here.get(name)}" for name in names)
+    print(f"warning: {path} was made for another machine ({said})", file=sys.stderr, flush=True)
+
+
+def free_memory() -> None:
+    """Give back what a job held of the GPU: others may share it, and the next job begins with all of it."""
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

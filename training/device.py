@@ -2,9 +2,13 @@
 
 One job has one GPU: the first that is free by a lock on .locks/gpu-UUID.lock, which the kernel frees however the
 process ends. The UUID, because a GPU's number changes with CUDA_VISIBLE_DEVICES. Without a GPU, the CPU.
+
+A small network leaves a large GPU idle: REREAD_RUNS_A_GPU=N lets N processes share each, by N locks. What they compute
+is the same; the pace of each is not.
 """
 
 import contextlib
+import itertools
 import os
 import platform
 import socket
@@ -27,14 +31,19 @@ LOCKS = Path(".locks")
 
 @contextlib.contextmanager
 def claimed() -> Iterator[torch.device]:
-    """The device of this job, held while the block runs. Waits while other jobs have every visible GPU."""
+    """The device of this job, held while the block runs. Waits while other jobs have every visible GPU.
+
+    Jobs spread: no GPU has a second one while another has none. InputError for a wrong REREAD_RUNS_A_GPU.
+    """
+    places = runs_a_gpu()
     if not torch.cuda.is_available():
         yield torch.device("cpu")
         return
     told = False
     while True:
-        for index in range(torch.cuda.device_count()):
-            name = f"gpu-{torch.cuda.get_device_properties(index).uuid}.lock"
+        for place, index in itertools.product(range(places), range(torch.cuda.device_count())):
+            uuid = torch.cuda.get_device_properties(index).uuid
+            name = f"gpu-{uuid}-{place}.lock" if place else f"gpu-{uuid}.lock"
             with file_lock(LOCKS / name, blocking=False) as free:
                 if free:
                     torch.cuda.set_device(index)
@@ -46,14 +55,22 @@ def claimed() -> Iterator[torch.device]:
         time.sleep(0.5)
 
 
+def runs_a_gpu() -> int:
+    """How many jobs share a GPU: REREAD_RUNS_A_GPU, or 1."""
+    given = os.environ.get("REREAD_RUNS_A_GPU", "1")
+    if not given.isdigit() or int(given) == 0:
+        raise InputError(f"REREAD_RUNS_A_GPU={given} is not a number of runs: give a whole number from 1 up")
+    return int(given)
+
+
 def configure(settings: Settings) -> None:
     """Threads and determinism, for the whole process. Before the first work on a GPU."""
     torch.set_num_threads(settings.threads)
     if torch.get_num_interop_threads() != 1:  # may be set once in a process
         torch.set_num_interop_threads(1)
     deterministic = settings.deterministic or not torch.cuda.is_available()
-    if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # cuBLAS reads it once a process, and a later job of this one may be deterministic.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
     # Filling fresh memory finds reads of it before it is written; ours are none, and it costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -83,6 +100,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda if gpu else None,
         "cudnn": torch.backends.cudnn.version() if gpu else None,
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
+        "runs_a_gpu": runs_a_gpu() if gpu else None,
         "driver": driver.read_text().splitlines()[0] if gpu and driver.is_file() else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),

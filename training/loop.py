@@ -11,6 +11,7 @@ import torch
 
 import models
 from models import feeding
+from models.layers.embedding import begin_with_prepared_vectors
 from storage.errors import InputError
 from storage.files import write_text
 from storage.prepared import Prepared
@@ -28,7 +29,9 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
     """Train to the end, from the last checkpoint if there is one: the network as it last was, and the final state."""
     settings = job.training
     draw_from(job.seed, epoch=0)
-    network = models.build(job.model, job.network, prepared.description).to(device)
+    network = models.build(job.model, job.network, prepared.description)
+    begin_with_prepared_vectors(network, prepared)
+    network.to(device)
     optimiser = make_optimiser(network, settings)
     step = Step(network, optimiser, settings, device)
     checkpoint = Checkpoint(job.run_directory, network, optimiser, step.scaler)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from models.checked import Between, Checked
+from storage.checked import Between, Checked
 from storage.errors import InputError
 from storage.files import read_json
 

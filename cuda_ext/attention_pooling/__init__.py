@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cuda_ext.library import kernel
-from cuda_ext.operation import define
+from cuda_ext.operation import define, in_autocast, parameters_in_autocast
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # The widest states and projection.
@@ -276,12 +276,9 @@ def _cast(
     device: str, states: Tensor, bounds: Tensor, ragged: bool, weight: Tensor, bias: Tensor, context: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Autocast: states as a linear layer casts them; the kernels round float32 parameters themselves."""
-    if states.dtype != torch.float64:
-        wanted = torch.get_autocast_dtype(device)
-        states = states.to(wanted)
-        if {weight.dtype, bias.dtype, context.dtype} != {torch.float32}:
-            weight, bias, context = (tensor.to(wanted) for tensor in (weight, bias, context))
-    return torch.ops.cuda_ext.attention_pooling(states, bounds, ragged, weight, bias, context)
+    (states,) = in_autocast(device, states)
+    parameters = parameters_in_autocast(device, states, weight, bias, context)
+    return torch.ops.cuda_ext.attention_pooling(states, bounds, ragged, *parameters)
 
 
 define(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cuda_ext.library import kernel as compiled
-from cuda_ext.operation import define
+from cuda_ext.operation import define, in_autocast
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SIZES = tuple(range(3, 32, 2))
@@ -205,9 +205,7 @@ def _filter_gradient_backward(ctx: object, change: Tensor) -> tuple[Tensor | Non
 
 def _cast(device: str, images: Tensor, weight: Tensor, padding: str, kernel: str) -> Tensor:
     """Autocast: to its dtype, as for PyTorch's own convolutions; float64 stays."""
-    dtype = torch.get_autocast_dtype(device)
-    images, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (images, weight))
-    return torch.ops.cuda_ext.conv2d(images, weight, padding, kernel)
+    return torch.ops.cuda_ext.conv2d(*in_autocast(device, images, weight), padding, kernel)
 
 
 define(

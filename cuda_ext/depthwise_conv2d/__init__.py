@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cuda_ext.library import kernel
-from cuda_ext.operation import define
+from cuda_ext.operation import define, in_autocast
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # What stands beyond the image's edge, by the number that the kernels take, and functional.pad's name for it.
@@ -118,9 +118,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
 
 def _cast(device: str, x: Tensor, weight: Tensor, padding: str) -> Tensor:
     """Autocast: as PyTorch's convolutions do, in autocast's dtype; float64 stays."""
-    dtype = torch.get_autocast_dtype(device)
-    x, weight = (t if t.dtype == torch.float64 or not t.is_floating_point() else t.to(dtype) for t in (x, weight))
-    return torch.ops.cuda_ext.depthwise_conv2d(x, weight, padding)
+    return torch.ops.cuda_ext.depthwise_conv2d(*in_autocast(device, x, weight), padding)
 
 
 def _check_backward(gradient: Tensor, x: Tensor, weight: Tensor, padding: str) -> None:

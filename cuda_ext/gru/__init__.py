@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ext.library import kernel
-from cuda_ext.operation import define
+from cuda_ext.operation import define, in_autocast, parameters_in_autocast
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # The recurrent weights of one direction must fit in the registers of one block.
@@ -438,12 +438,8 @@ def reference_backward(
 
 def _cast(device: str, x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
     """Autocast: x takes its dtype; parameters of float32 are rounded where they multiply, others take it as well."""
-    dtype = torch.get_autocast_dtype(device)
-    if x.dtype != torch.float64:
-        x = x.to(dtype)
-        if any(tensor is not None and tensor.dtype not in (dtype, torch.float32) for tensor in given):
-            given = tuple(None if tensor is None else tensor.to(dtype) for tensor in given)
-    return torch.ops.cuda_ext.gru(x, limits, keep, *given)
+    (x,) = in_autocast(device, x)
+    return torch.ops.cuda_ext.gru(x, limits, keep, *parameters_in_autocast(device, x, *given))
 
 
 define(

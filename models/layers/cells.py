@@ -110,7 +110,13 @@ class Recurrence(nn.Module):
         return Gates(*(part * real for part in found))
 
     def steps(self, x: Tensor, state: Tensor | None = None) -> list[Step]:
-        """Every step over x float [N, T, I]; a state is the very tensor that the next step reads."""
+        """Every step over x float [N, T, I]; a state is the very tensor that the next step reads.
+
+        Autocast changes nothing here: rounded to half precision after each step, a state would forget.
+        """
+        if torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return self.steps(x.to(self.weight_ih_l0.dtype), state)
         state = x.new_zeros(x.shape[0], self.units) if state is None else state
         found = []
         for from_input in functional.linear(x, self.weight_ih_l0, self.bias_ih_l0).unbind(1):

@@ -1,9 +1,17 @@
-"""Word vectors trained from nothing on a small corpus."""
+"""Word vectors, what they begin as, and the dropout of whole words."""
+
+from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from storage.errors import InputError
+from storage.prepared import Prepared
+
+PADDING, UNKNOWN = 0, 1
 DEVIATION = 0.1
+# Drawn at random, or word2vec's of the training split, which preprocessing makes where it is told to. Both are trained.
+Vectors = Literal["random", "word2vec"]
 
 
 class WordEmbedding(nn.Embedding):
@@ -13,10 +21,58 @@ class WordEmbedding(nn.Embedding):
     with, which at 1 is louder than what is learnt.
     """
 
-    def __init__(self, vocabulary_size: int, width: int) -> None:
-        super().__init__(vocabulary_size, width, padding_idx=0)
+    def __init__(self, vocabulary_size: int, width: int, vectors: Vectors = "random") -> None:
+        """vectors: ``word2vec`` asks ``begin_with_prepared_vectors`` for the data set's."""
+        super().__init__(vocabulary_size, width, padding_idx=PADDING)
+        self.vectors = vectors
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=DEVIATION)
         with torch.no_grad():
-            self.weight[0].zero_()
+            self.weight[PADDING].zero_()
+
+
+class WordDropout(nn.Module):
+    """In training each word becomes the unknown word with a probability, so that no one word is relied on.
+
+    Sources: Iyyer et al., Deep Unordered Composition Rivals Syntactic Methods for Text Classification, 2015, leave
+    words out; Bowman et al., Generating Sentences from a Continuous Space, 2016, make them unknown, as here.
+    """
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens int of any shape -> the same with words of 1 in place of some; padding stays."""
+        if not self.training or self.probability == 0:
+            return tokens
+        dropped = torch.rand(tokens.shape, device=tokens.device) < self.probability
+        return tokens.masked_fill(dropped & (tokens != PADDING), UNKNOWN)
+
+    def extra_repr(self) -> str:
+        return f"{self.probability}"
+
+
+def begin_with_prepared_vectors(network: nn.Module, prepared: Prepared) -> None:
+    """Copy ``prepared``'s word vectors (float32 [V, D]) into every embedding that asks for them, before training.
+
+    InputError where the data set has none, or of another width than the network's.
+    """
+    for embedding in network.modules():
+        if not isinstance(embedding, WordEmbedding) or embedding.vectors == "random":
+            continue
+        name = prepared.description["name"]
+        if "word_vectors" not in prepared.arrays:
+            raise InputError(
+                f"word_vectors is word2vec, and {name} was prepared without: set preprocessing.{name}.word_vectors"
+            )
+        vectors = torch.tensor(prepared.arrays["word_vectors"])
+        if vectors.shape[1] != embedding.embedding_dim:
+            raise InputError(
+                f"embedding is {embedding.embedding_dim}, and the word vectors of {name} have "
+                f"{vectors.shape[1]} numbers: set embedding or preprocessing.{name}.word_vectors.size to the other"
+            )
+        with torch.no_grad():
+            embedding.weight.copy_(vectors)
+            embedding.weight[PADDING].zero_()

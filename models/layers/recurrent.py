@@ -23,7 +23,9 @@ def reverse_by_length(x: Tensor, lengths: Tensor) -> Tensor:
     step = torch.arange(x.shape[1], device=x.device)
     length = lengths.unsqueeze(-1).long()
     source = torch.where(step < length, length - 1 - step, step)
-    return x.gather(1, source.unsqueeze(-1).expand_as(x))
+    row = torch.arange(x.shape[0], device=x.device).unsqueeze(-1)
+    # Whole steps by their number: the gradient of a gather sorts every number of x on a GPU.
+    return x.flatten(0, 1).index_select(0, (row * x.shape[1] + source).flatten()).view_as(x)
 
 
 class BidirectionalGRU(nn.Module):

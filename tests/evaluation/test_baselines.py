@@ -2,10 +2,15 @@
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 from sklearn.datasets import load_digits
+from sklearn.svm import LinearSVC
 
 from evaluation import baselines
-from evaluation.baselines import IMAGE_GRID, TEXT_GRID, evaluate_baseline
+from evaluation.baseline_names import BASELINE_TITLES, BASELINES
+from evaluation.baselines import GRIDS, evaluate_baseline
+from evaluation.metrics import row_losses
+from evaluation.nb_svm import NbSvm, bigram_features, one_against_the_rest
 from storage.errors import InputError
 
 
@@ -27,15 +32,69 @@ EDGES = ((0, 90), (90, 130), (130, 200))
 LABELS = np.random.default_rng(1).integers(0, 3, 200)
 
 
-def test_text():
+@pytest.mark.parametrize("name", BASELINES["text"])
+def test_text(name):
     texts = texts_of(LABELS)
-    found = evaluate_baseline(
-        "text", split_of(texts, *EDGES), split_of(LABELS, *EDGES), "single-label", ["a", "b", "c"]
-    )
+    found = evaluate_baseline(name, split_of(texts, *EDGES), split_of(LABELS, *EDGES), "single-label", ["a", "b", "c"])
     assert found.metrics["test"]["accuracy"] > 0.9 and found.metrics["test"]["rows"] == 70
-    assert found.probabilities["test"].shape == (70, 3)
-    assert list(found.grid) == [f"{strength:g}" for strength in TEXT_GRID] and found.chosen in TEXT_GRID
+    assert found.probabilities["test"].shape == (70, 3) and found.name == BASELINE_TITLES[name]
+    assert found.probabilities["test"].sum(axis=1) == pytest.approx(1, abs=1e-6)
+    assert list(found.grid) == [f"{strength:g}" for strength in GRIDS[name]] and found.chosen in GRIDS[name]
     assert found.grid[f"{found.chosen:g}"] == max(found.grid.values())
+
+
+def test_each_baseline_has_as_many_trials():
+    assert set(GRIDS) == set(BASELINE_TITLES) == {name for names in BASELINES.values() for name in names}
+    assert {len(set(grid)) for grid in GRIDS.values()} == {8}
+
+
+def test_nb_svm_is_the_one_of_the_paper():
+    """Word for word from section 2.3, with sets of words and loops over them."""
+    documents = [("good film .", True), ("good , good .", True), ("bad film .", False), ("bad", False), ("film", True)]
+    found = bigram_features({"train": [text for text, _ in documents], "test": ["good bad good unheard"]})
+
+    def grams(text):
+        words = text.split()
+        return {*words, *(f"{a} {b}" for a, b in zip(words, words[1:], strict=False))}
+
+    vocabulary = sorted({gram for text, _ in documents for gram in grams(text)})
+    f = np.array([[gram in grams(text) for gram in vocabulary] for text, _ in documents], float)
+    assert (found["train"].toarray() == f).all()
+    assert found["test"].toarray().tolist() == [[float(gram in ("good", "bad")) for gram in vocabulary]]
+    positive = np.array([label for _, label in documents])
+    p = [1 + sum(f[row, column] for row in (0, 1, 4)) for column in range(len(vocabulary))]
+    q = [1 + sum(f[row, column] for row in (2, 3)) for column in range(len(vocabulary))]
+    r = np.log(np.array(p) / sum(p)) - np.log(np.array(q) / sum(q))
+    machine = LinearSVC(C=0.5, loss="squared_hinge", dual=False).fit(f * r, positive)
+    w = 0.75 * np.mean(np.abs(machine.coef_[0])) + 0.25 * machine.coef_[0]
+    weights, intercept = one_against_the_rest(found["train"], positive, 0.5)
+    assert weights == pytest.approx(r * w, abs=1e-3) and intercept == pytest.approx(machine.intercept_[0], abs=1e-3)
+
+
+def test_nb_svm_turns_scores_into_probabilities_by_one_temperature():
+    # Every fourth label is wrong: sure of itself it would be punished.
+    labels = np.where(np.arange(200) % 4, LABELS, (LABELS + 1) % 3)
+    inputs, labels = split_of(texts_of(LABELS), *EDGES), split_of(labels, *EDGES)
+    found = evaluate_baseline("nb-svm", inputs, labels, "single-label", list("abc"))
+    features = bigram_features(inputs)
+    machine = NbSvm.fit(features["train"], labels["train"], 3, "single-label", found.chosen)
+    scores = {split: machine.scores(features[split]) for split in ("validation", "test")}
+    expected = softmax(scores["test"] / found.temperature, axis=1)
+    assert found.probabilities["test"] == pytest.approx(expected, abs=1e-6)
+
+    def loss(temperature):
+        return row_losses(softmax(scores["validation"] / temperature, axis=1), labels["validation"]).mean()
+
+    assert loss(found.temperature) < min(loss(found.temperature * 1.2), loss(found.temperature / 1.2))
+
+
+def test_two_classes_are_one_problem():
+    labels = LABELS == 1
+    features = bigram_features({"train": texts_of(LABELS)})["train"]
+    machine = NbSvm.fit(features, labels.astype(int), 2, "single-label", 0.1)
+    scores = machine.scores(features)
+    assert machine.parameters == features.shape[1] + 1
+    assert (scores[:, 0] == -scores[:, 1]).all() and ((scores[:, 1] > 0) == labels).mean() > 0.95
 
 
 def test_images_reach_what_a_linear_model_can():
@@ -43,15 +102,16 @@ def test_images_reach_what_a_linear_model_can():
     images = digits.images.astype(np.uint8)[..., None]
     edges = ((0, 1000), (1000, 1300), (1300, 1797))
     found = evaluate_baseline(
-        "image", split_of(images, *edges), split_of(digits.target, *edges), "single-label", list("0123456789")
+        "linear", split_of(images, *edges), split_of(digits.target, *edges), "single-label", list("0123456789")
     )
-    assert found.metrics["validation"]["accuracy"] > 0.9 and len(found.grid) == len(IMAGE_GRID)
+    assert found.metrics["validation"]["accuracy"] > 0.9 and found.temperature is None
 
 
-def test_several_labels_one_of_them_never_there():
+@pytest.mark.parametrize("name", BASELINES["text"])
+def test_several_labels_one_of_them_never_there(name):
     labels = np.stack([LABELS == 0, LABELS != 1, np.zeros(200)], axis=1).astype(np.uint8)
     found = evaluate_baseline(
-        "text",
+        name,
         split_of(texts_of(LABELS), *EDGES),
         split_of(labels, *EDGES),
         "multi-label",
@@ -60,42 +120,52 @@ def test_several_labels_one_of_them_never_there():
     assert found.metrics["test"]["macro_auroc"] > 0.9 and (found.probabilities["test"][:, 2] == 0).all()
 
 
-def test_a_class_without_training_rows_gets_probability_zero():
+@pytest.mark.parametrize("name", BASELINES["text"])
+def test_a_class_without_training_rows_gets_probability_zero(name):
     labels = LABELS.copy()
     labels[:90][labels[:90] == 2] = 0
     found = evaluate_baseline(
-        "text", split_of(texts_of(LABELS), *EDGES), split_of(labels, *EDGES), "single-label", ["a", "b", "c"]
+        name, split_of(texts_of(LABELS), *EDGES), split_of(labels, *EDGES), "single-label", ["a", "b", "c"]
     )
     assert (found.probabilities["test"][:, 2] == 0).all() and np.isfinite(found.metrics["test"]["loss"])
 
 
 def test_found_again_by_content(tmp_path, monkeypatch):
     arguments = (split_of(texts_of(LABELS), *EDGES), split_of(LABELS, *EDGES), "single-label", ["a", "b", "c"])
-    first = evaluate_baseline("text", *arguments, cache=tmp_path)
+    first = evaluate_baseline("nb-svm", *arguments, cache=tmp_path)
     monkeypatch.setattr(baselines, "_fit", lambda *_: pytest.fail("fitted again"))
-    second = evaluate_baseline("text", *arguments, cache=tmp_path)
-    assert first.metrics == second.metrics and first.grid == second.grid
+    second = evaluate_baseline("nb-svm", *arguments, cache=tmp_path)
+    assert first.metrics == second.metrics and first.grid == second.grid and first.temperature == second.temperature
     assert (first.probabilities["test"] == second.probabilities["test"]).all()
     monkeypatch.undo()
     arguments[0]["train"][0] += " another"
-    evaluate_baseline("text", *arguments, cache=tmp_path)
+    evaluate_baseline("nb-svm", *arguments, cache=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_test_split_that_is_not_given_is_not_measured():
     inputs, labels = split_of(texts_of(LABELS), *EDGES), split_of(LABELS, *EDGES)
     del inputs["test"]
-    assert set(evaluate_baseline("text", inputs, labels, "single-label", list("abc")).metrics) == {"validation"}
+    assert set(evaluate_baseline("tf-idf", inputs, labels, "single-label", list("abc")).metrics) == {"validation"}
 
 
-def test_nothing_to_learn_from_is_refused():
-    with pytest.raises(InputError, match="no word stands in two"):
+@pytest.mark.parametrize(
+    ("name", "texts", "said"),
+    [("tf-idf", ["one", "two"], "no word stands in two"), ("nb-svm", ["", " "], "no training document has a word")],
+)
+def test_nothing_to_learn_from_is_refused(name, texts, said):
+    with pytest.raises(InputError, match=said):
         evaluate_baseline(
-            "text",
-            {"train": ["one", "two"], "validation": ["three"]},
+            name,
+            {"train": texts, "validation": ["three"]},
             {"train": np.array([0, 1]), "validation": np.array([0])},
             "single-label",
             ["a", "b"],
         )
     with pytest.raises(InputError, match="validation split"):
-        evaluate_baseline("text", {"train": ["a"], "validation": []}, {}, "single-label", ["a", "b"])
+        evaluate_baseline(name, {"train": ["a"], "validation": []}, {}, "single-label", ["a", "b"])
+
+
+def test_a_baseline_that_is_none():
+    with pytest.raises(InputError, match="did you mean 'nb-svm'"):
+        evaluate_baseline("nbsvm", {}, {}, "single-label", ["a", "b"])

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from dvc_render.vega import VegaRenderer
 from rich.console import Console
 
 from evaluation.baselines import Baseline
+from evaluation.bootstrap import two_way
 from evaluation.metrics import split_metrics
 from evaluation.page import TEMPLATES
-from evaluation.report import evaluate_experiment
+from evaluation.report import evaluate_experiment, judge_experiment
 from evaluation.terminal import terminal_table
 from storage.errors import InputError
 from storage.files import read_json
@@ -58,22 +60,27 @@ def texts(tools, tmp_path, text_data):
     return experiment_of(variants, [("han", "flat", "accuracy")]), records
 
 
-def baseline_of(tools, data) -> Baseline:
+def baseline_of(tools, data, skill: float = 2.0) -> Baseline:
     prepared = open_prepared(data)
     probabilities, metrics = {}, {}
     for split in ("validation", "test"):
         labels = np.array(prepared.labels[prepared.rows(split)])
         rng = np.random.default_rng(0)
-        probabilities[split] = tools["invented_probabilities"](labels, len(prepared.classes), 2.0, rng)
+        probabilities[split] = tools["invented_probabilities"](labels, len(prepared.classes), skill, rng)
         metrics[split] = split_metrics(probabilities[split], labels, prepared.task, prepared.classes)
-    return Baseline("TF-IDF + logistic regression", {"1": 0.8}, 1.0, 99, metrics, probabilities)
+    return Baseline("TF-IDF + logistic regression", {"1": 0.8}, 1.0, None, 99, metrics, probabilities)
 
 
 def test_the_whole_report(tools, tmp_path, texts, text_data):
     experiment, records = texts
     destination = tmp_path / "reports" / "trial"
     found = evaluate_experiment(
-        experiment, records, {"corpus": baseline_of(tools, text_data)}, destination, "make run", {"torch": "2.13.0"}
+        experiment,
+        records,
+        {"corpus": {"tf-idf": baseline_of(tools, text_data)}},
+        destination,
+        "make run",
+        {"torch": "2.13.0"},
     )
     assert sorted(path.name for path in destination.iterdir()) == [
         "attention.html", "calibration-corpus.png", "calibration.csv", "confusion-corpus.png", "confusion.csv",
@@ -100,9 +107,44 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
     assert verdict["verdict"] == "holds" and verdict["p"] == 2 / 64
 
 
+def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools, tmp_path, texts, text_data):
+    experiment, records = texts
+    svm = replace(baseline_of(tools, text_data, skill=0.5), name="NB-SVM", temperature=0.25)
+    experiment = experiment_of(experiment["variants"], [("han", "nb-svm", "accuracy")])
+    found = evaluate_experiment(experiment, records, {"corpus": {"nb-svm": svm}}, tmp_path / "trial")
+    (verdict,) = found["verdicts"]
+    han, flat = (found["metrics"]["variants"][name]["seeds"] for name in ("han", "flat"))
+    expected = [han[str(seed)]["test"]["accuracy"] - svm.metrics["test"]["accuracy"] for seed in SEEDS]
+    assert verdict["differences"] == pytest.approx(expected) and verdict["verdict"] == "holds"
+    assert verdict["baseline"] == "nb-svm"
+    # The bootstrap over seeds and items is the one of the network's seeds against as many copies of the baseline.
+    of_seeds = [record.probabilities("test") for record in records if record.variant == "han"]
+    labels = records[0].labels("test")
+    by_hand = two_way(of_seeds, [svm.probabilities["test"]] * 6, labels, "single-label", "accuracy").interval
+    both = verdict["over_seeds_and_items"]
+    assert (both["low"], both["high"]) == pytest.approx((by_hand.low, by_hand.high), abs=1e-9)
+    assert both["low"] < verdict["over_seeds"]["low"]
+    page = (tmp_path / "trial" / "report.html").read_text()
+    assert page.count("nb-svm has no seeds: each seed of the network is compared with its one figure") == 1
+    assert "A baseline has no seeds" in page and "by one temperature, also chosen on validation: 0.25" in page
+    assert "nb-svm" in (tmp_path / "trial" / "differences.csv").read_text()
+
+    # The other way round, and of a loss, of which less is better.
+    turned = experiment_of(experiment["variants"], [("nb-svm", "flat", "loss")])
+    (verdict,) = judge_experiment(turned, records, {"corpus": {"nb-svm": svm}}, "test")
+    expected = [flat[str(seed)]["test"]["loss"] - svm.metrics["test"]["loss"] for seed in SEEDS]
+    assert verdict.differences == pytest.approx(expected)
+    # A network that has not run, a baseline that the data set does not have.
+    kept = [record for record in records if record.variant == "han"]
+    (verdict,) = judge_experiment(turned, kept, {"corpus": {"nb-svm": svm}}, "test")
+    assert verdict.sentence == "Not measured: flat has no seed that has finished."
+    with pytest.raises(InputError, match="unknown name 'nb-svm' in pair 'han nb-svm': the baselines of corpus"):
+        judge_experiment(experiment, records, {"corpus": {"tf-idf": svm}}, "test")
+
+
 def test_the_page_is_escaped_self_contained_and_opens_with_the_verdicts(tools, tmp_path, texts, text_data):
     experiment, records = texts
-    baselines = {"corpus": baseline_of(tools, text_data)}
+    baselines = {"corpus": {"tf-idf": baseline_of(tools, text_data)}}
     evaluate_experiment(experiment, records, baselines, tmp_path / "trial", "make run", {"torch": "2.13.0<b>"})
     page = (tmp_path / "trial" / "report.html").read_text()
     assert "<script" not in page and "&lt;script&gt;hierarchy" in page and "2.13.0&lt;b&gt;" in page
@@ -150,7 +192,7 @@ def test_several_labels(tools, tmp_path):
         for name, skill in (("relu", 1.0), ("swish", 1.1))
     ]
     experiment = experiment_of(variants, [("swish", "relu", "macro_auroc")])
-    found = evaluate_experiment(experiment, records, {"xray": baseline_of(tools, data)}, tmp_path / "trial")
+    found = evaluate_experiment(experiment, records, {"xray": {"linear": baseline_of(tools, data)}}, tmp_path / "trial")
     swish = found["metrics"]["variants"]["swish"]
     assert swish["score"] == "macro_auroc" and set(swish["test"]["auroc"]) == {"a", "b", "c"}
     assert found["verdicts"][0]["resamples"] == 2_000 and "accuracy" not in swish["test"]
@@ -177,7 +219,9 @@ def test_a_perfect_score_is_flagged(tools, tmp_path, image_data):
 
 def test_the_terminal_table(tools, tmp_path, texts, text_data):
     experiment, records = texts
-    found = evaluate_experiment(experiment, records, {"corpus": baseline_of(tools, text_data)}, tmp_path / "trial")
+    found = evaluate_experiment(
+        experiment, records, {"corpus": {"tf-idf": baseline_of(tools, text_data)}}, tmp_path / "trial"
+    )
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(terminal_table(found["metrics"], found["verdicts"]))
     text = console.export_text()

@@ -24,7 +24,7 @@ def text() -> Prepared:
         "sentence_counts": sentence_counts,
         "labels": labels,
     }
-    return prepared("text", arrays, 3, {"vocabulary_size": 40})
+    return prepared("text", arrays, 3, {"vocabulary_size": 40, "lengths": {"words": {"kept": words}}})
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ def prepared(model, request):
 
 
 def test_the_networks_are_found_by_their_files():
-    assert {"densenet", "gru_flat", "han"} <= set(models.available())
+    assert {"densenet", "gru_flat", "han", "word_average"} <= set(models.available())
     assert not {"feeding", "checked", "layers"} & set(models.available())
 
 
@@ -51,6 +51,10 @@ def test_the_names_are_known_without_torch():
         ("han", {"dropout": "1e-1"}, "write 1.0e-3"),
         ("han", {"dropout": float("nan")}, "dropout is nan"),
         ("gru_flat", {"summary": "lst"}, "summary is 'lst': did you mean 'last'?"),
+        ("han", {"pooling": "maximum"}, "pooling is 'maximum': did you mean 'max'?"),
+        ("han", {"cell": "lstm"}, "cell is 'lstm'"),
+        ("han", {"word_vectors": "glove"}, "word_vectors is 'glove': choose from: random, word2vec"),
+        ("word_average", {"word_dropout": 1.0}, "word_dropout is 1.0: it must lie between 0 and 0.95"),
         ("densenet", {"activation": "swish_beta"}, "did you mean 'swish-beta'?"),
     ],
 )
@@ -85,20 +89,27 @@ def test_the_debug_size_trains_a_step(model, prepared):
     assert loss() < before
 
 
+EXPORTED = [
+    *((model, {}) for model in models.available()),
+    ("densenet", {"activation": "swish-beta"}),
+    ("densenet_imagenet", {"activation": "swish-beta"}),
+    ("han", {"pooling": "mean", "cell": "rnn", "word_dropout": 0.1}),
+    ("han", {"pooling": "max", "cell": "minimal"}),
+    ("gru_flat", {"summary": "attention"}),
+]
+
+
 @pytest.mark.filterwarnings("ignore:.*_flat_weights.* assigned during export:UserWarning")
 @pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
-@pytest.mark.parametrize("model", models.available())
-def test_an_exported_network_gives_the_same_for_any_batch_size(model, prepared):
-    variants = [{"activation": "relu"}, {"activation": "swish-beta"}] if "densenet" in model else [{}]
-    for variant in variants:
-        settings = dataclasses.asdict(models.debug(model)) | variant
-        network = models.build(model, settings, prepared.description).eval()
-        arguments = feeding.inputs(prepared, prepared.rows("train"))
-        batch = torch.export.Dim("batch", min=1, max=1024)
-        exported = torch.export.export(network, arguments, dynamic_shapes=[{0: batch}] * len(arguments)).module()
-        with torch.no_grad():
-            for some in (arguments, tuple(argument[:5] for argument in arguments)):
-                torch.testing.assert_close(exported(*some), network(*some), rtol=0, atol=1e-6)
+@pytest.mark.parametrize(("model", "settings"), EXPORTED)
+def test_an_exported_network_gives_the_same_for_any_batch_size(model, settings, prepared):
+    network = models.build(model, dataclasses.asdict(models.debug(model)) | settings, prepared.description).eval()
+    arguments = feeding.inputs(prepared, prepared.rows("train"))
+    batch = torch.export.Dim("batch", min=1, max=1024)
+    exported = torch.export.export(network, arguments, dynamic_shapes=[{0: batch}] * len(arguments)).module()
+    with torch.no_grad():
+        for some in (arguments, tuple(argument[:5] for argument in arguments)):
+            torch.testing.assert_close(exported(*some), network(*some), rtol=0, atol=1e-6)
 
 
 def test_a_run_s_network_is_loaded_with_its_best_weights(tmp_path, text):

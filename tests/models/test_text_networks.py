@@ -1,4 +1,4 @@
-"""HAN and the flat GRU: the equations of Yang et al. in plain loops, and invariance to padding."""
+"""HAN, the flat GRU and the mean of words: the equations in plain loops, invariance to padding, ragged as padded."""
 
 import pytest
 import torch
@@ -6,15 +6,26 @@ from torch.nn import functional
 
 import models
 from models import feeding
+from models.layers import cells
 
-NETWORKS = [("han", {}), ("gru_flat", {}), ("gru_flat", {"summary": "mean"})]
+NETWORKS = {
+    "han": ("han", {}),
+    "han-mean": ("han", {"pooling": "mean"}),
+    "han-max": ("han", {"pooling": "max"}),
+    **{f"han-{cell}": ("han", {"cell": cell}) for cell in cells.NAMES if cell != "gru"},
+    "gru_flat": ("gru_flat", {}),
+    "gru_flat-mean": ("gru_flat", {"summary": "mean"}),
+    "gru_flat-attention": ("gru_flat", {"summary": "attention"}),
+    "word_average": ("word_average", {}),
+}
 
 
-@pytest.fixture(params=NETWORKS, ids=["han", "gru_flat", "gru_flat-mean"])
+@pytest.fixture(params=NETWORKS.values(), ids=NETWORKS.keys())
 def network(request, text):
     torch.manual_seed(0)
     name, settings = request.param
-    return models.build(name, {"embedding": 6, "hidden": 5} | settings, text.description).eval()
+    small = {"embedding": 6} if name == "word_average" else {"embedding": 6, "hidden": 5}
+    return models.build(name, small | settings, text.description).eval()
 
 
 def gru(cell, inputs):
@@ -52,16 +63,17 @@ def test_han_is_the_network_of_yang_et_al(text):
         vectors = []
         for s in range(sentence_counts[n]):
             words = [han.embedding.weight[token] for token in tokens[n, s, : word_counts[n, s]]]
-            vector, weights = attention(han.word_attention, both_directions(han.word_gru, words))
+            vector, weights = attention(han.word_pooling, both_directions(han.word_gru, words))
             torch.testing.assert_close(word_weights[n, s, : len(words)], weights)
             vectors.append(vector)
-        document, weights = attention(han.sentence_attention, both_directions(han.sentence_gru, vectors))
+        document, weights = attention(han.sentence_pooling, both_directions(han.sentence_gru, vectors))
         torch.testing.assert_close(sentence_weights[n, : len(vectors)], weights)
         torch.testing.assert_close(logits[n], han.classifier(document))
 
 
-def test_han_s_attention_sums_to_one_over_what_is_real(text):
-    han = models.build("han", {}, text.description).eval()
+@pytest.mark.parametrize("settings", [{}, {"pooling": "mean"}, {"pooling": "max", "cell": "rnn"}])
+def test_han_s_weights_sum_to_one_over_what_is_real(text, settings):
+    han = models.build("han", settings, text.description).eval()
     tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
     with torch.no_grad():
         logits, words, sentences = han.attend(tokens, word_counts, sentence_counts)
@@ -82,6 +94,16 @@ def test_the_flat_gru_reads_the_words_of_all_sentences_in_order(text):
         words = [flat.embedding.weight[token] for token in tokens[n].flatten() if token]
         final = torch.cat([gru(flat.gru.forwards, words)[-1], gru(flat.gru.backwards, words[::-1])[-1]])
         torch.testing.assert_close(logits[n], flat.classifier(final))
+
+
+@torch.no_grad()
+def test_the_mean_of_words_is_the_mean_of_all_words_of_a_document(text):
+    network = models.build("word_average", {"embedding": 6}, text.description).eval()
+    tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
+    logits = network(tokens, word_counts, sentence_counts)
+    for n in range(len(tokens)):
+        mean = torch.stack([network.embedding.weight[token] for token in tokens[n].flatten() if token]).mean(0)
+        torch.testing.assert_close(logits[n], network.classifier(mean))
 
 
 def test_pads_and_empty_sentences_change_no_output_and_get_no_gradient(network, text):
@@ -113,3 +135,23 @@ def test_a_document_without_words_gives_finite_logits(network):
     tokens, word_counts = torch.zeros(2, 3, 4, dtype=torch.int32), torch.zeros(2, 3, dtype=torch.int32)
     for sentences in (0, 1):
         assert torch.isfinite(network(tokens, word_counts, torch.full((2,), sentences))).all()
+
+
+@pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
+def test_ragged_text_gives_what_padded_text_gives_and_its_gradients(network, text):
+    """Two documents have no word and an empty sentence in the middle; padding follows the last word."""
+    network.double()
+    rows = text.rows("train")
+    tokens, word_counts, sentence_counts = feeding.inputs(text, rows)
+    word_counts[2] = word_counts[5, 0] = word_counts[7, -1] = 0
+    real = torch.arange(tokens.shape[2]) < word_counts.unsqueeze(-1)
+    words = functional.pad(tokens[real], (0, 9))
+    target = feeding.labels(text, rows)
+    found = []
+    for given in (tokens.masked_fill(~real, 0), words):
+        network.zero_grad()
+        logits = network(given, word_counts, sentence_counts)
+        feeding.loss(logits, target).backward()
+        found.append([logits, *(parameter.grad for parameter in network.parameters())])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
+    assert all(gradient.any() for gradient in found[0][1:])

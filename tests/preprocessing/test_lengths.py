@@ -32,7 +32,7 @@ def test_quantile_is_taken_as_written_and_not_as_the_binary_number_beside_it():
 
 @pytest.mark.parametrize("quantile", [0, -0.5, 1.2, float("nan"), float("inf"), "0.95", None, True])
 def test_quantile_outside_its_range_is_refused(quantile):
-    with pytest.raises(InputError, match=r"quantile: .* is outside \(0, 1\]"):
+    with pytest.raises(InputError, match="quantile is .*: it must (lie above 0 and at most 1|be a number)"):
         LengthHistogram([1]).quantile(quantile)
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocessing import documents
-from preprocessing.images import SOURCES as IMAGE_SOURCES
+from preprocessing import documents, images
 from preprocessing.manifest import DataSetEntry, FileEntry, record
 from preprocessing.prepare import prepare, prepared_key, summary
+from preprocessing.settings import ImageSettings, TextSettings, WordVectors
 from preprocessing.text import encode, segment
 from preprocessing.vocabulary import word_index
 from storage.errors import InputError
@@ -308,28 +308,48 @@ def test_the_key_follows_settings_data_and_source(place):
     assert prepared_key("corpus", {}) != key
 
 
+def test_word_vectors_are_of_the_training_split_alone(place):
+    settings = WHOLE | {"word_vectors": {"size": 4, "epochs": 1}}
+    write_corpus(HAND_MADE)
+    without, prepared = open_prepared(prepare("corpus", WHOLE)), open_prepared(prepare("corpus", settings))
+    assert prepared.directory != without.directory and "word_vectors" not in without.arrays
+    vectors = prepared.arrays["word_vectors"]
+    assert vectors.dtype == np.float32 and vectors.shape == (prepared.description["vocabulary_size"], 4)
+    in_training = np.unique(prepared.arrays["tokens"][: prepared.first_words[prepared.rows("train")[-1] + 1]])
+    assert set(np.flatnonzero(vectors.any(axis=1))) == set(in_training)
+
+    write_corpus([row if row[0] == "train" else (*row[:2], "Quite other words stand here. " * 9) for row in HAND_MADE])
+    assert open_prepared(prepare("corpus", settings)).arrays["word_vectors"].tobytes() == vectors.tobytes()
+
+
 def test_the_key_names_every_source_file_that_makes_arrays():
-    """What a maker of arrays imports is in its SOURCES, but for reading raw data, settings, and the floor below."""
+    """All that a maker of arrays imports is named, but for reading raw data, settings, and the floor below."""
     told_by_other_parts_of_the_key = {
         path for name in ("preprocessing.manifest", "preprocessing.settings") for path in closure([name])
     }
-    for kind, sources in (("documents", documents.SOURCES), ("images", IMAGE_SOURCES)):
+    sources = {
+        "documents": documents.made_by(TextSettings(word_vectors=WordVectors()))[0],
+        "images": images.made_by(ImageSettings())[0],
+    }
+    for kind, names in sources.items():
         needed = set(closure([f"preprocessing.{kind}"])) - told_by_other_parts_of_the_key
-        named = {module_file(f"preprocessing.{source}") for source in sources}
+        named = {module_file(f"preprocessing.{source}") for source in names}
         assert {path for path in needed if path.match("preprocessing/[a-z]*.py")} == named
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"length_quantile": {"words": 1.2}}, r"preprocessing.corpus.length_quantile.words: 1.2 is outside \(0, 1\]"),
-        ({"length_quantile": {"sentences": 0}}, r"preprocessing\.corpus\.length_quantile\.sentences: 0 is outside"),
+        ({"length_quantile": {"words": 1.2}}, "corpus.length_quantile: words is 1.2: it must lie above 0 and at "),
+        ({"length_quantile": {"sentences": 0}}, "corpus.length_quantile: sentences is 0: it must lie above 0"),
         ({"length_quantile": {"word": 0.9}}, "'word' in preprocessing.corpus.length_quantile: did you mean 'words'"),
         ({"length_quantile": 0.9}, "preprocessing.corpus.length_quantile: 0.9 is not a mapping"),
         ({"minimun_count": 5}, "'minimun_count' in preprocessing.corpus: did you mean 'minimum_count'"),
-        ({"minimum_count": 0}, "preprocessing.corpus.minimum_count: 0 is not a whole number of 1 or more"),
-        ({"minimum_count": None}, "preprocessing.corpus.minimum_count: None is not"),
-        ({"rows_per_class": 2.5}, "preprocessing.corpus.rows_per_class: 2.5 is not a whole number"),
+        ({"minimum_count": 0}, "preprocessing.corpus: minimum_count is 0: it must be 1 or more"),
+        ({"minimum_count": None}, "preprocessing.corpus: minimum_count is None: it must be a whole number"),
+        ({"rows_per_class": 2.5}, "preprocessing.corpus: rows_per_class is 2.5: it must be a whole number or null"),
+        ({"word_vectors": {"size": 0}}, "preprocessing.corpus.word_vectors: size is 0: it must lie between 1 and 4096"),
+        ({"word_vectors": 200}, "preprocessing.corpus.word_vectors: 200 is not a mapping: give size, window, epochs"),
         (["rows_per_class"], "preprocessing.corpus: .* is not a mapping"),
     ],
 )  # fmt: skip

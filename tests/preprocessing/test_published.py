@@ -85,14 +85,15 @@ def test_imdb_refuses_what_is_not_the_published_content(tmp_path, monkeypatch):
     assert list(data.iterdir()) == [] and not manifest.exists()
 
 
-def test_newsgroups_are_stripped_and_what_is_left_empty_is_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(newsgroups20, "MESSAGES", 3)
+def test_newsgroups_are_stripped_and_what_is_left_without_a_word_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(newsgroups20, "MESSAGES", 4)
     message = b"From: a@b\nSubject: x\n\nA B writes:\n> quoted\nMy own caf\xe9.\n\n--\nA signature\n"
     path = pack(
         tmp_path / "x.tar.gz",
         {
             "20news-bydate-train/sci.med/1": message,
             "20news-bydate-train/sci.med/2": b"From: a\n\n> quoted\n",
+            "20news-bydate-train/sci.med/4": b"From: a\n\n> quoted\n  ^^^^^^\n",
             "20news-bydate-test/sci.space/3": message.replace(b"\n", b"\r\n"),
             "20news-bydate-test/README": b"",
         },
@@ -102,7 +103,7 @@ def test_newsgroups_are_stripped_and_what_is_left_empty_is_counted(tmp_path, mon
         ("train/sci.med/1", "My own café.\n"),
         ("test/sci.space/3", "My own café.\n"),
     ]
-    assert sum(rows.about.dropped.values()) == 1
+    assert sum(rows.about.dropped.values()) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""The mean of a document's word vectors and a linear classifier: no order, no sentences, no recurrence.
+
+What a network that reads must beat. Source: Iyyer et al., Deep Unordered Composition Rivals Syntactic Methods for Text
+Classification, ACL 2015, section 2, without its hidden layers; word dropout is of section 3.
+
+Shape legend: N documents, S sentences a document, W words a sentence, E embedding, M words of all documents, K classes.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.layers.embedding import PADDING, Vectors, WordDropout, WordEmbedding
+from models.layers.pooling import sums_of_sequences
+from models.layers.recurrent import real_steps
+from storage.checked import Between, Checked
+
+KIND = "text"
+
+
+@dataclass(frozen=True)
+class Settings(Checked):
+    """embedding: numbers a word; dropout: of the mean; word_dropout: of whole words;
+    word_vectors: what they begin as."""
+
+    embedding: Annotated[int, Between(1, 4096)] = 32
+    dropout: Annotated[float, Between(0, 0.95)] = 0.5
+    word_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    word_vectors: Vectors = "random"
+
+
+DEBUG = Settings(embedding=8)
+
+
+class WordAverage(nn.Module):
+    reads_ragged = True
+
+    def __init__(self, settings: Settings, vocabulary_size: int, classes: int) -> None:
+        super().__init__()
+        self.embedding = WordEmbedding(vocabulary_size, settings.embedding, settings.word_vectors)
+        self.word_dropout = WordDropout(settings.word_dropout)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.classifier = nn.Linear(settings.embedding, classes)
+
+    def forward(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> Tensor:
+        """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] (not used) -> logits float [N, K].
+
+        Ragged: tokens int [M], all words one after the other, and whatever follows them.
+        """
+        counts = word_counts.sum(dim=1)
+        if tokens.ndim == 1:
+            sums = sums_of_sequences(self.read_words(tokens), functional.pad(counts.cumsum(0), (1, 0)))
+        else:
+            # Padding stands between the sentences: its vector of zeros adds nothing to a sum.
+            real = real_steps(word_counts, tokens.shape[2])
+            sums = self.read_words(tokens.masked_fill(~real, PADDING)).sum(dim=(1, 2))
+        documents = sums / counts.clamp(min=1).unsqueeze(-1)
+        return self.classifier(self.dropout(documents))
+
+    def read_words(self, tokens: Tensor) -> Tensor:
+        """tokens int of any shape -> their vectors, with one dimension more."""
+        return self.embedding(self.word_dropout(tokens))
+
+
+def build(settings: Settings, description: dict[str, Any]) -> WordAverage:
+    """The network for a prepared text data set (``description`` is its prepared.json)."""
+    return WordAverage(settings, description["vocabulary_size"], len(description["classes"]))
