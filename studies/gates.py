@@ -307,8 +307,8 @@ def judged_example(found: dict[int, Found]) -> dict[str, Any]:
         "claim": pair.claim,
         "verdict": verdict.verdict,
         "says": f"At 'but' it is {-said.mean:+.3f}{between(mirrored(said), '+.3f')} from what it is over the plot, "
-        f"over {said.n} seeds and {len(PLOTS)} texts. What closes furthest in the phrase is the {gate} gate at '{word}', "
-        f"{lowest.mean:+.3f}{between(lowest, '+.3f')}.",
+        f"over {said.n} seeds and {len(PLOTS)} texts. What closes furthest in the phrase is the {gate} gate at "
+        f"'{word}', {lowest.mean:+.3f}{between(lowest, '+.3f')}.",
         "measured": verdict.as_dict() | {"closes_furthest": {"gate": gate, "word": word, **evidence.interval(lowest)}},
     }
 
