@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
 from cuda_ext.gru import MOST_UNITS
-from models.layers.embedding import Vectors, WordDropout, WordEmbedding
+from models.layers.embedding import Vectors, WordEmbedding
 from models.layers.pooling import pooling
-from models.layers.recurrent import BidirectionalGRU, real_steps
+from models.layers.recurrent import BidirectionalGRU
+from models.layers.sequences import real_steps
 from storage.checked import Between, Checked
 
 KIND = "text"
@@ -56,8 +57,9 @@ class FlatGRU(nn.Module):
     def __init__(self, settings: Settings, vocabulary_size: int, classes: int) -> None:
         super().__init__()
         width = 2 * settings.hidden
-        self.embedding = WordEmbedding(vocabulary_size, settings.embedding, settings.word_vectors)
-        self.word_dropout = WordDropout(settings.word_dropout)
+        self.embedding = WordEmbedding(
+            vocabulary_size, settings.embedding, settings.word_dropout, settings.word_vectors
+        )
         self.dropout = nn.Dropout(settings.dropout)
         self.gru = BidirectionalGRU(settings.embedding, settings.hidden)
         self.pooling = None if settings.summary == "last" else pooling(settings.summary, width)
@@ -76,7 +78,7 @@ class FlatGRU(nn.Module):
     def read(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
         """tokens int [N, S, W], word_counts int [N, S] -> one vector a document, float [N, 2H]."""
         words, counts = in_one_sequence(tokens, word_counts)
-        states = self.gru(self.read_words(words), counts)
+        states = self.gru(self.dropout(self.embedding(words)), counts)
         if self.pooling is not None:
             return self.pooling(states, counts)[0]
         forwards, backwards = states.chunk(2, dim=-1)
@@ -86,12 +88,8 @@ class FlatGRU(nn.Module):
     def read_ragged(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
         """tokens int [M], word_counts int [N, S] -> one vector a document, float [N, 2H]."""
         offsets = functional.pad(word_counts.sum(dim=1).cumsum(0), (1, 0))
-        states, last = self.gru.read_ragged(self.read_words(tokens), offsets)
+        states, last = self.gru.read_ragged(self.dropout(self.embedding(tokens)), offsets)
         return last if self.pooling is None else self.pooling.read_ragged(states, offsets)
-
-    def read_words(self, tokens: Tensor) -> Tensor:
-        """tokens int of any shape -> their vectors, with one dimension more."""
-        return self.dropout(self.embedding(self.word_dropout(tokens)))
 
 
 def build(settings: Settings, description: dict[str, Any]) -> FlatGRU:
