@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from preprocessing.blocks import STEPS, Job, Run, Step
@@ -152,6 +153,7 @@ def serve() -> None:
 @contextlib.contextmanager
 def _dask(directory: Path) -> Iterator[Run]:
     # Here, since only who asks for Dask needs it, and it is slow to import.
+    import dask
     from dask import bag
     from distributed import KilledWorker
 
@@ -159,10 +161,13 @@ def _dask(directory: Path) -> Iterator[Run]:
     with tempfile.TemporaryDirectory(dir=directory) as scratch, _dask_client(Path(scratch)) as client:
 
         def run(step: Step, jobs: Iterable[Job]) -> Iterator[Any]:
-            # A partition a block, and every partition's result is small: the arrays lie in files.
-            partitions = bag.from_sequence(list(jobs), partition_size=1).map(step)
+            # A partition a block, and every partition's result is small: the arrays lie in files. Blocks are done in
+            # their order, which Dask would turn round, so that the first are added up while others are read.
+            with dask.annotate(priority=lambda key: -key[1]):
+                partitions = bag.from_sequence(list(jobs), partition_size=1).map(step)
             try:
-                yield from client.compute(partitions, sync=True)
+                for partition in client.compute(partitions.to_delayed(optimize_graph=False)):
+                    yield from partition.result()
             except KilledWorker as error:
                 raise PassingError(
                     f"Dask's workers died again and again at the same block ({error.task}), perhaps for want of "
@@ -180,19 +185,23 @@ def _dask_client(directory: Path) -> Iterator[Any]:
 
     address = os.environ.get(ADDRESS_VARIABLE)
     if not address:
-        settings = {"distributed.worker.daemon": True, "distributed.nanny.pre-spawn-environ": ONE_THREAD}
-        with (
-            dask.config.set(settings),
-            LocalCluster(
-                n_workers=len(os.sched_getaffinity(0)),
-                threads_per_worker=1,
-                host="127.0.0.1",
-                dashboard_address=None,
-                local_directory=str(directory),
-            ) as cluster,
-            Client(cluster) as client,
-        ):
-            yield client
+        settings = {
+            "distributed.worker.daemon": True,
+            "distributed.nanny.pre-spawn-environ": ONE_THREAD,
+            "distributed.worker.profile.enabled": False,
+        }
+        with dask.config.set(settings), contextlib.ExitStack() as stack:
+            with _main_unseen():
+                cluster = stack.enter_context(
+                    LocalCluster(
+                        n_workers=len(os.sched_getaffinity(0)),
+                        threads_per_worker=1,
+                        host="127.0.0.1",
+                        dashboard_address=None,
+                        local_directory=str(directory),
+                    )
+                )
+            yield stack.enter_context(Client(cluster))
         return
     try:
         client = Client(address, timeout=SECONDS_TO_CONNECT)
@@ -204,6 +213,17 @@ def _dask_client(directory: Path) -> Iterator[Any]:
     with client:
         _check_workers(client, address, directory)
         yield client
+
+
+@contextlib.contextmanager
+def _main_unseen() -> Iterator[None]:
+    """Keep from the processes that multiprocessing starts which command this is: each would import all of it first."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _check_workers(client: Any, address: str, directory: Path) -> None:
