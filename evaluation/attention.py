@@ -19,6 +19,7 @@ from evaluation.metrics import predicted
 from evaluation.page import render
 from evaluation.run import one_thread, to_probabilities
 from models import feeding
+from models.layers.attention import Attention
 from storage.files import read_json, write_text
 from storage.prepared import Prepared
 
@@ -29,12 +30,16 @@ DARK = ((22, 27, 34), (121, 190, 255))
 
 
 def has_attention(run_directory: Path, prepared: Prepared) -> bool:
-    """Whether the network gives its attention, its weights are still there, and there are words to show it on."""
+    """Whether the network attends, its weights are still there, and there are words to show it on.
+
+    One that has the mean or the maximum in place of attention has weights of words as well, and does not attend.
+    """
     if prepared.kind != "text" or not (prepared.directory / "shown.json").is_file():
         return False
     if not (run_directory / "best.safetensors").is_file():
         return False
-    return hasattr(models.load(run_directory, prepared.description), "attend")
+    network = models.load(run_directory, prepared.description)
+    return hasattr(network, "attend") and any(isinstance(part, Attention) for part in network.modules())
 
 
 def attention_page(run_directory: Path, prepared: Prepared, title: str) -> str:

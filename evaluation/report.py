@@ -4,7 +4,7 @@ metrics.json, verdicts.json and the CSV files are equal byte for byte between tw
 latency.json, the pages (which show times and the environment) and what is drawn from them are not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -65,7 +65,9 @@ def evaluate_experiment(
             working / "verdicts.json", {"experiment": experiment["name"], "evaluated_on": split, "verdicts": said}
         )
         write_json(working / "latency.json", times)
-        drawn = write_tables_and_pictures(records, verdicts, split, working)
+        # Of a grid's many trials, the chosen ones are drawn; the tables have all.
+        shown_variants = {one["chosen"] for one in metrics.get("tuned", {}).values()} or set(metrics["variants"])
+        drawn = write_tables_and_pictures(records, verdicts, split, shown_variants, working)
         shown = write_attention(metrics, records, split, working)
         page = render(
             "report.html",
@@ -167,9 +169,10 @@ def measure(
 
 
 def write_tables_and_pictures(
-    records: Sequence[RunRecord], verdicts: Sequence[Verdict], split: str, folder: Path
+    records: Sequence[RunRecord], verdicts: Sequence[Verdict], split: str, variants: Set[str], folder: Path
 ) -> dict[str, dict[str, str]]:
-    """Write the CSV files and a picture of each for each data set; returns file names by data set and kind."""
+    """Write the CSV files, and a picture of ``variants`` in each for each data set; returns its file names by data set
+    and kind."""
     kinds = {
         "curves": (tables.curves(records), pictures.learning_curves),
         "calibration": (tables.calibration(records, split), pictures.reliability),
@@ -178,7 +181,7 @@ def write_tables_and_pictures(
     drawn: dict[str, dict[str, str]] = {}
     for kind, (table, draw) in kinds.items():
         tables.write_table(table, folder / f"{kind}.csv")
-        for data, mine in table.groupby("data", sort=False):
+        for data, mine in table[table["variant"].isin(variants)].groupby("data", sort=False):
             name = f"{kind}-{data}.png"
             draw(mine, folder / name)
             drawn.setdefault(str(data), {})[kind] = name

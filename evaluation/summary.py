@@ -23,12 +23,16 @@ def summarise(
     baselines: Mapping[str, Mapping[str, Baseline]],
     splits: Sequence[str],
 ) -> dict[str, Any]:
-    """The nested values of metrics.json, which ``dvc metrics diff`` reads: variants, baselines, champions."""
+    """The nested values of metrics.json, which ``dvc metrics diff`` reads: variants, baselines, champions.
+
+    An experiment with a grid has ``tuned`` as well.
+    """
     variants = {}
     for name in experiment["variants"]:
         mine = sorted((record for record in records if record.variant == name), key=lambda record: record.seed)
         if mine:
             variants[name] = summarise_variant(experiment["variants"][name], mine, splits)
+    choice = {"tuned": tuned(experiment["trials"], variants)} if experiment.get("trials") else {}
     return rounded(
         {
             "experiment": experiment["name"],
@@ -39,6 +43,7 @@ def summarise(
                 for data, mine in sorted(baselines.items())
             },
             "champions": champions(variants),
+            **choice,
         }
     )
 
@@ -116,15 +121,10 @@ def summarise_baseline(baseline: Baseline, splits: Sequence[str]) -> dict[str, A
 
 
 def champions(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By data set the variant with the best mean validation score; equal ones: the fewer parameters, then the name."""
+    """By data set the variant with the best mean validation score."""
     chosen = {}
     for data in sorted({variant["data"] for variant in variants.values()}):
-
-        def rank(name: str) -> tuple[float, int, str]:
-            mean = variants[name]["validation"][variants[name]["score"]]["mean"]
-            return (np.inf if mean is None else -mean, variants[name]["parameters"], name)
-
-        name = min((name for name, variant in variants.items() if variant["data"] == data), key=rank)
+        name = best_variant([name for name, variant in variants.items() if variant["data"] == data], variants)
         variant = variants[name]
         chosen[data] = {
             "variant": name,
@@ -134,6 +134,26 @@ def champions(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
             "run_key": variant["seeds"][str(variant["best_seed"])]["run_key"],
         }
     return chosen
+
+
+def tuned(trials: Mapping[str, Sequence[str]], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By variant of the grid which of its trials is best on validation, and each one's mean score there."""
+    found = {}
+    for name, names in trials.items():
+        scores = {one: variants[one]["validation"][variants[one]["score"]]["mean"] for one in names if one in variants}
+        if scores:
+            found[name] = {"chosen": best_variant(list(scores), variants), "trials": scores}
+    return found
+
+
+def best_variant(names: Sequence[str], variants: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of ``names`` the one with the best mean validation score; equal ones: the fewer parameters, then the name."""
+
+    def rank(name: str) -> tuple[float, int, str]:
+        mean = variants[name]["validation"][variants[name]["score"]]["mean"]
+        return (np.inf if mean is None else -mean, variants[name]["parameters"], name)
+
+    return min(names, key=rank)
 
 
 def rounded(value: Any) -> Any:

@@ -96,4 +96,5 @@ def differences(verdicts: Sequence[Verdict]) -> pd.DataFrame:
         for verdict in verdicts
         for seed, difference in zip(verdict.seeds, verdict.differences, strict=True)
     ]  # fmt: skip
-    return pd.DataFrame(rows, columns=columns)
+    # With a single seed there is no interval: a column of nothing but None is one of numbers still.
+    return pd.DataFrame(rows, columns=columns).astype({"low": float, "high": float})

@@ -19,6 +19,9 @@ def terminal_table(metrics: Mapping[str, Any], verdicts: Sequence[Mapping[str, A
     parts: list[RenderableType] = []
     for data in dict.fromkeys(variant["data"] for variant in metrics["variants"].values()):
         parts.append(data_table(metrics, data))
+    for name, choice in metrics.get("tuned", {}).items():
+        score = number(choice["trials"][choice["chosen"]])
+        parts.append(Text(f"{name}: of {len(choice['trials'])} trials {choice['chosen']} is best, {score}"))
     for verdict in verdicts:
         parts.append(verdict_text(verdict))
     return Group(*parts)

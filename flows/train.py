@@ -9,6 +9,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.preprocess import preprocess
 from flows.selection import read_selection
+from preprocessing.manifest import Manifest
 from storage.errors import InputError, command
 from tasks.folders import runs_root
 from tasks.jobs import check
@@ -65,6 +66,10 @@ def train(
 @command
 def main() -> None:
     arguments = read_selection("train", "Train variants of an experiment.", trains=True)
+    # Training fetches no data, as the pipeline does: what is missing is said before a server is started.
+    manifest = Manifest.load()
+    for data in load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds).preprocessing:
+        manifest.entry(data)
     with prefect_session():
         train(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh)
 

@@ -1,6 +1,6 @@
 """The networks by name. A network is one file, models/NAME.py, with
 
-    Settings   a frozen dataclass (models.checked.Checked) of what the network can be told
+    Settings   a frozen dataclass (storage.checked.Checked) of what the network can be told
     DEBUG      Settings of a size for tests
     build      build(settings, description) -> torch.nn.Module, description being the data set's prepared.json
     KIND       optional: "text" or "image", the only kind of data that the network reads

@@ -19,8 +19,9 @@ from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
 from cuda_ext.gru import MOST_UNITS
 from models.layers import cells
 from models.layers import pooling as pool
-from models.layers.embedding import Vectors, WordDropout, WordEmbedding
-from models.layers.recurrent import BidirectionalGRU, real_steps
+from models.layers.embedding import Vectors, WordEmbedding
+from models.layers.recurrent import BidirectionalGRU
+from models.layers.sequences import in_rows
 from storage.checked import Between, Checked
 
 KIND = "text"
@@ -54,19 +55,14 @@ def recurrence(cell: cells.Name, inputs: int, units: int) -> nn.Module:
     return BidirectionalGRU(inputs, units) if cell == "gru" else cells.BidirectionalRecurrence(inputs, units, cell)
 
 
-def in_rows(words: Tensor, counts: Tensor, width: int) -> Tensor:
-    """words int [M], row after row, counts int [R] -> [R, width] with each row's words first and zeros behind."""
-    place = (counts.cumsum(0) - counts).unsqueeze(-1) + torch.arange(width, device=words.device)
-    return words[place.clamp(max=len(words) - 1)].masked_fill(~real_steps(counts, width), 0)
-
-
 class HierarchicalAttentionNetwork(nn.Module):
     def __init__(self, settings: Settings, vocabulary_size: int, classes: int, most_words: int | None) -> None:
         """most_words: of a sentence in the prepared data; None where the cell need not know."""
         super().__init__()
         width = 2 * settings.hidden
-        self.embedding = WordEmbedding(vocabulary_size, settings.embedding, settings.word_vectors)
-        self.word_dropout = WordDropout(settings.word_dropout)
+        self.embedding = WordEmbedding(
+            vocabulary_size, settings.embedding, settings.word_dropout, settings.word_vectors
+        )
         self.dropout = nn.Dropout(settings.dropout)
         self.word_gru = recurrence(settings.cell, settings.embedding, settings.hidden)
         self.word_pooling = pool.pooling(settings.pooling, width)
@@ -115,20 +111,17 @@ class HierarchicalAttentionNetwork(nn.Module):
             weights.append(functional.pad(group_weights, (0, tokens.shape[1] - longest)))
         return scattered(torch.cat(vectors), real, len(tokens)), scattered(torch.cat(weights), real, len(tokens))
 
-    def read_words(self, tokens: Tensor) -> Tensor:
-        """tokens int of any shape -> their vectors, with one dimension more."""
-        return self.dropout(self.embedding(self.word_dropout(tokens)))
-
     def read_sentences(self, tokens: Tensor, word_counts: Tensor) -> tuple[Tensor, Tensor]:
         """tokens int [M, W], word_counts int [M] -> sentence vectors [M, 2H] and word attention [M, W]."""
-        return self.word_pooling(self.word_gru(self.read_words(tokens), word_counts), word_counts)
+        words = self.dropout(self.embedding(tokens))
+        return self.word_pooling(self.word_gru(words, word_counts), word_counts)
 
     def read_ragged_sentences(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
         """tokens int [M], sentence after sentence, word_counts int [N S] -> sentence vectors [N S, 2H]."""
         if self.most_words is not None:
             return self.read_sentences(in_rows(tokens, word_counts, self.most_words), word_counts)[0]
         offsets = functional.pad(word_counts.cumsum(0), (1, 0))
-        states, _ = self.word_gru.read_ragged(self.read_words(tokens), offsets)
+        states, _ = self.word_gru.read_ragged(self.dropout(self.embedding(tokens)), offsets)
         return self.word_pooling.read_ragged(states, offsets)
 
     def read_document(self, vectors: Tensor, sentence_counts: Tensor) -> tuple[Tensor, Tensor]:

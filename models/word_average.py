@@ -12,9 +12,8 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.layers.embedding import PADDING, Vectors, WordDropout, WordEmbedding
-from models.layers.pooling import sums_of_sequences
-from models.layers.recurrent import real_steps
+from models.layers.embedding import PADDING, Vectors, WordEmbedding
+from models.layers.sequences import real_steps, sums_of_sequences
 from storage.checked import Between, Checked
 
 KIND = "text"
@@ -39,8 +38,9 @@ class WordAverage(nn.Module):
 
     def __init__(self, settings: Settings, vocabulary_size: int, classes: int) -> None:
         super().__init__()
-        self.embedding = WordEmbedding(vocabulary_size, settings.embedding, settings.word_vectors)
-        self.word_dropout = WordDropout(settings.word_dropout)
+        self.embedding = WordEmbedding(
+            vocabulary_size, settings.embedding, settings.word_dropout, settings.word_vectors
+        )
         self.dropout = nn.Dropout(settings.dropout)
         self.classifier = nn.Linear(settings.embedding, classes)
 
@@ -51,17 +51,13 @@ class WordAverage(nn.Module):
         """
         counts = word_counts.sum(dim=1)
         if tokens.ndim == 1:
-            sums = sums_of_sequences(self.read_words(tokens), functional.pad(counts.cumsum(0), (1, 0)))
+            sums = sums_of_sequences(self.embedding(tokens), functional.pad(counts.cumsum(0), (1, 0)))
         else:
             # Padding stands between the sentences: its vector of zeros adds nothing to a sum.
             real = real_steps(word_counts, tokens.shape[2])
-            sums = self.read_words(tokens.masked_fill(~real, PADDING)).sum(dim=(1, 2))
+            sums = self.embedding(tokens.masked_fill(~real, PADDING)).sum(dim=(1, 2))
         documents = sums / counts.clamp(min=1).unsqueeze(-1)
         return self.classifier(self.dropout(documents))
-
-    def read_words(self, tokens: Tensor) -> Tensor:
-        """tokens int of any shape -> their vectors, with one dimension more."""
-        return self.embedding(self.word_dropout(tokens))
 
 
 def build(settings: Settings, description: dict[str, Any]) -> WordAverage:

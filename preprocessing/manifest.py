@@ -127,8 +127,10 @@ class Manifest:
         write_json(self.path, {"schema": SCHEMA, "datasets": entries})
 
     def entry(self, name: str) -> DataSetEntry:
-        """The entry of ``name``; InputError names the nearest data set there is."""
+        """The entry of ``name``; InputError names the command that makes it, or the nearest data set there is."""
         if name not in self.datasets:
+            if Path(__file__).with_name("sources").joinpath(f"{name}.py").is_file():
+                raise InputError(f"data set '{name}' is not here yet: run `python -m tasks.ingest {name}`")
             known = nearest(name, self.datasets) if self.datasets else "it has none yet, run 'make data'"
             raise InputError(f"no data set '{name}' in {self.path}: {known}")
         return self.datasets[name]

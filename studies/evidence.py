@@ -1,14 +1,17 @@
 """What every study writes, and how: a folder that is whole or absent, its figure drawn from its data files."""
 
 import argparse
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 
+from cuda_ext.library import ReferenceWarning
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION
 from evaluation.statistics import Interval
 from models.layers.cells import NAMES
@@ -22,12 +25,17 @@ DIGITS = "%.6g"
 CELL_COLOURS = dict(zip(NAMES, (BLUE, ORANGE, SKY, GREY, INK, VERMILLION), strict=True))
 
 
-def arguments(name: str, description: str) -> argparse.Namespace:
-    """The options that every study has: --to FOLDER and --debug."""
+def options(name: str, description: str) -> argparse.ArgumentParser:
+    """A parser of the options that every study has: --to FOLDER and --debug."""
     parser = argparse.ArgumentParser(prog=f"python -m studies.{name}", description=description)
     parser.add_argument("--to", type=Path, default=FOLDER, help=f"write FOLDER/{name}/ (default: {FOLDER})")
     parser.add_argument("--debug", action="store_true", help="so small that it proves nothing, in seconds")
-    return parser.parse_args()
+    return parser
+
+
+def arguments(name: str, description: str) -> argparse.Namespace:
+    """The options of a study that has no others."""
+    return options(name, description).parse_args()
 
 
 def destination(folder: Path, name: str) -> Path:
@@ -59,6 +67,15 @@ def computed_on(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         return {"torch": torch.__version__, "device": torch.cuda.get_device_name(device)}
     return {"torch": torch.__version__, "device": f"CPU, {torch.backends.cpu.get_cpu_capability()}"}
+
+
+@contextlib.contextmanager
+def kernels_where_there_are(device: torch.device) -> Iterator[None]:
+    """Inside the block a CPU runs what has no kernel there without a warning: ``computed_on`` says where it ran."""
+    with warnings.catch_warnings():
+        if device.type == "cpu":
+            warnings.simplefilter("ignore", ReferenceWarning)
+        yield
 
 
 def interval(found: Interval) -> dict[str, Any]:

@@ -137,7 +137,11 @@ def check(experiment: Experiment) -> None:
         data = next(experiment.variants[name].data for name in networks(pair))
         if data in known:
             there = (*experiment.variants, *BASELINES[known[data].kind])
-            refuse_unknown((pair["better"], pair["worse"]), there, f"pair '{pair['name']}' on {data}")
+            refuse_unknown(
+                (pair["better"], pair["worse"]),
+                there,
+                f"experiment '{experiment.name}': pair '{pair['name']}' on {data}",
+            )
 
 
 def unfinished(experiment: Experiment, prepared: dict[str, str]) -> Iterator[dict[str, Any]]:

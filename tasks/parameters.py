@@ -202,6 +202,9 @@ def _trials(name: str, grid: Any, path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(grid, Mapping):
         raise InputError(f"{where} must be a mapping such as {{training: {{learning_rate: [0.01, 0.02]}}}}")
     refuse_unknown(grid, ("network", "training"), where)
+    for section, inner in grid.items():
+        if not isinstance(inner, Mapping):
+            raise InputError(f"{where}.{section} must be a mapping of settings to lists of values, not {inner!r}")
     values = {(section, key): value for section, inner in grid.items() for key, value in inner.items()}
     for (section, key), value in values.items():
         if not isinstance(value, list) or not value or len(set(map(repr, value))) < len(value):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from preprocessing.manifest import Manifest
 from preprocessing.prepare import prepared_key
 from storage.files import file_lock, sha256_file
 from storage.prepared import DESCRIPTION
@@ -93,9 +94,11 @@ def remove(items: Iterable[Item]) -> tuple[int, list[Item]]:
 def _wanted(experiment_name: str) -> Iterator[dict[str, Any]]:
     """What each variant of an experiment would train with today, as its job has it."""
     experiment = load_experiment(experiment_name)
+    known = Manifest.load().datasets
     for name, variant in experiment.variants.items():
-        key = prepared_key(variant.data, experiment.preprocessing[variant.data])
-        description = prepared_root() / key / DESCRIPTION
+        # A published data set that is not in data/ yet: nothing can be said of its arrays.
+        key = prepared_key(variant.data, experiment.preprocessing[variant.data]) if variant.data in known else None
+        description = prepared_root() / (key or "") / DESCRIPTION
         yield {
             "variant": name,
             "model": variant.model,
@@ -123,7 +126,7 @@ def _changes(job: dict[str, Any], today: dict[str, Any]) -> str:
         parts.append("parameters")
     same_data = job.get("prepared_sha256") == today["prepared_sha256"]
     if today["prepared_sha256"] is None:
-        same_data = Path(job["prepared"]).name == today["prepared_key"]
+        same_data = today["prepared_key"] in (None, Path(job["prepared"]).name)
     if not same_data:
         parts.append("data")
     source_then = job.get("source", {})

@@ -2,26 +2,41 @@
 
 One registered model a data set, ``reread-DATA``; a version of it is the network of one run, packed by tasks/serving.py
 so that it takes raw input. Runs go through tasks/tracking.py, whose connection serves here too.
+
+To predict in Python, in the project's folder, without a server:
+
+    from tasks.registry import load_model
+    load_model("docstrings").predict(["Return the eigenvalues of a matrix. They are sorted."])
 """
 
 import contextlib
+import importlib
 import re
+import sys
 import tempfile
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from preprocessing.manifest import MANIFEST_PATH, Manifest
+from storage.errors import InputError, nearest
 from storage.files import file_lock, read_json
 from storage.prepared import DESCRIPTION
 from tasks.serving import CARD, SERVED_MODEL, model_card, pack
-from tasks.tracking import LOCKS, SCORES, Tracking
+from tasks.tracking import DATABASE, LOCKS, SCORES, Tracking, open_tracking, tracking_uri
 
 if TYPE_CHECKING:
+    import numpy
+    import pandas
     from mlflow import MlflowClient
     from mlflow.entities import Run
+    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.pyfunc import PyFuncModel
 
 CHAMPION = "champion"
+TRAIN = "`make run` trains some and registers the best"
 
 
 def registered_name(data: str) -> str:
@@ -87,6 +102,126 @@ def set_champion(tracking: Tracking, data: str, version: str) -> str:
     return str(version)
 
 
+@dataclass(frozen=True)
+class LoadedModel:
+    """A version of a registered model, ready to predict. Made by ``load_model``.
+
+    kind: ``text`` or ``image``.
+    """
+
+    name: str
+    version: str
+    variant: str
+    kind: str
+    pyfunc: "PyFuncModel" = field(repr=False)
+
+    def predict(self, given: "Sequence[str] | numpy.ndarray", attention: bool = True) -> "pandas.DataFrame":
+        """One row for each text, or for each image of uint8 [N, H, W, C]; tasks/served_model.py has the columns.
+
+        Without ``attention`` that column is left out, which takes less time and memory. InputError for what a model
+        of this kind does not read.
+        """
+        import pandas
+        from mlflow.exceptions import MlflowException
+
+        try:
+            if self.kind == "image":
+                return self.pyfunc.predict(given)
+            if isinstance(given, str):
+                raise InputError("give the documents as a list: one text by itself would be read letter by letter")
+            return self.pyfunc.predict(pandas.DataFrame({"text": list(given)}, dtype=object), {"attention": attention})
+        except MlflowException as error:
+            raise InputError(f"{self.name} version {self.version}: {error.message.splitlines()[0]}") from None
+
+
+def load_model(
+    data: str, *, variant: str | None = None, version: int | str | None = None, root: Path = Path()
+) -> LoadedModel:
+    """Load the champion of a data set, or the newest version of ``variant``, or version ``version``.
+
+    From the database in the project's folder ``root``, or MLFLOW_TRACKING_URI; nothing is started or sent anywhere.
+    InputError names what there is when the one that is asked for is not.
+    """
+    from mlflow import pyfunc
+    from mlflow.exceptions import MlflowException
+
+    if tracking_uri(root) == f"sqlite:///{(root / DATABASE).resolve()}" and not (root / DATABASE).exists():
+        raise InputError(f"no model is registered yet ({(root / DATABASE).resolve()} is not there): {TRAIN}")
+    tracking = open_tracking(root)
+    chosen = _find(tracking, data, variant, version)
+    which = f"{chosen.name} version {chosen.version}"
+    try:
+        folder = _fetch(tracking, chosen)
+        kind = read_json(folder / "artifacts" / "network" / DESCRIPTION)["kind"]
+        with _code_of_its_own(folder):
+            loaded = pyfunc.load_model(str(folder), suppress_warnings=True)
+    except (MlflowException, OSError, ValueError) as error:
+        raise InputError(f"{which} does not load ({str(error).splitlines()[0]}): choose another version") from None
+    return LoadedModel(chosen.name, str(chosen.version), chosen.tags.get("variant", "unknown"), kind, loaded)
+
+
+def _find(tracking: Tracking, data: str, variant: str | None, version: int | str | None) -> "ModelVersion":
+    client, name = tracking.client, registered_name(data)
+    registered = {model.name: model for model in client.search_registered_models()}
+    if name not in registered:
+        known = [one.removeprefix(registered_name("")) for one in registered if one.startswith(registered_name(""))]
+        hint = nearest(data, known) if known else TRAIN
+        raise InputError(f"no model of '{data}' is registered: {hint}")
+    versions = {str(one.version): one for one in client.search_model_versions(f"name = '{name}'")}
+    listed = ", ".join(
+        f"{number} ({versions[number].tags.get('variant', 'unknown')})" for number in sorted(versions, key=int)
+    )
+    if version is not None:
+        if str(version) not in versions:
+            raise InputError(f"{name} has no version {version}: choose from {listed}")
+        return versions[str(version)]
+    if variant is not None:
+        of_variant = [number for number, one in versions.items() if one.tags.get("variant") == variant]
+        if not of_variant:
+            variants = {one.tags["variant"] for one in versions.values() if "variant" in one.tags}
+            raise InputError(f"{name} has no version of variant '{variant}': {nearest(variant, variants)}")
+        return versions[max(of_variant, key=int)]
+    champion = registered[name].aliases.get(CHAMPION)
+    if str(champion) not in versions:
+        raise InputError(f"{name} has no champion: name a version, {listed}")
+    return versions[str(champion)]
+
+
+def _fetch(tracking: Tracking, version: "ModelVersion") -> Path:
+    """The folder of a version's files: where they lie, or a copy where a server keeps them."""
+    from mlflow.artifacts import download_artifacts
+
+    source = version.source
+    if source.startswith("models:/"):
+        source = tracking.client.get_logged_model(source.removeprefix("models:/")).artifact_location
+    return Path(download_artifacts(artifact_uri=source, tracking_uri=tracking.uri))
+
+
+@contextlib.contextmanager
+def _code_of_its_own(folder: Path) -> Iterator[None]:
+    """While a model is loaded, modules of the names that it brings are its own, not the newer ones of the project.
+
+    cuda_ext alone is the project's: a process can register its operations once, and here its kernels are compiled.
+    """
+    code = folder / "code"
+    brought = [path.relative_to(code).with_suffix("").parts for path in sorted(code.rglob("*.py"))]
+    for parts in brought:
+        if parts[0] == "cuda_ext":
+            importlib.import_module(".".join(parts).removesuffix(".__init__"))
+    tops = {parts[0] for parts in brought} - {"cuda_ext"}
+    path = list(sys.path)
+    ours = {name: module for name, module in sys.modules.items() if name.split(".")[0] in tops}
+    for name in ours:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] in tops]:
+            del sys.modules[name]
+        sys.modules.update(ours)
+        sys.path[:] = path
+
+
 def _changing(tracking: Tracking) -> contextlib.AbstractContextManager[bool]:
     """Only one process at a time looks for a version and makes it, or weighs a champion and replaces it."""
     return file_lock(tracking.root / LOCKS / "mlflow-models.lock")
@@ -102,7 +237,7 @@ def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: 
     import mlflow
     import pandas
     from mlflow.entities import LoggedModelOutput
-    from mlflow.models import Model, infer_signature
+    from mlflow.models import Model
 
     run_id = run.info.run_id
     with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +245,7 @@ def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: 
         text = isinstance(package.example, list)
         example = pandas.DataFrame({"text": package.example}) if text else package.example
         artifacts = {"network": str(package.network)}
-        answer = _served(artifacts).predict(None, example)
+        signature = _signature(example, _served(artifacts).predict(None, example))
         # MLflow takes no dot or slash in a model's name, and a variant may have one (han-0.01).
         name = re.sub(r"[^\w-]", "_", run.info.run_name)
         logged = client.create_logged_model(
@@ -122,7 +257,7 @@ def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: 
             python_model=SERVED_MODEL,
             artifacts=artifacts,
             code_paths=[str(path) for path in package.code_paths],
-            signature=infer_signature(example, answer),
+            signature=signature,
             input_example=example,
             pip_requirements=package.requirements,
             mlflow_model=Model(artifact_path=logged.artifact_location, run_id=run_id, model_uuid=logged.model_id,
@@ -133,6 +268,16 @@ def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: 
     client.finalize_logged_model(logged.model_id, "READY")
     client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
     return logged.model_id
+
+
+def _signature(example: Any, answer: "pandas.DataFrame") -> Any:
+    """What the model takes and answers, by an example of each; of text also the parameter ``attention``."""
+    from mlflow.models import infer_signature
+
+    with warnings.catch_warnings():
+        # An integer column cannot have a missing value. Counts of words are never missing.
+        warnings.filterwarnings("ignore", "Hint: Inferred schema contains integer", UserWarning)
+        return infer_signature(example, answer, {"attention": True} if "words_read" in answer else None)
 
 
 def _served(artifacts: Mapping[str, str]) -> Any:

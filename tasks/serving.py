@@ -47,9 +47,9 @@ def pack(run_directory: Path, folder: Path) -> Package:
             raise InputError(f"{file} is missing: remove its folder and run again, it will be made anew")
         shutil.copyfile(file, network / file.name)
     write_json(network / "job.json", job)
-    modules = [f"models.{job['model']}", "models.feeding"]
+    modules = [f"models.{job['model']}", "models.answers"]
     if prepared.kind == "text":
-        modules.append("preprocessing.text")
+        modules.append("preprocessing.reading")
     code = folder / "code"
     for path in closure(modules):
         copy = code / path.relative_to(ROOT)

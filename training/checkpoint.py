@@ -1,7 +1,8 @@
 """Checkpoints that outlive kill -9: safetensors, each published by rename at the end of an epoch.
 
-last.safetensors   network, optimiser and, as JSON in its header, the run's state: one file, so that they always agree.
-best.safetensors   the network alone, of the best epoch.
+last.safetensors   network, its average where there is one, optimiser and, as JSON in its header, the run's state: one
+                   file, so that they always agree.
+best.safetensors   the network alone, or its average, of the best epoch.
 
 No generator's state is kept: weights, order and dropout of an epoch are functions of (seed, epoch). ``last`` is written
 before ``best``; a kill between the two leaves a ``last`` that is the best, from which resuming writes ``best`` again.
@@ -18,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from storage.errors import InputError
+from training.average import Average
 from training.state import State
 
 BEST = "best.safetensors"
@@ -30,12 +32,15 @@ class Checkpoint:
 
     directory: Path
     network: nn.Module
+    average: Average
     optimiser: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
 
     def save(self, state: State) -> None:
         """Publish the end of an epoch, and the best network where this epoch's is it."""
         tensors = _prefixed("network.", self.network.state_dict())
+        if self.average.decay:
+            tensors |= _prefixed("average.", self.average.network.state_dict())
         for index, values in self.optimiser.state_dict()["state"].items():
             tensors |= _prefixed(f"optimiser.{index}.", values)
         # One entry alone in the header: safetensors writes several in no fixed order.
@@ -45,7 +50,7 @@ class Checkpoint:
             self._save_best()
 
     def resume(self) -> State:
-        """Load the last whole epoch into network, optimiser and scaler; a fresh state where there is none."""
+        """Load the last whole epoch into network, average, optimiser and scaler; a fresh state where there is none."""
         path = self.directory / LAST
         if not path.is_file():
             return State()
@@ -56,6 +61,8 @@ class Checkpoint:
         except SafetensorError as error:
             raise InputError(f"{path} is not a whole checkpoint ({error}): remove it to train anew") from None
         self.network.load_state_dict(_under("network.", tensors))
+        if self.average.decay:
+            self.average.network.load_state_dict(_under("average.", tensors))
         groups = self.optimiser.state_dict()["param_groups"]
         indices = [index for group in groups for index in group["params"]]
         kept = {index: _under(f"optimiser.{index}.", tensors) for index in indices}
@@ -68,7 +75,7 @@ class Checkpoint:
         return state
 
     def _save_best(self) -> None:
-        _publish(_prefixed("", self.network.state_dict()), self.directory / BEST, None)
+        _publish(_prefixed("", self.average.network.state_dict()), self.directory / BEST, None)
 
 
 def _publish(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:

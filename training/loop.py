@@ -10,12 +10,15 @@ import numpy as np
 import torch
 
 import models
+from cuda_ext import library
 from models import feeding
+from models.layers import uses_kernels
 from models.layers.embedding import begin_with_prepared_vectors
 from storage.errors import InputError
 from storage.files import write_text
 from storage.prepared import Prepared
 from training import data_order
+from training.average import Average
 from training.checkpoint import Checkpoint
 from training.optimiser import learning_rate, make_optimiser
 from training.progress import Progress
@@ -32,9 +35,12 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
     network = models.build(job.model, job.network, prepared.description)
     begin_with_prepared_vectors(network, prepared)
     network.to(device)
+    if settings.strict_kernels:
+        refuse_references(network, device)
     optimiser = make_optimiser(network, settings)
     step = Step(network, optimiser, settings, device)
-    checkpoint = Checkpoint(job.run_directory, network, optimiser, step.scaler)
+    average = Average(network, settings.average_decay)
+    checkpoint = Checkpoint(job.run_directory, network, average, optimiser, step.scaler)
     state = checkpoint.resume()
     rows = prepared.rows("train")
     sizes = feeding.sizes(prepared, rows)
@@ -47,11 +53,14 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
         told = EpochSoFar(epoch, len(batches), settings, progress)
         network.train()
         for number, batch in enumerate(batches):
-            rate = learning_rate((epoch - 1) * len(batches) + number, len(batches), settings)
+            done = (epoch - 1) * len(batches) + number
+            rate = learning_rate(done, len(batches), settings)
             inputs = feeding.inputs(prepared, batch, device, feeding.reads_ragged(network, device))
             told.step(len(batch), step(inputs, feeding.labels(prepared, batch, device), rate))
+            average.update(done)
         told.read()
-        validation = validate(network, prepared)
+        average.take_buffers()
+        validation = validate(average.network, prepared)
         refuse_non_finite(validation.loss, f"validation loss after epoch {epoch}", settings.learning_rate)
         row = {
             "epoch": epoch,
@@ -106,6 +115,15 @@ class EpochSoFar:
 def draw_from(seed: int, epoch: int) -> None:
     """Seed torch's generators, of which weights (epoch 0) and dropout are drawn, from (seed, epoch)."""
     torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]))
+
+
+def refuse_references(network: torch.nn.Module, device: torch.device) -> None:
+    """InputError where ``network`` would run references on a GPU for want of the library."""
+    reason = library.unfit(device) if device.type == "cuda" and uses_kernels(network) else None
+    if reason:
+        raise InputError(
+            f"strict_kernels is true, and the kernels cannot run: {reason}, or set strict_kernels to false"
+        )
 
 
 def refuse_non_finite(loss: float, where: str, rate: float) -> None:

@@ -18,6 +18,9 @@ class Settings(Checked):
     weight_decay applies to matrices alone; momentum to sgd alone. clip_norm 0 turns clipping off. amp ``auto`` is
     bfloat16 where the GPU has it, else float16, and off on the CPU. deterministic asks for repeatable kernels.
     cuda_graphs captures a step on a GPU once and replays it; a network that cannot be captured is called.
+    average_decay above 0 validates and keeps the moving average of the weights (training/average.py). adversarial above
+    0 adds the loss at word vectors perturbed by that norm a document (training/adversarial.py). strict_kernels refuses
+    to train on a GPU where the compiled kernels cannot run.
     """
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
@@ -30,10 +33,13 @@ class Settings(Checked):
     warmup_epochs: Annotated[float, Between(0, 1000)] = 1.0
     clip_norm: Annotated[float, Between(0, 1e6)] = 1.0
     label_smoothing: Annotated[float, Between(0, 0.99)] = 0.1
+    average_decay: Annotated[float, Between(0, 0.99999)] = 0.0
+    adversarial: Annotated[float, Between(0, 100)] = 0.0
     amp: Literal["auto", "off", "bfloat16", "float16"] = "auto"
     threads: Annotated[int, Between(1, 1024)] = 1
     deterministic: bool = True
     cuda_graphs: bool = True
+    strict_kernels: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

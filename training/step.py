@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models import feeding
+from training.adversarial import Places, word_embedding, worst
 from training.device import mixed_precision
 from training.settings import Settings
 
@@ -59,6 +60,7 @@ class Step:
         # A scaled step is passed over where its gradient overflows, which the CPU decides.
         self.graphed = device.type == "cuda" and settings.cuda_graphs and not self.scaler.is_enabled()
         self.parameters = list(network.parameters())
+        self.words = word_embedding(network) if settings.adversarial else None
         self._captured: dict[tuple, Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphed else None
 
@@ -75,16 +77,35 @@ class Step:
         return outcome
 
     def _gradients(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome:
-        with torch.autocast(self.device.type, self.half, enabled=self.half is not None, cache_enabled=not self.graphed):
-            logits = self.network(*inputs)
-        loss = feeding.loss(logits.float(), target, self.settings.label_smoothing)
-        self.scaler.scale(loss).backward()
+        backward = self._backward if self.words is None else self._adversarial
+        logits, loss = backward(inputs, target)
         self.scaler.unscale_(self.optimiser)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.settings.clip_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.clip_norm, norm)
         return Outcome(loss.detach(), feeding.correct(logits, target).double().mean(), norm)
+
+    def _backward(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and loss, whose gradient is added to what is there."""
+        with torch.autocast(self.device.type, self.half, enabled=self.half is not None, cache_enabled=not self.graphed):
+            logits = self.network(*inputs)
+        loss = feeding.loss(logits.float(), target, self.settings.label_smoothing)
+        self.scaler.scale(loss).backward()
+        return logits, loss
+
+    def _adversarial(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and loss at the words as they are; the gradient is of it and of the loss at perturbed words."""
+        tokens, word_counts, _ = inputs
+        places = Places(self.words, tokens)
+        vectors = places.vectors()
+        vectors.retain_grad()
+        with places.read_as(vectors):
+            outcome = self._backward((places.numbers, *inputs[1:]), target)
+        perturbation = worst(vectors.grad, tokens, word_counts, self.settings.adversarial)
+        with places.read_as(places.vectors() + perturbation):
+            self._backward((places.numbers, *inputs[1:]), target)
+        return outcome
 
     def _replay(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome | None:
         """Replay the graph for inputs of these shapes, captured when they first come; None if none can be captured."""

@@ -10,12 +10,12 @@ def parameter_count(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
 
 
+def uses_kernels(network: nn.Module) -> bool:
+    """Whether a layer of ``network`` calls an operation of cuda_ext/: such a layer has ``uses_kernels = True``."""
+    return any(getattr(module, "uses_kernels", False) for module in network.modules())
+
+
 def kernels(network: nn.Module) -> str:
     """Which implementation of the operations of cuda_ext/ that ``network`` uses runs on the device where it lies:
-    ``extension KEY``, ``reference (reason)`` or, where it uses none, ``none``.
-
-    A layer that calls such an operation has ``uses_kernels = True``.
-    """
-    if not any(getattr(module, "uses_kernels", False) for module in network.modules()):
-        return "none"
-    return library.kernels(next(network.parameters()).device)
+    ``extension KEY``, ``reference (reason)`` or, where it uses none, ``none``."""
+    return library.kernels(next(network.parameters()).device) if uses_kernels(network) else "none"

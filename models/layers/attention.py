@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS, attention_pooling, attention_pooling_ragged
-from models.layers.recurrent import real_steps
+from models.layers.sequences import real_steps
 
 
 class Attention(nn.Module):

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.layers.recurrent import real_steps, reverse_by_length
+from models.layers.sequences import real_steps, reverse_by_length
 
 Name = Literal["gru", "gru-relu", "no-reset", "no-update", "minimal", "rnn"]
 NAMES: tuple[Name, ...] = get_args(Name)

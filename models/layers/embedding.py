@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from storage.errors import InputError
 from storage.prepared import Prepared
@@ -12,24 +13,6 @@ PADDING, UNKNOWN = 0, 1
 DEVIATION = 0.1
 # Drawn at random, or word2vec's of the training split, which preprocessing makes where it is told to. Both are trained.
 Vectors = Literal["random", "word2vec"]
-
-
-class WordEmbedding(nn.Embedding):
-    """A vector for each word; word 0 is padding, whose vector is zero and stays so.
-
-    Drawn with a deviation of 0.1 and not PyTorch's 1: a word that is seen a few times keeps much of what it began
-    with, which at 1 is louder than what is learnt.
-    """
-
-    def __init__(self, vocabulary_size: int, width: int, vectors: Vectors = "random") -> None:
-        """vectors: ``word2vec`` asks ``begin_with_prepared_vectors`` for the data set's."""
-        super().__init__(vocabulary_size, width, padding_idx=PADDING)
-        self.vectors = vectors
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=DEVIATION)
-        with torch.no_grad():
-            self.weight[PADDING].zero_()
 
 
 class WordDropout(nn.Module):
@@ -52,6 +35,35 @@ class WordDropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.probability}"
+
+
+class WordEmbedding(nn.Embedding):
+    """A vector for each word, after word dropout; word 0 is padding, whose vector is zero and stays so.
+
+    Drawn with a deviation of 0.1 and not PyTorch's 1: a word that is seen a few times keeps much of what it began
+    with, which at 1 is louder than what is learnt.
+    """
+
+    def __init__(
+        self, vocabulary_size: int, width: int, word_dropout: float = 0.0, vectors: Vectors = "random"
+    ) -> None:
+        """vectors: ``word2vec`` asks ``begin_with_prepared_vectors`` for the data set's."""
+        super().__init__(vocabulary_size, width, padding_idx=PADDING)
+        self.word_dropout = WordDropout(word_dropout)
+        self.vectors = vectors
+        # Where set, tokens are rows of this, float [., E], and not words (training/adversarial.py).
+        self.table: Tensor | None = None
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=DEVIATION)
+        with torch.no_grad():
+            self.weight[PADDING].zero_()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens int of any shape -> their vectors, with one dimension more."""
+        if self.table is not None:
+            return functional.embedding(tokens, self.table, PADDING)
+        return super().forward(self.word_dropout(tokens))
 
 
 def begin_with_prepared_vectors(network: nn.Module, prepared: Prepared) -> None:

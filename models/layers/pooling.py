@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.attention import Attention
-from models.layers.recurrent import real_steps
+from models.layers.sequences import at_least_float32, owners, real_steps, sums_of_sequences
 
 Name = Literal["attention", "mean", "max"]
 
@@ -63,25 +63,11 @@ class Max(nn.Module):
     def read_ragged(self, states: Tensor, offsets: Tensor) -> Tensor:
         """states float [M, D], sequence n in rows offsets[n] to offsets[n + 1] (int [N + 1]) -> maxima float [N, D]."""
         states = states.to(at_least_float32(states))
-        row = torch.arange(len(states), device=states.device)
-        # Rows behind the last sequence are given to it, and then left out.
-        owner = (torch.searchsorted(offsets, row, right=True) - 1).clamp(max=len(offsets) - 2)
+        owner = owners(offsets, len(states))
+        real = torch.arange(len(states), device=states.device) < offsets[-1]
         # The gradient is that of a weighted sum: segment_reduce's own of a maximum gives each of several equal steps
         # all of it where it is negative (torch 2.13).
         largest = torch.segment_reduce(states.detach(), "max", offsets=offsets, unsafe=True)
-        here = ((states == largest[owner]) & (row < offsets[-1]).unsqueeze(-1)).to(states.dtype)
+        here = ((states == largest[owner]) & real.unsqueeze(-1)).to(states.dtype)
         shares = here / sums_of_sequences(here, offsets).clamp(min=1)[owner]
         return sums_of_sequences(shares * states, offsets)
-
-
-def sums_of_sequences(x: Tensor, offsets: Tensor) -> Tensor:
-    """x float [M, D], sequence n in rows offsets[n] to offsets[n + 1] -> sums [N, D], at least in float32.
-
-    Forward and backward add in order, without atomics, and wait for nothing: unsafe, because checking the offsets would
-    wait for the GPU.
-    """
-    return torch.segment_reduce(x.to(at_least_float32(x)), "sum", offsets=offsets, unsafe=True)
-
-
-def at_least_float32(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)

@@ -11,21 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ext.gru import MOST_UNITS, gru, gru_ragged
-
-
-def real_steps(lengths: Tensor, steps: int) -> Tensor:
-    """The mask bool [N, T] that is true at the first ``lengths[n]`` of ``steps`` steps."""
-    return torch.arange(steps, device=lengths.device) < lengths.unsqueeze(-1)
-
-
-def reverse_by_length(x: Tensor, lengths: Tensor) -> Tensor:
-    """Reverse the first ``lengths[n]`` steps of each row of x [N, T, ...]; padding stays where it is."""
-    step = torch.arange(x.shape[1], device=x.device)
-    length = lengths.unsqueeze(-1).long()
-    source = torch.where(step < length, length - 1 - step, step)
-    row = torch.arange(x.shape[0], device=x.device).unsqueeze(-1)
-    # Whole steps by their number: the gradient of a gather sorts every number of x on a GPU.
-    return x.flatten(0, 1).index_select(0, (row * x.shape[1] + source).flatten()).view_as(x)
+from models.layers.sequences import real_steps, reverse_by_length
 
 
 class BidirectionalGRU(nn.Module):

@@ -31,6 +31,11 @@ def test_the_page_shows_each_word_once_and_escapes_it(run, text_data):
     assert len(re.findall(r'<span class="l\d" title="', page)) == len(words)
     assert page.count('title="sentence weight') == sum(len(document["words"]) for document in shown)
     assert "&lt;pad&gt;" not in page and "://" not in page
+    right = page.count("✓ right")
+    assert (
+        f"{right} of {len(shown)} documents are classified right" in page
+        and page.count("✗ wrong") == len(shown) - right
+    )
 
 
 def test_weights_and_probability_are_the_networks(run, text_data):

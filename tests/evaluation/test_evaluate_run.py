@@ -1,14 +1,19 @@
 """One run from weights to metrics: probabilities, what is left unread, and what is refused."""
 
+import ast
 import json
+import shutil
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from evaluation.run import evaluate_run, evaluation_key, to_probabilities
+from evaluation.__main__ import main
+from evaluation.run import evaluate_run, evaluation_key, find_evaluation, to_probabilities, trained_on
 from storage.errors import InputError
-from storage.files import read_json
+from storage.files import read_json, write_json
+from storage.source import closure
 
 
 @pytest.fixture
@@ -82,6 +87,92 @@ def test_an_unfinished_run_and_a_damaged_array_are_refused_and_nothing_is_left(r
     with pytest.raises(InputError, match="no such split: tset"):
         evaluate_run(run, text_data, splits=("tset",))
     assert not (run / "evaluation").exists()
+
+
+def test_an_evaluation_made_on_the_gpu_that_trained_is_taken_up(run, text_data):
+    """By its key, which names that GPU; without weights too, and before one of the CPU."""
+    here = evaluate_run(run, text_data)
+    write_json(run / "environment.json", {"gpu": "NVIDIA H200"})
+    assert trained_on(run) == "NVIDIA H200" and find_evaluation(run) == here
+    there = here.with_name(evaluation_key(gpu="NVIDIA H200"))
+    assert len({there, here, here.with_name(evaluation_key(gpu="another"))}) == 3
+    here.rename(there)
+    (run / "best.safetensors").unlink()
+    assert evaluate_run(run, text_data) == find_evaluation(run) == there
+    assert find_evaluation(run, ("validation",)) is None
+    with pytest.raises(
+        InputError, match="neither an evaluation of the validation split .* nor weights: run `python -m"
+    ):
+        evaluate_run(run, text_data, ("validation",))
+    assert [path.name for path in (run / "evaluation").iterdir()] == [there.name]
+
+
+def test_a_run_that_a_gpu_trained_is_evaluated_on_the_cpu_where_there_is_none(run, text_data, monkeypatch):
+    on_cpu = evaluate_run(run, text_data)
+    kept = {path.name: path.read_bytes() for path in on_cpu.iterdir()}
+    shutil.rmtree(on_cpu)
+    write_json(run / "environment.json", {"gpu": "NVIDIA H200"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert evaluate_run(run, text_data) == on_cpu
+    assert (on_cpu / "test.npy").read_bytes() == kept["test.npy"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_predictions_on_a_gpu_repeat_and_are_those_of_the_cpu(run, text_data):
+    on_cpu = np.load(evaluate_run(run, text_data) / "test.npy")
+    write_json(run / "environment.json", {"gpu": torch.cuda.get_device_name()})
+    shutil.rmtree(run / "evaluation")
+    first = evaluate_run(run, text_data)
+    assert first.name == evaluation_key(gpu=torch.cuda.get_device_name())
+    kept = {path.name: path.read_bytes() for path in first.iterdir()}
+    assert json.loads(kept["latency.json"])["device"] == "cpu"
+    shutil.rmtree(run / "evaluation")
+    evaluate_run(run, text_data)
+    for name in ("metrics.json", "validation.npy", "test.npy"):
+        assert (first / name).read_bytes() == kept[name]
+    assert np.load(first / "test.npy") == pytest.approx(on_cpu, abs=1e-4)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_command_evaluates_many_runs_and_tells_which_it_cannot(run, text_data, tools, tmp_path, capsys):
+    write_json(run / "job.json", {**read_json(run / "job.json"), "prepared": str(text_data)})
+    other = shutil.copytree(run, tmp_path / "runs" / "1")
+    write_json(other / "job.json", {**read_json(other / "job.json"), "prepared": "elsewhere"})
+    unfinished = shutil.copytree(run, tmp_path / "runs" / "2")
+    (unfinished / "result.json").unlink()
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        return ended.value.code, *capsys.readouterr()
+
+    code, output, errors = call(run, unfinished, other, text_data)
+    assert code == 2 and errors.count("\n") == 1 and f"error: {unfinished} has no result.json" in errors
+    key = evaluation_key(("validation",))
+    assert output.splitlines() == [str(folder / "evaluation" / key) for folder in (run, other)]
+    # The test split is read when it is asked for.
+    assert not list(tmp_path.rglob("test.npy"))
+    code, output, _ = call("--test", run)
+    assert code == 0 and len(list(tmp_path.rglob("test.npy"))) == 1
+    for wrong, said in (
+        ([text_data], "is prepared data and follows no run"),
+        ([run, text_data, text_data], "is prepared data and follows no run"),
+        ([tmp_path], "is no run and no prepared data"),
+    ):
+        code, output, errors = call(*wrong)
+        assert (code, output) == (2, "") and said in errors and errors.count("\n") == 1
+
+
+def test_the_command_needs_what_a_machine_that_trains_has():
+    """torch, numpy, safetensors, scikit-learn and scipy: no pandas, no matplotlib, no jinja2."""
+    allowed = {"torch", "numpy", "safetensors", "sklearn", "scipy", "storage", "cuda_ext", "models", "evaluation"}
+    for path in closure(["evaluation.__main__"]):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            tops = {name.split(".")[0] for name in names} - sys.stdlib_module_names
+            assert tops <= allowed, f"{path} imports {tops - allowed}"
 
 
 def test_probabilities_do_not_overflow():

@@ -13,6 +13,7 @@ import vl_convert
 from dvc_render.vega import VegaRenderer
 from rich.console import Console
 
+from evaluation import pictures
 from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
 from evaluation.metrics import split_metrics
@@ -174,11 +175,33 @@ def test_tuning_never_reads_the_test_split(tmp_path, texts):
         metrics.write_text(json.dumps({name: one for name, one in read_json(metrics).items() if name != "test"}))
     found = evaluate_experiment({**experiment, "evaluate_on": "validation"}, records, {}, tmp_path / "tune")
     assert found["metrics"]["evaluated_on"] == "validation" and "test" not in found["metrics"]["variants"]["han"]
+    assert "tuned" not in found["metrics"]
     page = (tmp_path / "tune" / "report.html").read_text()
     assert "The test split was not read" in page and not (tmp_path / "tune" / "attention.html").exists()
     with pytest.raises(InputError, match="no metrics of the test split"):
         evaluate_experiment(experiment, records, {}, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_grid_says_which_trial_of_each_variant_is_best_and_draws_that_one(tmp_path, texts, monkeypatch):
+    experiment, records = texts
+    drawn = {}
+
+    def draw(table, path):
+        drawn[path.name] = set(table["variant"])
+        path.write_bytes(b"")
+
+    for picture in ("learning_curves", "reliability", "confusion_matrices"):
+        monkeypatch.setattr(pictures, picture, draw)
+    tuning = {**experiment, "trials": {"reader": ["flat", "han"]}, "pairs": [], "evaluate_on": "validation"}
+    found = evaluate_experiment(tuning, records, {}, tmp_path / "tune")
+    (name, choice), means = found["metrics"]["tuned"].popitem(), found["metrics"]["variants"]
+    assert (name, choice["chosen"]) == ("reader", "han")
+    assert choice["trials"] == {one: means[one]["validation"]["accuracy"]["mean"] for one in ("flat", "han")}
+    assert drawn == {f"{kind}-corpus.png": {"han"} for kind in ("curves", "calibration", "confusion")}
+    assert "flat" in (tmp_path / "tune" / "curves.csv").read_text()
+    page = (tmp_path / "tune" / "report.html").read_text()
+    assert "reader: 2 trials; the best mean on validation has <strong>han</strong>" in page
 
 
 def test_several_labels(tools, tmp_path):

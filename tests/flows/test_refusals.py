@@ -47,6 +47,14 @@ def test_a_wrong_number_of_workers_is_refused(project):
     assert not (project.directory / "runs").exists()
 
 
+def test_training_on_data_that_is_not_here_names_the_command_that_fetches_it(project):
+    experiment = (project.directory / "experiments/tiny.yaml").read_text(encoding="utf-8")
+    (project.directory / "experiments/films.yaml").write_text(experiment.replace("docstrings", "movie_reviews"))
+    line = refused(project, "python", "-m", "flows.train", "--experiment", "films", "--variants", "han")
+    assert "run `python -m tasks.ingest movie_reviews`" in line
+    assert not (project.directory / ".prefect/prefect.db").exists()
+
+
 def test_altered_data_is_refused_by_the_flow(project):
     images = project.directory / "data/digits/images.npy"
     content = bytearray(images.read_bytes())

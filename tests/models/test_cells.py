@@ -6,7 +6,8 @@ from torch import nn
 
 from models.layers import cells
 from models.layers.cells import BidirectionalRecurrence, Recurrence
-from models.layers.recurrent import BidirectionalGRU, real_steps
+from models.layers.recurrent import BidirectionalGRU
+from models.layers.sequences import real_steps
 
 INPUTS, UNITS = 5, 7
 # Sums of a few dozen float64 numbers near 1, in another order.
@@ -180,3 +181,13 @@ def test_runs_are_trained_together_by_vmap_as_they_are_alone(cell, batch):
     found = torch.func.vmap(lambda values: torch.func.functional_call(layers[0], values, (batch[0],)))(together)
     for state, layer in zip(found, layers, strict=True):
         torch.testing.assert_close(state, layer(batch[0]), **ROUNDING)
+
+
+@pytest.mark.parametrize("cell", cells.NAMES)
+def test_autocast_rounds_no_state(cell, batch):
+    x, lengths = batch
+    layer = BidirectionalRecurrence(INPUTS, UNITS, cell)
+    with torch.autocast("cpu", torch.bfloat16):
+        states = layer(x.float(), lengths)
+    assert states.dtype == torch.float32
+    torch.testing.assert_close(states, layer(x.float(), lengths), rtol=0, atol=0)

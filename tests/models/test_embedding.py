@@ -62,7 +62,7 @@ def test_a_network_that_asks_for_them_begins_with_the_data_set_s_word_vectors(te
 
 
 def test_vectors_that_are_not_there_or_of_another_width_are_refused_in_one_line(text):
-    embedding = WordEmbedding(40, 6, "word2vec")
+    embedding = WordEmbedding(40, 6, vectors="word2vec")
     with pytest.raises(InputError) as error:
         begin_with_prepared_vectors(embedding, text)
     message = "word_vectors is word2vec, and small was prepared without: set preprocessing.small.word_vectors"

@@ -13,6 +13,12 @@ NETWORKS = [
     ("han", {"embedding": 8, "hidden": 4, "dropout": 0.0}),
     ("gru_flat", {"embedding": 20, "hidden": 50, "dropout": 0.0, "summary": "last"}),
     ("gru_flat", {"embedding": 20, "hidden": 50, "dropout": 0.0, "summary": "mean"}),
+    ("gru_flat", {"embedding": 20, "hidden": 50, "dropout": 0.0, "summary": "attention"}),
+    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "pooling": "mean"}),
+    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "pooling": "max"}),
+    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "rnn"}),
+    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "minimal", "pooling": "mean"}),
+    ("word_average", {"embedding": 20, "dropout": 0.0}),
 ]
 
 
@@ -51,10 +57,11 @@ def test_losses_and_gradients_are_the_plain_network_s(text, model, settings, rag
     in_float32 = error(loss_and_gradients(network, text, rows, "cuda", ragged), exact)
     assert max(in_float32) < 1e-5
     in_half = error(loss_and_gradients(network, text, rows, "cuda", ragged, torch.bfloat16), exact)
-    assert in_half[0] < 5e-3 and in_half[1] < 5e-2
+    # Rounded, a unit's largest step may be another one: then its whole gradient goes elsewhere.
+    assert in_half[0] < 5e-3 and in_half[1] < (0.5 if settings.get("pooling") == "max" else 5e-2)
 
 
-@pytest.mark.parametrize(("model", "settings"), NETWORKS[1:3])
+@pytest.mark.parametrize(("model", "settings"), NETWORKS[1:])
 def test_predictions_are_those_of_the_cpu(text, model, settings):
     torch.manual_seed(0)
     network = models.build(model, settings, text.description)
@@ -65,6 +72,7 @@ def test_predictions_are_those_of_the_cpu(text, model, settings):
 
 
 def test_a_network_too_wide_for_the_kernels_reads_padded_text(text):
-    network = models.build("han", {"embedding": 8, "hidden": 96}, text.description).cuda()
-    assert not feeding.reads_ragged(network, torch.device("cuda"))
-    assert feeding.predict(network, text, text.rows("train")).shape == (len(text.rows("train")), 3)
+    for model, settings in (("han", {}), ("gru_flat", {"summary": "attention"})):
+        network = models.build(model, {"embedding": 8, "hidden": 96} | settings, text.description).cuda()
+        assert not feeding.reads_ragged(network, torch.device("cuda"))
+        assert feeding.predict(network, text, text.rows("train")).shape == (len(text.rows("train")), 3)

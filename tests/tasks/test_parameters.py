@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from evaluation.baselines import GRIDS
+from evaluation.statistics import least_seeds
 from storage.errors import InputError
 from tasks.jobs import check, resolved_network, resolved_training
-from tasks.parameters import load_experiment, merged
+from tasks.parameters import load_experiment, merged, networks
 
+ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = {
     "preprocessing": {"digits": {"rows_per_class": None}, "docstrings": {"minimum_count": 5}},
     "training": {"learning_rate": 0.003, "batch_size": 32},
@@ -31,7 +34,9 @@ EXPERIMENT = {
 def write(root: Path, experiment=None, parameters=None) -> Path:
     (root / "experiments").mkdir(exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMETERS if parameters is None else parameters))
-    (root / "experiments/trial.yaml").write_text(yaml.safe_dump(EXPERIMENT if experiment is None else experiment))
+    (root / "experiments/trial.yaml").write_text(
+        yaml.safe_dump(EXPERIMENT if experiment is None else experiment, sort_keys=False)
+    )
     return root
 
 
@@ -94,6 +99,74 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path, path, value, said):
     assert "trial" in message or "params.yaml" in message
 
 
+def test_a_baseline_on_one_side_of_a_pair(tmp_path):
+    pair = EXPERIMENT["pairs"][0]
+    experiment = load_experiment("trial", write(tmp_path, {**EXPERIMENT, "pairs": [{**pair, "worse": "linear"}]}))
+    check(experiment)
+    assert experiment.pairs[0]["worse"] == "linear"
+    # It stays while its network does.
+    assert experiment.select(["swish"]).pairs == experiment.pairs and experiment.select(["relu"]).pairs == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"pairs": [{**EXPERIMENT["pairs"][0], "worse": "nb-svm"}]},
+            "pair 'p' on digits: choose from: linear, relu, swish",
+        ),
+        ({"pairs": [{**EXPERIMENT["pairs"][0], "better": "tf-idf", "worse": "nb-svm"}]}, "compares two baselines"),
+        ({"variants": {"nb-svm": EXPERIMENT["variants"]["relu"]}}, "has the name of a baseline"),
+        ({"grid": [1]}, "grid must be a mapping"),
+        ({"grid": {"trainin": {"learning_rate": [1]}}}, "did you mean 'training'?"),
+        ({"grid": {"training": {"learning_rate": 0.1}}}, "grid.training.learning_rate: 0.1 is not a list of values"),
+        ({"grid": {"training": {"learning_rate": [0.1, 0.1]}}}, "each of them once"),
+        ({"grid": {"training": [0.1]}}, "grid.training must be a mapping"),
+        ({"grid": {"training": {"learning_rat": [0.1]}}}, "did you mean 'learning_rate'?"),
+        ({"tunes": "trial"}, "remove 'variants'"),
+    ],
+)
+def test_a_wrong_pair_or_grid_is_named_with_its_place(tmp_path, change, said):
+    with pytest.raises(InputError) as refused:
+        check(load_experiment("trial", write(tmp_path, {**EXPERIMENT, "pairs": [], **change})))
+    assert said in str(refused.value) and "trial" in str(refused.value)
+
+
+def test_a_grid_makes_as_many_trials_of_each_variant(tmp_path):
+    grid = {"training": {"learning_rate": [0.1, 0.05]}, "network": {"dropout": [0.0, 0.5], "depth": [10]}}
+    experiment = load_experiment("trial", write(tmp_path, {**EXPERIMENT, "pairs": [], "grid": grid}))
+    assert list(experiment.trials) == ["relu", "swish"] and len(experiment.variants) == 8
+    name = "swish/learning_rate=0.05,dropout=0.5,depth=10"
+    assert experiment.trials["swish"][-1] == name
+    trial = experiment.variants[name]
+    assert trial.network == {"depth": 10, "dropout": 0.5, "activation": "swish"}
+    assert trial.training["learning_rate"] == 0.05
+    assert experiment.select([name]).trials == {"swish": [name]}
+    check(experiment)
+
+
+def test_an_experiment_tunes_the_variants_of_another(tmp_path):
+    write(tmp_path)
+    tuning = {"title": "Tune", "tunes": "trial", "seeds": [9], "grid": {"training": {"learning_rate": [0.5, 0.25]}}}
+    (tmp_path / "experiments/tune.yaml").write_text(yaml.safe_dump(tuning))
+    experiment, tuned = load_experiment("tune", tmp_path), load_experiment("trial", tmp_path)
+    assert list(experiment.trials) == list(tuned.variants) and experiment.seeds == (9,)
+    assert (experiment.evaluate_on, experiment.pairs) == ("validation", ())
+    trial = experiment.variants["swish/learning_rate=0.25"]
+    # All but what the grid says is as in the experiment that is tuned.
+    assert {**trial.training, "learning_rate": 0.01} == tuned.variants["swish"].training
+    assert trial.network == tuned.variants["swish"].network
+    for change, said in (
+        ({"tunes": "trail"}, "did you mean 'trial'?"),
+        ({"evaluate_on": "test"}, "what tunes reads validation alone"),
+        ({"pairs": EXPERIMENT["pairs"]}, "remove 'pairs'"),
+    ):
+        (tmp_path / "experiments/tune.yaml").write_text(yaml.safe_dump({**tuning, **change}))
+        with pytest.raises(InputError) as refused:
+            load_experiment("tune", tmp_path)
+        assert said in str(refused.value)
+
+
 def test_broken_and_missing_files_are_named(tmp_path):
     write(tmp_path)
     with pytest.raises(InputError, match="no experiment 'trail' in experiments/: did you mean 'trial'"):
@@ -106,8 +179,33 @@ def test_broken_and_missing_files_are_named(tmp_path):
         load_experiment("trial", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["default", "tiny"])
+@pytest.mark.parametrize("name", ["default", "tiny", "imdb", "newsgroups20"])
 def test_the_experiments_of_the_project_are_sound(name):
-    experiment = load_experiment(name, Path(__file__).resolve().parents[2])
+    experiment = load_experiment(name, ROOT)
     check(experiment)
     assert experiment.pairs
+
+
+@pytest.mark.parametrize("name", ["imdb", "newsgroups20"])
+def test_enough_seeds_and_equal_budgets_on_the_real_corpora(name):
+    experiment, tuning = load_experiment(name, ROOT), load_experiment(f"{name}-tuning", ROOT)
+    check(tuning)
+    # Any pair can pass, whatever the others do.
+    assert len(experiment.seeds) >= least_seeds(experiment.alpha, len(experiment.pairs))
+    assert not set(experiment.seeds) & set(tuning.seeds) and tuning.evaluate_on == "validation"
+    assert set(tuning.trials) == set(experiment.variants)
+    # As many trials for each network as for a baseline; each variant is in a pair, and is of its own settings.
+    assert {len(trials) for trials in tuning.trials.values()} == {len(grid) for grid in GRIDS.values()}
+    assert {side for pair in experiment.pairs for side in networks(pair)} == set(experiment.variants)
+    settings = [(one.model, resolved_network(experiment, key)) for key, one in experiment.variants.items()]
+    assert all(one not in settings[:number] for number, one in enumerate(settings))
+    # Networks that begin with word vectors have some of their width.
+    vectors = experiment.preprocessing[name]["word_vectors"]
+    assert all(network["embedding"] == vectors["size"] for _, network in settings)
+    # A pair of two networks takes away or exchanges one thing; the learning rate and what was tuned beside.
+    for pair in experiment.pairs:
+        sides = [experiment.variants[side] for side in networks(pair)]
+        if len({one.model for one in sides}) == 1 and len(sides) == 2:
+            first, second = (resolved_network(experiment, one.name) for one in sides)
+            changed = {key for key in first if first[key] != second[key]} - {"dropout", "word_dropout"}
+            assert len(changed) == 1, pair["name"]

@@ -133,8 +133,12 @@ def test_a_han_reads_raw_text_where_the_project_is_not(folder):
         "label",
         "probability",
         "probabilities",
+        "words_read",
+        "words_unknown",
+        "cut",
         "attention",
     ]
+    assert [one["name"] for one in json.loads(signature["params"])] == ["attention"]
     assert (files / "input_example.json").is_file()
     requirements = (files / "requirements.txt").read_text().split()
     assert {line.split("==")[0] for line in requirements} >= {"mlflow", "torch", "safetensors", "blingfire"}
@@ -183,6 +187,7 @@ def test_what_a_server_answers_and_refuses(folder):
         model.predict(np.zeros((1, 8, 8, 1)))
     with pytest.raises((MlflowException, ValueError), match="shape"):
         model.predict(np.zeros((1, 9, 8, 1), np.uint8))
+    assert list(model.predict(np.zeros((0, 8, 8, 1), np.uint8))) == ["label", "probability", "probabilities"]
 
     tracking, _, _, version = register(folder, prepared_text(folder), "gru_flat")
     model = mlflow.pyfunc.load_model(str(kept_files(tracking, "snippets", version)))

@@ -11,6 +11,7 @@ from storage.files import sha256_file, write_json
 
 DOCUMENTS, SENTENCES, WORDS, VOCABULARY, CLASSES = 96, 4, 6, 30, 3
 TRAIN, VALIDATION = 64, 80
+SMALL = {"densenet": {"depth": 10, "growth_rate": 4}, "word_average": {"embedding": 8}}
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +49,8 @@ def write_text_data(directory: Path, generator: np.random.Generator, labels: np.
         "sentence_counts": sentence_counts,
         "labels": labels,
     }
-    return write_prepared(directory, arrays, {"kind": "text", "task": task, "vocabulary_size": VOCABULARY})
+    more = {"kind": "text", "task": task, "vocabulary_size": VOCABULARY, "lengths": {"words": {"kept": WORDS}}}
+    return write_prepared(directory, arrays, more)
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +87,7 @@ def write_job(tmp_path) -> Callable[..., Path]:
     """Write a job file for a run in tmp_path; ``training`` and other entries replace the defaults."""
 
     def write(prepared: Path, key: str = "key", model: str = "han", **entries) -> Path:
-        small = {"depth": 10, "growth_rate": 4} if model == "densenet" else {"embedding": 8, "hidden": 4}
+        small = SMALL.get(model, {"embedding": 8, "hidden": 4})
         training = {"maximum_epochs": 4, "batch_size": 8, "learning_rate": 0.01} | entries.pop("training", {})
         job = {
             "run_key": key,

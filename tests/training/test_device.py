@@ -1,5 +1,7 @@
 """The device of a job: half precision where there is a GPU, and one job a GPU."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -68,6 +70,39 @@ def test_a_job_waits_while_every_gpu_is_taken(monkeypatch, tmp_path, capsys):
         assert claimed.index == 0
     assert len(waits) == 2
     assert capsys.readouterr().err.count("waiting") == 1
+
+
+def test_several_jobs_may_share_each_gpu_and_spread_first(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REREAD_RUNS_A_GPU", "2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Gpu(f"uuid-{index}"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    with contextlib.ExitStack() as held:
+        claimed = [held.enter_context(device.claimed()).index for _ in range(4)]
+        assert claimed == [0, 1, 0, 1]
+        for name in ("gpu-uuid-0.lock", "gpu-uuid-1.lock", "gpu-uuid-0-1.lock", "gpu-uuid-1-1.lock"):
+            with file_lock(device.LOCKS / name, blocking=False) as free:
+                assert not free
+        # All four are taken: a fifth waits.
+        monkeypatch.setattr(device.time, "sleep", stop)
+        with pytest.raises(TimeoutError), device.claimed():
+            pass
+
+
+def stop(seconds):
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("given", ["0", "two", "-1", ""])
+def test_a_wrong_number_of_runs_a_gpu_is_refused(monkeypatch, tmp_path, given):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REREAD_RUNS_A_GPU", given)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(InputError, match=f"REREAD_RUNS_A_GPU={given} is not a number of runs"), device.claimed():
+        pass
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.gpu

@@ -15,9 +15,13 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+import models
+from cuda_ext import library
 from storage.errors import InputError
 from storage.files import sha256_file
+from storage.prepared import open_prepared
 from storage.source import ROOT
+from training.loop import refuse_references
 from training.progress import Progress
 from training.run import run
 from training.settings import Job
@@ -75,13 +79,13 @@ def directory(job):
 @pytest.fixture
 def whole(write_job, text_directory):
     """A run of 40 epochs that was left alone: the events that it told."""
-    job = write_job(text_directory, "whole", training={"maximum_epochs": 40, "patience": 40})
+    job = write_job(text_directory, "whole", training={"maximum_epochs": 40, "patience": 40, "average_decay": 0.9})
     return job, [json.loads(line) for line in train(job, "--events").splitlines()]
 
 
 def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(whole, write_job, text_directory):
     left_alone, events = whole
-    settings = {"maximum_epochs": 40, "patience": 40}
+    settings = {"maximum_epochs": 40, "patience": 40, "average_decay": 0.9}
     killed = write_job(text_directory, "killed", run_key="whole", training=settings)
     for epoch, with_signal, code in ((3, signal.SIGKILL, -signal.SIGKILL), (12, signal.SIGTERM, 143)):
         process = start(killed, "--events")
@@ -97,6 +101,45 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(who
         assert (directory(killed) / name).read_bytes() == (directory(left_alone) / name).read_bytes(), name
     assert "resumed after epoch" in (directory(killed) / "log.txt").read_text()
     check_what_a_run_writes(left_alone, events)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"average_decay": 0.9}, {"adversarial": 0.5, "average_decay": 0.5}, {"optimizer": "sgd"}]
+)
+def test_a_run_taken_up_ends_with_the_same_bytes_with_averages_and_perturbations(
+    train_here, write_job, text_directory, monkeypatch, settings
+):
+    network = {"embedding": 8, "hidden": 4, "word_dropout": 0.2}
+    jobs = [
+        write_job(text_directory, name, run_key="same", network=network, training=settings)
+        for name in ("left", "ended")
+    ]
+    train_here(jobs[0])
+
+    class Ended(Exception):
+        pass
+
+    def end(progress, row, steps):
+        if row["epoch"] == 2:
+            raise Ended
+
+    with monkeypatch.context() as context:
+        context.setattr(Progress, "epoch", end)
+        with pytest.raises(Ended):
+            train_here(jobs[1])
+    train_here(jobs[1])
+    assert "resumed after epoch 2" in (directory(jobs[1]) / "log.txt").read_text()
+    for name in FILES:
+        assert (directory(jobs[0]) / name).read_bytes() == (directory(jobs[1]) / name).read_bytes(), name
+
+
+def test_the_best_weights_of_an_averaging_run_are_the_averages(train_here, write_job, text_directory):
+    job = write_job(text_directory, training={"average_decay": 0.9, "maximum_epochs": 2, "patience": 9})
+    assert train_here(job)["best_epoch"] == 2, "of this data the second epoch is the better one"
+    best, last = (load_file(directory(job) / name) for name in ("best.safetensors", "last.safetensors"))
+    for name, values in best.items():
+        assert (values == last[f"average.{name}"]).all()
+        assert name == "embedding.weight" or (values != last[f"network.{name}"]).any()
 
 
 def check_what_a_run_writes(job, events):
@@ -142,6 +185,23 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
             assert len({(directory(job) / name).read_bytes() for job in jobs[:2]}) == 1, name
 
 
+def test_strict_kernels_refuse_references_on_a_gpu_alone(train_here, write_job, text_directory, monkeypatch):
+    job = write_job(text_directory, training={"maximum_epochs": 2, "strict_kernels": True})
+    assert train_here(job)["kernels"].startswith("reference (the tensors are on the cpu")
+    description = open_prepared(text_directory).description
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(library, "unfit", lambda device: "the library is not built: run `make ext`")
+    with pytest.raises(InputError) as error:
+        refuse_references(models.build("han", {}, description), gpu)
+    assert str(error.value) == (
+        "strict_kernels is true, and the kernels cannot run: the library is not built: run `make ext`, "
+        "or set strict_kernels to false"
+    )
+    refuse_references(models.build("word_average", {}, description), gpu)
+    monkeypatch.setattr(library, "unfit", lambda device: None)
+    refuse_references(models.build("han", {}, description), gpu)
+
+
 def test_a_finished_run_returns_at_once_with_its_result(write_job, text_directory):
     job = write_job(text_directory, training={"maximum_epochs": 2})
     train(job)
@@ -178,6 +238,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_leaves_no_result(writ
     [
         ({"network": {"hidden": 0}}, "hidden is 0"),
         ({"prepared": "nowhere"}, "prepared.json is missing"),
+        ({"network": {"word_vectors": "word2vec"}}, "small was prepared without: set preprocessing.small.word_vectors"),
     ],
 )
 def test_bad_input_is_refused(train_here, write_job, text_directory, change, message):

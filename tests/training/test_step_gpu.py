@@ -34,20 +34,35 @@ def train(path):
     return {name: sha256_file(job.run_directory / name) for name in ("best.safetensors", "last.safetensors")}
 
 
-@pytest.mark.parametrize("model", ["densenet", "han", "gru_flat"])
+STEPS = [
+    ("densenet", {}, {}),
+    ("han", {}, {}),
+    ("han", {"pooling": "mean", "word_dropout": 0.2}, {}),
+    ("han", {"pooling": "max"}, {"average_decay": 0.9}),
+    ("han", {"cell": "rnn"}, {}),
+    ("han", {"cell": "minimal", "pooling": "max"}, {}),
+    ("han", {"word_dropout": 0.2}, {"adversarial": 0.5}),
+    ("gru_flat", {}, {}),
+    ("gru_flat", {"summary": "mean"}, {"adversarial": 0.5}),
+    ("gru_flat", {"summary": "attention", "word_dropout": 0.2}, {"average_decay": 0.9}),
+    ("word_average", {"word_dropout": 0.2}, {"adversarial": 0.5, "average_decay": 0.9}),
+]
+
+
+@pytest.mark.parametrize(("model", "network", "training"), STEPS)
 @pytest.mark.parametrize("amp", ["off", "bfloat16"])
 def test_a_graph_s_run_ends_with_the_bytes_of_a_called_one(
-    write_job, text_directory, image_directory, model, amp, tmp_path, monkeypatch
+    write_job, text_directory, image_directory, model, network, training, amp, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     data = image_directory if model == "densenet" else text_directory
-    small = {"depth": 10, "growth_rate": 4} if model == "densenet" else {"embedding": 8, "hidden": 4}
     ends = []
     for graphs in (True, False):
         # Batches of two sizes, dropout, and clipping that bites.
-        training = {"batch_size": 9, "amp": amp, "cuda_graphs": graphs, "clip_norm": 0.5}
-        job = write_job(data, f"{graphs}", model, run_key="same", network=small | {"dropout": 0.3}, training=training)
-        ends.append(train(job))
+        settings = {"batch_size": 9, "amp": amp, "cuda_graphs": graphs, "clip_norm": 0.5} | training
+        small = {"depth": 10, "growth_rate": 4} if model == "densenet" else {"embedding": 8}
+        small |= {"dropout": 0.3} | network
+        ends.append(train(write_job(data, f"{graphs}", model, run_key="same", network=small, training=settings)))
     assert ends[0] == ends[1]
 
 

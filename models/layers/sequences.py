@@ -1,0 +1,49 @@
+"""Sequences of many lengths: padded to rows, or ragged, one behind the other with offsets.
+
+Nothing here waits for a GPU or has a shape that depends on values, so that a CUDA graph can hold it.
+
+Shape legend: N sequences, T steps, M steps of all sequences, D width of a step.
+"""
+
+import torch
+from torch import Tensor
+
+
+def real_steps(lengths: Tensor, steps: int) -> Tensor:
+    """The mask bool [N, T] that is true at the first ``lengths[n]`` of ``steps`` steps."""
+    return torch.arange(steps, device=lengths.device) < lengths.unsqueeze(-1)
+
+
+def reverse_by_length(x: Tensor, lengths: Tensor) -> Tensor:
+    """Reverse the first ``lengths[n]`` steps of each row of x [N, T, ...]; padding stays where it is."""
+    step = torch.arange(x.shape[1], device=x.device)
+    length = lengths.unsqueeze(-1).long()
+    source = torch.where(step < length, length - 1 - step, step)
+    row = torch.arange(x.shape[0], device=x.device).unsqueeze(-1)
+    # Whole steps by their number: the gradient of a gather sorts every number of x on a GPU.
+    return x.flatten(0, 1).index_select(0, (row * x.shape[1] + source).flatten()).view_as(x)
+
+
+def in_rows(words: Tensor, counts: Tensor, width: int) -> Tensor:
+    """words int [M], sequence after sequence, counts int [N] -> int [N, width], each row's words first, then zeros."""
+    place = (counts.cumsum(0) - counts).unsqueeze(-1) + torch.arange(width, device=words.device)
+    return words[place.clamp(max=len(words) - 1)].masked_fill(~real_steps(counts, width), 0)
+
+
+def sums_of_sequences(x: Tensor, offsets: Tensor) -> Tensor:
+    """x float [M, D], sequence n in rows offsets[n] to offsets[n + 1] -> sums [N, D], at least in float32.
+
+    Forward and backward add in order, without atomics, and wait for nothing: unsafe, because checking the offsets would
+    wait for the GPU.
+    """
+    return torch.segment_reduce(x.to(at_least_float32(x)), "sum", offsets=offsets, unsafe=True)
+
+
+def owners(offsets: Tensor, rows: int) -> Tensor:
+    """The sequence of each of ``rows`` rows, int64 [rows]; rows behind the last sequence are given to it as well."""
+    row = torch.arange(rows, device=offsets.device)
+    return (torch.searchsorted(offsets, row, right=True) - 1).clamp(max=len(offsets) - 2)
+
+
+def at_least_float32(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

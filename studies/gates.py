@@ -1,0 +1,502 @@
+"""What the gates of trained networks do: ``python -m studies.gates --runs RUN ... --prepared FOLDER``.
+
+Asks hierarchical attention networks (models/han.py) that were trained on texts, one a seed, what the post
+"Understanding GRUs" (December 2018) says of a GRU's gates:
+
+    "If r_t is close to zero, then we “forget” all the previous information in the h_{t-1} vector, and just use the
+    current word information."
+    "Units with short term memories usually have reset gate very activate (i.e. numbers close to 1), and thus forget
+    most about the past…"
+    "An example where the reset gate is useful is sentiment analysis on a movie review, where the author spend many
+    sentences describing and summarizing the movie plot, but conclude that “But the movie is really boring”. With this
+    sentence, all the previous information become useless. This reset gate can help the model “forget” the previous
+    summaries."
+
+The first two contradict each other: were it the reset gate near 0 that makes a unit forget, units of short memory
+would have it near 0. (Cho et al. 2014, arXiv 1406.1078, section 2.3, has the second, and of long memory that the update
+gate is active.) A unit's memory is measured without reading a gate, by the derivative of its state by its own earlier
+states, and correlated over units (Spearman) with the unit's mean reset gate; each direction by itself, their mean one
+number a network. What a reset gate of 0 forgets is also measured directly: it is put to 0 in every unit for one step.
+
+The example is read with plots of studies/plots.py before the phrase, in one sentence, where the GRU over words has the
+plot in its state when it comes to 'but', and as the last of several sentences, where the GRU over sentences has it.
+Usual is the gate's mean over the words of the same plot from the fourth on (sentences: from the second on).
+
+Named before any network was read: seeds are what is replicated. A correlation decides where its 95 % t interval over
+seeds lies above 0.1 or below -0.1 and the exact sign-flip test has p under 0.05; of words, the sentences' is told. The
+reset gate "forgets all" where the old state's share after it is below 0.1, and does not where it is above. That it is
+lower at 'but' than usual is judged by the rule of evaluation/verdicts.py, items being texts, the smallest effect 0.05.
+
+Writes results.json, units.csv, histograms.csv, trace.csv, phrase.csv and figure.png.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from scipy.stats import spearmanr
+from torch import nn
+
+from evaluation.bootstrap import mean_of, two_way_of
+from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
+from evaluation.statistics import Interval, mean_interval, paired_interval, sign_flip_p
+from evaluation.verdicts import FAILS, HOLDS, INCONCLUSIVE, RULE, Measured, Pair, judge
+from storage.errors import InputError, command
+from storage.files import read_json
+from storage.prepared import Prepared
+from studies import evidence, trained
+from studies.gate_measures import (
+    BINS,
+    CLOSED,
+    GATES,
+    LEVELS,
+    distribution,
+    drawn_sequences,
+    layer_of,
+    memory,
+    old_share_without_reset,
+    readable,
+    recurrences,
+    trace,
+)
+from studies.plots import PHRASE, PLOTS, in_one_sentence, in_sentences
+from training.device import claimed, configure
+from training.settings import Settings
+
+NAME = "gates"
+ALPHA = 0.05
+SMALLEST_CORRELATION = 0.1
+FORGOTTEN = 0.1
+SMALLEST_EFFECT = 0.05
+# Words and sentences of a plot that are not counted as usual: the state is still nearly zero there.
+PASSED_OVER = {"words": 3, "sentences": 1}
+FORGETS = (
+    "If r_t is close to zero, then we “forget” all the previous information in the h_{t-1} vector, and just use the "
+    "current word information."
+)
+SHORT = (
+    "Units with short term memories usually have reset gate very activate (i.e. numbers close to 1), and thus forget "
+    "most about the past…"
+)
+EXAMPLE = (
+    "With this sentence, all the previous information become useless. This reset gate can help the model “forget” the "
+    "previous summaries."
+)
+COLOURS = {"reset": BLUE, "update": ORANGE}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """documents: of ``split``, whose gates are read. Of each level, sequences of so many steps are drawn, and a unit's
+    memory is counted over so many steps back."""
+
+    split: str = "validation"
+    documents: int = 2500
+    sequences: int = 64
+    steps_of_words: int = 25
+    back_of_words: int = 20
+    steps_of_sentences: int = 12
+    back_of_sentences: int = 8
+
+    def steps(self, level: str) -> int:
+        return {"words": self.steps_of_words, "sentences": self.steps_of_sentences}[level]
+
+    def back(self, level: str) -> int:
+        return {"words": self.back_of_words, "sentences": self.back_of_sentences}[level]
+
+
+DEBUG = Plan(
+    documents=12,
+    sequences=3,
+    steps_of_words=4,
+    back_of_words=2,
+    steps_of_sentences=3,
+    back_of_sentences=2,
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one network gave. units: level, direction, unit, reset, update, memory, time_constant. histograms: level,
+    gate, low, share. trace: reading, text, place, word, the gates' means and closed shares. at_words: see
+    gate_measures.Distribution. old_share: of gate_measures.old_share_without_reset, by level."""
+
+    units: pd.DataFrame
+    histograms: pd.DataFrame
+    trace: pd.DataFrame
+    at_words: dict[str, np.ndarray]
+    old_share: dict[str, float]
+
+    def correlation(self, level: str, gate: str, with_: str) -> float:
+        """Spearman's over units of one direction, the mean of both directions."""
+        mine = self.units[self.units["level"] == level]
+        return float(np.mean([spearmanr(one[gate], one[with_]).statistic for _, one in mine.groupby("direction")]))
+
+
+def measured(plan: Plan, network: nn.Module, prepared: Prepared, index: dict[str, int]) -> Found:
+    """All that is measured of one network. Raises InputError where no text is long enough."""
+    read = distribution(network, prepared, [index.get(word, -1) for word in PHRASE])
+    units, histograms, old_share = [], [], {}
+    for level in LEVELS:
+        means = {gate: read.of[level, gate].means for gate in GATES}
+        sequences = drawn_sequences(network, prepared, level, plan.sequences, plan.steps(level))
+        if not len(sequences):
+            raise InputError(
+                f"{prepared.directory} has no text of {plan.steps(level)} {level} in the {plan.split} split: "
+                "give longer ones"
+            )
+        shares = []
+        for direction, layer in zip(("forwards", "backwards"), recurrences(layer_of(network, level)), strict=True):
+            mine = sequences if direction == "forwards" else sequences.flip(1)
+            half = slice(0, layer.units) if direction == "forwards" else slice(layer.units, None)
+            units.append(
+                pd.DataFrame(
+                    {
+                        "level": level,
+                        "direction": direction,
+                        "unit": np.arange(layer.units),
+                        "reset": means["reset"][half],
+                        "update": means["update"][half],
+                        "memory": memory(layer, mine, plan.back(level)),
+                        "time_constant": -1 / np.log(means["update"][half]),
+                    }
+                )
+            )
+            shares.append(old_share_without_reset(layer, mine))
+        old_share[level] = float(np.mean(shares))
+        for gate in GATES:
+            low = np.arange(BINS) / BINS
+            share = read.of[level, gate].shares
+            histograms.append(pd.DataFrame({"level": level, "gate": gate, "low": low, "share": share}))
+    return Found(
+        pd.concat(units, ignore_index=True),
+        pd.concat(histograms, ignore_index=True),
+        example(network, index),
+        read.at_words,
+        old_share,
+    )
+
+
+def example(network: nn.Module, index: dict[str, int]) -> pd.DataFrame:
+    """The gates over the post's example, both readings of each plot."""
+    rows = []
+    together = [in_one_sentence(plot) for plot in PLOTS]
+    of_words = trace(network, [[words] for words, _ in together], index)
+    of_sentences = trace(network, [in_sentences(plot) for plot in PLOTS], index)
+    for text, ((words, begins), one, apart) in enumerate(zip(together, of_words, of_sentences, strict=True)):
+        for level, names, start, found in (
+            ("words", words, begins, one["words"]),
+            ("sentences", [" ".join(s) for s in in_sentences(PLOTS[text])], len(PLOTS[text]), apart["sentences"]),
+        ):
+            for place, name in enumerate(names):
+                values = {column: float(value[place]) for column, value in found.items()}
+                rows.append(
+                    {"level": level, "text": text, "place": place, "of_phrase": place - start, "word": name} | values
+                )
+    return pd.DataFrame(rows)
+
+
+def usual(found: pd.DataFrame, level: str, gate: str) -> pd.Series:
+    """The mean of a gate over each text's plot, by text."""
+    mine = found[(found["level"] == level) & (found["of_phrase"] < 0) & (found["place"] >= PASSED_OVER[level])]
+    return mine.groupby("text")[gate].mean()
+
+
+def at_phrase(found: pd.DataFrame, level: str, gate: str, place: int) -> pd.Series:
+    """A gate at one place of the phrase, by text."""
+    return found[(found["level"] == level) & (found["of_phrase"] == place)].set_index("text")[gate]
+
+
+def correlated(found: dict[int, Found], level: str, gate: str, with_: str) -> tuple[Interval, float, list[float]]:
+    """The mean correlation over seeds with its t interval, the sign-flip p, and each seed's."""
+    values = [one.correlation(level, gate, with_) for one in found.values()]
+    return mean_interval(values), sign_flip_p(values), values
+
+
+def decided(span: Interval, p: float, bound: float) -> str:
+    """HOLDS where the interval lies above ``bound``, FAILS where it lies below -bound, and p is under ALPHA."""
+    if p >= ALPHA:
+        return INCONCLUSIVE
+    return HOLDS if span.above(bound) else FAILS if span.below(-bound) else INCONCLUSIVE
+
+
+def judged(found: dict[int, Found]) -> list[dict[str, Any]]:
+    """The post's sentences and what each comes to."""
+    left = mean_interval([one.old_share["words"] for one in found.values()])
+    span, p, values = correlated(found, "words", "reset", "memory")
+    with_update, p_update, of_update = correlated(found, "words", "update", "memory")
+    forgets = FAILS if left.above(FORGOTTEN) else HOLDS if left.below(FORGOTTEN) else INCONCLUSIVE
+    # The first sentence wants a positive correlation of reset gate and memory, the second a negative one.
+    one, other = decided(span, p, SMALLEST_CORRELATION), decided(mirrored(span), p, SMALLEST_CORRELATION)
+    told = f"Spearman's over units {span.mean:+.2f}{between(span)} over {span.n} seeds, p {p:.3g}"
+    claims = [
+        {
+            "sentence": FORGETS,
+            "claim": "A reset gate of 0 forgets all of the state",
+            "verdict": forgets,
+            "says": f"After a step with every reset gate at 0, {left.mean:.0%}{between(left, '.0%')} of the "
+            "state is the old one's: the candidate sees the word alone, and the update gate keeps what it keeps.",
+            "measured": {"old_share_of_the_state": evidence.interval(left)},
+        },
+        {
+            "sentence": FORGETS,
+            "claim": "Units of short memory have their reset gate nearer to 0",
+            "verdict": one,
+            "says": f"Mean reset gate and memory: {told}.",
+            "measured": {"correlation": evidence.interval(span), "sign_flip_p": p, "by_seed": values},
+        },
+        {
+            "sentence": SHORT,
+            "claim": "Units of short memory have their reset gate nearer to 1",
+            "verdict": other,
+            "says": f"Mean reset gate and memory: {told}. For the update gate it is "
+            f"{with_update.mean:+.2f}{between(with_update)}.",
+            "measured": {
+                "correlation": evidence.interval(span),
+                "sign_flip_p": p,
+                "by_seed": values,
+                "of_the_update_gate": evidence.interval(with_update),
+                "of_the_update_gate_p": p_update,
+                "of_the_update_gate_by_seed": of_update,
+            },
+        },
+    ]
+    return [*claims, judged_example(found)]
+
+
+def mirrored(span: Interval) -> Interval:
+    """The interval of the negated values."""
+    if span.low is None:
+        return dataclasses.replace(span, mean=-span.mean)
+    return dataclasses.replace(span, mean=-span.mean, low=-span.high, high=-span.low)
+
+
+def between(span: Interval, form: str = "+.2f") -> str:
+    return "" if span.low is None else f" [{span.low:{form}}, {span.high:{form}}]"
+
+
+def judged_example(found: dict[int, Found]) -> dict[str, Any]:
+    """Whether the reset gate is lower at 'but' than over the plot before it: items are texts."""
+    pair = Pair(
+        name="usual-but",
+        claim="The reset gate is lower at 'but' than over the plot before it",
+        source=EXAMPLE,
+        better="usual",
+        worse="at 'but'",
+        metric="mean reset gate",
+    )
+    values = [
+        (usual(one.trace, "words", "reset").to_numpy(), at_phrase(one.trace, "words", "reset", 0).to_numpy())
+        for one in found.values()
+    ]
+    both = two_way_of([(mean_of(mine), mean_of(its)) for mine, its in values], len(PLOTS))
+    differences = [float(mine.mean() - its.mean()) for mine, its in values]
+    (verdict,) = judge([pair], [Measured(list(found), differences, both)], SMALLEST_EFFECT, ALPHA)
+    # The rule's words are of what is better; here it is higher.
+    said = paired_interval(differences)
+    table = phrase_table(found)
+    words = table[table["level"] == "words"].pivot_table(index=["word", "gate"], columns="seed", values="above_usual")
+    (word, gate), lowest = words.mean(axis=1).idxmin(), mean_interval(words.loc[words.mean(axis=1).idxmin()].to_list())
+    return {
+        "sentence": EXAMPLE,
+        "claim": pair.claim,
+        "verdict": verdict.verdict,
+        "says": f"At 'but' it is {-said.mean:+.3f}{between(mirrored(said), '+.3f')} from what it is over the plot, "
+        f"over {said.n} seeds and {len(PLOTS)} texts. What closes furthest in the phrase is the {gate} gate at "
+        f"'{word}', {lowest.mean:+.3f}{between(lowest, '+.3f')}.",
+        "measured": verdict.as_dict() | {"closes_furthest": {"gate": gate, "word": word, **evidence.interval(lowest)}},
+    }
+
+
+def phrase_table(found: dict[int, Found]) -> pd.DataFrame:
+    """By seed, how far each gate is above what is usual, at each word of the phrase and at the phrase as a sentence."""
+    rows = []
+    for seed, one in found.items():
+        for level, names in (("words", PHRASE), ("sentences", (" ".join(PHRASE),))):
+            for place, name in enumerate(names):
+                for gate in GATES:
+                    before, now = usual(one.trace, level, gate).mean(), at_phrase(one.trace, level, gate, place).mean()
+                    rows.append((level, name, gate, seed, before, now, now - before))
+    return pd.DataFrame(rows, columns=["level", "word", "gate", "seed", "usual", "here", "above_usual"])
+
+
+def over_seeds(found: dict[int, Found]) -> dict[str, Any]:
+    """What is told beside the claims, each with its interval over seeds."""
+    table = phrase_table(found)
+    units = {seed: one.units for seed, one in found.items()}
+
+    def spread(level: str, gate: str) -> dict[str, Any]:
+        means = [table[table["level"] == level][gate] for table in units.values()]
+        quantiles = {"lowest": 0, "first_decile": 0.1, "median": 0.5, "last_decile": 0.9, "highest": 1}
+        named = {
+            name: evidence.interval(mean_interval([float(one.quantile(q)) for one in means]))
+            for name, q in quantiles.items()
+        }
+        return {"mean": evidence.interval(mean_interval([float(one.mean()) for one in means])), "units": named}
+
+    in_validation = {}
+    for gate in GATES:
+        away = np.stack([one.at_words[gate][1:] - one.at_words[gate][0] for one in found.values()])
+        in_validation[gate] = {
+            word: evidence.interval(mean_interval(column.tolist()))
+            for word, column in zip(PHRASE, away.T, strict=True)
+            if np.isfinite(column).all()
+        }
+    return {
+        "gates": {level: {gate: spread(level, gate) for gate in GATES} for level in LEVELS},
+        "correlations": {
+            level: {
+                f"{gate} with {with_}": evidence.interval(correlated(found, level, gate, with_)[0])
+                for gate, with_ in (("reset", "memory"), ("update", "memory"), ("reset", "time_constant"))
+            }
+            for level in LEVELS
+        },
+        "old_share_after_a_reset_of_0": {
+            level: evidence.interval(mean_interval([one.old_share[level] for one in found.values()]))
+            for level in LEVELS
+        },
+        "above_usual_in_the_example": {
+            level: {
+                word: {
+                    gate: evidence.interval(mean_interval(mine[mine["gate"] == gate]["above_usual"].to_list()))
+                    for gate in GATES
+                }
+                for word, mine in table[table["level"] == level].groupby("word", sort=False)
+            }
+            for level in LEVELS
+        },
+        "above_the_mean_of_all_words_in_the_documents": in_validation,
+    }
+
+
+def study(plan: Plan, runs: list[Path], directory: Path, place: Path, device: torch.device) -> dict[str, Any]:
+    """Read, judge and write the evidence to ``place``; returns results.json's content."""
+    prepared = trained.open_text(directory)
+    networks = trained.networks(runs, prepared)
+    if not all(map(readable, networks.values())):
+        raise InputError(f"the networks of {runs[0]} and its like are not hierarchical GRUs: give runs of a han")
+    index = {word: number for number, word in enumerate(read_json(directory / "vocabulary.json"))}
+    part = trained.drawn_rows(prepared, plan.split, plan.documents)
+    found = {}
+    with evidence.kernels_where_there_are(device):
+        for seed, network in networks.items():
+            found[seed] = measured(plan, network.to(device), part, index)
+            network.cpu()
+            print(f"seed {seed}: read", flush=True)
+    words = {word for plot in PLOTS for sentence in plot for word in sentence}
+    results = {
+        "plan": dataclasses.asdict(plan),
+        "computed_on": evidence.computed_on(device),
+        "data": prepared.description["name"],
+        "documents": len(part.labels),
+        "seeds": list(found),
+        "rule": RULE,
+        "smallest_effect": SMALLEST_EFFECT,
+        "smallest_correlation": SMALLEST_CORRELATION,
+        "forgotten_below": FORGOTTEN,
+        "closed_below": CLOSED,
+        "unknown_words_of_the_example": sorted((words | set(PHRASE)) - set(index)),
+        "claims": judged(found),
+        "over_seeds": over_seeds(found),
+    }
+    tables = {
+        name: pd.concat([getattr(one, name).assign(seed=seed) for seed, one in found.items()], ignore_index=True)
+        for name in ("units", "histograms", "trace")
+    }
+    evidence.publish(place, results, tables | {"phrase": phrase_table(found)}, draw_figure)
+    return results
+
+
+def draw_figure(folder: Path, path: Path) -> None:
+    """figure.png from the tables."""
+    tables = {name: pd.read_csv(folder / f"{name}.csv") for name in ("units", "histograms", "trace", "phrase")}
+    with picture(path, 11, 6.6) as figure:
+        grid = figure.add_gridspec(2, 3)
+        first = figure.add_subplot(grid[0, 0])
+        histogram_panel(first, tables["histograms"], "words")
+        histogram_panel(figure.add_subplot(grid[0, 1], sharey=first), tables["histograms"], "sentences")
+        first.set_ylabel("share of steps and units, a bin")
+        first.legend()
+        unit_panel(figure.add_subplot(grid[0, 2]), tables["units"])
+        trace_panel(figure.add_subplot(grid[1, :2]), tables["trace"])
+        phrase_panel(figure.add_subplot(grid[1, 2]), tables["phrase"])
+
+
+def histogram_panel(axes: Axes, found: pd.DataFrame, level: str) -> None:
+    """The distribution of each gate: each seed thin, their mean thick."""
+    for gate, colour in COLOURS.items():
+        wide = found[(found["level"] == level) & (found["gate"] == gate)].pivot(
+            index="low", columns="seed", values="share"
+        )
+        middle = wide.index + 0.5 / len(wide)
+        axes.plot(middle, wide.to_numpy(), color=colour, linewidth=0.6, alpha=0.35)
+        axes.plot(middle, wide.mean(axis=1), color=colour, linewidth=2, label=f"{gate} gate")
+    axes.set(xlabel="gate", xlim=(0, 1), title=f"GRU over {level}")
+    axes.set_ylim(bottom=0)
+
+
+def unit_panel(axes: Axes, found: pd.DataFrame) -> None:
+    """Each unit of the GRU over words: its memory and its mean gates."""
+    mine = found[found["level"] == "words"]
+    for gate, colour in COLOURS.items():
+        axes.plot(mine["memory"], mine[gate], "o", color=colour, markersize=2.5, alpha=0.5, markeredgewidth=0)
+    axes.set(ylim=(0, 1), xlabel="memory of a unit (steps)", ylabel="its mean gate", title="units, GRU over words")
+    axes.set_xlim(left=0)
+
+
+def trace_panel(axes: Axes, found: pd.DataFrame) -> None:
+    """The gates over the first plot and the phrase, mean over units; the interval over seeds."""
+    mine = found[(found["level"] == "words") & (found["text"] == 0)]
+    words = mine[mine["seed"] == mine["seed"].iloc[0]]
+    for gate, colour in COLOURS.items():
+        spans = [mean_interval(one[gate].to_list()) for _, one in mine.groupby("place")]
+        if spans[0].low is not None:
+            low, high = [one.low for one in spans], [one.high for one in spans]
+            axes.fill_between(words["place"], low, high, color=colour, alpha=0.18, linewidth=0)
+        axes.plot(words["place"], [one.mean for one in spans], "o-", color=colour, markersize=3, linewidth=1.2)
+    phrase = words[words["of_phrase"].between(0, len(PHRASE) - 1)]["place"]
+    axes.axvspan(phrase.min() - 0.5, phrase.max() + 0.5, color="#EEF1F5", linewidth=0)
+    axes.set_xticks(words["place"], words["word"], rotation=90, fontsize=7)
+    axes.set_xlim(-0.6, len(words) - 0.4)
+    axes.grid(axis="x", visible=False)
+    axes.set(ylabel="mean gate of the units\nthat read forwards", title="the post's example, one of the texts")
+
+
+def phrase_panel(axes: Axes, found: pd.DataFrame) -> None:
+    """How far each gate is from what is usual at each word of the phrase, and at the phrase as a sentence."""
+    names = list(dict.fromkeys(found["word"]))
+    for (gate, colour), shift in zip(COLOURS.items(), (0.15, -0.15), strict=True):
+        for place, name in enumerate(names):
+            mine = found[(found["word"] == name) & (found["gate"] == gate)]["above_usual"].to_list()
+            span = mean_interval(mine)
+            height = len(names) - 1 - place + shift
+            if span.low is not None:
+                axes.plot([span.low, span.high], [height] * 2, color=colour, linewidth=2.5, solid_capstyle="butt")
+            axes.plot(mine, [height] * len(mine), "o", color=GREY, markersize=2, alpha=0.6, markeredgewidth=0)
+            axes.plot([span.mean], [height], "D", color="white", markeredgecolor=colour, markersize=4.5)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    shown = [name if found[found["word"] == name]["level"].iloc[0] == "words" else "the sentence" for name in names]
+    axes.set_yticks(range(len(names)), shown[::-1])
+    axes.grid(axis="y", visible=False)
+    axes.set(xlabel="gate minus what is usual", title="at the phrase, all texts")
+
+
+def main() -> None:
+    parser = evidence.options(NAME, "What the gates of trained networks do.")
+    trained.add_options(parser)
+    parser.add_argument("--documents", type=int, default=Plan.documents, help="how many are drawn (%(default)s)")
+    arguments = parser.parse_args()
+    place = evidence.destination(arguments.to, NAME)
+    plan = DEBUG if arguments.debug else dataclasses.replace(Plan(), documents=arguments.documents)
+    with claimed() as device:
+        configure(Settings())
+        print(evidence.told(study(plan, arguments.runs, arguments.prepared, place, device), place))
+
+
+if __name__ == "__main__":
+    command(main)()

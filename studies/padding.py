@@ -1,0 +1,213 @@
+"""What padding costs: steps of training with and without it, on batches of like length and of any.
+
+A step is forward pass, loss, backward pass and update. Its ways:
+
+    project                  as the project trains: batches of like length, and a network that reads no padding
+    project, any length      that network, batches by chance
+    longest, like length     a plain network that reads padding, batches of like length, padded to their longest
+    longest, any length      the same, batches by chance
+    cut length               a plain network, every document padded to the lengths that the data is cut at, as in the
+                             post "Hierarchical attention network for document classification" (December 2018)
+
+Shape legend: n rows of a batch, S sentences, W words, E embedding, H units a direction, K classes.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import models
+from models import feeding
+from storage.prepared import Prepared
+from training.data_order import batches
+from training.optimiser import make_optimiser
+from training.settings import Settings
+from training.step import Step
+
+WAYS = ("project", "project, any length", "longest, like length", "longest, any length", "cut length")
+# Places of a padded batch that a CPU is asked to read at most; a GPU says itself what is too much.
+MOST_PLACES_ON_CPU = 500_000
+GIBIBYTE = 2**30
+
+
+class PlainAttention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(width, width)
+        self.context_vector = nn.Parameter(torch.randn(width) * width**-0.5)
+
+    def forward(self, states: Tensor, real: Tensor) -> Tensor:
+        """states [N, T, D], real bool [N, T] -> [N, D]; a row without a real step is the mean of its padding."""
+        scores = torch.tanh(self.projection(states)) @ self.context_vector
+        weights = scores.masked_fill(~real, torch.finfo(scores.dtype).min).softmax(dim=-1)
+        return (weights.unsqueeze(-1) * states).sum(dim=1)
+
+
+class PlainHAN(nn.Module):
+    """A hierarchical attention network as one writes it with PyTorch alone: nn.GRU reads every place, real or padding,
+    and padding is masked in the attention alone."""
+
+    def __init__(self, embedding: int, hidden: int, dropout: float, vocabulary_size: int, classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary_size, embedding, padding_idx=0)
+        self.dropout = nn.Dropout(dropout)
+        self.word_gru = nn.GRU(embedding, hidden, batch_first=True, bidirectional=True)
+        self.word_attention = PlainAttention(2 * hidden)
+        self.sentence_gru = nn.GRU(2 * hidden, hidden, batch_first=True, bidirectional=True)
+        self.sentence_attention = PlainAttention(2 * hidden)
+        self.classifier = nn.Linear(2 * hidden, classes)
+
+    def forward(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> Tensor:
+        """tokens int [n, S, W], word_counts int [n, S], sentence_counts int [n] -> logits float [n, K]."""
+        documents, sentences, length = tokens.shape
+        states, _ = self.word_gru(self.dropout(self.embedding(tokens.flatten(0, 1))))
+        real = torch.arange(length, device=tokens.device) < word_counts.flatten().unsqueeze(-1)
+        vectors = self.word_attention(states, real).unflatten(0, (documents, sentences))
+        states, _ = self.sentence_gru(self.dropout(vectors))
+        real = torch.arange(sentences, device=tokens.device) < sentence_counts.unsqueeze(-1)
+        return self.classifier(self.dropout(self.sentence_attention(states, real)))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One way, timed. seconds: of each batch's step, after one that was not timed, or none where it does not fit.
+
+    padding: the share of the places given to the network that are padding. peak_memory: GiB, of a GPU.
+    """
+
+    way: str
+    amp: str
+    seconds: list[float]
+    documents: int
+    padding: float
+    peak_memory: float | None
+
+    def as_row(self) -> dict[str, Any]:
+        found = sorted(self.seconds)
+        quartiles = np.quantile(found, [0.25, 0.5, 0.75]) * 1e3 if found else [None] * 3
+        return {
+            "way": self.way,
+            "amp": self.amp,
+            "low_quartile_ms": quartiles[0],
+            "median_ms": quartiles[1],
+            "high_quartile_ms": quartiles[2],
+            "documents_a_second": self.documents / sum(found) if found else None,
+            "padding": self.padding,
+            "peak_memory_gib": self.peak_memory,
+            "n": len(found),
+        }
+
+
+def rows_of_batches(prepared: Prepared, batch_size: int, count: int, like_length: bool) -> list[np.ndarray]:
+    """The first ``count`` batches of an epoch, of the training split: as the project makes them, or by chance."""
+    rows = prepared.rows("train")
+    sizes = feeding.sizes(prepared, rows) if like_length else np.zeros(len(rows), np.int64)
+    return batches(rows, sizes, batch_size, seed=0, epoch=1)[:count]
+
+
+def padded_to(inputs: tuple[Tensor, ...], sentences: int, words: int) -> tuple[Tensor, ...]:
+    """Padded tokens and counts with more padding, up to [n, sentences, words]."""
+    tokens, word_counts, sentence_counts = inputs
+    more = sentences - tokens.shape[1]
+    tokens = functional.pad(tokens, (0, words - tokens.shape[2], 0, more))
+    return tokens, functional.pad(word_counts, (0, more)), sentence_counts
+
+
+class Timer:
+    """Times ways on one data set, cut already, whose lengths are ``kept``: sentences, words."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        kept: tuple[int, int],
+        network: dict[str, Any],
+        training: Settings,
+        device: torch.device,
+        count: int,
+    ) -> None:
+        self.prepared = prepared
+        self.kept = kept
+        self.network = network
+        self.training = training
+        self.device = device
+        self.count = count
+
+    def all_ways(self) -> list[Steps]:
+        """Every way, in float32 and, on a GPU, in bfloat16, the quicker one of the two."""
+        amps = ("off", "bfloat16") if self.device.type == "cuda" else ("off",)
+        found = []
+        for way in WAYS:
+            each = [self.way(way, amp) for amp in amps]
+            found.append(min(each, key=lambda steps: sum(steps.seconds) if steps.seconds else math.inf))
+        return found
+
+    def way(self, way: str, amp: str) -> Steps:
+        rows = rows_of_batches(self.prepared, self.training.batch_size, self.count, not way.endswith("any length"))
+        places, words = self.places(way, rows)
+        padding = 1 - words / sum(places)
+        documents = sum(map(len, rows))
+        if self.device.type == "cpu" and max(places) > MOST_PLACES_ON_CPU:
+            return Steps(way, amp, [], documents, padding, None)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+        try:
+            seconds = self.seconds(way, amp, rows)
+        except torch.OutOfMemoryError:
+            return Steps(way, amp, [], documents, padding, None)
+        peak = torch.cuda.max_memory_allocated(self.device) / GIBIBYTE if self.device.type == "cuda" else None
+        return Steps(way, amp, seconds, documents, padding, peak)
+
+    def seconds(self, way: str, amp: str, rows: list[np.ndarray]) -> list[float]:
+        torch.manual_seed(0)
+        own = way.startswith("project")
+        # The plain network's batches have one shape only where all are padded alike: no graph for each other.
+        graphs = self.training.cuda_graphs and (own or way == "cut length")
+        settings = Settings(**{**vars(self.training), "amp": amp, "cuda_graphs": graphs})
+        if own:
+            network = models.build("han", self.network, self.prepared.description)
+        else:
+            about = self.prepared.description
+            sizes = (self.network[name] for name in ("embedding", "hidden", "dropout"))
+            network = PlainHAN(*sizes, about["vocabulary_size"], len(about["classes"]))
+        network = network.to(self.device).train()
+        step = Step(network, make_optimiser(network, settings), settings, self.device)
+        # Once over, so that what is done once for a shape is not timed.
+        for timed in (False, True):
+            found = []
+            for batch in rows:
+                inputs, labels = self.inputs(way, batch), feeding.labels(self.prepared, batch, self.device)
+                self.wait()
+                start = time.perf_counter()
+                step(inputs, labels, 1e-4)
+                self.wait()
+                if timed:
+                    found.append(time.perf_counter() - start)
+        return found
+
+    def inputs(self, way: str, batch: np.ndarray) -> tuple[Tensor, ...]:
+        ragged = way.startswith("project") and self.device.type == "cuda"
+        found = feeding.inputs(self.prepared, batch, self.device, ragged=ragged)
+        return padded_to(found, *self.kept) if way == "cut length" else found
+
+    def places(self, way: str, rows: list[np.ndarray]) -> tuple[list[int], int]:
+        """How many places each batch gives the network to read, and how many words all of them have."""
+        found, words = [], 0
+        for batch in rows:
+            words += int(feeding.sizes(self.prepared, batch).sum())
+            if way == "cut length":
+                found.append(len(batch) * math.prod(self.kept))
+            else:
+                on_gpu = way.startswith("project") and self.device.type == "cuda"
+                found.append(feeding.inputs(self.prepared, batch, "cpu", ragged=on_gpu)[0].numel())
+        return found, words
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

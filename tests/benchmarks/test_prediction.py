@@ -1,0 +1,71 @@
+"""The benchmark of prediction: every span, batch and way is timed, and what cannot be is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import prediction
+from preprocessing.manifest import DataSetEntry, FileEntry, record
+from preprocessing.prepare import prepare
+from storage.errors import InputError
+from storage.files import sha256_file
+from storage.prepared import SPLITS
+from tests.tasks.examples import prepared_images
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """Twenty documents, prepared, in an empty project root that is the current folder."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "data/corpus/documents.jsonl"
+    path.parent.mkdir(parents=True)
+    splits = [("train", "train", "validation", "test")[row % 4] for row in range(20)]
+    rows = [
+        {"id": str(row), "labels": [row % 2], "split": split, "text": f"Row {row} is read. It ends."}
+        for row, split in enumerate(splits)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {path.name: FileEntry(sha256_file(path), path.stat().st_size, len(rows))}
+    counts = {split: splits.count(split) for split in SPLITS}
+    record("corpus", DataSetEntry("text", "single-label", ("a", "b"), "a test", "none", "0" * 64, files, counts))
+    return prepare("corpus", {})
+
+
+def test_texts_belong_to_the_rows_of_the_arrays(prepared):
+    subject = prediction.open_subject(None, str(prepared), {"embedding": 4, "hidden": 2})
+    assert subject.texts == [f"Row {row} is read. It ends." for row in (3, 7, 11, 15, 19)]
+    assert set(subject.spans()) == {"network", "answer"}
+    for do in subject.spans().values():
+        do(subject.rows - subject.rows[0], 2)
+
+
+def test_each_span_and_batch_is_timed_in_processes_of_its_own(prepared, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(prediction, "ON_CPU", {1: 2, 4: 8})
+    monkeypatch.setattr(prediction, "WAYS", {"1 process": (1, 1)})
+    small = ["--prepared", str(prepared), "--embedding", "4", "--hidden", "2", "--rounds", "2"]
+    monkeypatch.setattr("sys.argv", ["benchmarks.prediction", *small, "--json", str(tmp_path / "figures.json")])
+    with pytest.raises(SystemExit, match="0"):
+        prediction.main()
+    said = capsys.readouterr().out
+    measured = json.loads((tmp_path / "figures.json").read_text())
+    assert json.loads(said.splitlines()[-1]) == measured
+    on_cpu = [one for one in measured["results"] if one["way"] != "GPU"]
+    assert [(one["span"], one["batch"]) for one in on_cpu] == [
+        ("network", 1), ("network", 4), ("answer", 1), ("answer", 4),
+    ]  # fmt: skip
+    for one in on_cpu:
+        for speed in (one["documents_a_second"], one["documents_a_core_second"]):
+            assert 0 < speed["lowest"] <= speed["median"] <= speed["highest"] and one["n"] == 2
+    assert "best on the CPU, answer, batch 4: 1 process, " in said
+
+
+def test_without_prepared_data_documents_are_drawn():
+    subject = prediction.open_subject(None, None, {"embedding": 4, "hidden": 2})
+    assert set(subject.spans()) == {"network"}
+    subject.read(np.arange(3), 2)
+
+
+def test_images_are_refused(tmp_path):
+    with pytest.raises(InputError, match="image data"):
+        prediction.open_subject(None, str(prepared_images(tmp_path)), {"embedding": 4, "hidden": 2})

@@ -1,0 +1,91 @@
+"""Several jobs in one command: one after the other, and one that fails does not keep the others."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from models.layers import parameter_count
+from storage.source import ROOT
+from training.__main__ import main
+from training.machine import machine
+
+
+@pytest.fixture(autouse=True)
+def settings_of_the_process():
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture
+def train(monkeypatch, capsys):
+    """Call the command in this process: its exit code, what it printed, and what it told on stderr."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        return ended.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_one_after_the_other_with_the_bytes_of_each_alone(train, write_job, image_directory):
+    settings = {"maximum_epochs": 2}
+    first, second, alone = (
+        write_job(image_directory, key, "densenet", seed=seed, run_key=f"seed {seed}", training=settings)
+        for key, seed in (("first", 1), ("second", 2), ("alone", 2))
+    )
+    code, output, errors = train(first, second)
+    assert (code, errors) == (0, "") and output.count("stopped by maximum_epochs") == 2
+    assert train(alone)[0] == 0
+    runs = first.parent / "runs"
+    for name in ("result.json", "history.csv", "best.safetensors", "last.safetensors"):
+        assert (runs / "second" / name).read_bytes() == (runs / "alone" / name).read_bytes()
+    assert (runs / "first/best.safetensors").read_bytes() != (runs / "alone/best.safetensors").read_bytes()
+    # Again: all is finished.
+    before = (runs / "first/history.csv").stat().st_mtime_ns
+    assert train(first, second, "--events")[0] == 0
+    assert (runs / "first/history.csv").stat().st_mtime_ns == before
+
+
+def test_a_job_that_fails_does_not_keep_the_others(train, write_job, image_directory, tmp_path, monkeypatch):
+    small = {"maximum_epochs": 2}
+    wrong = write_job(image_directory, "wrong", "densenet", training={"maximum_epochs": -1})
+    right = write_job(image_directory, "right", "densenet", training=small)
+    code, _, errors = train(wrong, tmp_path / "none.json", right)
+    assert code == 2 and errors.count("\n") == 2 and errors.count("error: ") == 2
+    assert (tmp_path / "runs/right/result.json").is_file() and not (tmp_path / "runs/wrong").exists()
+    # A failure that nobody foresaw is told whole, and outweighs what was only wrong.
+    broken, last = (write_job(image_directory, key, "densenet", training=small) for key in ("broken", "last"))
+    breaks = iter([True])
+
+    def counted(network):
+        if next(breaks, False):
+            raise RuntimeError("out of order")
+        return parameter_count(network)
+
+    monkeypatch.setattr("training.run.parameter_count", counted)
+    code, _, errors = train(wrong, broken, last)
+    assert code == 1 and "RuntimeError: out of order" in errors and "Traceback" in errors
+    assert (tmp_path / "runs/last/result.json").is_file() and not (tmp_path / "runs/broken/result.json").exists()
+
+
+def test_a_job_of_another_machine_is_told(train, write_job, image_directory):
+    small = {"maximum_epochs": 2}
+    here = write_job(image_directory, "here", "densenet", training=small, machine=machine())
+    other = write_job(image_directory, "other", "densenet", training=small, machine={**machine(), "device": "H200"})
+    code, _, errors = train(here, other)
+    assert code == 0 and errors.count("\n") == 1
+    assert f"warning: {other} was made for another machine (device H200 and not {machine()['device']})" in errors
+
+
+def test_the_machine_is_printed_as_json():
+    done = subprocess.run(
+        [sys.executable, "-m", "training.machine"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == machine() and set(machine()) >= {"torch", "cuda", "device"}
