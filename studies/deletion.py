@@ -28,6 +28,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import nn
 
+from cuda_ext import library
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
 from evaluation.run import to_probabilities
@@ -220,7 +221,7 @@ def study(plan: Plan, runs: list[Path], directory: Path, place: Path, device: to
             print(f"seed {seed}: read", flush=True)
     results = {
         "plan": dataclasses.asdict(plan),
-        "computed_on": evidence.computed_on(device),
+        "computed_on": evidence.computed_on(device) | {"kernels": library.kernels(device)},
         "data": prepared.description["name"],
         "documents": len(part.labels),
         "rule": RULE,

@@ -37,6 +37,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from cuda_ext import library
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION, picture
 from evaluation.statistics import mean_interval
@@ -182,7 +183,7 @@ def study(
             "network": dict(plan.network),
             "training": dataclasses.asdict(plan.settings),
         },
-        "computed_on": machine,
+        "computed_on": machine | {"kernels": library.kernels(device)},
         "rule": RULE,
         "rule_of_the_knee": KNEE,
         "smallest_effect": SMALLEST_EFFECT,
