@@ -94,3 +94,16 @@ def test_a_network_that_takes_the_mean_in_place_of_attention_has_no_page(run, te
     save_file(network.state_dict(), run / "best.safetensors")
     write_json(run / "job.json", {**job, "network": {**job["network"], "pooling": "mean"}})
     assert not has_attention(run, prepared)
+
+
+def test_a_flat_network_with_attention_has_a_page(tools, tmp_path, text_data):
+    prepared = open_prepared(text_data)
+    directory = tools["write_run"](tmp_path / "runs" / "2", "flat", "gru_flat", "corpus", seed=0)
+    job = read_json(directory / "job.json")
+    network = models.build("gru_flat", {**job["network"], "summary": "attention"}, prepared.description)
+    save_file(network.state_dict(), directory / "best.safetensors")
+    write_json(directory / "job.json", {**job, "network": {**job["network"], "summary": "attention"}})
+    assert has_attention(directory, prepared)
+    page = attention_page(directory, prepared, "flat")
+    shown = read_json(text_data / "shown.json")
+    assert page.count('title="sentence weight') == sum(len(document["words"]) for document in shown)
