@@ -278,8 +278,8 @@ def draw_figure(folder: Path, path: Path) -> None:
                     grid, ("accuracy", "what is kept", "a step of training", "padding"), strict=True
                 ):
                     axes.set_title(title)
-                grid[0].legend(fontsize=7)
-                grid[1].legend(fontsize=7)
+                for axes in grid[:2]:
+                    axes.legend(fontsize=7, frameon=True, facecolor="white", edgecolor="none", framealpha=0.85)
                 handles, labels = grid[2].get_legend_handles_labels()
                 figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
 
