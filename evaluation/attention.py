@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import models
 from evaluation.metrics import predicted
@@ -30,15 +31,16 @@ DARK = ((22, 27, 34), (121, 190, 255))
 
 
 def has_attention(run_directory: Path, prepared: Prepared) -> bool:
-    """Whether the network attends, its weights are still there, and there are words to show it on.
-
-    One that has the mean or the maximum in place of attention has weights of words as well, and does not attend.
-    """
+    """Whether the network attends, its weights are still there, and there are words to show it on."""
     if prepared.kind != "text" or not (prepared.directory / "shown.json").is_file():
         return False
     if not (run_directory / "best.safetensors").is_file():
         return False
-    network = models.load(run_directory, prepared.description)
+    return attends(models.load(run_directory, prepared.description))
+
+
+def attends(network: nn.Module) -> bool:
+    """Whether the network gives attention: one that takes the mean in its place gives weights, and does not attend."""
     return hasattr(network, "attend") and any(isinstance(part, Attention) for part in network.modules())
 
 

@@ -28,6 +28,8 @@ import torch
 from matplotlib.axes import Axes
 from torch import nn
 
+from cuda_ext import library
+from evaluation.attention import attends
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
 from evaluation.run import to_probabilities
@@ -209,7 +211,7 @@ def study(plan: Plan, runs: list[Path], directory: Path, place: Path, device: to
     prepared = trained.open_text(directory)
     networks = trained.networks(runs, prepared)
     for run, network in zip(runs, networks.values(), strict=True):
-        if not hasattr(network, "attend"):
+        if not attends(network):
             raise InputError(f"the network of {run} gives no attention: give runs of a network that does")
     part = trained.drawn_rows(prepared, plan.split, plan.documents)
     found = {}
@@ -220,7 +222,7 @@ def study(plan: Plan, runs: list[Path], directory: Path, place: Path, device: to
             print(f"seed {seed}: read", flush=True)
     results = {
         "plan": dataclasses.asdict(plan),
-        "computed_on": evidence.computed_on(device),
+        "computed_on": evidence.computed_on(device) | {"kernels": library.kernels(device)},
         "data": prepared.description["name"],
         "documents": len(part.labels),
         "rule": RULE,

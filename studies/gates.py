@@ -42,6 +42,7 @@ from matplotlib.axes import Axes
 from scipy.stats import spearmanr
 from torch import nn
 
+from cuda_ext import library
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
 from evaluation.statistics import Interval, mean_interval, paired_interval, sign_flip_p
@@ -391,7 +392,7 @@ def study(plan: Plan, runs: list[Path], directory: Path, place: Path, device: to
     words = {word for plot in PLOTS for sentence in plot for word in sentence}
     results = {
         "plan": dataclasses.asdict(plan),
-        "computed_on": evidence.computed_on(device),
+        "computed_on": evidence.computed_on(device) | {"kernels": library.kernels(device)},
         "data": prepared.description["name"],
         "documents": len(part.labels),
         "seeds": list(found),

@@ -31,8 +31,10 @@ from training.settings import Settings
 from training.step import Step
 
 WAYS = ("project", "project, any length", "longest, like length", "longest, any length", "cut length")
-# Places of a padded batch that a CPU is asked to read at most; a GPU says itself what is too much.
+# Places of a padded batch that a CPU is asked to read at most.
 MOST_PLACES_ON_CPU = 500_000
+# The numbers of one array that libraries count in 32 bits: a plain network is not asked to make more.
+MOST_NUMBERS = 2**31
 GIBIBYTE = 2**30
 
 
@@ -76,7 +78,7 @@ class PlainHAN(nn.Module):
 
 @dataclass(frozen=True)
 class Steps:
-    """One way, timed. seconds: of each batch's step, after one that was not timed, or none where it does not fit.
+    """One way, timed. seconds: of each batch's step, after one that was not timed, or none where it is too much.
 
     padding: the share of the places given to the network that are padding. peak_memory: GiB, of a GPU.
     """
@@ -152,7 +154,7 @@ class Timer:
         places, words = self.places(way, rows)
         padding = 1 - words / sum(places)
         documents = sum(map(len, rows))
-        if self.device.type == "cpu" and max(places) > MOST_PLACES_ON_CPU:
+        if not way.startswith("project") and max(places) > self.most_places():
             return Steps(way, amp, [], documents, padding, None)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -163,6 +165,12 @@ class Timer:
             return Steps(way, amp, [], documents, padding, None)
         peak = torch.cuda.max_memory_allocated(self.device) / GIBIBYTE if self.device.type == "cuda" else None
         return Steps(way, amp, seconds, documents, padding, peak)
+
+    def most_places(self) -> int:
+        """How many places of a padded batch a plain network is asked to read."""
+        if self.device.type == "cpu":
+            return MOST_PLACES_ON_CPU
+        return MOST_NUMBERS // max(self.network["embedding"], 6 * self.network["hidden"])
 
     def seconds(self, way: str, amp: str, rows: list[np.ndarray]) -> list[float]:
         torch.manual_seed(0)
@@ -203,9 +211,12 @@ class Timer:
             words += int(feeding.sizes(self.prepared, batch).sum())
             if way == "cut length":
                 found.append(len(batch) * math.prod(self.kept))
+            elif way.startswith("project") and self.device.type == "cuda":
+                found.append(feeding.inputs(self.prepared, batch, ragged=True)[0].numel())
             else:
-                on_gpu = way.startswith("project") and self.device.type == "cuda"
-                found.append(feeding.inputs(self.prepared, batch, "cpu", ragged=on_gpu)[0].numel())
+                counts = self.prepared.arrays["word_counts"][batch]
+                sentences = self.prepared.arrays["sentence_counts"][batch].max()
+                found.append(len(batch) * int(sentences) * int(counts.max()))
         return found, words
 
     def wait(self) -> None:

@@ -37,6 +37,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from cuda_ext import library
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION, picture
 from evaluation.statistics import mean_interval
@@ -182,7 +183,7 @@ def study(
             "network": dict(plan.network),
             "training": dataclasses.asdict(plan.settings),
         },
-        "computed_on": machine,
+        "computed_on": machine | {"kernels": library.kernels(device)},
         "rule": RULE,
         "rule_of_the_knee": KNEE,
         "smallest_effect": SMALLEST_EFFECT,
@@ -277,8 +278,8 @@ def draw_figure(folder: Path, path: Path) -> None:
                     grid, ("accuracy", "what is kept", "a step of training", "padding"), strict=True
                 ):
                     axes.set_title(title)
-                grid[0].legend(fontsize=7)
-                grid[1].legend(fontsize=7)
+                for axes in grid[:2]:
+                    axes.legend(fontsize=7, frameon=True, facecolor="white", edgecolor="none", framealpha=0.85)
                 handles, labels = grid[2].get_legend_handles_labels()
                 figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
 

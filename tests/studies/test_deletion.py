@@ -91,6 +91,15 @@ def test_a_document_is_read_without_the_word_as_if_it_had_not_been_written(runs,
     assert found.removed == pytest.approx(1 / len(tokens))
 
 
+def test_a_flat_network_with_attention_is_read_too(prepared):
+    torch.manual_seed(0)
+    network = models.build("gru_flat", {"embedding": 8, "hidden": 4, "summary": "attention"}, prepared.description)
+    words, sentences = trained.attention(network.eval(), prepared)
+    assert words.sum() == pytest.approx(len(prepared.labels), abs=1e-4)
+    assert words[: prepared.first_words[1]].sum() == pytest.approx(sentences[:5].sum(), abs=1e-5)
+    assert np.isfinite(trained.gradient_times_input(network, prepared)).all()
+
+
 def test_random_removals_are_averaged_over_draws(runs, prepared):
     part = of_rows(prepared, np.arange(6))
     reader = deletion.Reader(models.load(runs[0], prepared.description), part)
