@@ -168,20 +168,20 @@ def without_repeated(
         measured = (labels[kept], task, classes)
         by_variant: dict[str, list[float | None]] = {}
         for record in mine:
-            by_variant.setdefault(record.variant, []).append(score(record.probabilities("test")[kept], *measured))
+            by_variant.setdefault(record.variant, []).append(score_of(record.probabilities("test")[kept], *measured))
         found[data] = {
             "metric": metric_names(task)[0],
             "rows_left_out": int(rows.sum()),
             "variants": {name: over_seeds(values) for name, values in by_variant.items()},
             "baselines": {
-                name: score(baseline.probabilities["test"][kept], *measured)
+                name: score_of(baseline.probabilities["test"][kept], *measured)
                 for name, baseline in baselines.get(data, {}).items()
             },
         }
     return found
 
 
-def score(probabilities: np.ndarray, labels: np.ndarray, task: str, classes: list[str]) -> float | None:
+def score_of(probabilities: np.ndarray, labels: np.ndarray, task: str, classes: list[str]) -> float | None:
     """The task's first metric."""
     return split_metrics(probabilities, labels, task, classes)[metric_names(task)[0]]
 
