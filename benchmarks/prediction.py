@@ -1,4 +1,4 @@
-"""Documents a second of prediction: one by one and in batches, on one core, on two in three ways, and on a GPU.
+"""Documents a second of prediction: one by one and in batches, on one core, on two in two ways, and on a GPU.
 
 python -m benchmarks.prediction --model runs/KEY        a trained network, on the test documents of its data
 python -m benchmarks.prediction --prepared prepared/KEY    an untrained HAN of --embedding and --hidden, likewise
@@ -70,10 +70,8 @@ class Subject:
                 answers.answer(self.network, prepared)
 
     def read(self, places: np.ndarray, batch: int) -> None:
-        rows = self.rows[places]
-        for start in range(0, len(rows), batch if batch == 1 else len(rows)):
-            stop = start + 1 if batch == 1 else len(rows)
-            feeding.predict(self.network, self.prepared, rows[start:stop], batch)
+        for start in range(0, len(places), batch):
+            feeding.predict(self.network, self.prepared, self.rows[places[start : start + batch]], batch)
 
     def spans(self) -> dict[str, Callable[[np.ndarray, int], None]]:
         return {"network": self.read} | ({"answer": self.answer} if self.texts else {})

@@ -1,6 +1,10 @@
 """Flow: train the variants of an experiment on each of its seeds, some at a time.
 
 python -m flows.train [--experiment default] [--variants han ...] [--seeds 0 1 ...]
+
+The same by deployment (`make serve` first):
+
+prefect deployment run train/variant -p experiment=default -p variants='["han"]' -p seeds='[0, 1]' --watch
 """
 
 from prefect import flow

@@ -23,16 +23,18 @@ def inputs(
     text: tokens int32 [n, S, W], word_counts int32 [n, S], sentence_counts int32 [n], cut to the longest document
     and sentence among the rows, which changes no output because the networks do not see padding.
     text, ragged: tokens int32 [M], the rows' words one after the other and then zeros up to one of few lengths, with
-    counts as before, not cut: the shapes of a data set's batches are few, as CUDA graphs want them.
+    counts as before, S being the next power of two or all that the data set has: the shapes of a data set's batches are
+    few, as CUDA graphs want them.
     image: float32 [n, C, H, W], (pixel / 255 - mean) / deviation.
     """
     if prepared.kind == "text":
         sentence_counts = prepared.arrays["sentence_counts"][rows]
+        longest = int(sentence_counts.max())
         if ragged:
-            word_counts = prepared.arrays["word_counts"][rows]
+            word_counts = prepared.arrays["word_counts"][rows, : 1 << (longest - 1).bit_length()]
             tokens = in_a_row(documents(prepared, rows))
         else:
-            word_counts = prepared.arrays["word_counts"][rows, : sentence_counts.max()]
+            word_counts = prepared.arrays["word_counts"][rows, :longest]
             tokens = padded(documents(prepared, rows), word_counts)
         return tuple(torch.from_numpy(array).to(device) for array in (tokens, word_counts, sentence_counts))
     images = torch.from_numpy(prepared.arrays["images"][rows]).to(device).permute(0, 3, 1, 2)
@@ -51,14 +53,14 @@ def documents(prepared: Prepared, rows: np.ndarray) -> list[np.ndarray]:
 
 
 def padded(documents: Sequence[np.ndarray], word_counts: np.ndarray) -> np.ndarray:
-    """The words of ``documents``, of which ``word_counts`` [n, S] stand in each sentence -> int32 [n, S, W]."""
-    counts = word_counts.reshape(-1).astype(np.int64)
-    tokens = np.zeros((*word_counts.shape, counts.max()), np.int32)
-    words = np.concatenate(documents)
+    """The words of ``documents``, of which ``word_counts`` int32 [n, S] stand in each sentence -> int32 [n, S, W]."""
+    words, longest = torch.from_numpy(np.concatenate(documents)), int(word_counts.max())
+    counts = torch.from_numpy(word_counts).flatten().long()
     # From a word's place in the row of all words to its place in the array: as far as its sentence is moved.
-    moved = np.arange(len(counts)) * tokens.shape[2] - (np.cumsum(counts) - counts)
-    tokens.reshape(-1)[np.arange(len(words)) + np.repeat(moved, counts)] = words
-    return tokens
+    moved = torch.arange(len(counts)) * longest - (counts.cumsum(0) - counts)
+    places = torch.repeat_interleave(moved, counts, output_size=len(words)).add_(torch.arange(len(words)))
+    tokens = torch.zeros(len(counts) * longest, dtype=torch.int32).scatter_(0, places, words)
+    return tokens.numpy().reshape(*word_counts.shape, longest)
 
 
 def in_a_row(documents: Sequence[np.ndarray]) -> np.ndarray:

@@ -42,15 +42,16 @@ class Settings(Checked):
 DEBUG = Settings(embedding=8, hidden=4)
 
 
-def in_one_sequence(tokens: Tensor, word_counts: Tensor) -> tuple[Tensor, Tensor]:
-    """tokens int [N, S, W], word_counts int [N, S] -> real words in order, then padding, int [N, T], and counts [N]."""
-    padding = ~real_steps(word_counts, tokens.shape[2]).flatten(1)
+def in_one_sequence(word_counts: Tensor, words: int) -> tuple[Tensor, Tensor]:
+    """word_counts int [N, S] of sentences in rows of ``words`` places -> the places of a document's real words in
+    order, and then padding's, int64 [N, T], and how many words it has, int64 [N]."""
+    padding = ~real_steps(word_counts, words).flatten(1)
     order = padding.byte().argsort(dim=1, stable=True)
     counts = word_counts.sum(dim=1)
     if not torch.compiler.is_exporting():
         # The longest document depends on the data, which an exported graph cannot have: it reads all S W places.
         order = order[:, : max(1, int(counts.max()))]
-    return tokens.flatten(1).gather(1, order), counts
+    return order, counts
 
 
 class FlatGRU(nn.Module):
@@ -77,13 +78,18 @@ class FlatGRU(nn.Module):
 
     def read(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
         """tokens int [N, S, W], word_counts int [N, S] -> one vector a document, float [N, 2H]."""
-        words, counts = in_one_sequence(tokens, word_counts)
-        states = self.gru(self.dropout(self.embedding(words)), counts)
+        order, counts = in_one_sequence(word_counts, tokens.shape[2])
+        states = self.read_states(tokens, order, counts)
         if self.pooling is not None:
             return self.pooling(states, counts)[0]
         forwards, backwards = states.chunk(2, dim=-1)
         last = (counts - 1).clamp(min=0).long().reshape(-1, 1, 1).expand(-1, 1, forwards.shape[-1])
         return torch.cat([forwards.gather(1, last).squeeze(1), backwards[:, 0]], dim=-1)
+
+    def read_states(self, tokens: Tensor, order: Tensor, counts: Tensor) -> Tensor:
+        """tokens int [N, S, W], order int64 [N, T] of its words and their counts int64 [N] -> states [N, T, 2H]."""
+        words = tokens.flatten(1).gather(1, order)
+        return self.gru(self.dropout(self.embedding(words)), counts)
 
     def read_ragged(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
         """tokens int [M], word_counts int [N, S] -> one vector a document, float [N, 2H]."""
@@ -92,6 +98,22 @@ class FlatGRU(nn.Module):
         return last if self.pooling is None else self.pooling.read_ragged(states, offsets)
 
 
+class FlatGRUWithAttention(FlatGRU):
+    def attend(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The logits [N, K] with the attention: of words [N, S, W] and of sentences [N, S], 0 at padding.
+
+        The network weighs words of the document alone: a sentence has what its words have together, and each of its
+        words its share of that.
+        """
+        order, counts = in_one_sequence(word_counts, tokens.shape[2])
+        document, of_sequence = self.pooling(self.read_states(tokens, order, counts), counts)
+        weights = of_sequence.new_zeros(tokens.flatten(1).shape).scatter(1, order, of_sequence).view_as(tokens)
+        sentences = weights.sum(dim=-1)
+        words = weights / sentences.clamp(min=torch.finfo(weights.dtype).tiny).unsqueeze(-1)
+        return self.classifier(self.dropout(document)), words, sentences
+
+
 def build(settings: Settings, description: dict[str, Any]) -> FlatGRU:
     """The network for a prepared text data set (``description`` is its prepared.json)."""
-    return FlatGRU(settings, description["vocabulary_size"], len(description["classes"]))
+    network = FlatGRUWithAttention if settings.summary == "attention" else FlatGRU
+    return network(settings, description["vocabulary_size"], len(description["classes"]))

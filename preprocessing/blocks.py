@@ -22,7 +22,7 @@ import pyarrow
 import pyarrow.compute
 
 from preprocessing.manifest import DataSetEntry, Document, encode_labels, parse_document
-from preprocessing.text import CHUNK_END, SENTENCE_END, keep, mark_sentences, segment, words_and_ends
+from preprocessing.text import CHUNK_END, SENTENCE_END, keep, mark_sentences, words_and_ends
 from preprocessing.vocabulary import UNKNOWN_INDEX
 from storage.errors import InputError
 from storage.files import published_directory, read_json
@@ -66,7 +66,7 @@ class Block:
     source_rows        int64 [D], each document's number in the data's file
     training_counts    int64 [distinct words], how often each stands in the training split
     words              the block's distinct words, and CHUNK_END, which is counted nowhere
-    shown              (id, sentences) of its first SHOWN_DOCUMENTS documents of the test split
+    shown              the ids of its first SHOWN_DOCUMENTS documents of the test split
     """
 
     numbers: np.ndarray
@@ -77,7 +77,7 @@ class Block:
     source_rows: np.ndarray
     training_counts: np.ndarray
     words: list[str]
-    shown: list[tuple[str, list[list[str]]]]
+    shown: list[str]
 
     def save(self, directory: Path) -> None:
         """Write a file for each field; a folder that another process published first, for the same job, is kept."""
@@ -107,14 +107,12 @@ def read_block(job: Job) -> None:
         file.seek(job["start"])
         lines = io.BytesIO(file.read(job["stop"] - job["start"]))
     documents: list[Document] = []
-    texts, source_rows, shown = [], [], []
+    texts, source_rows = [], []
     for line_number, line in enumerate(lines, job["first_line"]):
         if chosen is None or line_number - 1 in chosen:
             document = parse_document(line, entry, f"{job['where']}, line {line_number}")
             texts.append(mark_sentences(document.text))
             documents.append(document._replace(text=""))
-            if document.split == "test" and len(shown) < SHOWN_DOCUMENTS:
-                shown.append((document.id, segment(document.text)))
             source_rows.append(line_number - 1)
 
     words, numbers, sentence_lengths, sentence_counts = number_words(texts)
@@ -132,7 +130,7 @@ def read_block(job: Job) -> None:
         source_rows=np.array(source_rows, np.int64),
         training_counts=np.bincount(numbers[in_training], minlength=len(words)),
         words=words,
-        shown=shown,
+        shown=[document.id for document in documents if document.split == "test"][:SHOWN_DOCUMENTS],
     ).save(Path(job["found"]))
 
 
@@ -184,7 +182,8 @@ def write_block(job: Job) -> dict[str, Any]:
 
     Returns {"tallies": for each split what its documents have and lose, "shown": [{"row", "id", "words"}, ...]}.
     """
-    block = Block.load(Path(job["found"]), words=False)
+    first_shown = job["first_rows"][SPLITS.index("test")]
+    block = Block.load(Path(job["found"]), words=first_shown < job["shown_end"])
     vocabulary = np.load(job["vocabulary"], allow_pickle=False)
     arrays, next_rows, next_words = Path(job["arrays"]), list(job["first_rows"]), list(job["first_words"])
     tallies = [Counter() for _ in SPLITS]
@@ -215,13 +214,22 @@ def write_block(job: Job) -> dict[str, Any]:
                 write_rows(arrays / "tokens.npy", next_words[number], kept)
                 next_words[number] += len(kept)
                 tally.update(tally_of(sentence_counts[where], document_words[where], kept, word_counts[where]))
-    first_shown = job["first_rows"][SPLITS.index("test")]
+    in_test = np.flatnonzero(block.split == SPLITS.index("test"))
     shown = [
-        {"row": row, "id": identity, "words": keep(sentences, *job["kept"])}
-        for row, (identity, sentences) in enumerate(block.shown, first_shown)
-        if row < job["shown_end"]
+        {"row": row, "id": block.shown[place], "words": keep(words_of(block, in_test[place]), *job["kept"])}
+        for place, row in enumerate(range(first_shown, min(job["shown_end"], first_shown + len(block.shown))))
     ]
     return {"tallies": dict(zip(SPLITS, tallies, strict=True)), "shown": shown}
+
+
+def words_of(block: Block, document: int) -> list[list[str]]:
+    """The sentences of one document of a block, each a list of its words, as ``preprocessing.text.segment`` does."""
+    first = int(block.sentence_counts[:document].sum(dtype=np.int64))
+    lengths = block.sentence_lengths[first : first + int(block.sentence_counts[document])].astype(np.int64)
+    start = int(block.sentence_lengths[:first].sum(dtype=np.int64))
+    words = [block.words[number] for number in block.numbers[start : start + lengths.sum()]]
+    stops = np.cumsum(lengths).tolist()
+    return [words[stop - length : stop] for stop, length in zip(stops, lengths.tolist(), strict=True)]
 
 
 def cut(

@@ -13,6 +13,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +198,9 @@ def _writing_jobs(
     """Yield a job for each block, its words looked up here: the whole vocabulary is in one process alone."""
     for number, (rows, words) in enumerate(zip(first_rows, first_words, strict=True)):
         found, vocabulary = temporary / str(number), temporary / f"{number}.npy"
-        numbers = [index.get(word, UNKNOWN_INDEX) for word in Block.load(found).words]
-        np.save(vocabulary, np.array(numbers, np.int32), allow_pickle=False)
+        words_of_block = Block.load(found).words
+        numbers = map(index.get, words_of_block, repeat(UNKNOWN_INDEX))
+        np.save(vocabulary, np.fromiter(numbers, np.int32, len(words_of_block)), allow_pickle=False)
         yield {
             "found": str(found),
             "vocabulary": str(vocabulary),

@@ -9,6 +9,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 
 PADDING, UNKNOWN = "<pad>", "<unk>"
@@ -29,7 +30,7 @@ class WordCounts:
 
     def add(self, words: Iterable[str], counts: Iterable[int]) -> None:
         """Add the counts of some distinct words; those that are 0 are passed over."""
-        self.in_memory.update({word: count for word, count in zip(words, counts, strict=True) if count})
+        self.in_memory.update(dict(filter(itemgetter(1), zip(words, counts, strict=True))))
         if len(self.in_memory) > MOST_IN_MEMORY:
             self._pour_out()
 

@@ -18,7 +18,7 @@ import pytest
 from flows import predict
 from storage.files import read_json
 from storage.source import ROOT
-from tasks.registry import log_model, registered_name, set_champion
+from tasks.registry import log_model, set_champion
 from tasks.tracking import open_tracking
 from tests.conftest import clean_environment
 from tests.tasks.examples import evaluate_run, finish_run, make_job, prepared_images, prepared_text
@@ -182,28 +182,15 @@ def test_models_are_loaded_beside_the_project_with_their_own_code(folder):
 @pytest.fixture(scope="module")
 def server(folder):
     """MLflow's scoring server on the HAN; yields a function that posts a body and returns the status and the answer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder.directory)
-        version = open_tracking().client.get_model_version(registered_name("snippets"), "1")
-    model_id = version.source.removeprefix("models:/")
-    (files,) = folder.directory.glob(f"mlartifacts/**/{model_id}/artifacts")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = folder.directory / "server.txt"
-    command = [
-        "models",
-        "serve",
-        "-m",
-        str(files),
-        "--env-manager",
-        "local",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
+    address = ["--host", "127.0.0.1", "--port", str(port)]
+    command = ["models", "serve", "-m", "models:/reread-snippets/1", "--env-manager", "local", *address]
+    # The model brings its code: the project is not needed.
     environment = {name: value for name, value in folder.environment.items() if name != "PYTHONPATH"}
+    environment["MLFLOW_TRACKING_URI"] = "sqlite:///mlflow.db"
     with open(log, "w") as output:
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "mlflow", *command],

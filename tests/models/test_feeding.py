@@ -80,6 +80,15 @@ def test_ragged_text_is_the_same_words_in_one_of_few_lengths(text):
     assert word_counts.shape == (3, 5) and word_counts[:, : cut_counts.shape[1]].tolist() == cut_counts.tolist()
 
 
+def test_ragged_counts_are_cut_to_the_longest_document_up_to_a_power_of_two(text):
+    counts = text.arrays["sentence_counts"]
+    for longest, columns in ((1, 1), (2, 2), (3, 4), (4, 4), (5, 5)):
+        rows = np.flatnonzero(counts <= longest)
+        assert counts[rows].max() == longest
+        _, word_counts, _ = feeding.inputs(text, rows, ragged=True)
+        assert word_counts.tolist() == text.arrays["word_counts"][rows, :columns].tolist()
+
+
 def test_the_lengths_of_ragged_text_are_few_and_not_much_too_long():
     lengths = [len(feeding.in_a_row([np.ones(count, np.int32)])) for count in range(3001)]
     assert lengths[0] == 1

@@ -71,17 +71,44 @@ def test_han_is_the_network_of_yang_et_al(text):
         torch.testing.assert_close(logits[n], han.classifier(document))
 
 
-@pytest.mark.parametrize("settings", [{}, {"pooling": "mean"}, {"pooling": "max", "cell": "rnn"}])
-def test_han_s_weights_sum_to_one_over_what_is_real(text, settings):
-    han = models.build("han", settings, text.description).eval()
+SHOWN = [
+    ("han", {}),
+    ("han", {"pooling": "mean"}),
+    ("han", {"pooling": "max", "cell": "rnn"}),
+    ("gru_flat", {"summary": "attention"}),
+]
+
+
+@pytest.mark.parametrize(("model", "settings"), SHOWN)
+def test_weights_sum_to_one_over_what_is_real(text, model, settings):
+    network = models.build(model, settings, text.description).eval()
     tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
     with torch.no_grad():
-        logits, words, sentences = han.attend(tokens, word_counts, sentence_counts)
+        logits, words, sentences = network.attend(tokens, word_counts, sentence_counts)
     assert words.shape == tokens.shape and sentences.shape == word_counts.shape
     torch.testing.assert_close(words.sum(-1), (word_counts > 0).float())
     torch.testing.assert_close(sentences.sum(-1), torch.ones(len(tokens)))
     assert not words[tokens == 0].any() and not sentences[word_counts == 0].any()
-    assert torch.equal(logits, han(tokens, word_counts, sentence_counts))
+    assert torch.equal(logits, network(tokens, word_counts, sentence_counts))
+
+
+def test_a_network_without_weights_says_so_by_having_none_to_show(text):
+    for model, settings in (("gru_flat", {}), ("gru_flat", {"summary": "mean"}), ("word_average", {})):
+        assert not hasattr(models.build(model, settings, text.description), "attend")
+
+
+@torch.no_grad()
+def test_the_flat_gru_s_attention_is_over_all_words_of_the_document(text):
+    torch.manual_seed(1)
+    flat = models.build("gru_flat", {"embedding": 6, "hidden": 5, "summary": "attention"}, text.description)
+    flat = flat.eval().double()
+    tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
+    logits, words, sentences = flat.attend(tokens, word_counts, sentence_counts)
+    for n in range(len(tokens)):
+        vectors = [flat.embedding.weight[token] for token in tokens[n].flatten() if token]
+        document, weights = attention(flat.pooling, both_directions(flat.gru, vectors))
+        torch.testing.assert_close((words[n] * sentences[n].unsqueeze(-1))[tokens[n] != 0], weights)
+        torch.testing.assert_close(logits[n], flat.classifier(document))
 
 
 @torch.no_grad()

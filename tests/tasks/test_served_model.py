@@ -53,6 +53,8 @@ def folder(tmp_path, monkeypatch):
     """An empty project folder as the current one, which no server of the user's reaches."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    # MLflow puts the code of each model that it loads before the project's, for this process and those it starts.
+    monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
 
 

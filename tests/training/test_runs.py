@@ -79,13 +79,13 @@ def directory(job):
 @pytest.fixture
 def whole(write_job, text_directory):
     """A run of 40 epochs that was left alone: the events that it told."""
-    job = write_job(text_directory, "whole", training={"maximum_epochs": 40, "patience": 40})
+    job = write_job(text_directory, "whole", training={"maximum_epochs": 40, "patience": 40, "average_decay": 0.9})
     return job, [json.loads(line) for line in train(job, "--events").splitlines()]
 
 
 def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(whole, write_job, text_directory):
     left_alone, events = whole
-    settings = {"maximum_epochs": 40, "patience": 40}
+    settings = {"maximum_epochs": 40, "patience": 40, "average_decay": 0.9}
     killed = write_job(text_directory, "killed", run_key="whole", training=settings)
     for epoch, with_signal, code in ((3, signal.SIGKILL, -signal.SIGKILL), (12, signal.SIGTERM, 143)):
         process = start(killed, "--events")
