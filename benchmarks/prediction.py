@@ -64,7 +64,7 @@ class Subject:
             texts = [self.texts[place] for place in places[start : start + batch]]
             reading = read(texts, self.index, *kept)
             prepared = Prepared(Path(), self.prepared.description, reading.arrays)
-            if hasattr(self.network, "attend"):
+            if answers.attends(self.network):
                 answers.answer_with_attention(self.network, prepared, reading.words)
             else:
                 answers.answer(self.network, prepared)

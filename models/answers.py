@@ -11,10 +11,16 @@ import torch
 from torch import nn
 
 from models import feeding
+from models.layers.attention import Attention
 from storage.prepared import Prepared
 
 LIKELY = 0.5
 ROWS_AT_A_TIME = 128
+
+
+def attends(network: nn.Module) -> bool:
+    """Whether the network has attention to show; a mean or maximum in its place weighs words, and attends to none."""
+    return hasattr(network, "attend") and any(isinstance(part, Attention) for part in network.modules())
 
 
 def answer(network: nn.Module, prepared: Prepared) -> dict[str, list[Any]]:
@@ -30,7 +36,7 @@ def answer(network: nn.Module, prepared: Prepared) -> dict[str, list[Any]]:
 def answer_with_attention(
     network: nn.Module, prepared: Prepared, words: Sequence[Sequence[Sequence[str]]]
 ) -> dict[str, list[Any]]:
-    """``answer`` with a column ``attention`` more, of a network that has some (``attend``).
+    """``answer`` with a column ``attention`` more, of a network that ``attends``.
 
     ``words``: of each row the sentences that it read, each a list of words. Attention of a row: for each of its
     sentences the ``weight``, the ``words``, and the weight of each in the sentence, ``word_weights``.

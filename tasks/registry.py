@@ -157,6 +157,8 @@ def load_model(
             loaded = pyfunc.load_model(str(folder), suppress_warnings=True)
     except (MlflowException, OSError, ValueError) as error:
         raise InputError(f"{which} does not load ({str(error).splitlines()[0]}): choose another version") from None
+    if kind == "text" and "words_read" not in loaded.metadata.signature.outputs.input_names():
+        raise InputError(f"{which} was registered before models said what they read: `make run` registers it anew")
     return LoadedModel(chosen.name, str(chosen.version), chosen.tags.get("variant", "unknown"), kind, loaded)
 
 

@@ -57,7 +57,7 @@ class ServedModel(PythonModel):
         if self.description["kind"] == "image":
             return self._answer_images(np.asarray(model_input))
         texts = _texts(model_input)
-        attention = (params or {}).get("attention", True) and hasattr(self.network, "attend")
+        attention = (params or {}).get("attention", True) and self.answers.attends(self.network)
         parts = [self._answer_documents(part, attention) for part in _parts(texts)]
         if not parts:
             # One document is read for the names of the columns.
