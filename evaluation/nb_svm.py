@@ -10,6 +10,10 @@ f: whether a document has each unigram and bigram, 0 or 1, [N, V]. For one class
 and an L2-regularised linear SVM with squared hinge loss is fitted on r * f (elementwise), whose weights w are drawn
 towards their mean magnitude: w' = (1 - beta) mean |w| + beta w. As in the paper alpha is 1 and beta 0.25. Several
 classes, and several labels: one against the rest.
+
+So the SVM is interpolated with naive Bayes (weights r, intercept log(N+ / N-)) times mean |w|. The paper does not say
+what becomes of the SVM's intercept; here intercepts are interpolated like the weights. With the SVM's own, for
+weights four times as large, IMDB's validation accuracy (C = 1) was .905 where it is .920.
 """
 
 from collections.abc import Mapping, Sequence
@@ -99,5 +103,7 @@ def one_against_the_rest(features: csr_matrix, positive: np.ndarray, strength: f
     )
     machine = LinearSVC(C=strength, dual=True, random_state=0, max_iter=MOST_ITERATIONS).fit(scaled, positive)
     weights = machine.coef_[0]
-    weights = (1 - BETA) * np.abs(weights).mean() + BETA * weights
-    return ratio * weights, float(machine.intercept_[0])
+    magnitude = np.abs(weights).mean()
+    prior = np.log(positive.sum() / (~positive).sum())
+    intercept = (1 - BETA) * magnitude * prior + BETA * machine.intercept_[0]
+    return ratio * ((1 - BETA) * magnitude + BETA * weights), float(intercept)

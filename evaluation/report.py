@@ -34,11 +34,13 @@ def evaluate_experiment(
     destination: Path,
     command: str = "",
     environment: Mapping[str, Any] | None = None,
+    repeated: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Any]:
     """Judge the pairs of an experiment, write its report to ``destination`` (replaced whole), and return what it says.
 
     experiment: the resolved experiment (name, title, variants, seeds, pairs, smallest_effect, alpha, evaluate_on,
     tuning). baselines: by data set and name. command and environment: how it was run, for the report alone.
+    repeated: by data set which test rows, bool [m], stand in another split too.
     Returns {"metrics": metrics.json, "verdicts": [...], "files": [paths]}.
 
     With ``evaluate_on: validation`` (an experiment that tunes) the test split is not read.
@@ -55,7 +57,7 @@ def evaluate_experiment(
     records = sorted(records, key=lambda record: (order.index(record.variant), record.seed))
     refuse_twice(records)
 
-    metrics = summarise(experiment, records, baselines, splits)
+    metrics = summarise(experiment, records, baselines, splits, repeated)
     verdicts = judge_experiment(experiment, records, baselines, split)
     said = rounded([verdict.as_dict() for verdict in verdicts])
     times = latencies(records)

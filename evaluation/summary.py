@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.baselines import Baseline
-from evaluation.metrics import metric_names
+from evaluation.metrics import metric_names, split_metrics
 from evaluation.records import RunRecord
 from evaluation.statistics import mean_interval
 
@@ -22,10 +22,11 @@ def summarise(
     records: Sequence[RunRecord],
     baselines: Mapping[str, Mapping[str, Baseline]],
     splits: Sequence[str],
+    repeated: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Any]:
     """The nested values of metrics.json, which ``dvc metrics diff`` reads: variants, baselines, champions.
 
-    An experiment with a grid has ``tuned`` as well.
+    An experiment with a grid has ``tuned`` as well, and one with ``repeated`` test rows ``without_repeated``.
     """
     variants = {}
     for name in experiment["variants"]:
@@ -33,6 +34,7 @@ def summarise(
         if mine:
             variants[name] = summarise_variant(experiment["variants"][name], mine, splits)
     choice = {"tuned": tuned(experiment["trials"], variants)} if experiment.get("trials") else {}
+    again = without_repeated(records, baselines, repeated or {})
     return rounded(
         {
             "experiment": experiment["name"],
@@ -44,6 +46,7 @@ def summarise(
             },
             "champions": champions(variants),
             **choice,
+            **({"without_repeated": again} if again else {}),
         }
     )
 
@@ -144,6 +147,43 @@ def tuned(trials: Mapping[str, Sequence[str]], variants: Mapping[str, Mapping[st
         if scores:
             found[name] = {"chosen": best_variant(list(scores), variants), "trials": scores}
     return found
+
+
+def without_repeated(
+    records: Sequence[RunRecord],
+    baselines: Mapping[str, Mapping[str, Baseline]],
+    repeated: Mapping[str, np.ndarray],
+) -> dict[str, dict[str, Any]]:
+    """By data set the score on the test rows that stand in no other split, of variants (over seeds) and baselines.
+
+    repeated: by data set bool [m]; a data set where no row is repeated has no entry.
+    """
+    found = {}
+    for data, rows in repeated.items():
+        mine = [record for record in records if record.data == data]
+        if not rows.any() or not mine:
+            continue
+        task, classes, labels = mine[0].description["task"], mine[0].description["classes"], mine[0].labels("test")
+        kept = ~rows
+        measured = (labels[kept], task, classes)
+        by_variant: dict[str, list[float | None]] = {}
+        for record in mine:
+            by_variant.setdefault(record.variant, []).append(score_of(record.probabilities("test")[kept], *measured))
+        found[data] = {
+            "metric": metric_names(task)[0],
+            "rows_left_out": int(rows.sum()),
+            "variants": {name: over_seeds(values) for name, values in by_variant.items()},
+            "baselines": {
+                name: score_of(baseline.probabilities["test"][kept], *measured)
+                for name, baseline in baselines.get(data, {}).items()
+            },
+        }
+    return found
+
+
+def score_of(probabilities: np.ndarray, labels: np.ndarray, task: str, classes: list[str]) -> float | None:
+    """The task's first metric."""
+    return split_metrics(probabilities, labels, task, classes)[metric_names(task)[0]]
 
 
 def best_variant(names: Sequence[str], variants: Mapping[str, Mapping[str, Any]]) -> str:

@@ -4,9 +4,11 @@ python -m tasks.evaluate [--experiment default]
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.context import TaskRunContext
 
@@ -18,7 +20,7 @@ from evaluation.run import WEIGHTS, evaluate_run
 from preprocessing.uncut import uncut_rows
 from storage.errors import InputError, command
 from storage.files import read_json
-from storage.prepared import SPLITS, open_prepared
+from storage.prepared import SPLITS, Prepared, open_prepared
 from tasks.folders import reports_root, runs_root
 from tasks.jobs import elsewhere, machine, make_job
 from tasks.parameters import Experiment, load_experiment
@@ -57,7 +59,13 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
         )
     tracking = open_tracking()
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
-    baselines = {name: _baselines(Path(folder), splits) for name, folder in sorted(prepared.items())}
+    baselines, repeated = {}, {}
+    for name, folder in sorted(prepared.items()):
+        data = open_prepared(Path(folder))
+        uncut = uncut_rows(data, [split for split in SPLITS if split == "train" or split in splits])
+        baselines[name] = _baselines(data, uncut)
+        if "test" in splits:
+            repeated[name] = repeated_rows(uncut)
     destination = reports_root() / (f"{experiment}-part" if part else experiment)
     found = evaluate_experiment(
         chosen.as_dictionary(),
@@ -66,6 +74,7 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
         destination,
         command=f"python -m flows.pipeline --experiment {experiment}",
         environment={**machine(), "threads a run": jobs[0]["training"]["threads"], **commit()},
+        repeated=repeated,
     )
     if not part:
         _track(chosen, records, found, tracking)
@@ -82,17 +91,24 @@ def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracking: Tracki
     return RunRecord(job["variant"], job["data"], job["seed"], run_directory, prepared, evaluation)
 
 
-def _baselines(prepared_directory: Path, splits: tuple[str, ...]) -> dict[str, Baseline]:
+def _baselines(prepared: Prepared, uncut: Mapping[str, Any]) -> dict[str, Baseline]:
     """What a user would try first, on the very rows that the networks have, but uncut."""
-    prepared = open_prepared(prepared_directory)
-    read = [split for split in SPLITS if split == "train" or split in splits]
-    inputs = uncut_rows(prepared, read)
-    labels = {split: prepared.labels[prepared.rows(split)] for split in read}
+    labels = {split: prepared.labels[prepared.rows(split)] for split in uncut}
     cache = runs_root() / "baselines"
     return {
-        name: evaluate_baseline(name, inputs, labels, prepared.task, prepared.classes, cache)
+        name: evaluate_baseline(name, uncut, labels, prepared.task, prepared.classes, cache)
         for name in BASELINES[prepared.kind]
     }
+
+
+def repeated_rows(uncut: Mapping[str, Any]) -> np.ndarray:
+    """Which test rows, bool [m], stand byte for byte in the training or validation split too."""
+
+    def content(row: Any) -> Any:
+        return row if isinstance(row, str) else row.tobytes()
+
+    seen = {content(row) for split in ("train", "validation") for row in uncut[split]}
+    return np.array([content(row) in seen for row in uncut["test"]], bool)
 
 
 def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, Any], tracking: Tracking) -> None:

@@ -112,7 +112,9 @@ def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools
     experiment, records = texts
     svm = replace(baseline_of(tools, text_data, skill=0.5), name="NB-SVM", temperature=0.25)
     experiment = experiment_of(experiment["variants"], [("han", "nb-svm", "accuracy")])
-    found = evaluate_experiment(experiment, records, {"corpus": {"nb-svm": svm}}, tmp_path / "trial")
+    repeated = {"corpus": np.arange(60) < 5}
+    baselines = {"corpus": {"nb-svm": svm}}
+    found = evaluate_experiment(experiment, records, baselines, tmp_path / "trial", repeated=repeated)
     (verdict,) = found["verdicts"]
     han, flat = (found["metrics"]["variants"][name]["seeds"] for name in ("han", "flat"))
     expected = [han[str(seed)]["test"]["accuracy"] - svm.metrics["test"]["accuracy"] for seed in SEEDS]
@@ -125,7 +127,13 @@ def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools
     both = verdict["over_seeds_and_items"]
     assert (both["low"], both["high"]) == pytest.approx((by_hand.low, by_hand.high), abs=1e-9)
     assert both["low"] < verdict["over_seeds"]["low"]
+    again = found["metrics"]["without_repeated"]["corpus"]
+    kept = [(one[5:].argmax(axis=1) == labels[5:]).mean() for one in of_seeds]
+    assert again["rows_left_out"] == 5 and again["variants"]["han"]["mean"] == pytest.approx(np.mean(kept))
+    alone = (svm.probabilities["test"][5:].argmax(axis=1) == labels[5:]).mean()
+    assert again["baselines"] == {"nb-svm": pytest.approx(alone)}
     page = (tmp_path / "trial" / "report.html").read_text()
+    assert "Without the 5 test rows that stand byte for byte" in page
     assert page.count("nb-svm has no seeds: each seed of the network is compared with its one figure") == 1
     assert "A baseline has no seeds" in page and "by one temperature, also chosen on validation: 0.25" in page
     assert "nb-svm" in (tmp_path / "trial" / "differences.csv").read_text()
