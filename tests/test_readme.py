@@ -38,10 +38,45 @@ ELSEWHERE = {
     "python -m training JOB.json": ("tests/training/test_runs.py", "training"),
     "prefect deployment run pipeline/default --watch": ("tests/flows/test_serve.py", "pipeline/default"),
     "prefect deployment run pipeline/default -p experiment=tiny --watch": ("tests/flows/test_serve.py", "tiny"),
-    "prefect deployment run train/variant -p variants='[\"han\"]' --watch": (
+    "prefect deployment run train/variant -p experiment=tiny -p variants='[\"han\"]' --watch": (
         "tests/flows/test_serve.py",
         "train/variant",
     ),
+    "python -m studies.quantiles --prepared FOLDER ...": ("tests/studies/test_quantiles.py", "studies.quantiles"),
+    "python -m studies.gates --runs RUN ... --prepared FOLDER": ("tests/studies/test_gates.py", "studies.gates"),
+    "python -m studies.deletion --runs RUN ... --prepared FOLDER": (
+        "tests/studies/test_deletion.py",
+        "studies.deletion",
+    ),
+    "python -m training.machine > machine.json": ("tests/training/test_several_jobs.py", "training.machine"),
+    "REREAD_MACHINE=machine.json python -m tasks.jobs --experiment imdb > jobs.txt": (
+        "tests/tasks/test_jobs.py",
+        "tasks.jobs",
+    ),
+    "REREAD_RUNS_A_GPU=6 xargs -n 8 -P 6 python -m training < jobs.txt": (
+        "tests/training/test_several_jobs.py",
+        "training",
+    ),
+    "xargs -n 1 dirname < jobs.txt | xargs python -m evaluation --test": ("tests/tasks/test_jobs.py", "evaluation"),
+    "REREAD_MACHINE=machine.json python -m flows.evaluate --experiment imdb": (
+        "tests/tasks/test_jobs.py",
+        "REREAD_MACHINE",
+    ),
+    'python -m flows.predict --data docstrings "Return the eigenvalues of a matrix. They are sorted."': (
+        "tests/flows/test_predict.py",
+        "flows.predict",
+    ),
+    "python -m flows.predict --data docstrings --variant han --file README.md": (
+        "tests/flows/test_predict.py",
+        "flows.predict",
+    ),
+    "python -m flows.predict --data docstrings --file DOCUMENTS.txt --lines --json": (
+        "tests/flows/test_predict.py",
+        "flows.predict",
+    ),
+    "MLFLOW_TRACKING_URI=sqlite:///mlflow.db mlflow models serve -m models:/reread-docstrings@champion "
+    "--env-manager local --host 127.0.0.1 --port 5001": ("tests/flows/test_predict.py", "models:/reread-snippets/1"),
+    "python -m benchmarks.prediction --model runs/KEY": ("tests/benchmarks/test_prediction.py", "prediction.main"),
 }
 # Long ones are run with the tiny experiment.
 RUN = {
