@@ -49,12 +49,15 @@ def in_autocast(device: str, *tensors: Tensor | None) -> tuple[Tensor | None, ..
     )
 
 
-def parameters_in_autocast(device: str, x: Tensor, *parameters: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Parameters for a kernel that rounds float32 ones itself, beside ``x`` as autocast has it: all float32 or of x's
-    dtype they stay, else they are cast as x was."""
-    if all(tensor is None or tensor.dtype in (x.dtype, torch.float32) for tensor in parameters):
+def parameters_in_autocast(x: Tensor, *parameters: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Parameters for a kernel that rounds float32 ones itself, beside ``x`` as autocast has it.
+
+    Beside float64, and where each is float32 or of x's dtype, they stay; else all are cast to x's.
+    """
+    kept = (x.dtype, torch.float32)
+    if x.dtype == torch.float64 or all(tensor is None or tensor.dtype in kept for tensor in parameters):
         return parameters
-    return in_autocast(device, *parameters)
+    return tuple(None if tensor is None else tensor.to(x.dtype) for tensor in parameters)
 
 
 def _off_for(device: str, autocast: Callable[..., Any]) -> Callable[..., Any]:

@@ -151,7 +151,7 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
 
     documents = flow.directory / "data/docstrings/documents.jsonl"
     documents.write_bytes(documents.read_bytes().replace(b"array", b"arrax", 1))
-    flow.edit("params.yaml", "minimum_count: 5", "minimum_count: 6")
+    flow.edit("params.yaml", "minimum_count: 5        #", "minimum_count: 6        #")
     refused = flow.run("dvc", "repro", code=None)
     assert refused.returncode != 0
     assert "documents.jsonl" in refused.stdout + refused.stderr

@@ -277,7 +277,7 @@ def _cast(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Autocast: states as a linear layer casts them; the kernels round float32 parameters themselves."""
     (states,) = in_autocast(device, states)
-    parameters = parameters_in_autocast(device, states, weight, bias, context)
+    parameters = parameters_in_autocast(states, weight, bias, context)
     return torch.ops.cuda_ext.attention_pooling(states, bounds, ragged, *parameters)
 
 

@@ -439,7 +439,7 @@ def reference_backward(
 def _cast(device: str, x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
     """Autocast: x takes its dtype; parameters of float32 are rounded where they multiply, others take it as well."""
     (x,) = in_autocast(device, x)
-    return torch.ops.cuda_ext.gru(x, limits, keep, *parameters_in_autocast(device, x, *given))
+    return torch.ops.cuda_ext.gru(x, limits, keep, *parameters_in_autocast(x, *given))
 
 
 define(
