@@ -40,8 +40,6 @@ from storage.errors import InputError, command
 from storage.parts import counted_up, without_words
 from storage.prepared import Prepared
 from studies import evidence, trained
-from training.device import claimed, configure
-from training.settings import Settings
 
 NAME = "deletion"
 SMALLEST_EFFECT = 0.02
@@ -268,15 +266,9 @@ def panel(axes: Axes, found: pd.DataFrame, column: str) -> None:
 
 
 def main() -> None:
-    parser = evidence.options(NAME, "What attention weights are worth: documents without the words attended to.")
-    trained.add_options(parser)
-    parser.add_argument("--documents", type=int, default=Plan.documents, help="how many are drawn (%(default)s)")
-    arguments = parser.parse_args()
-    place = evidence.destination(arguments.to, NAME)
-    plan = DEBUG if arguments.debug else dataclasses.replace(Plan(), documents=arguments.documents)
-    with claimed() as device:
-        configure(Settings())
-        print(evidence.told(study(plan, arguments.runs, arguments.prepared, place, device), place))
+    trained.command_line(
+        NAME, "What attention weights are worth: documents without attended words.", Plan(), DEBUG, study
+    )
 
 
 if __name__ == "__main__":

@@ -66,8 +66,6 @@ from studies.gate_measures import (
     trace,
 )
 from studies.plots import PHRASE, PLOTS, in_one_sentence, in_sentences
-from training.device import claimed, configure
-from training.settings import Settings
 
 NAME = "gates"
 ALPHA = 0.05
@@ -488,15 +486,7 @@ def phrase_panel(axes: Axes, found: pd.DataFrame) -> None:
 
 
 def main() -> None:
-    parser = evidence.options(NAME, "What the gates of trained networks do.")
-    trained.add_options(parser)
-    parser.add_argument("--documents", type=int, default=Plan.documents, help="how many are drawn (%(default)s)")
-    arguments = parser.parse_args()
-    place = evidence.destination(arguments.to, NAME)
-    plan = DEBUG if arguments.debug else dataclasses.replace(Plan(), documents=arguments.documents)
-    with claimed() as device:
-        configure(Settings())
-        print(evidence.told(study(plan, arguments.runs, arguments.prepared, place, device), place))
+    trained.command_line(NAME, "What the gates of trained networks do.", Plan(), DEBUG, study)
 
 
 if __name__ == "__main__":

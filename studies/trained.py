@@ -1,7 +1,7 @@
 """Trained networks that a study reads: finished runs of one variant, one a seed, and the arrays of their training."""
 
-import argparse
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,26 @@ from storage.errors import InputError
 from storage.files import read_json
 from storage.parts import counted_up, of_rows
 from storage.prepared import Prepared, open_prepared
+from studies import evidence
+from training.device import claimed, configure
+from training.settings import Settings
 
 BATCH = 64
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def command_line(name: str, description: str, plan: Any, debug: Any, study: Callable[..., dict[str, Any]]) -> None:
+    """The command of a study of trained networks: ``study(plan, runs, prepared folder, place, device)`` with what the
+    options say, ``plan`` being a dataclass with the number of ``documents``, and ``debug`` the same in small."""
+    parser = evidence.options(name, description)
     parser.add_argument("--runs", type=Path, nargs="+", required=True, help="folders of finished runs, one a seed")
     parser.add_argument("--prepared", type=Path, required=True, help="the folder of the arrays they were trained on")
+    parser.add_argument("--documents", type=int, default=plan.documents, help="how many are drawn (%(default)s)")
+    arguments = parser.parse_args()
+    place = evidence.destination(arguments.to, name)
+    plan = debug if arguments.debug else dataclasses.replace(plan, documents=arguments.documents)
+    with claimed() as device:
+        configure(Settings())
+        print(evidence.told(study(plan, arguments.runs, arguments.prepared, place, device), place))
 
 
 def open_text(directory: Path) -> Prepared:
