@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import models
 from evaluation.metrics import predicted
 from evaluation.page import render
 from evaluation.run import one_thread, to_probabilities
 from models import feeding
-from models.layers.attention import Attention
+from models.answers import attends
 from storage.files import read_json, write_text
 from storage.prepared import Prepared
 
@@ -37,11 +36,6 @@ def has_attention(run_directory: Path, prepared: Prepared) -> bool:
     if not (run_directory / "best.safetensors").is_file():
         return False
     return attends(models.load(run_directory, prepared.description))
-
-
-def attends(network: nn.Module) -> bool:
-    """Whether the network gives attention: one that takes the mean in its place gives weights, and does not attend."""
-    return hasattr(network, "attend") and any(isinstance(part, Attention) for part in network.modules())
 
 
 def attention_page(run_directory: Path, prepared: Prepared, title: str) -> str:

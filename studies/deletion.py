@@ -29,13 +29,13 @@ from matplotlib.axes import Axes
 from torch import nn
 
 from cuda_ext import library
-from evaluation.attention import attends
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
 from evaluation.run import to_probabilities
 from evaluation.statistics import mean_interval, paired_interval
 from evaluation.verdicts import RULE, Measured, Pair, judge
 from models import feeding
+from models.answers import attends
 from storage.errors import InputError, command
 from storage.parts import counted_up, without_words
 from storage.prepared import Prepared
