@@ -22,6 +22,13 @@ class GraphWarning(UserWarning):
     """A network's step cannot be captured in a CUDA graph: it is called instead."""
 
 
+def draw_outside_of_graphs() -> None:
+    """Let the current GPU draw random numbers after a capture that failed: until it is given a state that no graph
+    knows, its generator believes to be captured still, and refuses."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a step gave, on the device: reading a value waits for the step.
@@ -118,6 +125,7 @@ class Step:
                 raise
             except RuntimeError as error:
                 self.graphed = False
+                draw_outside_of_graphs()
                 first = str(error).splitlines()[0]
                 warnings.warn(f"no CUDA graph holds this network's step ({first})", GraphWarning, stacklevel=3)
                 return None
