@@ -57,7 +57,7 @@ def recurrence(cell: cells.Name, inputs: int, units: int) -> nn.Module:
 
 class HierarchicalAttentionNetwork(nn.Module):
     def __init__(self, settings: Settings, vocabulary_size: int, classes: int, most_words: int | None) -> None:
-        """most_words: of a sentence in the prepared data; None where the cell need not know."""
+        """most_words: of a sentence in the prepared data; None where a kernel reads sentences of any length."""
         super().__init__()
         width = 2 * settings.hidden
         self.embedding = WordEmbedding(
@@ -72,7 +72,7 @@ class HierarchicalAttentionNetwork(nn.Module):
         self.most_words = most_words
         narrow = settings.pooling != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
         # A loop over steps lays ragged words out in rows, all of one width: so its step fits a CUDA graph as well.
-        self.reads_ragged = settings.cell != "gru" or (settings.hidden <= MOST_UNITS and narrow)
+        self.reads_ragged = most_words is not None or (settings.hidden <= MOST_UNITS and narrow)
 
     def forward(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> Tensor:
         """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] -> logits float [N, K].
@@ -133,8 +133,8 @@ class HierarchicalAttentionNetwork(nn.Module):
 
 def build(settings: Settings, description: dict[str, Any]) -> HierarchicalAttentionNetwork:
     """The network for a prepared text data set (``description`` is its prepared.json)."""
-    # Kernels read sentences of any length; a loop over steps must know its number of steps beforehand.
-    most_words = None if settings.cell == "gru" else description["lengths"]["words"]["kept"]
+    # A loop over steps must know its number of steps beforehand.
+    most_words = description["lengths"]["words"]["kept"] if settings.cell == "gru-relu" else None
     return HierarchicalAttentionNetwork(
         settings, description["vocabulary_size"], len(description["classes"]), most_words
     )

@@ -14,11 +14,13 @@ By name:
     gru-relu     ReLU in place of tanh in the candidate
     no-reset     r = 1: the candidate always sees the whole state
     no-update    z = 0: the state is the candidate, h_t = h~_t, and nothing is carried over unchanged
-    minimal      one gate f for both, z = 1 - f (Zhou et al. 2016, arXiv 1603.09420, the minimal gated unit):
-                 h~_t = tanh(W_h x_t + U_h (f_t * h_{t-1}) + b_h), the gate before the matrix as published there
+    minimal      one gate f for both, r = f and z = 1 - f: the minimal gated unit of Zhou et al. 2016, arXiv 1603.09420,
+                 who have the gate before the matrix; here it stands after it, as the GRU's, so that two gates or one
+                 is all that differs
     rnn          r = 1 and z = 0, which leaves h_t = tanh(W_h x_t + U_h h_{t-1} + b_h): equal to nn.RNN
 
-A step costs a dozen small operations, each a launch on a GPU: models/layers/recurrent.py is what trains quickly there.
+A step costs a dozen small operations, each a launch on a GPU. All but gru-relu are a GRU with gates that are held or
+tied, and there the GRU's kernel reads their sequences.
 
 Shape legend: N rows, T steps, I inputs, H units a direction, G gates and candidate together.
 """
@@ -29,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.layers.recurrent import BidirectionalGRU
 from models.layers.sequences import real_steps, reverse_by_length
 
 Name = Literal["gru", "gru-relu", "no-reset", "no-update", "minimal", "rnn"]
@@ -42,6 +45,7 @@ PARTS: dict[Name, tuple[str, ...]] = {
     "minimal": ("gate", "candidate"),
     "rnn": ("candidate",),
 }
+HELD = 200.0  # the bias of a gate that is held at 1: in each dtype its sigmoid is 1, and that of the opposite 0
 
 
 class Gates(NamedTuple):
@@ -126,41 +130,51 @@ class Recurrence(nn.Module):
 
     def step(self, from_input: Tensor, state: Tensor) -> Step:
         """W x + b of one step, float [N, G H], and the last state, float [N, H] -> what this step computes."""
-        if self.cell == "minimal":
-            return self.minimal_step(from_input, state)
         parts = PARTS[self.cell]
         from_state = functional.linear(state, self.weight_hh_l0, self.bias_hh_l0)
         new = dict(zip(parts, from_input.chunk(len(parts), dim=-1), strict=True))
         old = dict(zip(parts, from_state.chunk(len(parts), dim=-1), strict=True))
         reset = torch.sigmoid(new["reset"] + old["reset"]) if "reset" in parts else None
         update = torch.sigmoid(new["update"] + old["update"]) if "update" in parts else None
+        if "gate" in parts:
+            reset = torch.sigmoid(new["gate"] + old["gate"])
+            update = 1 - reset
         remembered = old["candidate"] if reset is None else reset * old["candidate"]
         squash = torch.relu if self.cell == "gru-relu" else torch.tanh
         candidate = squash(new["candidate"] + remembered)
         # candidate + update * (state - candidate)
         return Step(reset, update, candidate, candidate if update is None else candidate.lerp(state, update))
 
-    def minimal_step(self, from_input: Tensor, state: Tensor) -> Step:
-        gate_input, candidate_input = from_input.chunk(2, dim=-1)
-        gate_weight, candidate_weight = self.weight_hh_l0.chunk(2)
-        gate_bias, candidate_bias = self.bias_hh_l0.chunk(2)
-        gate = torch.sigmoid(gate_input + functional.linear(state, gate_weight, gate_bias))
-        candidate = torch.tanh(candidate_input + functional.linear(gate * state, candidate_weight, candidate_bias))
-        return Step(gate, 1 - gate, candidate, state.lerp(candidate, gate))
+    def as_gru(self) -> list[Tensor]:
+        """The parameters of the nn.GRU that this cell is, in its order: [3 H, I], [3 H, H], [3 H] and [3 H].
+
+        A gate that the cell has not is held at 0 or 1 by its bias; of one gate for both, update is sigmoid of the
+        opposite. ValueError for gru-relu, which no GRU is.
+        """
+        if self.cell == "gru-relu":
+            raise ValueError("gru-relu has another candidate than a GRU")
+        found = []
+        for name, parameter in self.named_parameters():
+            rows = dict(zip(PARTS[self.cell], parameter.chunk(len(PARTS[self.cell])), strict=True))
+            if "gate" in rows:
+                rows |= {"reset": rows["gate"], "update": -rows["gate"]}
+            for gate, bias in (("reset", HELD), ("update", -HELD)):
+                value = bias if name == "bias_ih_l0" else 0.0
+                rows.setdefault(gate, torch.full_like(rows["candidate"], value))
+            found.append(torch.cat([rows[part] for part in PARTS["gru"]]))
+        return found
 
 
-class BidirectionalRecurrence(nn.Module):
-    """What ``models.layers.recurrent.BidirectionalGRU`` is, of the named cell; its state dict fits ``gru``."""
+class BidirectionalRecurrence(BidirectionalGRU):
+    """What ``BidirectionalGRU`` is, of the named cell; its state dict fits ``gru``."""
 
     def __init__(self, inputs: int, units: int, cell: Name = "gru") -> None:
-        super().__init__()
-        self.forwards = Recurrence(inputs, units, cell)
-        self.backwards = Recurrence(inputs, units, cell)
+        super().__init__(inputs, units, lambda: Recurrence(inputs, units, cell))
+        self.is_gru = cell != "gru-relu"
+        self.uses_kernels = self.is_gru
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """x float [N, T, I], lengths int [N] -> states float [N, T, 2H], zero at padding."""
-        backwards = reverse_by_length(self.backwards(reverse_by_length(x, lengths), lengths), lengths)
-        return torch.cat([self.forwards(x, lengths), backwards], dim=-1)
+    def flat_parameters(self) -> list[Tensor]:
+        return [*self.forwards.as_gru(), *self.backwards.as_gru()]
 
     def gates(self, x: Tensor, lengths: Tensor) -> Gates:
         """Every gate of both directions side by side, float [N, T, 2H] each, zero at padding."""

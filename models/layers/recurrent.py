@@ -7,6 +7,9 @@ same, but torch.export refuses it. On a GPU a kernel does both directions at onc
 Shape legend: N rows, T steps, M real steps, I inputs, H units a direction.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -14,22 +17,32 @@ from cuda_ext.gru import MOST_UNITS, gru, gru_ragged
 from models.layers.sequences import real_steps, reverse_by_length
 
 
+def states_of(network: nn.Module, x: Tensor) -> Tensor:
+    """The states [N, T, H] of a network that gives them alone, or as ``nn.GRU`` before its last state."""
+    found = network(x)
+    return found[0] if isinstance(found, tuple) else found
+
+
 class BidirectionalGRU(nn.Module):
     """States of a forward and a backward GRU side by side."""
 
     uses_kernels = True
+    is_gru = True  # what the kernel computes; models/layers/cells.py has what it does not
 
-    def __init__(self, inputs: int, units: int) -> None:
+    def __init__(self, inputs: int, units: int, direction: Callable[[], nn.Module] | None = None) -> None:
+        """direction: makes one direction's network, from x [N, T, I] to its states or a tuple with them; nn.GRU's."""
         super().__init__()
-        self.forwards = nn.GRU(inputs, units, batch_first=True)
-        self.backwards = nn.GRU(inputs, units, batch_first=True)
+        direction = direction or partial(nn.GRU, inputs, units, batch_first=True)
+        self.units = units
+        self.forwards = direction()
+        self.backwards = direction()
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """x float [N, T, I], lengths int [N] -> states float [N, T, 2H], zero at padding."""
-        if x.is_cuda and self.forwards.hidden_size <= MOST_UNITS:
+        if x.is_cuda and self.is_gru and self.units <= MOST_UNITS:
             return gru(x, lengths, self.flat_parameters(), bidirectional=True)[0]
-        forwards = self.forwards(x)[0]
-        backwards = reverse_by_length(self.backwards(reverse_by_length(x, lengths))[0], lengths)
+        forwards = states_of(self.forwards, x)
+        backwards = reverse_by_length(states_of(self.backwards, reverse_by_length(x, lengths)), lengths)
         states = torch.cat([forwards, backwards], dim=-1)
         return states * real_steps(lengths, x.shape[1]).unsqueeze(-1)
 

@@ -1,9 +1,13 @@
 """The for-loop cells: equal to PyTorch's own and to the post's equations, and what each variant leaves out."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
+from cuda_ext.gru import gru
+from cuda_ext.library import ReferenceWarning
 from models.layers import cells
 from models.layers.cells import BidirectionalRecurrence, Recurrence
 from models.layers.recurrent import BidirectionalGRU
@@ -147,20 +151,44 @@ def test_with_update_gate_zero_nothing_is_carried_over_and_with_one_everything_i
     assert torch.equal(kept, first.unsqueeze(1).expand_as(kept))
 
 
-def test_the_minimal_unit_is_the_one_that_was_published(batch):
-    """As Zhou et al. 2016 write it: matrices side by side on [h, x], and one bias."""
+def test_the_minimal_unit_has_one_gate_for_both(batch):
+    """As Zhou et al. 2016 write it, with matrices side by side on [h, x], but for the gate, which stands after its."""
     x, _ = batch
     layer = Recurrence(INPUTS, UNITS, "minimal").double()
-    w_f, w_h = torch.cat([layer.weight_hh_l0, layer.weight_ih_l0], dim=1).detach().chunk(2)
-    b_f, b_h = (layer.bias_hh_l0 + layer.bias_ih_l0).detach().chunk(2)
+    w_f = torch.cat([layer.weight_hh_l0, layer.weight_ih_l0], dim=1).detach().chunk(2)[0]
+    b_f = (layer.bias_hh_l0 + layer.bias_ih_l0).detach().chunk(2)[0]
+    (_, w_h), (_, u_h) = layer.weight_ih_l0.detach().chunk(2), layer.weight_hh_l0.detach().chunk(2)
+    (_, b_h), (_, c_h) = layer.bias_ih_l0.detach().chunk(2), layer.bias_hh_l0.detach().chunk(2)
     h = torch.zeros(4, UNITS, dtype=torch.float64)
     gates = layer.gates(x)
     for step in range(x.shape[1]):
         f = torch.sigmoid(torch.cat([h, x[:, step]], dim=1) @ w_f.T + b_f)
-        candidate = torch.tanh(torch.cat([f * h, x[:, step]], dim=1) @ w_h.T + b_h)
+        candidate = torch.tanh(x[:, step] @ w_h.T + b_h + f * (h @ u_h.T + c_h))
         h = (1 - f) * h + f * candidate
         for found, expected in zip(gates, (f, 1 - f, candidate, h), strict=True):
             torch.testing.assert_close(found[:, step], expected, **ROUNDING)
+
+
+@pytest.mark.parametrize("cell", [cell for cell in cells.NAMES if cell != "gru-relu"])
+def test_the_gru_s_operation_reads_a_cell_as_the_loop_does(cell, batch):
+    """Its reference, here; the kernel is asked in test_text_networks_gpu.py."""
+    layer = BidirectionalRecurrence(INPUTS, UNITS, cell).double()
+    expected, expected_gradients = gradients(layer, *batch)
+    layer.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ReferenceWarning)
+        x = batch[0].clone().requires_grad_()
+        found = gru(x, batch[1], layer.flat_parameters(), bidirectional=True)[0]
+        weights = torch.linspace(-1, 2, found.numel(), dtype=found.dtype).reshape(found.shape)
+        (weights * found).sum().backward()
+    torch.testing.assert_close(found, expected, **ROUNDING)
+    found_gradients = {"x": x.grad} | {name: parameter.grad for name, parameter in layer.named_parameters()}
+    torch.testing.assert_close(found_gradients, expected_gradients, **ROUNDING)
+
+
+def test_a_gru_with_relu_is_no_gru():
+    with pytest.raises(ValueError, match="gru-relu has another candidate than a GRU"):
+        Recurrence(INPUTS, UNITS, "gru-relu").as_gru()
 
 
 def test_relu_is_in_the_candidate_alone(batch):

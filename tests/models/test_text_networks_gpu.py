@@ -18,6 +18,9 @@ NETWORKS = [
     ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "pooling": "max"}),
     ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "rnn"}),
     ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "minimal", "pooling": "mean"}),
+    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "no-reset"}),
+    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "no-update"}),
+    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "gru-relu"}),
     ("word_average", {"embedding": 20, "dropout": 0.0}),
 ]
 

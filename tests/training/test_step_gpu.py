@@ -41,6 +41,7 @@ STEPS = [
     ("han", {"pooling": "max"}, {"average_decay": 0.9}),
     ("han", {"cell": "rnn"}, {}),
     ("han", {"cell": "minimal", "pooling": "max"}, {}),
+    ("han", {"cell": "gru-relu"}, {}),
     ("han", {"word_dropout": 0.2}, {"adversarial": 0.5}),
     ("gru_flat", {}, {}),
     ("gru_flat", {"summary": "mean"}, {"adversarial": 0.5}),
