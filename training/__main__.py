@@ -13,7 +13,8 @@ import traceback
 from pathlib import Path
 
 from storage.errors import InputError, command
-from storage.files import read_json
+from storage.files import read_json, sha256_file
+from storage.source import ROOT
 from training.progress import Progress
 from training.settings import Job
 
@@ -55,6 +56,7 @@ def train(path: Path, events: bool) -> None:
         if result_file.is_file():
             result = read_json(result_file)
         else:
+            refuse_other_sources(path, given)
             from training.run import run  # torch takes two seconds, and a finished run does without
 
             warn_of_another_machine(path, given)
@@ -69,6 +71,21 @@ def train(path: Path, events: bool) -> None:
         progress.failed(f"{type(error).__name__}: {error}")
         raise
     progress.finished(result)
+
+
+def refuse_other_sources(path: Path, given: dict) -> None:
+    """InputError where a source file is not the one that the job's key names: the run would be another than it says."""
+    others = [
+        name
+        for name, digest in given.get("source", {}).items()
+        if not (ROOT / name).is_file() or sha256_file(ROOT / name) != digest
+    ]
+    if others:
+        named = others[0] + (f" and {len(others) - 1} more" if len(others) > 1 else "")
+        raise InputError(
+            f"{path} was made of other sources than those here ({named}): bring the sources that it was made of, or "
+            "write the job anew where it comes from (`python -m tasks.jobs`)"
+        )
 
 
 def warn_of_another_machine(path: Path, given: dict) -> None:

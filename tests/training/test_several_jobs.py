@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from models.layers import parameter_count
-from storage.source import ROOT
+from storage.source import ROOT, source_digests
 from training.__main__ import main
 from training.machine import machine
 
@@ -73,6 +73,19 @@ def test_a_job_that_fails_does_not_keep_the_others(train, write_job, image_direc
     code, _, errors = train(wrong, broken, last)
     assert code == 1 and "RuntimeError: out of order" in errors and "Traceback" in errors
     assert (tmp_path / "runs/last/result.json").is_file() and not (tmp_path / "runs/broken/result.json").exists()
+
+
+def test_a_job_of_other_sources_is_refused_before_anything_is_written(train, write_job, image_directory):
+    path = write_job(image_directory, "other", "densenet", training={"maximum_epochs": 2})
+    job = json.loads(path.read_text())
+    right = source_digests(["models.densenet"])
+    path.write_text(json.dumps(job | {"source": right | {"models/densenet.py": "0" * 64, "models/gone.py": "1" * 64}}))
+    code, output, errors = train(path)
+    assert code == 2 and not output
+    assert f"error: {path} was made of other sources than those here (models/densenet.py and 1 more): " in errors
+    assert errors.count("\n") == 1 and not (path.parent / "runs" / "other" / "environment.json").exists()
+    path.write_text(json.dumps(job | {"source": right}))
+    assert train(path)[0] == 0
 
 
 def test_a_job_of_another_machine_is_told(train, write_job, image_directory):
