@@ -18,8 +18,8 @@ template <typename T, int k_steps>
 constexpr int shared_bytes = 2 * gru::parts<T> * 3 * gru::tile * (16 * k_steps + 8) * 2;
 
 // gates [M, d, 5, P] as the forward pass left them; gradients [M, d, 4, P], of the sums n, r, z and m, are written at
-// real steps. above: the gradient of states, last: of final; either may be null.
-template <typename T, int k_steps, int columns>
+// real steps. above: the gradient of states, last: of final; either may be null. rectified: as forward.
+template <typename T, int k_steps, int columns, bool rectified>
 __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
     recur_back(const T* gates, const Sequence* plan, const uint32_t* weights, const T* above, const T* last,
                T* gradients, int sequences, int units, int padded, int directions, bool pairs) {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
       for (int u = 0; u < own; ++u) {
         const float n = now[gru::candidate][u], r = now[gru::reset][u], z = now[gru::update][u];
         const float state = carried[i][u] + next_above[i][u];
-        const float dn = active ? state * (1.f - z) * (1.f - n * n) : 0.f;
+        const float dn = active ? state * (1.f - z) * (rectified ? gru::slope_of_rectifier(n) : 1.f - n * n) : 0.f;
         d[gru::candidate][u] = dn;
         d[gru::memory][u] = dn * r;
         d[gru::reset][u] = dn * r * now[gru::memory][u] * (1.f - r);
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
 // float64: a block a sequence and direction, a thread a unit. Plain; not for speed.
 __global__ void recur_back_double(const double* gates, const Sequence* plan, const double* weights,
                                   const double* above, const double* last, double* gradients, int sequences,
-                                  int units, int padded, int directions) {
+                                  int units, int padded, int directions, bool rectified) {
   __shared__ double sums[3][128];
   const int direction = blockIdx.x % directions, unit = threadIdx.x;
   const Sequence sequence = plan[blockIdx.x / directions];
@@ -187,7 +187,7 @@ __global__ void recur_back_double(const double* gates, const Sequence* plan, con
       const double z = row[gru::update * padded], m = row[gru::memory * padded];
       const int64_t state_at = ((sequence.state + t) * directions + direction) * units + unit;
       const double state = carried + (above != nullptr ? above[state_at] : 0);
-      const double dn = state * (1 - z) * (1 - n * n);
+      const double dn = state * (1 - z) * (rectified ? gru::slope_of_rectifier(n) : 1 - n * n);
       double* to = gradients + at * 4 * padded + unit;
       to[gru::candidate * padded] = dn;
       sums[0][unit] = to[gru::reset * padded] = dn * m * r * (1 - r);
@@ -211,13 +211,13 @@ struct Arguments {
   const void *above, *last;
   Tensor gradients;
   int sequences, units, padded, directions;
-  bool pairs;
+  bool rectified, pairs;
 };
 
 template <typename T, int k_steps, int columns>
 void launch(const Arguments& with, int warps, cudaStream_t stream) {
   constexpr int shared = shared_bytes<T, k_steps>;
-  const auto run = recur_back<T, k_steps, columns>;
+  const auto run = with.rectified ? recur_back<T, k_steps, columns, true> : recur_back<T, k_steps, columns, false>;
   if constexpr (shared > 48 * 1024) {
     STD_CUDA_CHECK(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   }
@@ -255,7 +255,7 @@ void choose(Arguments with, cudaStream_t stream) {
 
 // above: the gradient of states, last: of final. gradients [M, d, 4, P] are written at real steps.
 void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tensor> above, std::optional<Tensor> last,
-                  int64_t units, Tensor gradients) {
+                  int64_t units, bool rectified, Tensor gradients) {
   const int64_t sequences = plan.size(0) - 1;
   STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(2) == 5 && gates.size(3) == (units + 7) / 8 * 8 &&
                       5 * gradients.numel() == 4 * gates.numel() && gradients.scalar_type() == gates.scalar_type() &&
@@ -274,14 +274,14 @@ void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tenso
   const cudaStream_t stream = cuda_ext::current_stream(gates.get_device_index());
   Arguments with{gates, plan, weights, above ? above->data_ptr() : nullptr, last ? last->data_ptr() : nullptr,
                  gradients, static_cast<int>(sequences), static_cast<int>(units), static_cast<int>(gates.size(3)),
-                 static_cast<int>(gates.size(1)), false};
+                 static_cast<int>(gates.size(1)), rectified, false};
   switch (gates.scalar_type()) {
     case ScalarType::Double:
       recur_back_double<<<static_cast<unsigned>(with.sequences * with.directions), 128, 0, stream>>>(
           static_cast<const double*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
           static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(with.above),
           static_cast<const double*>(with.last), static_cast<double*>(gradients.data_ptr()), with.sequences, with.units,
-          with.padded, with.directions);
+          with.padded, with.directions, rectified);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
       break;
     case ScalarType::Float: choose<float>(with, stream); break;
@@ -296,7 +296,7 @@ void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tenso
 STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
       "gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor? above, Tensor? last, int units, "
-      "Tensor(a!) gradients) -> ()");
+      "bool rectified, Tensor(a!) gradients) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
