@@ -363,11 +363,16 @@ struct Operands {
   static constexpr int planes = Shape::planes;
   unsigned parts[eighths][2][planes];
 
-  __device__ Operands(const Row<T, eighths> (&x)[2], float scale) {
+  __device__ Operands(const Row<T, eighths> (&x)[2], float scale, unsigned nothing = 0) {
 #pragma unroll
     for (int pair = 0; pair < eighths; ++pair) {
       x[0].operand(pair, scale, parts[pair][0]);
       x[1].operand(pair, scale, parts[pair][1]);
+      // Registers of its own, in the order of the instructions': else they are moved there again for every product.
+      if constexpr (planes == 1) {
+        parts[pair][0][0] ^= nothing;
+        parts[pair][1][0] ^= nothing;
+      }
     }
   }
 
@@ -400,15 +405,24 @@ struct Operands {
   }
 };
 
-// The projection of two rows, `columns` tiles of it at a time, each given to `use` with its number.
-template <typename T, int eighths, int columns, int first = 0, typename F>
+// The projection of two rows, `columns` tiles of it at a time, each given to `use` with its number. It is a loop: unrolled,
+// the code of a tile would not stay in the caches of instructions.
+template <typename T, int eighths, int columns, typename F>
 __device__ void project_by(const Operands<T, eighths>& operands, unsigned weight, int lane, F&& use) {
-  constexpr int count = first + columns <= eighths ? columns : eighths - first;
-  float u[count][4];
-  operands.project(u, first, weight, lane);
+  constexpr int left = eighths % columns;
+#pragma unroll 1
+  for (int first = 0; first < eighths - left; first += columns) {
+    float u[columns][4];
+    operands.project(u, first, weight, lane);
 #pragma unroll
-  for (int i = 0; i < count; ++i) use(first + i, u[i]);
-  if constexpr (first + count < eighths) project_by<T, eighths, columns, first + count>(operands, weight, lane, use);
+    for (int i = 0; i < columns; ++i) use(first + i, u[i]);
+  }
+  if constexpr (left > 0) {
+    float u[left][4];
+    operands.project(u, eighths - left, weight, lane);
+#pragma unroll
+    for (int i = 0; i < left; ++i) use(eighths - left + i, u[i]);
+  }
 }
 
 // tanh(product + bias), for float to 2e-7, and near zero to as much of itself; for half precision by the unit (relative error
@@ -540,9 +554,9 @@ __global__ void __launch_bounds__(forward_threads<T>, 1) forward_kernel(const Fo
           scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
           inverse *= inverse_of(scale) * inverse_of(weight_scale);
         }
-        const Operands<T, eighths> operands(x, scale);
+        const Operands<T, eighths> operands(x, scale, static_cast<unsigned>(width) >> 31);
         float s0 = 0, s1 = 0;
-        project_by<T, eighths, Shape::planes == 2 ? eighths : 4>(operands, weight, lane, [&](int pair, const float(&u)[4]) {
+        project_by<T, eighths, 4>(operands, weight, lane, [&](int pair, const float(&u)[4]) {
           const int c = Shape::column(pair, q);
           const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
           const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
@@ -566,7 +580,14 @@ __global__ void __launch_bounds__(forward_threads<T>, 1) forward_kernel(const Fo
         sum = sum * shrink + p0 + p1;
 #pragma unroll
         for (int pair = 0; pair < eighths; ++pair) {
-          const float2 a = x[0].at(pair), b = x[1].at(pair);
+          float2 a, b;
+          if constexpr (Shape::planes == 1) {
+            a = unpack<T>(operands.parts[pair][0][0]);
+            b = unpack<T>(operands.parts[pair][1][0]);
+          } else {
+            a = x[0].at(pair);
+            b = x[1].at(pair);
+          }
           pooled[pair].x = pooled[pair].x * shrink + p0 * a.x + p1 * b.x;
           pooled[pair].y = pooled[pair].y * shrink + p0 * a.y + p1 * b.y;
         }
@@ -634,8 +655,11 @@ struct BackwardShared {
   // For float, what the scales of a unit's slopes, and of these times its states, must be undone by.
   float inverses[backward_threads<T, eighths> / 32][2];
   float contexts[backward_threads<T, eighths> / 32][Shape::width];
-  // Each thread's own sums of the context's gradient, where registers are short.
+  // Each thread's own sums of the context's gradient and of the weight's, where registers are short.
+  static constexpr int strips = (eighths + 1) / 2, parts = backward_threads<T, eighths> / 32 / strips;
+  static constexpr int tiles = (eighths + parts - 1) / parts;
   float2 context_sums[crowded ? eighths : 1][crowded ? backward_threads<T, eighths> : 1];
+  float4 weight_sums[crowded ? tiles : 1][crowded ? backward_threads<T, eighths> : 1];
 };
 
 template <typename E, int planes>
@@ -646,16 +670,21 @@ __device__ void store_operand(E* place, int plane, const unsigned (&a)[planes], 
 
 // A thread's part of a row to shared memory, columns in their own order.
 template <typename T, int eighths>
-__device__ void store_row(typename Units<T>::Element* place, int plane, const Operands<T, eighths>& x, int row, int q) {
+__device__ void store_row(typename Units<T>::Element* place, int plane, const Row<T, eighths>& x, float scale, int q) {
   using Shape = Tile<T, eighths>;
 #pragma unroll
   for (int block = 0; block < Shape::blocks; ++block) {
-    store_operand(place + 16 * block + 4 * q, plane, x.parts[2 * block][row], x.parts[2 * block + 1][row]);
+    unsigned a[Shape::planes], b[Shape::planes];
+    x.operand(2 * block, scale, a);
+    x.operand(2 * block + 1, scale, b);
+    store_operand(place + 16 * block + 4 * q, plane, a, b);
   }
   if constexpr (Shape::tail) {
+    unsigned a[Shape::planes];
+    x.operand(2 * Shape::blocks, scale, a);
 #pragma unroll
     for (int i = 0; i < Shape::planes; ++i) {
-      *reinterpret_cast<unsigned*>(place + i * plane + 16 * Shape::blocks + 2 * q) = x.parts[2 * Shape::blocks][row][i];
+      *reinterpret_cast<unsigned*>(place + i * plane + 16 * Shape::blocks + 2 * q) = a[i];
     }
   }
 }
@@ -683,6 +712,58 @@ __device__ float score_gradient(const Backward& call, const Row<T, eighths>& x, 
     if (q == 0) own += gradients[place];
   }
   return share * (over_quad(own) - over_quad(mean));
+}
+
+// The same of two rows of half precision, by the matrix units: of the products of 16 rows with 8 gradients those of a row
+// with its own.
+template <typename T, int eighths>
+__device__ void score_gradients(float (&slope)[2], const Backward& call, const Row<T, eighths> (&x)[2],
+                                const Row<T, eighths> (&gradient)[2], const Row<T, eighths> (&pooled)[2],
+                                const int (&place)[2], const int (&sequence)[2], const bool (&real)[2],
+                                const float (&share)[2], int lane) {
+  using Shape = Tile<T, eighths>;
+  const int g = lane / 4;
+  float found[2][2];
+#pragma unroll
+  for (int side = 0; side < 2; ++side) {
+    const Row<T, eighths>(&rows)[2] = side ? pooled : x;
+    float products[2][4] = {};
+#pragma unroll
+    for (int block = 0; block < Shape::blocks; ++block) {
+      const unsigned a[4] = {rows[0].pairs[2 * block], rows[1].pairs[2 * block], rows[0].pairs[2 * block + 1],
+                             rows[1].pairs[2 * block + 1]};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        multiply<T>(products[i], a, gradient[i].pairs[2 * block], gradient[i].pairs[2 * block + 1]);
+      }
+    }
+    if constexpr (Shape::tail) {
+      const unsigned a[2] = {rows[0].pairs[eighths - 1], rows[1].pairs[eighths - 1]};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) multiply<T>(products[i], a, gradient[i].pairs[eighths - 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float own = g % 2 ? products[i][2 * i + 1] : products[i][2 * i];
+      found[side][i] = __shfl_sync(all_lanes, own, lane - lane % 4 + g / 2);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float own = found[0][i], mean = found[1][i];
+    if (call.weights_gradient) {
+      float others = 0;
+      if (real[i]) {
+        const auto* weights = static_cast<const float*>(call.weights);
+        const auto* gradients = static_cast<const float*>(call.weights_gradient);
+        const int64_t first = call.rows.first(sequence[i]), beyond = first + call.rows.length(sequence[i]);
+        for (int64_t t = first + lane % 4; t < beyond; t += 4) others += weights[t] * gradients[t];
+        own += gradients[place[i]];
+      }
+      mean += over_quad(others);
+    }
+    slope[i] = share[i] * (own - mean);
+  }
 }
 
 // Zeros to the gradient of what is no step of any sequence.
@@ -724,10 +805,8 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
   using Shared = BackwardShared<T, eighths>;
   using E = typename Shape::Element;
   constexpr int warps = backward_threads<T, eighths> / 32;
-  constexpr int strips = (eighths + 1) / 2, parts = warps / strips, tiles = (eighths + parts - 1) / parts;
+  constexpr int strips = Shared::strips, parts = Shared::parts, tiles = Shared::tiles;
   constexpr int planes = Shape::planes;
-  // So many tiles of the projection are at work at a time.
-  constexpr int columns = planes == 2 ? 4 : 2;
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const Rows& rows = call.rows;
@@ -743,7 +822,16 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
   const int64_t all = (last - origin + unit_rows - 1) / unit_rows;
   const int64_t from = all * blockIdx.x / gridDim.x, to = all * (blockIdx.x + 1) / gridDim.x;
   const int strip = warp % strips, part = warp / strips;
-  float weight_sums[tiles][4] = {};
+  float4 own_sums[Shared::crowded ? 1 : tiles];
+  const auto weight_sum = [&](int tile) -> float4& {
+    if constexpr (Shared::crowded) {
+      return shared.weight_sums[tile][threadIdx.x];
+    } else {
+      return own_sums[tile];
+    }
+  };
+#pragma unroll
+  for (int tile = 0; tile < tiles; ++tile) weight_sum(tile) = make_float4(0, 0, 0, 0);
   float bias_sums[4] = {};
   float2 context_sums[eighths];
   const auto context_sum = [&](int pair) -> float2& {
@@ -781,9 +869,31 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
         x[i].load(static_cast<const T*>(call.states) + int64_t{place[i]} * width, real[i], width, call.packs, q);
         share[i] = real[i] ? static_cast<const float*>(call.weights)[place[i]] : 0.0f;
       }
+      float change[eighths][4];
+      if constexpr (planes == 1) {
+        Row<T, eighths> gradient[2], pooled[2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        slope[i] = score_gradient<T, eighths>(call, x[i], place[i], sequence[i], real[i], share[i], q);
+        for (int i = 0; i < 2; ++i) {
+          const int64_t from = int64_t{sequence[i]} * width;
+          gradient[i].load(static_cast<const T*>(call.gradient) + from, real[i], width, call.packs, q);
+          pooled[i].load(static_cast<const T*>(call.pooled) + from, real[i], width, call.packs, q);
+        }
+        score_gradients<T, eighths>(slope, call, x, gradient, pooled, place, sequence, real, share, lane);
+        // The direct part of the states' gradient: the product joins it.
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int pair = 0; pair < eighths; ++pair) {
+            const float2 y = gradient[i].at(pair);
+            change[pair][2 * i] = share[i] * y.x;
+            change[pair][2 * i + 1] = share[i] * y.y;
+          }
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          slope[i] = score_gradient<T, eighths>(call, x[i], place[i], sequence[i], real[i], share[i], q);
+        }
       }
 
       // Scaled slopes, and what undoes the scales of the projection and of the states' gradient.
@@ -802,15 +912,13 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
         }
       }
       const int at = (warp * unit_rows + g) * Shape::pitch;
-      const Operands<T, eighths> operands(x, scale);
+      const Operands<T, eighths> operands(x, scale, static_cast<unsigned>(width) >> 31);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        store_row<T, eighths>(shared.states + at + 8 * i * Shape::pitch, Shared::tile_plane, operands, i, q);
+        store_row<T, eighths>(shared.states + at + 8 * i * Shape::pitch, Shared::tile_plane, x[i], scale, q);
       }
-      float change[eighths][4];
       // The projection becomes tanh and then, two tiles at a time, the operand of the product back to the states.
-      unsigned parted[2][2][planes];
-      project_by<T, eighths, columns>(operands, weight, lane, [&](int pair, const float(&u)[4]) {
+      const auto slopes_of = [&](int pair, const float(&u)[4], unsigned(&parted)[2][planes]) {
         const int c = Shape::column(pair, q);
         const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
         const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
@@ -821,51 +929,68 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
           sum.x = fmaf(slope[k], a, sum.x);
           sum.y = fmaf(slope[k], b, sum.y);
           const float x = scaled[k] * context.x, y = scaled[k] * context.y;
-          split<T>(make_float2(fmaf(-a, a * x, x), fmaf(-b, b * y, y)), parted[pair % 2][k]);
+          split<T>(make_float2(fmaf(-a, a * x, x), fmaf(-b, b * y, y)), parted[k]);
         }
         context_sum(pair) = sum;
-        if (pair == 2 * Shape::blocks) {
-          unsigned a[planes][2];
-#pragma unroll
-          for (int plane = 0; plane < planes; ++plane) {
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-              a[plane][k] = parted[0][k][plane];
-              *reinterpret_cast<unsigned*>(shared.slopes + plane * Shared::tile_plane + at + 8 * k * Shape::pitch +
-                                           8 * pair + 2 * q) = parted[0][k][plane];
-            }
-          }
-          multiply_tail<T, eighths, true>(change, a, 0, weight, lane);
-        } else if (pair % 2) {
-          unsigned a[planes][4];
-#pragma unroll
-          for (int plane = 0; plane < planes; ++plane) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) a[plane][k] = parted[k / 2][k % 2][plane];
-          }
-#pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            store_operand(shared.slopes + at + 8 * k * Shape::pitch + 8 * (pair - 1) + 4 * q, Shared::tile_plane,
-                          parted[0][k], parted[1][k]);
-          }
-          if (pair == 1) {
-            multiply_block<T, eighths, true, true>(change, a, 0, 0, weight, lane);
-          } else {
-            multiply_block<T, eighths, true, false>(change, a, pair / 2, 0, weight, lane);
-          }
-        }
-      });
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        Row<T, eighths> gradient;
-        gradient.load(static_cast<const T*>(call.gradient) + int64_t{sequence[i]} * width, real[i], width, call.packs, q);
+      };
+      if constexpr (planes == 2) {
 #pragma unroll
         for (int pair = 0; pair < eighths; ++pair) {
-          const float2 y = gradient.at(pair);
-          gradient.set(pair, make_float2(fmaf(change[pair][2 * i], change_inverse, share[i] * y.x),
-                                          fmaf(change[pair][2 * i + 1], change_inverse, share[i] * y.y)));
+#pragma unroll
+          for (int i = 0; i < 4; ++i) change[pair][i] = 0;
         }
-        if (real[i]) gradient.store(out + int64_t{place[i]} * width, width, call.packs, q);
+      }
+#pragma unroll(Shared::crowded ? 1 : Shape::blocks)
+      for (int block = 0; block < Shape::blocks; ++block) {
+        float u[2][4];
+        unsigned parted[2][2][planes], a[planes][4];
+        operands.project(u, 2 * block, weight, lane);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) slopes_of(2 * block + i, u[i], parted[i]);
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) a[plane][k] = parted[k / 2][k % 2][plane];
+        }
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          store_operand(shared.slopes + at + 8 * k * Shape::pitch + 16 * block + 4 * q, Shared::tile_plane, parted[0][k],
+                        parted[1][k]);
+        }
+        multiply_block<T, eighths, true, false>(change, a, block, 0, weight, lane);
+      }
+      if constexpr (Shape::tail) {
+        float u[1][4];
+        unsigned parted[2][planes], a[planes][2];
+        operands.project(u, eighths - 1, weight, lane);
+        slopes_of(eighths - 1, u[0], parted);
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            a[plane][k] = parted[k][plane];
+            *reinterpret_cast<unsigned*>(shared.slopes + plane * Shared::tile_plane + at + 8 * k * Shape::pitch +
+                                         8 * (eighths - 1) + 2 * q) = parted[k][plane];
+          }
+        }
+        multiply_tail<T, eighths, true>(change, a, 0, weight, lane);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        Row<T, eighths> result;
+        if constexpr (planes == 2) {
+          result.load(static_cast<const T*>(call.gradient) + int64_t{sequence[i]} * width, real[i], width, call.packs, q);
+        }
+#pragma unroll
+        for (int pair = 0; pair < eighths; ++pair) {
+          float2 y = make_float2(change[pair][2 * i], change[pair][2 * i + 1]);
+          if constexpr (planes == 2) {
+            const float2 direct = result.at(pair);
+            y = make_float2(fmaf(y.x, change_inverse, share[i] * direct.x), fmaf(y.y, change_inverse, share[i] * direct.y));
+          }
+          result.set(pair, y);
+        }
+        if (real[i]) result.store(out + int64_t{place[i]} * width, width, call.packs, q);
       }
     }
 #pragma unroll
@@ -874,7 +999,15 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
       if (then[i] >= 0) {
         const int64_t row = rows.ragged ? origin + (tile + warps + warp) * unit_rows + g + 8 * i : then[i];
         const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + row * width);
-        for (int at = 128 * q; at < width * static_cast<int>(sizeof(T)); at += 512) fetch_ahead(states + at);
+        const int64_t sequence = rows.ragged ? then[i] : then[i] / static_cast<int>(rows.steps);
+        const auto* gradient = reinterpret_cast<const char*>(static_cast<const T*>(call.gradient) + sequence * width);
+        const auto* pooled = reinterpret_cast<const char*>(static_cast<const T*>(call.pooled) + sequence * width);
+        for (int at = 128 * q; at < width * static_cast<int>(sizeof(T)); at += 512) {
+          fetch_ahead(states + at);
+          fetch_ahead(gradient + at);
+          fetch_ahead(pooled + at);
+        }
+        if (q == 3) fetch_ahead(static_cast<const float*>(call.weights) + row);
       }
     }
     __syncthreads();
@@ -929,12 +1062,15 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
           const float slope_inverse = planes == 2 ? shared.inverses[unit][0] : 1.0f;
           const float inverse = planes == 2 ? shared.inverses[unit][1] : 1.0f;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            bias_sums[i] = fmaf(own[i], slope_inverse, bias_sums[i]);
+          for (int i = 0; i < 4; ++i) bias_sums[i] = fmaf(own[i], slope_inverse, bias_sums[i]);
 #pragma unroll
-            for (int j = 0; j < tiles; ++j) {
-              weight_sums[j][i] = fmaf(sums[j][i], inverse, weight_sums[j][i]);
-            }
+          for (int j = 0; j < tiles; ++j) {
+            float4 sum = weight_sum(j);
+            sum.x = fmaf(sums[j][0], inverse, sum.x);
+            sum.y = fmaf(sums[j][1], inverse, sum.y);
+            sum.z = fmaf(sums[j][2], inverse, sum.z);
+            sum.w = fmaf(sums[j][3], inverse, sum.w);
+            weight_sum(j) = sum;
           }
         }
       }
@@ -945,15 +1081,17 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
   float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * (units * (width + 2));
   if (part < parts) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int a = 16 * strip + g + i / 2 * 8;
+    for (int i = 0; i < 2; ++i) {
+      const int a = 16 * strip + g + i * 8;
       if (a < units) {
 #pragma unroll
         for (int j = 0; j < tiles; ++j) {
-          const int d = 8 * (part * tiles + j) + 2 * q + i % 2;
-          if (d < width) partial[a * width + d] = weight_sums[j][i];
+          const int d = 8 * (part * tiles + j) + 2 * q;
+          const float4 sum = weight_sum(j);
+          if (d < width) partial[a * width + d] = i ? sum.z : sum.x;
+          if (d + 1 < width) partial[a * width + d + 1] = i ? sum.w : sum.y;
         }
-        if (part == 0 && q == 0 && i % 2 == 0) partial[units * width + a] = bias_sums[i];
+        if (part == 0 && q == 0) partial[units * width + a] = bias_sums[2 * i];
       }
     }
   }
