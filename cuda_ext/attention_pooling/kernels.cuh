@@ -405,26 +405,6 @@ struct Operands {
   }
 };
 
-// The projection of two rows, `columns` tiles of it at a time, each given to `use` with its number. It is a loop: unrolled,
-// the code of a tile would not stay in the caches of instructions.
-template <typename T, int eighths, int columns, typename F>
-__device__ void project_by(const Operands<T, eighths>& operands, unsigned weight, int lane, F&& use) {
-  constexpr int left = eighths % columns;
-#pragma unroll 1
-  for (int first = 0; first < eighths - left; first += columns) {
-    float u[columns][4];
-    operands.project(u, first, weight, lane);
-#pragma unroll
-    for (int i = 0; i < columns; ++i) use(first + i, u[i]);
-  }
-  if constexpr (left > 0) {
-    float u[left][4];
-    operands.project(u, eighths - left, weight, lane);
-#pragma unroll
-    for (int i = 0; i < left; ++i) use(eighths - left + i, u[i]);
-  }
-}
-
 // tanh(product + bias), for float to 2e-7, and near zero to as much of itself; for half precision by the unit (relative error
 // 2^-11, a rounding to half).
 template <typename T>
@@ -544,15 +524,18 @@ __device__ void pool_float(const Forward& call, const Vectors<eighths>& vectors,
     const float inverse = tangent_scale<T> * (inverse_of(scale) * inverse_of(weight_scale));
     const Operands<T, eighths> operands(x, scale);
     float s0 = 0, s1 = 0;
-    project_by<T, eighths, 4>(operands, weight, lane, [&](int pair, const float(&u)[4]) {
+    float u[eighths][4];
+    operands.project(u, 0, weight, lane);
+#pragma unroll
+    for (int pair = 0; pair < eighths; ++pair) {
       const int c = Shape::column(pair, q);
       const float2 bias = *reinterpret_cast<const float2*>(vectors.bias + c);
       const float2 context = *reinterpret_cast<const float2*>(vectors.context + c);
-      s0 = fmaf(tangent<T>(u[0], inverse, bias.x), context.x, s0);
-      s0 = fmaf(tangent<T>(u[1], inverse, bias.y), context.y, s0);
-      s1 = fmaf(tangent<T>(u[2], inverse, bias.x), context.x, s1);
-      s1 = fmaf(tangent<T>(u[3], inverse, bias.y), context.y, s1);
-    });
+      s0 = fmaf(tangent<T>(u[pair][0], inverse, bias.x), context.x, s0);
+      s0 = fmaf(tangent<T>(u[pair][1], inverse, bias.y), context.y, s0);
+      s1 = fmaf(tangent<T>(u[pair][2], inverse, bias.x), context.x, s1);
+      s1 = fmaf(tangent<T>(u[pair][3], inverse, bias.y), context.y, s1);
+    }
     s0 = t0 < length ? over_quad(s0) : over_quad(s0) * 0 - INFINITY;
     s1 = t1 < length ? over_quad(s1) : over_quad(s1) * 0 - INFINITY;
     if (q == 0) {
@@ -815,6 +798,16 @@ struct BackwardShared {
   float4 weight_sums[crowded ? tiles : 1][crowded ? backward_threads<T, eighths> : 1];
 };
 
+// Columns c and c + 1 of a row, of which there are `width`.
+__device__ inline void store_two(float* row, int c, int width, float2 two) {
+  if (width % 2 == 0) {
+    if (c < width) *reinterpret_cast<float2*>(row + c) = two;
+  } else {
+    if (c < width) row[c] = two.x;
+    if (c + 1 < width) row[c + 1] = two.y;
+  }
+}
+
 template <typename E, int planes>
 __device__ void store_operand(E* place, int plane, const unsigned (&a)[planes], const unsigned (&b)[planes]) {
 #pragma unroll
@@ -960,6 +953,9 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
   constexpr int warps = backward_threads<T, eighths> / 32;
   constexpr int strips = Shared::strips, parts = Shared::parts, tiles = Shared::tiles;
   constexpr int planes = Shape::planes;
+  // So many blocks of 16 columns of the projection are at work at a time.
+  constexpr int at_once = Shared::crowded ? 1 : 2;
+  static_assert(Shape::blocks % at_once == 0);
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const Rows& rows = call.rows;
@@ -1093,24 +1089,28 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
           for (int i = 0; i < 4; ++i) change[pair][i] = 0;
         }
       }
+      // A loop where that may be: unrolled, it is slower.
 #pragma unroll(Shared::crowded ? 1 : Shape::blocks)
-      for (int block = 0; block < Shape::blocks; ++block) {
-        float u[2][4];
-        unsigned parted[2][2][planes], a[planes][4];
-        operands.project(u, 2 * block, weight, lane);
+      for (int first = 0; first < Shape::blocks; first += at_once) {
+        float u[2 * at_once][4];
+        operands.project(u, 2 * first, weight, lane);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) slopes_of(2 * block + i, u[i], parted[i]);
+        for (int block = first; block < first + at_once; ++block) {
+          unsigned parted[2][2][planes], a[planes][4];
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
+          for (int i = 0; i < 2; ++i) slopes_of(2 * block + i, u[2 * (block - first) + i], parted[i]);
 #pragma unroll
-          for (int k = 0; k < 4; ++k) a[plane][k] = parted[k / 2][k % 2][plane];
+          for (int plane = 0; plane < planes; ++plane) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) a[plane][k] = parted[k / 2][k % 2][plane];
+          }
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            store_operand(shared.slopes + at + 8 * k * Shape::pitch + 16 * block + 4 * q, Shared::tile_plane, parted[0][k],
+                          parted[1][k]);
+          }
+          multiply_block<T, eighths, true, false>(change, a, block, 0, weight, lane);
         }
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          store_operand(shared.slopes + at + 8 * k * Shape::pitch + 16 * block + 4 * q, Shared::tile_plane, parted[0][k],
-                        parted[1][k]);
-        }
-        multiply_block<T, eighths, true, false>(change, a, block, 0, weight, lane);
       }
       if constexpr (Shape::tail) {
         float u[1][4];
@@ -1170,6 +1170,20 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
       const unsigned slopes = shared_address(shared.slopes), states = shared_address(shared.states);
       const unsigned ones = pack<E>(make_float2(1, 1));
       float sums[tiles][4] = {}, own[4] = {};
+      const auto join = [&](float slope_inverse, float inverse) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bias_sums[i] = fmaf(own[i], slope_inverse, bias_sums[i]);
+#pragma unroll
+        for (int j = 0; j < tiles; ++j) {
+          float4 sum = weight_sum(j);
+          sum.x = fmaf(sums[j][0], inverse, sum.x);
+          sum.y = fmaf(sums[j][1], inverse, sum.y);
+          sum.z = fmaf(sums[j][2], inverse, sum.z);
+          sum.w = fmaf(sums[j][3], inverse, sum.w);
+          weight_sum(j) = sum;
+        }
+      };
+#pragma unroll(planes == 1 ? 2 : 1)
       for (int unit = 0; unit < count; ++unit) {
         unsigned a[planes][4];
 #pragma unroll
@@ -1208,30 +1222,19 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
             }
           }
         }
-        if constexpr (planes == 2) multiply<E, true>(own, a[1], ones, ones);
-        multiply<E>(own, a[0], ones, ones);
-        if (planes == 2 || unit == count - 1) {
-          // A unit's own scales; without scales once a tile.
-          const float slope_inverse = planes == 2 ? shared.inverses[unit][0] : 1.0f;
-          const float inverse = planes == 2 ? shared.inverses[unit][1] : 1.0f;
-#pragma unroll
-          for (int i = 0; i < 4; ++i) bias_sums[i] = fmaf(own[i], slope_inverse, bias_sums[i]);
-#pragma unroll
-          for (int j = 0; j < tiles; ++j) {
-            float4 sum = weight_sum(j);
-            sum.x = fmaf(sums[j][0], inverse, sum.x);
-            sum.y = fmaf(sums[j][1], inverse, sum.y);
-            sum.z = fmaf(sums[j][2], inverse, sum.z);
-            sum.w = fmaf(sums[j][3], inverse, sum.w);
-            weight_sum(j) = sum;
-          }
+        if (part == 0) {
+          if constexpr (planes == 2) multiply<E, true>(own, a[1], ones, ones);
+          multiply<E>(own, a[0], ones, ones);
         }
+        // A unit's own scales; without scales once a tile.
+        if constexpr (planes == 2) join(shared.inverses[unit][0], shared.inverses[unit][1]);
       }
+      if constexpr (planes == 1) join(1.0f, 1.0f);
     }
     __syncthreads();
   }
 
-  float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * (units * (width + 2));
+  float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * call.parameters.part();
   if (part < parts) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -1241,8 +1244,7 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
         for (int j = 0; j < tiles; ++j) {
           const int d = 8 * (part * tiles + j) + 2 * q;
           const float4 sum = weight_sum(j);
-          if (d < width) partial[a * width + d] = i ? sum.z : sum.x;
-          if (d + 1 < width) partial[a * width + d + 1] = i ? sum.w : sum.y;
+          store_two(partial + a * width, d, width, i ? make_float2(sum.z, sum.w) : make_float2(sum.x, sum.y));
         }
         if (part == 0 && q == 0) partial[units * width + a] = bias_sums[2 * i];
       }
@@ -1625,7 +1627,7 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backwar
       slope_scale = scale_for<60>(most_of_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1]))) * largest_context);
     }
     const float inverse = tangent_scale<T> * (inverse_of(scale) * inverse_of(strip.scale));
-    float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * (units * (width + 2));
+    float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * call.parameters.part();
     // Slopes as an operand of rows and units, and transposed.
     unsigned slopes[planes][4], across[planes][4];
 #pragma unroll
@@ -1684,14 +1686,7 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backwar
             make_float2(change.at(2 * i) * change_inverse, change.at(2 * i + 1) * change_inverse);
         const int unit = 16 * warp + g + 8 * i;
         const float2 two = make_float2(of_weight.at(2 * i) * weight_inverse, of_weight.at(2 * i + 1) * weight_inverse);
-        if (unit < units) {
-          if (width % 2 == 0 && c < width) {
-            *reinterpret_cast<float2*>(partial + unit * width + c) = two;
-          } else {
-            if (c < width) partial[unit * width + c] = two.x;
-            if (c + 1 < width) partial[unit * width + c + 1] = two.y;
-          }
-        }
+        if (unit < units) store_two(partial + unit * width, c, width, two);
       }
     }
   } else {
