@@ -953,9 +953,7 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
   constexpr int warps = backward_threads<T, eighths> / 32;
   constexpr int strips = Shared::strips, parts = Shared::parts, tiles = Shared::tiles;
   constexpr int planes = Shape::planes;
-  // So many blocks of 16 columns of the projection are at work at a time.
-  constexpr int at_once = Shared::crowded ? 1 : 2;
-  static_assert(Shape::blocks % at_once == 0);
+  static_assert(Shape::blocks % 2 == 0);
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const Rows& rows = call.rows;
@@ -1018,9 +1016,9 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
         x[i].load(static_cast<const T*>(call.states) + int64_t{place[i]} * width, real[i], width, call.packs, q);
         share[i] = real[i] ? static_cast<const float*>(call.weights)[place[i]] : 0.0f;
       }
-      float change[eighths][4];
+      Row<T, eighths> gradient[2];
       if constexpr (planes == 1) {
-        Row<T, eighths> gradient[2], pooled[2];
+        Row<T, eighths> pooled[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int64_t from = int64_t{sequence[i]} * width;
@@ -1028,16 +1026,6 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
           pooled[i].load(static_cast<const T*>(call.pooled) + from, real[i], width, call.packs, q);
         }
         score_gradients<T, eighths>(slope, call, x, gradient, pooled, place, sequence, real, share, lane);
-        // The direct part of the states' gradient: the product joins it.
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-          for (int pair = 0; pair < eighths; ++pair) {
-            const float2 y = gradient[i].at(pair);
-            change[pair][2 * i] = share[i] * y.x;
-            change[pair][2 * i + 1] = share[i] * y.y;
-          }
-        }
       } else {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -1066,8 +1054,8 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
       for (int i = 0; i < 2; ++i) {
         store_row<T, eighths>(shared.states + at + 8 * i * Shape::pitch, Shared::tile_plane, x[i], scale, q);
       }
-      // The projection becomes tanh and then, two tiles at a time, the operand of the product back to the states.
-      const auto slopes_of = [&](int pair, const float(&u)[4], unsigned(&parted)[2][planes]) {
+      // The projection becomes tanh, and slopes in the order of the weight's rows in shared memory.
+      const auto store_slopes = [&](int pair, const float(&u)[4]) {
         const int c = Shape::column(pair, q);
         const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
         const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
@@ -1078,53 +1066,61 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
           sum.x = fmaf(slope[k], a, sum.x);
           sum.y = fmaf(slope[k], b, sum.y);
           const float x = scaled[k] * context.x, y = scaled[k] * context.y;
-          split<T>(make_float2(fmaf(-a, a * x, x), fmaf(-b, b * y, y)), parted[k]);
+          unsigned parted[planes];
+          split<T>(make_float2(fmaf(-a, a * x, x), fmaf(-b, b * y, y)), parted);
+#pragma unroll
+          for (int plane = 0; plane < planes; ++plane) {
+            *reinterpret_cast<unsigned*>(shared.slopes + plane * Shared::tile_plane + at + 8 * k * Shape::pitch + 8 * pair +
+                                         2 * q) = parted[plane];
+          }
         }
         context_sum(pair) = sum;
       };
-      if constexpr (planes == 2) {
+      // A loop where that may be: unrolled, it is slower. What four leave over joins the last four.
+      constexpr int final = 4 + eighths % 4;
+#pragma unroll(Shared::crowded ? 1 : eighths)
+      for (int first = 0; first < eighths - final; first += 4) {
+        float u[4][4];
+        operands.project(u, first, weight, lane);
 #pragma unroll
-        for (int pair = 0; pair < eighths; ++pair) {
+        for (int i = 0; i < 4; ++i) store_slopes(first + i, u[i]);
+      }
+      {
+        float u[final][4];
+        operands.project(u, eighths - final, weight, lane);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) change[pair][i] = 0;
+        for (int i = 0; i < final; ++i) store_slopes(eighths - final + i, u[i]);
+      }
+      __syncwarp();
+      // Back to the states.
+      float change[eighths][4];
+#pragma unroll
+      for (int pair = 0; pair < eighths; ++pair) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float2 y = planes == 1 ? gradient[i].at(pair) : make_float2(0, 0);
+          change[pair][2 * i] = share[i] * y.x;
+          change[pair][2 * i + 1] = share[i] * y.y;
         }
       }
-      // A loop where that may be: unrolled, it is slower.
-#pragma unroll(Shared::crowded ? 1 : Shape::blocks)
-      for (int first = 0; first < Shape::blocks; first += at_once) {
-        float u[2 * at_once][4];
-        operands.project(u, 2 * first, weight, lane);
+      const unsigned slopes_of_rows = shared_address(shared.slopes) +
+                                      2 * ((warp * unit_rows + lane % 16) * Shape::pitch + (lane >> 4) * 8);
 #pragma unroll
-        for (int block = first; block < first + at_once; ++block) {
-          unsigned parted[2][2][planes], a[planes][4];
-#pragma unroll
-          for (int i = 0; i < 2; ++i) slopes_of(2 * block + i, u[2 * (block - first) + i], parted[i]);
-#pragma unroll
-          for (int plane = 0; plane < planes; ++plane) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) a[plane][k] = parted[k / 2][k % 2][plane];
-          }
-#pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            store_operand(shared.slopes + at + 8 * k * Shape::pitch + 16 * block + 4 * q, Shared::tile_plane, parted[0][k],
-                          parted[1][k]);
-          }
-          multiply_block<T, eighths, true, false>(change, a, block, 0, weight, lane);
-        }
-      }
-      if constexpr (Shape::tail) {
-        float u[1][4];
-        unsigned parted[2][planes], a[planes][2];
-        operands.project(u, eighths - 1, weight, lane);
-        slopes_of(eighths - 1, u[0], parted);
+      for (int block = 0; block < Shape::blocks; ++block) {
+        unsigned a[planes][4];
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane) {
+          load_matrices(a[plane], slopes_of_rows + 2 * (plane * Shared::tile_plane + 16 * block));
+        }
+        multiply_block<T, eighths, true, false>(change, a, block, 0, weight, lane);
+      }
+      if constexpr (Shape::tail) {
+        unsigned a[planes][2], m[4];
 #pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            a[plane][k] = parted[k][plane];
-            *reinterpret_cast<unsigned*>(shared.slopes + plane * Shared::tile_plane + at + 8 * k * Shape::pitch +
-                                         8 * (eighths - 1) + 2 * q) = parted[k][plane];
-          }
+        for (int plane = 0; plane < planes; ++plane) {
+          load_matrices(m, slopes_of_rows + 2 * (plane * Shared::tile_plane + 16 * Shape::blocks));
+          a[plane][0] = m[0];
+          a[plane][1] = m[1];
         }
         multiply_tail<T, eighths, true>(change, a, 0, weight, lane);
       }
@@ -1238,7 +1234,8 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
   if (part < parts) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int a = 16 * strip + g + i * 8;
+      // Which unit's slopes stand in this place.
+      const int a = 16 * strip + (strip < Shape::blocks ? g / 2 * 4 + g % 2 + 2 * i : g + 8 * i);
       if (a < units) {
 #pragma unroll
         for (int j = 0; j < tiles; ++j) {
