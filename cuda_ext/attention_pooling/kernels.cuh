@@ -24,6 +24,8 @@ constexpr int backward_threads = Units<T>::planes == 2 ? (eighths == 8 ? 384 : 2
                                  : eighths == 8        ? 512
                                  : eighths == 13       ? 448
                                                        : 256;
+// So many of a block's sequences are asked for at its beginning; fewer than a forward block has threads.
+constexpr int fetched_at_once = 64;
 // A sequence's scores stay in shared memory up to this length, beyond it in its weights.
 constexpr int kept_scores = 128;
 
@@ -478,6 +480,7 @@ struct ForwardShared {
   float scores[forward_threads<T> / 32][kept_scores];
   int lengths[forward_threads<T>];
   int before[forward_threads<T>];
+  short order[forward_threads<T>];
   int sums[forward_threads<T> / 32];
   int next;
 };
@@ -616,19 +619,31 @@ __device__ float scores_in_eights(const Row<T, eighths> (&x)[4], const Vectors<e
   return s[0];
 }
 
-// Adds to the pooled vectors of a thread's columns `tiles` eights of steps; `power` is that of the step of `scores_in_eights`.
+// pooled += the steps' powers times `tiles` eights of them, by a product whose first operand has the powers in all of its
+// upper rows, and in the lower ones what rounding them leaves; a thread's two numbers above and below make its columns' sum.
+// `power` is that of the step of `scores_in_eights`.
 template <typename T, int eighths, int tiles>
 __device__ void pool_eights(float (&pooled)[2 * eighths], const Row<T, eighths> (&x)[4], float power, int lane) {
-  const int g = lane / 4;
+  const int q = lane % 4;
+  unsigned high[4] = {}, low[4] = {};
 #pragma unroll
   for (int j = 0; j < tiles; ++j) {
-    const float p = __shfl_sync(all_lanes, power, (2 * j + g % 2) * 4 + g / 2);
+    // Steps 8 j + 2 q and the next one.
+    const float2 p = make_float2(__shfl_sync(all_lanes, power, 8 * j + q), __shfl_sync(all_lanes, power, 8 * j + 4 + q));
+    high[j] = pack<T>(p);
+    const float2 rounded = unpack<T>(high[j]);
+    low[j] = pack<T>(make_float2(p.x - rounded.x, p.y - rounded.y));
+  }
 #pragma unroll
-    for (int pair = 0; pair < eighths; ++pair) {
-      const float2 a = x[j].at(pair);
-      pooled[2 * pair] = fmaf(p, a.x, pooled[2 * pair]);
-      pooled[2 * pair + 1] = fmaf(p, a.y, pooled[2 * pair + 1]);
+  for (int pair = 0; pair < eighths; ++pair) {
+    float sums[4] = {};
+#pragma unroll
+    for (int j = 0; j < tiles; j += 2) {
+      const unsigned a[4] = {high[j], low[j], high[j + 1], low[j + 1]};
+      multiply<T>(sums, a, transposed(x[j].pairs[pair]), j + 1 < tiles ? transposed(x[j + 1].pairs[pair]) : 0u);
     }
+    pooled[2 * pair] += sums[0] + sums[2];
+    pooled[2 * pair + 1] += sums[1] + sums[3];
   }
 }
 
@@ -683,7 +698,20 @@ __device__ void pool_half(const Forward& call, const Vectors<eighths>& vectors, 
   }
   const float whole = length > 0 ? 1.0f / over_rows(over_quad(sum)) : 0.0f;
   for (int t = own; t < length; t += 32) weights[t] = expf((t + 32 - own < length ? weights[t] : score) - largest) * whole;
-  store_pooled<T, eighths>(call, pooled, whole, n, lane);
+  T* out = static_cast<T*>(call.pooled) + n * width;
+#pragma unroll
+  for (int pair = 0; pair < eighths; ++pair) {
+    const float2 sum = make_float2(pooled[2 * pair] * whole, pooled[2 * pair + 1] * whole);
+    const int c = Tile<T, eighths>::column(pair, q);
+    if (g == pair % 8) {
+      if (call.packs) {
+        if (c < width) *reinterpret_cast<unsigned*>(out + c) = pack<T>(sum);
+      } else {
+        if (c < width) out[c] = static_cast<T>(sum.x);
+        if (c + 1 < width) out[c + 1] = static_cast<T>(sum.y);
+      }
+    }
+  }
 }
 
 // Each block takes a run of sequences, each warp one at a time. It also writes the index that lets the backward pass skip
@@ -705,12 +733,24 @@ __global__ void __launch_bounds__(forward_threads<T>, 1) forward_kernel(const Fo
   };
   Weight<T, eighths, threads> loaded;
   loaded.load(call.parameters);
-  if (begin + warp < end) fetch(begin + warp, static_cast<int>(rows.length(begin + warp)));
+  const int64_t early = begin + threadIdx.x;
+  shared.lengths[threadIdx.x] = early < end ? static_cast<int>(rows.length(early)) : 0;
   int before = 0;
   if (!rows.ragged) {
-#pragma unroll 4
-    for (int64_t n = threadIdx.x; n < begin; n += threads) before += static_cast<int>(rows.length(n));
+    // Many loads under way, for they are on the way to everything else.
+    for (int64_t n = threadIdx.x; n < begin; n += 12 * threads) {
+      int lengths[12];
+#pragma unroll
+      for (int i = 0; i < 12; ++i) {
+        const int64_t other = n + i * threads;
+        lengths[i] = other < begin ? static_cast<int>(rows.length(other)) : 0;
+      }
+#pragma unroll
+      for (int length : lengths) before += length;
+    }
   }
+  __syncthreads();
+  for (int i = warp; i < fetched_at_once && begin + i < end; i += threads / 32) fetch(begin + i, shared.lengths[i]);
   const float weight_scale = loaded.store(shared.weight, shared.vectors).x;
   const unsigned weight = shared_address(shared.weight);
   if (!rows.ragged) before = scan<threads>(before, shared.sums).y;
@@ -718,21 +758,30 @@ __global__ void __launch_bounds__(forward_threads<T>, 1) forward_kernel(const Fo
     const int64_t own = base + threadIdx.x;
     const int own_length = own < end ? static_cast<int>(rows.length(own)) : 0;
     const int2 sums = scan<threads>(own_length, shared.sums);
+    // The longest first, in three classes, for the warps to end together: a count of ten bits for each.
+    static_assert(threads < 1024);
+    const int shift = own_length > 24 ? 0 : own_length > 16 ? 10 : 20;
+    const int2 classes = scan<threads>(own < end ? 1 << shift : 0, shared.sums);
+    const int longer = shift == 0 ? 0 : (classes.y & 1023) + (shift == 20 ? classes.y >> 10 & 1023 : 0);
     shared.lengths[threadIdx.x] = own_length;
     shared.before[threadIdx.x] = before + sums.x;
+    if (own < end) shared.order[longer + (classes.x >> shift & 1023)] = static_cast<short>(threadIdx.x);
     if (threadIdx.x == 0) shared.next = 0;
     before += sums.y;
     __syncthreads();
     const int count = static_cast<int>(end - base < threads ? end - base : threads);
     const auto take = [&] {
-      int taken = 0;
-      if (lane == 0) taken = atomicAdd(&shared.next, 1);
-      return __shfl_sync(all_lanes, taken, 0);
+      int turn = 0;
+      if (lane == 0) turn = atomicAdd(&shared.next, 1);
+      return __shfl_sync(all_lanes, turn, 0);
     };
-    for (int taken = take(), then; taken < count; taken = then) {
+    for (int turn = take(), then; turn < count; turn = then) {
       // Its own next sequence, too.
       then = take();
-      if (then < count) fetch(base + then, shared.lengths[then]);
+      if (then < count && (base > begin || shared.order[then] >= fetched_at_once)) {
+        fetch(base + shared.order[then], shared.lengths[shared.order[then]]);
+      }
+      const int taken = shared.order[turn];
       const int64_t n = base + taken, first = rows.first(n);
       const int length = shared.lengths[taken];
       float* weights = static_cast<float*>(call.weights) + first;
@@ -1546,10 +1595,10 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backwar
     }
   }
   const bool some = origin + int64_t{blockIdx.x} * unit_rows < last;
-  if (!some) {
-    clear_padding<T>(call, warp, few_warps, lane);
-    return;
+  if (idle == 0 || warp >= strips) {
+    clear_padding<T>(call, idle == 0 ? warp : warp - strips, idle == 0 ? few_warps : idle, lane);
   }
+  if (!some) return;
 
   int64_t place[2], sequence[2];
   bool real[2];
@@ -1686,8 +1735,6 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backwar
         if (unit < units) store_two(partial + unit * width, c, width, two);
       }
     }
-  } else {
-    clear_padding<T>(call, warp - strips, idle, lane);
   }
   __syncthreads();
 
@@ -1710,7 +1757,6 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backwar
       }
     }
   }
-  if (idle == 0) clear_padding<T>(call, warp, few_warps, lane);
 }
 
 // The smallest kernel that takes this width.
