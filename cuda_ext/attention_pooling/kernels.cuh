@@ -1385,42 +1385,58 @@ struct Sums {
   }
 };
 
-// sums[j] += a b_j over the columns of 16 rows of the first operand and 8 of each second one, all rows as they were loaded.
+// sum += a b, float's small products first.
+template <typename T>
+__device__ void multiply_parts(float (&sum)[4], const unsigned (&a)[Units<T>::planes][4],
+                               const unsigned (&b0)[Units<T>::planes], const unsigned (&b1)[Units<T>::planes]) {
+  using E = typename Units<T>::Element;
+  if constexpr (Units<T>::planes == 2) {
+    multiply<E>(sum, a[1], b0[0], b1[0]);
+    multiply<E>(sum, a[0], b0[1], b1[1]);
+  }
+  multiply<E>(sum, a[0], b0[0], b1[0]);
+}
+
+// A thread's part of some rows, scaled, as operands.
 template <typename T, int eighths, int count>
-__device__ void multiply_rows(Sums<T> (&sums)[count], const Row<T, eighths> (&a)[2], float a_scale,
-                              const Row<T, eighths> (&b)[count], float b_scale) {
+struct Parts {
+  static constexpr int planes = Units<T>::planes;
+  unsigned parts[eighths][count][planes];
+
+  __device__ void set(const Row<T, eighths> (&rows)[count], float scale) {
+#pragma unroll
+    for (int pair = 0; pair < eighths; ++pair) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) rows[i].operand(pair, scale, parts[pair][i]);
+    }
+  }
+};
+
+// sums[j] += a b_j over the columns of 16 rows of the first operand and 8 of each second one.
+template <typename T, int eighths, int count>
+__device__ void multiply_rows(Sums<T> (&sums)[count], const Parts<T, eighths, 2>& a, const Parts<T, eighths, count>& b) {
   using Shape = Tile<T, eighths>;
   constexpr int planes = Shape::planes;
 #pragma unroll
   for (int block = 0; block < Shape::blocks; ++block) {
-    unsigned quad[planes][4], part[planes];
+    unsigned quad[planes][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      a[i % 2].operand(2 * block + i / 2, a_scale, part);
+    for (int plane = 0; plane < planes; ++plane) {
 #pragma unroll
-      for (int plane = 0; plane < planes; ++plane) quad[plane][i] = part[plane];
+      for (int i = 0; i < 4; ++i) quad[plane][i] = a.parts[2 * block + i / 2][i % 2][plane];
     }
 #pragma unroll
-    for (int j = 0; j < count; ++j) {
-      unsigned b0[planes], b1[planes];
-      b[j].operand(2 * block, b_scale, b0);
-      b[j].operand(2 * block + 1, b_scale, b1);
-      sums[j].add(quad, b0, b1);
-    }
+    for (int j = 0; j < count; ++j) sums[j].add(quad, b.parts[2 * block][j], b.parts[2 * block + 1][j]);
   }
   if constexpr (Shape::tail) {
-    unsigned two[planes][2], part[planes];
+    unsigned two[planes][2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      a[i].operand(eighths - 1, a_scale, part);
+    for (int plane = 0; plane < planes; ++plane) {
 #pragma unroll
-      for (int plane = 0; plane < planes; ++plane) two[plane][i] = part[plane];
+      for (int i = 0; i < 2; ++i) two[plane][i] = a.parts[eighths - 1][i][plane];
     }
 #pragma unroll
-    for (int j = 0; j < count; ++j) {
-      b[j].operand(eighths - 1, b_scale, part);
-      sums[j].add(two, part);
-    }
+    for (int j = 0; j < count; ++j) sums[j].add(two, b.parts[eighths - 1][j]);
   }
 }
 
@@ -1483,7 +1499,11 @@ __global__ void __launch_bounds__(few_threads) forward_few_kernel(const Forward 
       inverse *= inverse_of(scale) * inverse_of(strip.scale);
     }
     Sums<T> u[4];
-    multiply_rows<T, eighths, 4>(u, strip.rows, strip.scale, x, scale);
+    Parts<T, eighths, 2> units;
+    Parts<T, eighths, 4> of_steps;
+    units.set(strip.rows, strip.scale);
+    of_steps.set(x, scale);
+    multiply_rows<T, eighths, 4>(u, units, of_steps);
     float s[8];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -1649,6 +1669,7 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backwar
   const bool busy = warp < strips;
   float scale = 1, slope_scale = 1, largest_context = 0;
   Sums<T> u[2];
+  Parts<T, eighths, 2> of_rows, of_units;
   if (busy) {
     strip.find_scale();
     if constexpr (planes == 2) {
@@ -1656,7 +1677,9 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backwar
       largest_context = most_of_warp(fmaxf(fmaxf(fabsf(context[0][0]), fabsf(context[0][1])),
                                            fmaxf(fabsf(context[1][0]), fabsf(context[1][1]))));
     }
-    multiply_rows<T, eighths, 2>(u, x, scale, strip.rows, strip.scale);
+    of_rows.set(x, scale);
+    of_units.set(strip.rows, strip.scale);
+    multiply_rows<T, eighths, 2>(u, of_rows, of_units);
   }
   __syncthreads();
 
@@ -1714,24 +1737,22 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backwar
       unsigned w[2][planes], s[2][planes];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        strip.rows[i].operand(pair, strip.scale, w[i]);
-        x[i].operand(pair, scale, s[i]);
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane) {
-          w[i][plane] = transposed(w[i][plane]);
-          s[i][plane] = transposed(s[i][plane]);
+          w[i][plane] = transposed(of_units.parts[pair][i][plane]);
+          s[i][plane] = transposed(of_rows.parts[pair][i][plane]);
         }
       }
-      Sums<T> change, of_weight;
-      change.add(slopes, w[0], w[1]);
-      of_weight.add(across, s[0], s[1]);
+      float change[4] = {}, of_weight[4] = {};
+      multiply_parts<T>(change, slopes, w[0], w[1]);
+      multiply_parts<T>(of_weight, across, s[0], s[1]);
       const int c = Shape::column(pair, q);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         shared.change[warp][pair][i][lane] =
-            make_float2(change.at(2 * i) * change_inverse, change.at(2 * i + 1) * change_inverse);
+            make_float2(change[2 * i] * change_inverse, change[2 * i + 1] * change_inverse);
         const int unit = 16 * warp + g + 8 * i;
-        const float2 two = make_float2(of_weight.at(2 * i) * weight_inverse, of_weight.at(2 * i + 1) * weight_inverse);
+        const float2 two = make_float2(of_weight[2 * i] * weight_inverse, of_weight[2 * i + 1] * weight_inverse);
         if (unit < units) store_two(partial + unit * width, c, width, two);
       }
     }
