@@ -1,10 +1,10 @@
 // The kernels on the matrix units, for states of float, half and bfloat16; one .cu file each instantiates them.
 //
-// Both read the states once, 16 rows a warp, straight into the layout of the matrix instructions' operands. Thread 4 g + q
-// of a warp holds rows g and g + 8, and of each 16 columns the four from 4 q on, as two pairs; of 8 columns that are left,
-// the pair from 2 q on. The instructions would want columns 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 there. As a sum over
+// Both read the states once, eight rows after eight, straight into the layout of the matrix instructions' operands. Thread
+// 4 g + q of a warp holds row g of each eight, and of each 16 columns the four from 4 q on, as two pairs; of 8 columns that
+// are left, the pair from 2 q on. The instructions would want columns 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 there. As a sum over
 // columns does not mind their order, the weight lies in shared memory with its columns, and its rows, in the order that
-// makes up for it: what comes out of one product is in the layout of the next one's operand and of the states'.
+// makes up for it: what comes out of a product is in the layout of the states'.
 #pragma once
 
 #include "attention_pooling.cuh"
@@ -26,7 +26,7 @@ constexpr int backward_threads = Units<T>::planes == 2 ? (eighths == 8 ? 384 : 2
                                                        : 256;
 // So many of a block's sequences are asked for at its beginning; fewer than a forward block has threads.
 constexpr int fetched_at_once = 64;
-// A sequence's scores stay in shared memory up to this length, beyond it in its weights.
+// Float: a sequence's scores stay in shared memory up to this length, beyond it in its weights.
 constexpr int kept_scores = 128;
 
 // Widths up to 8 * eighths; `pairs` of columns a thread holds of a row.
@@ -477,7 +477,7 @@ template <typename T, int eighths>
 struct ForwardShared {
   alignas(16) typename Units<T>::Element weight[Units<T>::planes * Tile<T, eighths>::weight_plane];
   Vectors<eighths> vectors;
-  float scores[forward_threads<T> / 32][kept_scores];
+  float scores[Units<T>::planes == 2 ? forward_threads<T> / 32 : 1][kept_scores];
   int lengths[forward_threads<T>];
   int before[forward_threads<T>];
   short order[forward_threads<T>];
@@ -988,11 +988,11 @@ __device__ void clear_padding(const Backward& call, int warp, int warps, int lan
   }
 }
 
-// Each block takes a run of real steps, found through the index, 128 at a time and 16 a warp. A warp computes the
-// projection again, the scores' gradient (softmax's needs of the rest of its sequence only gradient . pooled), its slopes
-// ds (1 - u^2) context, and the states' gradient; then the block adds the tile's slopes^T states to the weight's
-// gradient, 16 rows of it a warp, in registers to the end. The matrix units round towards zero when they add: each
-// tile's sum begins anew and joins the others by an addition that rounds to nearest.
+// Each block takes a run of real steps, found through the index, 16 a warp at a time. A warp computes the projection again,
+// the scores' gradient (softmax's needs of the rest of its sequence only gradient . pooled), its slopes ds (1 - u^2) context,
+// and, with these for an operand from shared memory, the states' gradient; then the block adds the tile's slopes^T states to
+// the weight's gradient, 16 rows of it a warp. The matrix units round towards zero when they add: each tile's sum begins anew
+// and joins the others by an addition that rounds to nearest.
 template <typename T, int eighths>
 __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kernel(const Backward call) {
   after_the_kernel_before();
@@ -1008,15 +1008,40 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
   const Rows& rows = call.rows;
   const int width = call.parameters.width, units = call.parameters.units;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
-  const float2 loaded = load_parameters<T, eighths, backward_threads<T, eighths>>(call.parameters, shared.weight, shared.vectors);
-  const float weight_scale = loaded.x, largest_context = loaded.y;
-  const unsigned weight = shared_address(shared.weight);
   T* const out = static_cast<T*>(call.states_gradient);
-
-  clear_padding<T>(call, warp, warps, lane);
   const int64_t origin = call.index[0], last = call.index[1];
   const int64_t all = (last - origin + unit_rows - 1) / unit_rows;
   const int64_t from = all * blockIdx.x / gridDim.x, to = all * (blockIdx.x + 1) / gridDim.x;
+  // The index's entries of this thread's two rows, of the next tile when this one's are in use, and what they lead to.
+  const auto entry_of = [&](int64_t unit, int i) {
+    const int64_t row = origin + unit * unit_rows + g + 8 * i;
+    return unit < to && row < last ? call.index[index_head + row] : -1;
+  };
+  const auto fetch = [&](int64_t unit, const int32_t(&entries)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int64_t sequence = rows.ragged ? entries[i] : entries[i] / static_cast<int>(rows.steps);
+      if (entries[i] >= 0 && sequence < rows.sequences) {
+        const int64_t row = rows.ragged ? origin + unit * unit_rows + g + 8 * i : entries[i];
+        const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + row * width);
+        const auto* gradient = reinterpret_cast<const char*>(static_cast<const T*>(call.gradient) + sequence * width);
+        const auto* pooled = reinterpret_cast<const char*>(static_cast<const T*>(call.pooled) + sequence * width);
+        for (int at = 128 * q; at < width * static_cast<int>(sizeof(T)); at += 512) {
+          fetch_ahead(states + at);
+          fetch_ahead(gradient + at);
+          fetch_ahead(pooled + at);
+        }
+        if (q == 3) fetch_ahead(static_cast<const float*>(call.weights) + row);
+      }
+    }
+  };
+  int32_t entries[2] = {entry_of(from + warp, 0), entry_of(from + warp, 1)};
+  fetch(from + warp, entries);
+  const float2 loaded = load_parameters<T, eighths, backward_threads<T, eighths>>(call.parameters, shared.weight, shared.vectors);
+  const float weight_scale = loaded.x, largest_context = loaded.y;
+  const unsigned weight = shared_address(shared.weight);
+
+  clear_padding<T>(call, warp, warps, lane);
   const int strip = warp % strips, part = warp / strips;
   float4 own_sums[Shared::crowded ? 1 : tiles];
   const auto weight_sum = [&](int tile) -> float4& {
@@ -1040,12 +1065,6 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
 #pragma unroll
   for (int pair = 0; pair < eighths; ++pair) context_sum(pair) = make_float2(0, 0);
 
-  // The index's entries of this thread's two rows, of the next tile when this one's are in use.
-  const auto entry_of = [&](int64_t unit, int i) {
-    const int64_t row = origin + unit * unit_rows + g + 8 * i;
-    return unit < to && row < last ? call.index[index_head + row] : -1;
-  };
-  int32_t entries[2] = {entry_of(from + warp, 0), entry_of(from + warp, 1)};
   for (int64_t tile = from; tile < to; tile += warps) {
     const int32_t then[2] = {entry_of(tile + warps + warp, 0), entry_of(tile + warps + warp, 1)};
     if (tile + warp < to) {
@@ -1191,23 +1210,9 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
         if (real[i]) result.store(out + int64_t{place[i]} * width, width, call.packs, q);
       }
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      entries[i] = then[i];
-      if (then[i] >= 0) {
-        const int64_t row = rows.ragged ? origin + (tile + warps + warp) * unit_rows + g + 8 * i : then[i];
-        const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + row * width);
-        const int64_t sequence = rows.ragged ? then[i] : then[i] / static_cast<int>(rows.steps);
-        const auto* gradient = reinterpret_cast<const char*>(static_cast<const T*>(call.gradient) + sequence * width);
-        const auto* pooled = reinterpret_cast<const char*>(static_cast<const T*>(call.pooled) + sequence * width);
-        for (int at = 128 * q; at < width * static_cast<int>(sizeof(T)); at += 512) {
-          fetch_ahead(states + at);
-          fetch_ahead(gradient + at);
-          fetch_ahead(pooled + at);
-        }
-        if (q == 3) fetch_ahead(static_cast<const float*>(call.weights) + row);
-      }
-    }
+    entries[0] = then[0];
+    entries[1] = then[1];
+    fetch(tile + warps + warp, entries);
     __syncthreads();
 
     if (part < parts) {
