@@ -387,7 +387,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
   }
   const int64_t pieces = call.matrix ? (call.rows.total + unit_rows - 1) / unit_rows : sequences;
   const int blocks = static_cast<int>(std::min<int64_t>(pieces, call.processors));
-  const int64_t part = call.parameters.part(), packs_at_once = summing_packs * (call.dtype == ScalarType::Double ? 2 : 4);
+  const int64_t part = call.parameters.part(), at_once = summing_packs * (call.dtype == ScalarType::Double ? 2 : 4);
   Tensor partials = torch::stable::new_empty(states, {blocks * part}, call.weights_dtype);
   if (!call.matrix) torch::stable::zero_(partials);
   const int64_t pack_bytes = call.dtype == ScalarType::Float ? 16 : 8;
@@ -421,9 +421,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
       plain_backward<T><<<blocks, threads, bytes, stream>>>(backward);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     }
-    launch(sum_parts<T>, (part + packs_at_once - 1) / packs_at_once, dim3(summing_packs, summing_groups), 0, stream, partials.data_ptr(), blocks,
-           done && blocks == pieces ? backward.index : nullptr, call.parameters, weight_gradient.data_ptr(),
-           bias_gradient.data_ptr(), context_gradient.data_ptr());
+    launch(sum_parts<T>, (part + at_once - 1) / at_once, dim3(summing_packs, summing_groups), 0, stream,
+           partials.data_ptr(), blocks, done && blocks == pieces ? backward.index : nullptr, call.parameters,
+           weight_gradient.data_ptr(), bias_gradient.data_ptr(), context_gradient.data_ptr());
   });
   return {states_gradient, weight_gradient, bias_gradient, context_gradient};
 }

@@ -619,31 +619,19 @@ __device__ float scores_in_eights(const Row<T, eighths> (&x)[4], const Vectors<e
   return s[0];
 }
 
-// pooled += the steps' powers times `tiles` eights of them, by a product whose first operand has the powers in all of its
-// upper rows, and in the lower ones what rounding them leaves; a thread's two numbers above and below make its columns' sum.
-// `power` is that of the step of `scores_in_eights`.
+// Adds to the pooled vectors of a thread's columns `tiles` eights of steps; `power` is that of the step of `scores_in_eights`.
 template <typename T, int eighths, int tiles>
 __device__ void pool_eights(float (&pooled)[2 * eighths], const Row<T, eighths> (&x)[4], float power, int lane) {
-  const int q = lane % 4;
-  unsigned high[4] = {}, low[4] = {};
+  const int g = lane / 4;
 #pragma unroll
   for (int j = 0; j < tiles; ++j) {
-    // Steps 8 j + 2 q and the next one.
-    const float2 p = make_float2(__shfl_sync(all_lanes, power, 8 * j + q), __shfl_sync(all_lanes, power, 8 * j + 4 + q));
-    high[j] = pack<T>(p);
-    const float2 rounded = unpack<T>(high[j]);
-    low[j] = pack<T>(make_float2(p.x - rounded.x, p.y - rounded.y));
-  }
+    const float p = __shfl_sync(all_lanes, power, (2 * j + g % 2) * 4 + g / 2);
 #pragma unroll
-  for (int pair = 0; pair < eighths; ++pair) {
-    float sums[4] = {};
-#pragma unroll
-    for (int j = 0; j < tiles; j += 2) {
-      const unsigned a[4] = {high[j], low[j], high[j + 1], low[j + 1]};
-      multiply<T>(sums, a, transposed(x[j].pairs[pair]), j + 1 < tiles ? transposed(x[j + 1].pairs[pair]) : 0u);
+    for (int pair = 0; pair < eighths; ++pair) {
+      const float2 a = x[j].at(pair);
+      pooled[2 * pair] = fmaf(p, a.x, pooled[2 * pair]);
+      pooled[2 * pair + 1] = fmaf(p, a.y, pooled[2 * pair + 1]);
     }
-    pooled[2 * pair] += sums[0] + sums[2];
-    pooled[2 * pair + 1] += sums[1] + sums[3];
   }
 }
 
@@ -698,20 +686,7 @@ __device__ void pool_half(const Forward& call, const Vectors<eighths>& vectors, 
   }
   const float whole = length > 0 ? 1.0f / over_rows(over_quad(sum)) : 0.0f;
   for (int t = own; t < length; t += 32) weights[t] = expf((t + 32 - own < length ? weights[t] : score) - largest) * whole;
-  T* out = static_cast<T*>(call.pooled) + n * width;
-#pragma unroll
-  for (int pair = 0; pair < eighths; ++pair) {
-    const float2 sum = make_float2(pooled[2 * pair] * whole, pooled[2 * pair + 1] * whole);
-    const int c = Tile<T, eighths>::column(pair, q);
-    if (g == pair % 8) {
-      if (call.packs) {
-        if (c < width) *reinterpret_cast<unsigned*>(out + c) = pack<T>(sum);
-      } else {
-        if (c < width) out[c] = static_cast<T>(sum.x);
-        if (c + 1 < width) out[c + 1] = static_cast<T>(sum.y);
-      }
-    }
-  }
+  store_pooled<T, eighths>(call, pooled, whole, n, lane);
 }
 
 // Each block takes a run of sequences, each warp one at a time. It also writes the index that lets the backward pass skip
@@ -1002,7 +977,6 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
   constexpr int warps = backward_threads<T, eighths> / 32;
   constexpr int strips = Shared::strips, parts = Shared::parts, tiles = Shared::tiles;
   constexpr int planes = Shape::planes;
-  static_assert(Shape::blocks % 2 == 0);
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const Rows& rows = call.rows;
@@ -1037,7 +1011,8 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
   };
   int32_t entries[2] = {entry_of(from + warp, 0), entry_of(from + warp, 1)};
   fetch(from + warp, entries);
-  const float2 loaded = load_parameters<T, eighths, backward_threads<T, eighths>>(call.parameters, shared.weight, shared.vectors);
+  const float2 loaded =
+      load_parameters<T, eighths, backward_threads<T, eighths>>(call.parameters, shared.weight, shared.vectors);
   const float weight_scale = loaded.x, largest_context = loaded.y;
   const unsigned weight = shared_address(shared.weight);
 
@@ -1084,9 +1059,10 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
         x[i].load(static_cast<const T*>(call.states) + int64_t{place[i]} * width, real[i], width, call.packs, q);
         share[i] = real[i] ? static_cast<const float*>(call.weights)[place[i]] : 0.0f;
       }
-      Row<T, eighths> gradient[2];
+      // The direct part of the states' gradient, which the product joins; float adds it at the end.
+      float change[eighths][4] = {};
       if constexpr (planes == 1) {
-        Row<T, eighths> pooled[2];
+        Row<T, eighths> gradient[2], pooled[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int64_t from = int64_t{sequence[i]} * width;
@@ -1094,6 +1070,15 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
           pooled[i].load(static_cast<const T*>(call.pooled) + from, real[i], width, call.packs, q);
         }
         score_gradients<T, eighths>(slope, call, x, gradient, pooled, place, sequence, real, share, lane);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int pair = 0; pair < eighths; ++pair) {
+            const float2 y = gradient[i].at(pair);
+            change[pair][2 * i] = share[i] * y.x;
+            change[pair][2 * i + 1] = share[i] * y.y;
+          }
+        }
       } else {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -1122,8 +1107,8 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
       for (int i = 0; i < 2; ++i) {
         store_row<T, eighths>(shared.states + at + 8 * i * Shape::pitch, Shared::tile_plane, x[i], scale, q);
       }
-      // The projection becomes tanh, and slopes in the order of the weight's rows in shared memory.
-      const auto store_slopes = [&](int pair, const float(&u)[4]) {
+      // The projection becomes tanh, and slopes, which go to shared memory in the order of the weight's rows.
+      const auto slopes_of = [&](int pair, const float(&u)[4], unsigned(&parted)[2][planes]) {
         const int c = Shape::column(pair, q);
         const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
         const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
@@ -1134,63 +1119,75 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
           sum.x = fmaf(slope[k], a, sum.x);
           sum.y = fmaf(slope[k], b, sum.y);
           const float x = scaled[k] * context.x, y = scaled[k] * context.y;
-          unsigned parted[planes];
-          split<T>(make_float2(fmaf(-a, a * x, x), fmaf(-b, b * y, y)), parted);
+          split<T>(make_float2(fmaf(-a, a * x, x), fmaf(-b, b * y, y)), parted[k]);
 #pragma unroll
           for (int plane = 0; plane < planes; ++plane) {
             *reinterpret_cast<unsigned*>(shared.slopes + plane * Shared::tile_plane + at + 8 * k * Shape::pitch + 8 * pair +
-                                         2 * q) = parted[plane];
+                                         2 * q) = parted[k][plane];
           }
         }
         context_sum(pair) = sum;
       };
-      // A loop where that may be: unrolled, it is slower. What four leave over joins the last four.
-      constexpr int final = 4 + eighths % 4;
-#pragma unroll(Shared::crowded ? 1 : eighths)
-      for (int first = 0; first < eighths - final; first += 4) {
-        float u[4][4];
-        operands.project(u, first, weight, lane);
+      if constexpr (planes == 1) {
+        // Two tiles of them at a time are the operand of the product back to the states.
+#pragma unroll(Shared::crowded ? 1 : Shape::blocks)
+        for (int block = 0; block < Shape::blocks; ++block) {
+          float u[2][4];
+          unsigned parted[2][2][planes];
+          operands.project(u, 2 * block, weight, lane);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) store_slopes(first + i, u[i]);
-      }
-      {
-        float u[final][4];
-        operands.project(u, eighths - final, weight, lane);
-#pragma unroll
-        for (int i = 0; i < final; ++i) store_slopes(eighths - final + i, u[i]);
-      }
-      __syncwarp();
-      // Back to the states.
-      float change[eighths][4];
-#pragma unroll
-      for (int pair = 0; pair < eighths; ++pair) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float2 y = planes == 1 ? gradient[i].at(pair) : make_float2(0, 0);
-          change[pair][2 * i] = share[i] * y.x;
-          change[pair][2 * i + 1] = share[i] * y.y;
+          for (int i = 0; i < 2; ++i) slopes_of(2 * block + i, u[i], parted[i]);
+          const unsigned a[planes][4] = {{parted[0][0][0], parted[0][1][0], parted[1][0][0], parted[1][1][0]}};
+          multiply_block<T, eighths, true, false>(change, a, block, 0, weight, lane);
         }
-      }
-      const unsigned slopes_of_rows = shared_address(shared.slopes) +
-                                      2 * ((warp * unit_rows + lane % 16) * Shape::pitch + (lane >> 4) * 8);
-#pragma unroll
-      for (int block = 0; block < Shape::blocks; ++block) {
-        unsigned a[planes][4];
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
-          load_matrices(a[plane], slopes_of_rows + 2 * (plane * Shared::tile_plane + 16 * block));
+        if constexpr (Shape::tail) {
+          float u[1][4];
+          unsigned parted[2][planes];
+          operands.project(u, eighths - 1, weight, lane);
+          slopes_of(eighths - 1, u[0], parted);
+          const unsigned a[planes][2] = {{parted[0][0], parted[1][0]}};
+          multiply_tail<T, eighths, true>(change, a, 0, weight, lane);
         }
-        multiply_block<T, eighths, true, false>(change, a, block, 0, weight, lane);
-      }
-      if constexpr (Shape::tail) {
-        unsigned a[planes][2], m[4];
+      } else {
+        // Float has no registers for both products at once: the second one reads them.
+        constexpr int final = 4 + eighths % 4;
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
-          load_matrices(m, slopes_of_rows + 2 * (plane * Shared::tile_plane + 16 * Shape::blocks));
-          a[plane][0] = m[0];
-          a[plane][1] = m[1];
+        for (int first = 0; first < eighths - final; first += 4) {
+          float u[4][4];
+          unsigned parted[2][planes];
+          operands.project(u, first, weight, lane);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) slopes_of(first + i, u[i], parted);
         }
-        multiply_tail<T, eighths, true>(change, a, 0, weight, lane);
+        {
+          float u[final][4];
+          unsigned parted[2][planes];
+          operands.project(u, eighths - final, weight, lane);
+#pragma unroll
+          for (int i = 0; i < final; ++i) slopes_of(eighths - final + i, u[i], parted);
+        }
+        __syncwarp();
+        const unsigned slopes_of_rows = shared_address(shared.slopes) +
+                                        2 * ((warp * unit_rows + lane % 16) * Shape::pitch + (lane >> 4) * 8);
+#pragma unroll
+        for (int block = 0; block < Shape::blocks; ++block) {
+          unsigned a[planes][4];
+#pragma unroll
+          for (int plane = 0; plane < planes; ++plane) {
+            load_matrices(a[plane], slopes_of_rows + 2 * (plane * Shared::tile_plane + 16 * block));
+          }
+          multiply_block<T, eighths, true, false>(change, a, block, 0, weight, lane);
+        }
+        if constexpr (Shape::tail) {
+          unsigned a[planes][2], m[4];
+#pragma unroll
+          for (int plane = 0; plane < planes; ++plane) {
+            load_matrices(m, slopes_of_rows + 2 * (plane * Shared::tile_plane + 16 * Shape::blocks));
+            a[plane][0] = m[0];
+            a[plane][1] = m[1];
+          }
+          multiply_tail<T, eighths, true>(change, a, 0, weight, lane);
+        }
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
