@@ -22,7 +22,7 @@ import pyarrow
 import pyarrow.compute
 
 from preprocessing.manifest import DataSetEntry, Document, encode_labels, parse_document
-from preprocessing.text import CHUNK_END, SENTENCE_END, keep, mark_sentences, words_and_ends
+from preprocessing.text import SENTENCE_END, find_words, keep, mark_sentences
 from preprocessing.vocabulary import UNKNOWN_INDEX
 from storage.errors import InputError
 from storage.files import published_directory, read_json
@@ -65,7 +65,7 @@ class Block:
     labels             int32 [D] (single-label) or uint8 [D, K] (multi-label)
     source_rows        int64 [D], each document's number in the data's file
     training_counts    int64 [distinct words], how often each stands in the training split
-    words              the block's distinct words, and CHUNK_END, which is counted nowhere
+    words              the block's distinct words
     shown              the ids of its first SHOWN_DOCUMENTS documents of the test split
     """
 
@@ -140,34 +140,41 @@ def number_words(texts: Sequence[str]) -> tuple[list[str], np.ndarray, np.ndarra
     Returns the distinct words; the place of each word of the texts among them, int32 [T]; the words of each sentence
     that has any, int64 [sentences]; and the number of these sentences in each text, int64 [D].
     """
-    chunks_of_texts = pyarrow.compute.ascii_split_whitespace(pyarrow.array(texts, pyarrow.large_string()))
+    chunks_of_texts = _split(texts)
     stops_of_texts = chunks_of_texts.offsets.to_numpy()[1:]
     chunk_numbers, chunks = _distinct(chunks_of_texts.flatten())
     # Each distinct chunk is read once.
-    word_numbers, words = _distinct(pyarrow.array(words_and_ends(chunks), pyarrow.large_string()))
-    is_end = word_numbers == _place(CHUNK_END, words)
+    stops_of_chunks = np.cumsum(pyarrow.compute.binary_length(chunks).to_numpy() + 1)
+    found, starts = find_words(_join(chunks))
+    word_numbers, words = _distinct(_split(found).flatten())
     words_of_chunks = pyarrow.ListArray.from_arrays(
-        np.append(0, np.cumsum(~is_end)[is_end]).astype(np.int32), pyarrow.array(word_numbers[~is_end])
+        np.append(0, np.searchsorted(starts, stops_of_chunks)).astype(np.int32), pyarrow.array(word_numbers)
     )
     numbers = words_of_chunks.take(pyarrow.array(chunk_numbers)).flatten().to_numpy()
 
     stops = np.cumsum(np.diff(words_of_chunks.offsets.to_numpy())[chunk_numbers])
-    ends = np.flatnonzero(chunk_numbers == _place(SENTENCE_END, chunks))
+    ends = np.flatnonzero(chunk_numbers == pyarrow.compute.index(chunks, SENTENCE_END).as_py())
     lengths = np.diff(stops[ends], prepend=0)
     text_of_sentence = np.searchsorted(stops_of_texts, ends, side="right")
     sentence_counts = np.bincount(text_of_sentence[lengths > 0], minlength=len(texts))
-    return words, numbers, lengths[lengths > 0], sentence_counts
+    return words.to_pylist(), numbers, lengths[lengths > 0], sentence_counts
 
 
-def _distinct(strings: pyarrow.Array) -> tuple[np.ndarray, list[str]]:
+def _split(texts: Sequence[str]) -> pyarrow.LargeListArray:
+    """What stands between the spaces of each text."""
+    return pyarrow.compute.ascii_split_whitespace(pyarrow.array(texts, pyarrow.large_string()))
+
+
+def _join(strings: pyarrow.Array) -> bytes:
+    """The strings in UTF-8, a space between two."""
+    all_of_them = pyarrow.ListArray.from_arrays(np.array([0, len(strings)], np.int32), strings)
+    return pyarrow.compute.binary_join(all_of_them, pyarrow.scalar(" ", strings.type))[0].as_buffer().to_pybytes()
+
+
+def _distinct(strings: pyarrow.Array) -> tuple[np.ndarray, pyarrow.Array]:
     """The place of each string among the distinct ones, int32, and these in the order in which they come."""
     encoded = strings.dictionary_encode()
-    return encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
-
-
-def _place(string: str, distinct: list[str]) -> int:
-    """The place of a string among distinct ones, or -1."""
-    return distinct.index(string) if string in distinct else -1
+    return encoded.indices.to_numpy(), encoded.dictionary
 
 
 def write_block(job: Job) -> dict[str, Any]:
