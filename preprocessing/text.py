@@ -112,7 +112,8 @@ def _sentences(piece: str) -> str:
 
 def _pieces(text: str) -> Iterator[str]:
     """Yield the paragraphs of ``text``; one too long for Bling Fire is cut at a space, and there a sentence ends."""
-    for paragraph in _BLANK_LINE.split(text):
+    # Most texts are one line, which the expression need not read.
+    for paragraph in _BLANK_LINE.split(text) if "\n" in text else (text,):
         start = 0
         while len(paragraph) - start > LONGEST_PIECE:
             stop = paragraph.rfind(" ", start + 1, start + LONGEST_PIECE)
