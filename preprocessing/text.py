@@ -32,7 +32,8 @@ import numpy as np
 
 from preprocessing.vocabulary import UNKNOWN_INDEX
 
-# No piece given to Bling Fire is longer, in characters: that bounds its memory, and it counts bytes in 32 bits.
+# Bling Fire is given no more characters at a time to find sentences, and little more bytes to find words: that bounds
+# its memory, and it counts bytes in 32 bits.
 LONGEST_PIECE = 1_000_000
 # The chunk that stands after each sentence. In a text this character is a space, as it is to Bling Fire.
 SENTENCE_END = "\x03"
