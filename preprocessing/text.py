@@ -24,26 +24,25 @@ Needs numpy and blingfire alone. Shape legend: M words of a document that are ke
 import ctypes
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 import blingfire
 import numpy as np
 
 from preprocessing.vocabulary import UNKNOWN_INDEX
 
-# No piece given to Bling Fire is longer, in characters: that bounds its memory, and it counts bytes in 32 bits.
+# Bling Fire is given no more characters at a time to find sentences, and little more bytes to find words: that bounds
+# its memory, and it counts bytes in 32 bits.
 LONGEST_PIECE = 1_000_000
 # The chunk that stands after each sentence. In a text this character is a space, as it is to Bling Fire.
 SENTENCE_END = "\x03"
-# Keeps the words of two chunks apart: a sign that Bling Fire always leaves a word of its own.
-CHUNK_END = "\u241e"
 
 # The longest piece has four bytes a character, and its sentences take no more than twice as many.
 _BUFFERS = [ctypes.c_char * (1 << power) for power in range(24)]
 
 _BLANK_LINE = re.compile(r"\n\s*\n")
-_CHUNK = re.compile(r"\S+", re.ASCII)
-_UNREADABLE = re.compile(f"[\ud800-\udfff{CHUNK_END}]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _WRITTEN_WITHOUT_SPACES = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f])")
 # To Bling Fire "U.S." is one word in a sentence, and "U.S" and "." at its end, also before a closing quotation mark.
 _ABBREVIATION_AT_THE_END = re.compile(r"""(\.(?<=[^\W\d_]\.)[^\W\d_])(\.(?:[^\S\n]|["'])*)$""", re.MULTILINE)
@@ -51,15 +50,11 @@ _ABBREVIATION_AT_THE_END = re.compile(r"""(\.(?<=[^\W\d_]\.)[^\W\d_])(\.(?:[^\S\
 
 def segment(text: str) -> list[list[str]]:
     """Return the document's sentences, each a list of its lower-cased words; an empty list where there is no word."""
-    chunks = _CHUNK.findall(mark_sentences(text))
-    sentences, sentence, following = [], [], iter(chunks)
-    for word in words_and_ends(chunks):
-        if word != CHUNK_END:
-            sentence.append(word)
-        elif next(following) == SENTENCE_END and sentence:
-            sentences.append(sentence)
-            sentence = []
-    return sentences
+    content = mark_sentences(text).encode()
+    found, starts = find_words(content)
+    words = " ".join(found).split()
+    stops = np.searchsorted(starts, np.flatnonzero(np.frombuffer(content, np.uint8) == ord(SENTENCE_END)))
+    return [words[start:stop] for start, stop in pairwise((0, *stops.tolist())) if start < stop]
 
 
 def mark_sentences(text: str) -> str:
@@ -67,7 +62,7 @@ def mark_sentences(text: str) -> str:
     if SENTENCE_END in text:
         text = text.replace(SENTENCE_END, " ")
     if not text.isascii():
-        text = unicodedata.normalize("NFC", _UNREADABLE.sub("\ufffd", text))
+        text = unicodedata.normalize("NFC", _SURROGATE.sub("\ufffd", text))
     lines = "\n".join(map(_sentences, _pieces(text)))
     if not lines.isascii():
         lines = _WRITTEN_WITHOUT_SPACES.sub(r" \1 ", lines)
@@ -75,18 +70,34 @@ def mark_sentences(text: str) -> str:
     return f"{lines}\n".replace("\n", f" {SENTENCE_END} ")
 
 
-def words_and_ends(chunks: Sequence[str]) -> list[str]:
-    """Return the lower-cased words of the chunks with CHUNK_END after each chunk; SENTENCE_END has no word."""
-    if not chunks:
-        return []
-    batches = np.cumsum(np.fromiter(map(len, chunks), np.int64, len(chunks))) // LONGEST_PIECE
-    stops = [*(np.flatnonzero(np.diff(batches)) + 1).tolist(), len(chunks)]
-    words, start = [], 0
-    for stop in stops:
-        text = f"\n{CHUNK_END}\n".join(chunks[start:stop])
-        words += blingfire.text_to_words(f"{text}\n{CHUNK_END}").lower().split()
+def find_words(content: bytes) -> tuple[list[str], np.ndarray]:
+    """Find the words of UTF-8 text in which only sentences are marked, or of chunks with a space between two.
+
+    Returns the lower-cased words, many in one string with spaces between, since a string a word would take longer than
+    to find them; and the byte at which each word starts, int64 [words].
+    """
+    words, starts, start = [], [np.zeros(0, np.int64)], 0
+    while start < len(content):
+        stop = content.find(b" ", start + LONGEST_PIECE) + 1 or len(content)
+        found, places = _words(content[start:stop])
+        if found:
+            words.append(found.lower())
+            starts.append(start + places)
         start = stop
-    return words
+    return words, np.concatenate(starts)
+
+
+def _words(content: bytes) -> tuple[str, np.ndarray]:
+    """Return what blingfire.text_to_words does, and the byte at which each word starts, int64 [words]."""
+    # "U.S." is another word at the very end of what Bling Fire reads, so that something must stand there.
+    content += f" {SENTENCE_END}".encode()
+    # A word has a byte or more, and something after it.
+    words, starts = np.empty(2 * len(content), np.uint8), np.empty(2 * len(content), np.int32)
+    addresses = [ctypes.c_void_p(array.ctypes.data) for array in (words, starts)]
+    length = blingfire.blingfire.TextToWordsWithOffsets(content, len(content), *addresses, None, len(words))
+    # A zero byte stands at the end.
+    found = words[: max(length - 1, 0)].tobytes()
+    return found.decode(), starts[: found.count(b" ") + 1 if found else 0].astype(np.int64)
 
 
 def _sentences(piece: str) -> str:
@@ -102,7 +113,8 @@ def _sentences(piece: str) -> str:
 
 def _pieces(text: str) -> Iterator[str]:
     """Yield the paragraphs of ``text``; one too long for Bling Fire is cut at a space, and there a sentence ends."""
-    for paragraph in _BLANK_LINE.split(text):
+    # Most texts are one line, which the expression need not read.
+    for paragraph in _BLANK_LINE.split(text) if "\n" in text else (text,):
         start = 0
         while len(paragraph) - start > LONGEST_PIECE:
             stop = paragraph.rfind(" ", start + 1, start + LONGEST_PIECE)

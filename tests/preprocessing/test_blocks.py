@@ -24,6 +24,7 @@ TEXTS = [
     "...",
     "Before.\n\n\u200b\n\nA sentence without a word stands between. After.",
     "word " * 400,
+    "And the last chunk that is new isn't",
 ]
 
 

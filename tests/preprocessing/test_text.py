@@ -6,7 +6,8 @@ import blingfire
 import numpy as np
 import pytest
 
-from preprocessing.text import LONGEST_PIECE, encode, keep, number, segment
+from preprocessing import text as texts
+from preprocessing.text import LONGEST_PIECE, encode, find_words, keep, number, segment
 from preprocessing.vocabulary import word_index
 
 INDEX = word_index(["<pad>", "<unk>", "a", "cat", "sat", "."])
@@ -96,6 +97,19 @@ def test_words_are_those_that_bling_fire_finds_sentence_by_sentence():
             for sentence in blingfire.text_to_sentences(text).split("\n")
         ]
         assert segment(text) == [words for words in by_sentence if words]
+
+
+def test_words_and_their_places_are_the_same_however_many_chunks_are_read_at_a_time(monkeypatch):
+    content = "It isn't in the U.S. \u200b (e.g. caf\u00e9) \u4eca 3.14 U.S. can't".encode()
+    (words,), starts = find_words(content)
+    assert words == "it is n't in the u.s. ( e.g. caf\u00e9 ) \u4eca 3.14 u.s. ca n't"
+    for word, start in zip(words.split(), starts, strict=True):
+        assert content[start:].decode().lower().startswith(word)
+    monkeypatch.setattr(texts, "LONGEST_PIECE", 1)
+    found, places = find_words(content)
+    assert len(found) > 1 and " ".join(found) == words
+    np.testing.assert_array_equal(places, starts)
+    assert find_words(b"")[0] == find_words(b" \x03 ")[0] == []
 
 
 def test_number_cuts_and_marks_the_unknown():
