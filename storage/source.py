@@ -12,14 +12,22 @@ from pathlib import Path
 from storage.files import sha256_file
 
 ROOT = Path(__file__).resolve().parent.parent
-# Two threads that parse at once can fail with "AST constructor recursion depth mismatch" (CPython issue 106905).
+# Two threads that parse at once can fail with "AST constructor recursion depth mismatch" (CPython issue 106905): ours
+# take turns, and what fails because a library's thread parsed meanwhile is parsed again.
 PARSING = threading.Lock()
+ATTEMPTS = 20
 
 
 def parse(path: Path) -> ast.Module:
     """The syntax tree of a source file; safe to call from several threads."""
+    source = path.read_bytes()
     with PARSING:
-        return ast.parse(path.read_bytes(), str(path))
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return ast.parse(source, str(path))
+            except SystemError:
+                continue
+        return ast.parse(source, str(path))
 
 
 def module_file(name: str, root: Path = ROOT) -> Path | None:
