@@ -25,10 +25,13 @@ def batch():
     return x, torch.tensor([9, 1, 4, 6])
 
 
-def gradients(network, x, *rest):
-    """Of a loss that weighs each state differently: with regard to the input and to each parameter."""
+def gradients(network, x, *rest, read=None):
+    """Of a loss that weighs each state differently: with regard to the input and to each parameter.
+
+    read: what gives the states, where it is not the network itself.
+    """
     x = x.clone().requires_grad_()
-    states = network(x, *rest)
+    states = (read or network)(x, *rest)
     states = states[0] if isinstance(states, tuple) else states
     weights = torch.linspace(-1, 2, states.numel(), dtype=states.dtype).reshape(states.shape)
     (weights * states).sum().backward()
@@ -177,12 +180,10 @@ def test_the_gru_s_operation_reads_a_cell_as_the_loop_does(cell, batch):
     layer.zero_grad()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReferenceWarning)
-        x = batch[0].clone().requires_grad_()
-        found = gru(x, batch[1], layer.flat_parameters(), bidirectional=True)[0]
-        weights = torch.linspace(-1, 2, found.numel(), dtype=found.dtype).reshape(found.shape)
-        (weights * found).sum().backward()
+        found, found_gradients = gradients(
+            layer, *batch, read=lambda x, lengths: gru(x, lengths, layer.flat_parameters(), bidirectional=True)
+        )
     torch.testing.assert_close(found, expected, **ROUNDING)
-    found_gradients = {"x": x.grad} | {name: parameter.grad for name, parameter in layer.named_parameters()}
     torch.testing.assert_close(found_gradients, expected_gradients, **ROUNDING)
 
 
