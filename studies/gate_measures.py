@@ -31,8 +31,8 @@ UNKNOWN = 1  # the number of a word that the vocabulary has not, as storage/prep
 
 
 def readable(network: nn.Module) -> bool:
-    """Whether the network has two levels of GRUs whose gates can be read."""
-    return all(isinstance(getattr(network, f"{one}_gru", None), BidirectionalGRU) for one in ("word", "sentence"))
+    """Whether the network has two levels of GRUs whose gates can be read; a subclass holds or ties some of them."""
+    return all(type(getattr(network, f"{one}_gru", None)) is BidirectionalGRU for one in ("word", "sentence"))
 
 
 def layer_of(network: nn.Module, level: str) -> BidirectionalGRU:
