@@ -44,7 +44,10 @@ def gru(
     parameters: w_ih [3 H, I], w_hh [3 H, H], b_ih [3 H], b_hh [3 H], and the same again of the backward direction, as
     ``nn.GRU`` orders them; of x's dtype, or float32 with an x of half precision, and then rounded where they multiply.
     H is at most 128. The sums are kept in float32 (float64 for float64). float32 is multiplied in three products of
-    bfloat16, good to about 16 bits. Under autocast x takes its dtype, and parameters of float32 stay.
+    half precision: of float16, scaled, where inputs and gradients are multiplied with weights and with one another,
+    which holds 22 bits of a number or 38 below the largest of those scaled with it; of bfloat16, 16 bits, from step to
+    step. States and gradients err by 1e-6 to 2e-6 in norm. Under autocast x takes its dtype, and parameters of float32
+    stay.
     Raises ValueError, naming what came, for anything else.
     """
     if lengths is None:

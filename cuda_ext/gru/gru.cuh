@@ -21,13 +21,16 @@ struct alignas(16) Sequence {
   int place, first, length, state;
 };
 
-// fp32 is multiplied as two bf16 each, high and low, in three products: 16 bits and fp32's range.
+// fp32 is multiplied as two halves of 16 bits each, high and low, in three products: high by high, low by high and high
+// by low. In the recurrent products they are bf16: 16 bits and fp32's range, without a scale, which there would have to
+// be found anew between one step and the next; as much of the sums comes from elsewhere, that errs by 8e-7. The large
+// products, whose numbers are at hand in advance, take fp16 (Element), scaled, and 22 bits.
 template <typename T>
 constexpr int parts = std::is_same_v<T, float> ? 2 : 1;
-// A sum in three parts, one a product of high and low, where there are registers for them: a third of the time that one
-// matrix instruction waits for the last.
-template <typename T, int k_steps, int columns>
-constexpr int chains = parts<T> == 2 && k_steps == 4 && columns == 1 ? 3 : 1;
+// A recurrent sum in three parts, one a product of high and low, where there are registers for them: a third of the
+// time that one matrix instruction waits for the last.
+template <typename T, int k_steps, int columns, int split>
+constexpr int chains = parts<T> == 2 && columns == 1 && (k_steps == 4 || split > 1) ? 3 : 1;
 
 // How a block shares out its work: k-steps of 16 units in a recurrent product, and columns of 8 units of each gate in a
 // warp. Of two columns a warp loads the state once; one column makes more warps with less to do each, which is faster
@@ -52,8 +55,48 @@ inline int64_t fragments(const Division& by, int64_t directions) {
   return directions * by.warps * parts<T> * 3 * by.columns * by.k_steps * 64;
 }
 
+// The input weights as gru_prepare packs them for products [.., K] x [K, ..]: rows of K numbers, zeros to a multiple of
+// 32, of fp32 with a scale for each row behind them all. Forward the rows are the gates' [d, 3, P], else the inputs.
+struct Packed {
+  int64_t rows, columns, size;
+};
+
+inline Packed packed_weights(bool scaled, int64_t gates, int64_t inputs, bool transposed) {
+  const int64_t rows = transposed ? (inputs + 7) / 8 * 8 : gates;
+  const int64_t columns = ((transposed ? gates : inputs) + 31) / 32 * 32;
+  return {rows, columns, rows * columns + (scaled ? rows : 0)};
+}
+
+// Of 32 numbers of a sum, which is at this place of a packed row: the order in which two matrix instructions take them
+// from four threads, which load 16 bytes at a time, neighbours of each other's: 8 numbers each, or twice 4 of fp32.
+template <typename T>
+__host__ __device__ constexpr int packed_number(int place) {
+  const int instruction = place / 16 % 2, half = place / 8 % 2, thread = place / 2 % 4;
+  return place / 32 * 32 + 2 * half + place % 2 +
+         (sizeof(T) == 4 ? 16 * instruction + 4 * thread : 8 * thread + 4 * instruction);
+}
+
 template <typename T>
 using Operand = std::conditional_t<std::is_same_v<T, __half>, __half, __nv_bfloat16>;
+template <typename T>
+using Element = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __nv_bfloat16, __half>;
+
+// Of fp32 numbers that are split into fp16 together: the power of two that brings the largest to between 2^13 and 2^14,
+// itself within 2^-62 and 2^62, so that no product of two, or of their inverses, overflows. A number is then right to
+// 2^-22 of itself or 2^-38 of the largest, from 2^-49 to 2^76 (2e-15 to 7e22); smaller ones are to 2^-87.
+// largest: not negative, and NaN only if there is nothing else.
+__device__ inline float scale_for(float largest) {
+  const int exponent = 13 + 127 - static_cast<int>(__float_as_uint(largest) >> 23);
+  return __uint_as_float(static_cast<uint32_t>(127 + max(-62, min(62, exponent))) << 23);
+}
+
+// The largest of a warp's numbers, which are not negative: their bits have the same order.
+__device__ inline float largest_in_warp(float x) {
+  return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
+}
+
+// 1 / scale of a power of two.
+__device__ inline float inverse_of(float scale) { return __uint_as_float((254u << 23) - __float_as_uint(scale)); }
 
 template <typename E>
 __device__ inline uint32_t packed(float a, float b) {
@@ -66,25 +109,35 @@ __device__ inline uint32_t packed(float a, float b) {
   }
 }
 
-// Two numbers' high and low operands. (The high ones are taken back out of their pair: to convert one number alone is
-// an instruction of a quarter of the rate.)
-__device__ inline void split(float a, float b, uint32_t& high, uint32_t& low) {
+// Two numbers' high and low operands in bf16. (The high ones are taken back out of their pair: to convert one number
+// alone is an instruction of a quarter of the rate.)
+__device__ inline void split_bfloat16(float a, float b, uint32_t& high, uint32_t& low) {
   high = packed<__nv_bfloat16>(a, b);
   low = packed<__nv_bfloat16>(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u));
 }
 
-template <typename E>
+// The same in fp16, of numbers that are scaled.
+__device__ inline void split_scaled(float a, float b, uint32_t& high, uint32_t& low) {
+  const __half2 both = __floats2half2_rn(a, b);
+  const float2 taken = __half22float2(both);
+  high = *reinterpret_cast<const uint32_t*>(&both);
+  low = packed<__half>(a - taken.x, b - taken.y);
+}
+
+// c [16, 8] += a [16, 16] b [16, 8], or = if `fresh`, which spares the zeros.
+template <typename E, bool fresh = false>
 __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const float d[4] = {fresh ? 0.f : c[0], fresh ? 0.f : c[1], fresh ? 0.f : c[2], fresh ? 0.f : c[3]};
   if constexpr (std::is_same_v<E, __half>) {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]));
   } else {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]));
   }
 }
 
@@ -101,6 +154,26 @@ __device__ inline void load_matrices_transposed(uint32_t (&a)[4], const void* ro
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
       : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
       : "r"(address));
+}
+
+// 8 or 16 bytes from global to shared memory, or zeros unless `is`, while the thread goes on.
+template <int bytes>
+__device__ inline void copy(void* to, const void* from, bool is) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  if constexpr (bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(is ? 16 : 0)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(address), "l"(from), "r"(is ? 8 : 0)
+                 : "memory");
+  }
+}
+
+// Copies are awaited in groups: those since the last one, and all but the last `left`.
+__device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int left>
+__device__ inline void wait_for_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
 }
 
 // Both are right at either end, where the exponential is 0 or infinite: to about 1e-7 for float, and to 2^-11, one
@@ -190,13 +263,168 @@ __device__ inline void store_operands(Operand<T>* to, int part, const float (&va
   if constexpr (parts<T> == 2) {
     Raw<E, n> high, low;
 #pragma unroll
-    for (int i = 0; i < n; i += 2) split(values[i], values[i + 1], high.words[i / 2], low.words[i / 2]);
+    for (int i = 0; i < n; i += 2) split_bfloat16(values[i], values[i + 1], high.words[i / 2], low.words[i / 2]);
     store<E, n>(to, high);
     store<E, n>(to + part, low);
   } else {
     store<E, n>(to, Raw<E, n>::of(values));
   }
 }
+
+// The operands of two neighbours in two rows, 8 apart, of a warp's 8 units, into the shared memory of every block of
+// the cluster. to: the warp's first unit in its thread's first row. Four threads that hold a row trade, so that each
+// has all 8 units of one row and part: stores to another block cost by their number.
+template <typename T, int split>
+__device__ inline void share_operands(Operand<T>* to, int rows_apart, int part, const float (&values)[2][2]) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int pieces = 2 * parts<T>;
+  uint32_t words[pieces];  // [part, row]
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if constexpr (parts<T> == 2) {
+      split_bfloat16(values[i][0], values[i][1], words[i], words[2 + i]);
+    } else {
+      words[i] = packed<Operand<T>>(values[i][0], values[i][1]);
+    }
+  }
+  const int thread = threadIdx.x % 4, piece = thread % pieces;
+  uint32_t got[4];  // of the thread so far away, then of each in order
+#pragma unroll
+  for (int away = 0; away < 4; ++away) {
+    const int theirs = (thread ^ away) % pieces;  // the piece that the other thread is to have
+    uint32_t word = theirs % 2 == 0 ? words[0] : words[1];
+    if constexpr (pieces == 4) word = theirs < 2 ? word : theirs % 2 == 0 ? words[2] : words[3];
+    got[away] = __shfl_xor_sync(0xffffffff, word, away);
+  }
+  const auto swap_if = [](bool is, uint32_t& a, uint32_t& b) {
+    const uint32_t first = is ? b : a;
+    b = is ? a : b;
+    a = first;
+  };
+  swap_if(thread % 2 == 1, got[0], got[1]);
+  swap_if(thread % 2 == 1, got[2], got[3]);
+  swap_if(thread >= 2, got[0], got[2]);
+  swap_if(thread >= 2, got[1], got[3]);
+  const auto own = static_cast<uint32_t>(__cvta_generic_to_shared(to + piece / 2 * part + piece % 2 * rows_apart));
+#pragma unroll
+  for (int rank = 0; rank < split; ++rank) {
+    // Of half precision two threads have the same, for half of the blocks each.
+    if (pieces == 2 && rank % 2 != thread / 2) continue;
+    uint32_t address;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(own), "r"(rank));
+    asm volatile("st.shared::cluster.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(got[0]), "r"(got[1]), "r"(got[2]),
+                 "r"(got[3])
+                 : "memory");
+  }
+#endif
+}
+
+// All threads of the cluster wait for one another, and see what was written to their shared memory.
+template <int split>
+__device__ inline void meet() {
+  if constexpr (split == 1) {
+    __syncthreads();
+  } else {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+  }
+}
+
+// In clusters of `split` blocks.
+template <int split = 1, typename... Wanted, typename... Given>
+void launch(void (*kernel)(Wanted...), dim3 blocks, int threads, int shared, cudaStream_t stream,
+            const Given&... arguments) {
+  // 48 KB in all would do without, of which a kernel may have 18 by itself.
+  if (shared > 30 * 1024) {
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  }
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = split;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t how{};
+  how.gridDim = blocks;
+  how.blockDim = dim3(static_cast<unsigned>(threads));
+  how.dynamicSmemBytes = static_cast<std::size_t>(shared);
+  how.stream = stream;
+  how.attrs = &cluster;
+  how.numAttrs = split > 1 ? 1 : 0;
+  STD_CUDA_CHECK(cudaLaunchKernelEx(&how, kernel, static_cast<Wanted>(arguments)...));
+}
+
+inline int attribute_of_device(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
+// Whether this GPU has clusters of blocks and bulk copies.
+inline bool is_hopper_or_later() { return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9; }
+
+// A tile of sequences whose blocks would leave most of the GPU idle is shared by a cluster of four, of which each has a
+// part of the units and gets the others' states through distributed shared memory. It pays for fp32 above 64 units, of
+// which one block's registers do not hold the weights; half precision is slower by it.
+template <typename T, int k_steps>
+inline bool takes_clusters(int64_t tiles) {
+  if constexpr (std::is_same_v<T, float> && k_steps > 4) {
+    return is_hopper_or_later() && 4 * tiles <= attribute_of_device(cudaDevAttrMultiProcessorCount);
+  }
+  return false;
+}
+
+// What a block writes of each step, [16, slots, P] numbers of one stretch in memory for each sequence, lies in shared
+// memory first and goes out as one long copy a sequence, while the next step is made in the other of two buffers. (A
+// warp's own stores are pieces of 16 or 32 bytes, and where blocks fill the GPU they take as long as all else. Where
+// they do not, the copies' wait is what a step takes longer: see `sends`.)
+template <typename T, int slots>
+struct Outgoing {
+  T* staged;  // [2, 16, stride]
+  int padded, stride;
+  T* to = nullptr;  // where this thread's sequence goes, if it has one, and by how much that moves on
+  int64_t step_by = 0;
+  int length = 0;
+
+  // Numbers of a row in shared memory, padded against bank conflicts.
+  __host__ __device__ static int stride_of(int padded) {
+    return slots * padded + (slots * padded / 8 % 2 == 0 ? 8 : 0);
+  }
+  static int bytes_of(int padded) { return 2 * tile * stride_of(padded) * static_cast<int>(sizeof(T)); }
+
+  __device__ Outgoing(void* shared, int padded)
+      : staged(static_cast<T*>(shared)), padded(padded), stride(stride_of(padded)) {}
+  __device__ T* at(int step, int row, int slot, int unit) const {
+    return staged + (step % 2 * tile + row) * stride + slot * padded + unit;
+  }
+  // Before the barrier: what was written may be copied, and the copies of the step before were read.
+  __device__ void ready() const {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if (threadIdx.x < tile) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+  }
+  // After the barrier, of the sequences that have this step.
+  __device__ void send(int step) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x < tile && step < length) {
+      const auto from = static_cast<uint32_t>(__cvta_generic_to_shared(at(step, threadIdx.x, 0, 0)));
+      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+                   "r"(slots * padded * static_cast<int>(sizeof(T)))
+                   : "memory");
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+    to += step_by;
+#endif
+  }
+  __device__ void finish() const {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x < tile) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
+  }
+};
+
+inline bool sends(int k_steps, int64_t tiles) { return is_hopper_or_later() && (k_steps > 4 || tiles > 264); }
 
 // The same for a row that may begin anywhere, and of whose units only `left` are still there: in pairs if `pairs`.
 template <typename T, int n>

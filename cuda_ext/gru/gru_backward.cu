@@ -18,13 +18,15 @@ template <typename T, int k_steps>
 constexpr int shared_bytes = 2 * gru::parts<T> * 3 * gru::tile * (16 * k_steps + 8) * 2;
 
 // gates [M, d, 5, P] as the forward pass left them; gradients [M, d, 4, P], of the sums n, r, z and m, are written at
-// real steps. above: the gradient of states, last: of final; either may be null.
-template <typename T, int k_steps, int columns>
-__global__ void __launch_bounds__(32 * 2 * k_steps / columns)
-    recur_back(const T* gates, const Sequence* plan, const uint32_t* weights, const T* above, const T* last,
-               T* gradients, int sequences, int units, int padded, int directions, bool pairs) {
+// real steps, if `sends` by bulk copies (gru::Outgoing). above: the gradient of states, last: of final; either may be
+// null.
+template <typename T, int k_steps, int columns, int split>
+__global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / split))
+    recur_back(const T* gates, const Sequence* plan, const uint32_t* weights, int warps, const T* above,
+               const T* last, T* gradients, int sequences, int units, int padded, int directions, bool pairs,
+               bool sends) {
   using E = gru::Operand<T>;
-  constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns>;
+  constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns, split>;
   constexpr int own = 2 * columns;
   constexpr int width = 16 * k_steps + 8;
   using Own = gru::Raw<T, own>;
@@ -32,15 +34,16 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
   using Operands = E[parts][3][gru::tile][width];
   Operands* operand = reinterpret_cast<Operands*>(shared);
 
-  const int direction = blockIdx.x % directions;
-  const int slot = blockIdx.x / directions * gru::tile;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int direction = blockIdx.x / split % directions;
+  const int slot = blockIdx.x / split / directions * gru::tile;
+  const int warp = blockIdx.x % split * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   const int unit = warp * 8 * columns + lane % 4 * own;
   const bool real = unit < padded;
 
   uint32_t w[parts][3 * columns][k_steps][2];
   {
-    const int place = direction * static_cast<int>(blockDim.x / 32) + warp;
+    const bool is = split == 1 || warp < warps;  // the last block of a cluster may have more
+    const int place = direction * warps + warp;
     const uint2* mine = reinterpret_cast<const uint2*>(weights) + place * parts * 3 * columns * k_steps * 32 + lane;
 #pragma unroll
     for (int p = 0; p < parts; ++p)
@@ -48,7 +51,7 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
       for (int c = 0; c < 3 * columns; ++c)
 #pragma unroll
         for (int k = 0; k < k_steps; ++k) {
-          const uint2 both = mine[((p * 3 * columns + c) * k_steps + k) * 32];
+          const uint2 both = is ? mine[((p * 3 * columns + c) * k_steps + k) * 32] : uint2{};
           w[p][c][k][0] = both.x;
           w[p][c][k][1] = both.y;
         }
@@ -88,6 +91,14 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
     gradient_row[i] = gradients + row * 4 * padded + unit;
     above_row[i] = above + ((sequence[i].state + step) * directions + direction) * units + unit;
   }
+  gru::Outgoing<T, 4> outgoing(shared + shared_bytes<T, k_steps> / 16, padded);
+  if (sends && threadIdx.x < gru::tile && slot + static_cast<int>(threadIdx.x) < sequences) {
+    const Sequence of = plan[slot + threadIdx.x];
+    const int64_t step = (direction == 0 ? 0 : of.length - 1) + (steps - 1) * forwards;
+    outgoing.to = gradients + ((of.first + step) * directions + direction) * 4 * padded;
+    outgoing.step_by = -gradient_step;
+    outgoing.length = of.length;
+  }
   Own next[2][5] = {}, next_above[2] = {};
   const auto fetch = [&](int i, int step) {
     if (step >= 0 && step < length[i]) {
@@ -100,11 +111,12 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
   };
 #pragma unroll
   for (int i = 0; i < 2; ++i) fetch(i, steps - 1);
-  __syncthreads();
+  gru::meet<split>();
 
   for (int step = steps - 1; step >= 0; --step) {
     float sum[chains][3][columns][4] = {};
     auto& current = operand[step % 2];
+    float of_state[3][2][own];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const auto& now = next[i];
@@ -123,19 +135,36 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
       }
 #pragma unroll
       for (int g = 0; g < 3; ++g) {
-        gru::store_operands<T>(&current[0][g][lane / 4 + 8 * i][unit], 3 * gru::tile * width, d[g + 1]);
+        if constexpr (split == 1) {
+          gru::store_operands<T>(&current[0][g][lane / 4 + 8 * i][unit], 3 * gru::tile * width, d[g + 1]);
+        } else {
+#pragma unroll
+          for (int u = 0; u < own; ++u) of_state[g][i][u] = d[g + 1][u];
+        }
       }
       if (active) {
 #pragma unroll
-        for (int g = 0; g < 4; ++g) gru::store<T, own>(gradient_row[i] + g * padded, Own::of(d[g]));
+        for (int g = 0; g < 4; ++g) {
+          T* const to = sends ? outgoing.at(step, lane / 4 + 8 * i, g, unit) : gradient_row[i] + g * padded;
+          gru::store<T, own>(to, Own::of(d[g]));
+        }
       }
       gradient_row[i] -= gradient_step;
     }
     // Only now, when all that was loaded is used: a wait for some of it would be for this as well.
 #pragma unroll
     for (int i = 0; i < 2; ++i) fetch(i, step - 1);
+    if constexpr (split > 1) {
+#pragma unroll
+      for (int g = 0; g < 3 && warp < 2 * k_steps; ++g) {
+        gru::share_operands<T, split>(&current[0][g][lane / 4][8 * warp], 8 * width, 3 * gru::tile * width,
+                                      of_state[g]);
+      }
+    }
+    if (sends) outgoing.ready();
+    gru::meet<split>();
+    if (sends) outgoing.send(step);
     if (step == 0) break;
-    __syncthreads();
 
 #pragma unroll
     for (int k = 0; k < k_steps; ++k)
@@ -163,6 +192,7 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
         for (int p = 0; p < chains; ++p) carried[i][u] += sum[p][0][c][v] + sum[p][1][c][v] + sum[p][2][c][v];
       }
   }
+  if (sends) outgoing.finish();
 }
 
 // float64: a block a sequence and direction, a thread a unit. Plain; not for speed.
@@ -194,6 +224,10 @@ __global__ void recur_back_double(const double* gates, const Sequence* plan, con
       sums[1][unit] = to[gru::update * padded] = state * (row[gru::before * padded] - n) * z * (1 - z);
       sums[2][unit] = to[gru::memory * padded] = dn * r;
       direct = state * z;
+    } else if (unit < padded) {
+      // The products read the padding, times weights of zero.
+      double* to = gradients + ((sequence.first + t) * directions + direction) * 4 * padded + unit;
+      for (int g = 0; g < 4; ++g) to[g * padded] = 0;
     }
     __syncthreads();
     if (unit < units) {
@@ -214,20 +248,16 @@ struct Arguments {
   bool pairs;
 };
 
-template <typename T, int k_steps, int columns>
-void launch(const Arguments& with, int warps, cudaStream_t stream) {
-  constexpr int shared = shared_bytes<T, k_steps>;
-  const auto run = recur_back<T, k_steps, columns>;
-  if constexpr (shared > 48 * 1024) {
-    STD_CUDA_CHECK(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  }
-  const int blocks = (with.sequences + gru::tile - 1) / gru::tile * with.directions;
-  run<<<blocks, 32 * warps, shared, stream>>>(
+template <typename T, int k_steps, int columns, int split = 1>
+void launch(const Arguments& with, int tiles, int warps, cudaStream_t stream) {
+  const bool sends = split == 1 && gru::sends(k_steps, tiles);
+  gru::launch<split>(
+      recur_back<T, k_steps, columns, split>, dim3(tiles * split), (warps + split - 1) / split * 32,
+      shared_bytes<T, k_steps> + (sends ? gru::Outgoing<T, 4>::bytes_of(with.padded) : 0), stream,
       static_cast<const T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
-      static_cast<const uint32_t*>(with.weights.data_ptr()), static_cast<const T*>(with.above),
+      static_cast<const uint32_t*>(with.weights.data_ptr()), warps, static_cast<const T*>(with.above),
       static_cast<const T*>(with.last), static_cast<T*>(with.gradients.data_ptr()), with.sequences, with.units,
-      with.padded, with.directions, with.pairs);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+      with.padded, with.directions, with.pairs, sends);
 }
 
 template <typename T>
@@ -239,12 +269,15 @@ void choose(Arguments with, cudaStream_t stream) {
     return reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(T)) == 0;
   };
   with.pairs = with.units % 2 == 0 && begins_on_pairs(with.above) && begins_on_pairs(with.last);
+  const int tiles = (with.sequences + gru::tile - 1) / gru::tile * with.directions;
   const auto run = [&](auto k_steps) {
     constexpr int k = decltype(k_steps)::value;
     if constexpr (!std::is_same_v<T, float> || k == 4) {
-      if (by.columns == 2) return launch<T, k, 2>(with, by.warps, stream);
+      if (by.columns == 2) return launch<T, k, 2>(with, tiles, by.warps, stream);
+    } else {
+      if (gru::takes_clusters<T, k>(tiles)) return launch<T, k, 1, 4>(with, tiles, by.warps, stream);
     }
-    launch<T, k, 1>(with, by.warps, stream);
+    launch<T, k, 1>(with, tiles, by.warps, stream);
   };
   switch (by.k_steps) {
     case 4: run(std::integral_constant<int, 4>{}); break;

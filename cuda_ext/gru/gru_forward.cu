@@ -1,9 +1,9 @@
 // The GRU's recurrence, forward: h' = (1 - z) n + z h, step after step, the weights in registers throughout.
 //
-// A block takes 16 sequences of like length, one direction, and runs to the longest's last step. A warp owns 8 or 16
-// units: it multiplies the tile's state [16, H], which lies in shared memory, by its columns of the three recurrent
-// weights, and the sums that it then holds are r, z and m of the same units, so that the gates, the candidate and the
-// new state never leave its registers but for the state's operand. One barrier a step.
+// A block, or a cluster of blocks, takes 16 sequences of like length, one direction, and runs to the longest's last
+// step. A warp owns 8 or 16 units: it multiplies the tile's state [16, H], which lies in shared memory, by its columns
+// of the three recurrent weights, and the sums that it then holds are r, z and m of the same units, so that the gates,
+// the candidate and the new state never leave its registers but for the state's operand. One barrier a step.
 
 #include "gru.cuh"
 
@@ -14,29 +14,31 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // gates [M, d, 5, P]: the sums of n, r and z from the input on entry; n, r, z, m and the state before the step on exit.
-// Without `keep` [M, d, 3, P], and not changed. The state before the first step is zero, and so are the states of a
-// padded batch from a sequence's end to `limit`. Units from H on, which pad the last warp's columns, stay zero
-// throughout: their weights are.
-template <typename T, int k_steps, int columns>
-__global__ void __launch_bounds__(32 * 2 * k_steps / columns)
-    recur(T* gates, const Sequence* plan, const uint32_t* weights, const float* bias, T* states, T* final,
-          int sequences, int units, int padded, int directions, int limit, bool keep, bool pairs) {
+// Without `keep` [M, d, 3, P], and not changed. sends: by bulk copies (gru::Outgoing). The state before the first step
+// is zero, and so are the states of a padded batch from a sequence's end to `limit`. Units from H on, which pad the
+// last warp's columns, stay zero throughout: their weights are.
+template <typename T, int k_steps, int columns, int split>
+__global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / split))
+    recur(T* gates, const Sequence* plan, const uint32_t* weights, int warps, const float* bias, T* states, T* final,
+          int sequences, int units, int padded, int directions, int limit, bool keep, bool pairs, bool sends) {
   using E = gru::Operand<T>;
-  constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns>;
+  constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns, split>;
   constexpr int own = 2 * columns;         // units of a thread in a row, neighbours
   constexpr int width = 16 * k_steps + 8;  // of a row in shared memory, padded against bank conflicts
   using Own = gru::Raw<T, own>;
+  extern __shared__ uint4 shared[];
   __shared__ alignas(16) E operand[2][parts][gru::tile][width];
 
-  const int direction = blockIdx.x % directions;
-  const int slot = blockIdx.x / directions * gru::tile;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int direction = blockIdx.x / split % directions;
+  const int slot = blockIdx.x / split / directions * gru::tile;
+  const int warp = blockIdx.x % split * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   const int unit = warp * 8 * columns + lane % 4 * own;
   const bool real = unit < padded;
 
   uint32_t w[parts][3 * columns][k_steps][2];
   {
-    const int place = direction * static_cast<int>(blockDim.x / 32) + warp;
+    const bool is = split == 1 || warp < warps;  // the last block of a cluster may have more
+    const int place = direction * warps + warp;
     const uint2* mine = reinterpret_cast<const uint2*>(weights) + place * parts * 3 * columns * k_steps * 32 + lane;
 #pragma unroll
     for (int p = 0; p < parts; ++p)
@@ -44,7 +46,7 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
       for (int c = 0; c < 3 * columns; ++c)
 #pragma unroll
         for (int k = 0; k < k_steps; ++k) {
-          const uint2 both = mine[((p * 3 * columns + c) * k_steps + k) * 32];
+          const uint2 both = is ? mine[((p * 3 * columns + c) * k_steps + k) * 32] : uint2{};
           w[p][c][k][0] = both.x;
           w[p][c][k][1] = both.y;
         }
@@ -73,6 +75,14 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
     state_row[i] = states + (sequence[i].state + begin) * state_stride + direction * units + unit;
   }
   steps = __reduce_max_sync(0xffffffff, steps);
+  gru::Outgoing<T, 5> outgoing(shared, padded);
+  if (sends && threadIdx.x < gru::tile && slot + static_cast<int>(threadIdx.x) < sequences) {
+    const Sequence of = plan[slot + threadIdx.x];
+    const int64_t begin = of.first + (direction == 0 ? 0 : of.length - 1);
+    outgoing.to = gates + begin * gate_stride + direction * 5 * padded;
+    outgoing.step_by = gate_step;
+    outgoing.length = of.length;
+  }
 
   float h[2][own] = {};
   float memory_bias[own] = {};
@@ -87,7 +97,7 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
     for (int g = 0; g < 3; ++g) {
       if (0 < length[i]) next[i][g] = gru::load<T, own>(gate_row[i] + g * padded);
     }
-  __syncthreads();
+  gru::meet<split>();
 
   for (int step = 0; step < steps; ++step) {
     // All that the last step loaded is taken before any more is asked for: a wait for the one would be for both.
@@ -151,19 +161,32 @@ __global__ void __launch_bounds__(32 * 2 * k_steps / columns)
         kept[gru::before][u] = h[i][u];
         h[i][u] = active ? n + z * (h[i][u] - n) : h[i][u];
       }
-      gru::store_operands<T>(&following[0][lane / 4 + 8 * i][unit], gru::tile * width, h[i]);
+      if constexpr (split == 1) {
+        gru::store_operands<T>(&following[0][lane / 4 + 8 * i][unit], gru::tile * width, h[i]);
+      }
       if (active) {
         gru::store_units(state_row[i], h[i], units - unit, pairs);
         if (keep) {
 #pragma unroll
-          for (int g = 0; g < 5; ++g) gru::store<T, own>(gate_row[i] + g * padded, Own::of(kept[g]));
+          for (int g = 0; g < 5; ++g) {
+            T* const to = sends ? outgoing.at(step, lane / 4 + 8 * i, g, unit) : gate_row[i] + g * padded;
+            gru::store<T, own>(to, Own::of(kept[g]));
+          }
         }
       }
       gate_row[i] += gate_step;
       state_row[i] += state_step;
     }
-    __syncthreads();
+    if constexpr (split > 1) {
+      if (warp < 2 * k_steps) {
+        gru::share_operands<T, split>(&following[0][lane / 4][8 * warp], 8 * width, gru::tile * width, h);
+      }
+    }
+    if (sends) outgoing.ready();
+    gru::meet<split>();
+    if (sends) outgoing.send(step);
   }
+  if (sends) outgoing.finish();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if (!real || sequence[i].place < 0) continue;
@@ -227,15 +250,16 @@ struct Arguments {
   int sequences, units, padded, directions;
 };
 
-template <typename T, int k_steps, int columns>
-void launch(const Arguments& with, int warps, cudaStream_t stream) {
-  const int blocks = (with.sequences + gru::tile - 1) / gru::tile * with.directions;
-  recur<T, k_steps, columns><<<blocks, 32 * warps, 0, stream>>>(
-      static_cast<T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
-      static_cast<const uint32_t*>(with.weights.data_ptr()), static_cast<const float*>(with.bias.data_ptr()),
-      static_cast<T*>(with.states.data_ptr()), static_cast<T*>(with.final.data_ptr()), with.sequences, with.units,
-      with.padded, with.directions, with.limit, with.keep, with.units % 2 == 0);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+template <typename T, int k_steps, int columns, int split = 1>
+void launch(const Arguments& with, int tiles, int warps, cudaStream_t stream) {
+  const bool sends = with.keep && split == 1 && gru::sends(k_steps, tiles);
+  gru::launch<split>(
+      recur<T, k_steps, columns, split>, dim3(tiles * split), (warps + split - 1) / split * 32,
+      sends ? gru::Outgoing<T, 5>::bytes_of(with.padded) : 0, stream, static_cast<T*>(with.gates.data_ptr()),
+      static_cast<const Sequence*>(with.plan.data_ptr()), static_cast<const uint32_t*>(with.weights.data_ptr()), warps,
+      static_cast<const float*>(with.bias.data_ptr()), static_cast<T*>(with.states.data_ptr()),
+      static_cast<T*>(with.final.data_ptr()), with.sequences, with.units, with.padded, with.directions, with.limit,
+      with.keep, with.units % 2 == 0, sends);
 }
 
 template <typename T>
@@ -243,12 +267,15 @@ void choose(const Arguments& with, cudaStream_t stream) {
   const gru::Division by = gru::division<T>(with.units, with.directions, with.sequences);
   STD_TORCH_CHECK(with.weights.numel() == gru::fragments<T>(by, with.directions),
                   "gru_forward: the weights do not fit");
+  const int tiles = (with.sequences + gru::tile - 1) / gru::tile * with.directions;
   const auto run = [&](auto k_steps) {
     constexpr int k = decltype(k_steps)::value;
     if constexpr (!std::is_same_v<T, float> || k == 4) {
-      if (by.columns == 2) return launch<T, k, 2>(with, by.warps, stream);
+      if (by.columns == 2) return launch<T, k, 2>(with, tiles, by.warps, stream);
+    } else {
+      if (gru::takes_clusters<T, k>(tiles)) return launch<T, k, 1, 4>(with, tiles, by.warps, stream);
     }
-    launch<T, k, 1>(with, by.warps, stream);
+    launch<T, k, 1>(with, tiles, by.warps, stream);
   };
   switch (by.k_steps) {
     case 4: run(std::integral_constant<int, 4>{}); break;

@@ -126,16 +126,18 @@ struct Parameters {
   const void *w_ih, *w_hh, *b_ih, *b_hh;
 };
 
-// What is packed, and where it goes. input: the input weights of n, r and z, [d, 3, P, I to 8] for the forward pass and
-// [I to 8, d, 3, P] for the backward. bias [d, 4, P]: what each gate's sum begins with. recurrent: for float64 the
-// weights as they are, [d, 3 H, H]; else fragments [d, warp, part, gate r z n, column, k-step, lane, 2] of a matrix
-// instruction's right operand, of W_hh's transpose for the forward pass and of W_hh for the backward. The columns of a
-// warp are dealt to its threads so that a thread's units, over all its columns, are neighbours.
+// What is packed, and where it goes. input: the input weights of n, r and z, [d, 3, P, I] for the forward pass and
+// [I, d, 3, P] for the backward (gru::packed_weights); of fp32 twice as fp16, high and low, each row scaled, then one
+// float a row that takes the scale back (gru::scale_for). bias [d, 4, P]: what each gate's sum begins with. recurrent:
+// for float64 the weights as they are, [d, 3 H, H]; else fragments [d, warp, part, gate r z n, column, k-step, lane, 2]
+// of a matrix instruction's right operand, of W_hh's transpose for the forward pass and of W_hh for the backward. The
+// columns of a warp are dealt to its threads so that a thread's units, over all its columns, are neighbours.
 template <typename T>
 struct Packing {
   Parameters from[2];
   int directions, units, padded, inputs;
   bool transposed;
+  gru::Packed weights;
   gru::Division by;
   T* input;
   cuda_ext::compute_t<T>* bias;
@@ -147,36 +149,83 @@ struct Packing {
 __device__ constexpr int row_of(int gate) { return gate == gru::reset ? 0 : gate == gru::update ? 1 : 2; }
 
 template <typename T, typename W>
+__device__ cuda_ext::compute_t<T> number(const void* data, int64_t index) {
+  return static_cast<cuda_ext::compute_t<T>>(static_cast<const W*>(data)[index]);
+}
+
+// The weight of one gate's unit, `row` of [d, 3, P], and of one input; zero in the padding.
+template <typename T, typename W>
+__device__ cuda_ext::compute_t<T> input_weight(const Packing<T>& of, int row, int column) {
+  const int unit = row % of.padded, gate = row / of.padded % 3, direction = row / of.padded / 3;
+  if (unit >= of.units || column >= of.inputs || direction >= of.directions) return 0;
+  return number<T, W>(of.from[direction].w_ih, (int64_t{row_of(gate)} * of.units + unit) * of.inputs + column);
+}
+
+// fp32's input weights, a warp a row of the result.
+__device__ void pack_scaled(const Packing<float>& of, int64_t warp, int64_t warps) {
+  const int rows = static_cast<int>(of.weights.rows), columns = static_cast<int>(of.weights.columns);
+  const int lane = threadIdx.x % 32;
+  const auto weight = [&](int row, int column) {
+    return of.transposed ? input_weight<float, float>(of, column, row) : input_weight<float, float>(of, row, column);
+  };
+  uint32_t* const high = reinterpret_cast<uint32_t*>(of.input);
+  const int64_t part = of.weights.rows * columns / 2;
+  const auto two = [&](int row, int place) {
+    const int column = gru::packed_number<float>(place);
+    return place < columns ? make_float2(weight(row, column), weight(row, column + 1)) : float2{};
+  };
+  constexpr int held = 6, stretch = 64 * held;  // a shorter row is read once
+  for (int row = static_cast<int>(warp); row < rows; row += static_cast<int>(warps)) {
+    float2 values[held];
+    float largest = 0;
+    for (int first = 0; first < columns; first += stretch) {
+#pragma unroll
+      for (int i = 0; i < held; ++i) values[i] = two(row, first + 64 * i + 2 * lane);
+#pragma unroll
+      for (int i = 0; i < held; ++i) largest = fmaxf(largest, fmaxf(fabsf(values[i].x), fabsf(values[i].y)));
+    }
+    const float scale = gru::scale_for(gru::largest_in_warp(largest));
+    for (int first = 0; first < columns; first += stretch) {
+#pragma unroll
+      for (int i = 0; i < held; ++i) {
+        const int place = first + 64 * i + 2 * lane;
+        const float2 now = columns <= stretch ? values[i] : two(row, place);
+        uint32_t* to = high + (int64_t{row} * columns + place) / 2;
+        if (place < columns) gru::split_scaled(now.x * scale, now.y * scale, to[0], to[part]);
+      }
+    }
+    if (lane == 0) of.input[2 * part + row] = gru::inverse_of(scale);
+  }
+}
+
+// Number i of all others.
+template <typename T, typename W>
 __device__ void pack(const Packing<T>& of, int64_t i) {
   using C = cuda_ext::compute_t<T>;
-  const auto number = [](const void* data, int64_t index) {
-    return static_cast<C>(static_cast<const W*>(data)[index]);
-  };
-  if (i < of.input_size) {
-    const int64_t rows = int64_t{of.directions} * 3 * of.padded, wide = (of.inputs + 7) / 8 * 8;
-    const int row = static_cast<int>(of.transposed ? i % rows : i / wide);
-    const int column = static_cast<int>(of.transposed ? i / rows : i % wide);
-    const int unit = row % of.padded, gate = row / of.padded % 3, direction = row / of.padded / 3;
-    const int64_t index = (int64_t{row_of(gate)} * of.units + unit) * of.inputs + column;
-    const bool is = unit < of.units && column < of.inputs;
-    of.input[i] = static_cast<T>(is ? number(of.from[direction].w_ih, index) : C{0});
-    return;
+  if constexpr (!std::is_same_v<T, float>) {
+    if (i < of.input_size) {
+      const int row = static_cast<int>(i / of.weights.columns), place = static_cast<int>(i % of.weights.columns);
+      const int column = std::is_same_v<T, double> ? place : gru::packed_number<T>(place);
+      const int gate = of.transposed ? column : row, input = of.transposed ? row : column;
+      of.input[i] = static_cast<T>(input_weight<T, W>(of, gate, input));
+      return;
+    }
+    i -= of.input_size;
   }
-  i -= of.input_size;
   if (i < of.bias_size) {
     const int unit = static_cast<int>(i % of.padded), gate = static_cast<int>(i / of.padded % 4);
     const Parameters& from = of.from[i / of.padded / 4];
     const int row = row_of(gate) * of.units + unit;
     C value = 0;
-    if (unit < of.units && gate != gru::memory) value += number(from.b_ih, row);
-    if (unit < of.units && gate != gru::candidate) value += number(from.b_hh, row);
+    if (unit < of.units && gate != gru::memory) value += number<T, W>(from.b_ih, row);
+    if (unit < of.units && gate != gru::candidate) value += number<T, W>(from.b_hh, row);
     of.bias[i] = value;
     return;
   }
   i -= of.bias_size;
   if constexpr (std::is_same_v<T, double>) {
     const int64_t square = int64_t{3} * of.units * of.units;
-    of.recurrent[i] = number(of.from[i / square].w_hh, i % square);
+    of.recurrent[i] = number<T, W>(of.from[i / square].w_hh, i % square);
   } else {
     using E = gru::Operand<T>;
     int64_t rest = i;
@@ -195,10 +244,10 @@ __device__ void pack(const Packing<T>& of, int64_t i) {
     for (int e = 0; e < 2; ++e) {
       const int row = of.transposed ? k + e : unit, other = of.transposed ? unit : k + e;
       const bool is = row < of.units && other < of.units;
-      values[e] = is ? number(weights, (int64_t{gate} * of.units + row) * of.units + other) : 0.f;
+      values[e] = is ? number<T, W>(weights, (int64_t{gate} * of.units + row) * of.units + other) : 0.f;
     }
     uint32_t high = gru::packed<E>(values[0], values[1]), low = 0;
-    if (part == 1) gru::split(values[0], values[1], high, low);
+    if (part == 1) gru::split_bfloat16(values[0], values[1], high, low);
     of.recurrent[i] = part == 0 ? high : low;
   }
 }
@@ -211,9 +260,15 @@ __global__ void __launch_bounds__(threads) prepare(Limits limits, Packing<T> pac
     sort_by_length(limits);
     return;
   }
-  const int64_t total = packing.input_size + packing.bias_size + packing.recurrent_size;
+  int64_t total = packing.bias_size + packing.recurrent_size;
   const int64_t stride = int64_t{gridDim.x - sorts} * threads;
-  for (int64_t i = int64_t{blockIdx.x - sorts} * threads + threadIdx.x; i < total; i += stride) pack<T, W>(packing, i);
+  const int64_t first = int64_t{blockIdx.x - sorts} * threads + threadIdx.x;
+  if constexpr (std::is_same_v<T, float>) {
+    pack_scaled(packing, first / 32, stride / 32);
+  } else {
+    total += packing.input_size;
+  }
+  for (int64_t i = first; i < total; i += stride) pack<T, W>(packing, i);
 }
 
 // x: of the dtype to multiply in. limits: as in Limits, or none, and then plan and source are empty. Parameters: as
@@ -273,7 +328,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
   }
   const int64_t units = w_hh.size(1), padded = (units + 7) / 8 * 8, inputs = w_ih.size(1);
   const ScalarType sums = narrow == ScalarType::Double ? narrow : ScalarType::Float;
-  Tensor input = torch::stable::new_empty(x, {directions * 3 * padded * ((inputs + 7) / 8 * 8)});
+  const gru::Packed packed =
+      gru::packed_weights(narrow == ScalarType::Float, directions * 3 * padded, inputs, transposed);
+  Tensor input = torch::stable::new_empty(x, {packed.size});
   Tensor bias = torch::stable::new_empty(x, {directions, 4, padded}, sums);
   Tensor recurrent;
   const auto run = [&](auto t, auto w) {
@@ -289,6 +346,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
     packing.padded = static_cast<int>(padded);
     packing.inputs = static_cast<int>(inputs);
     packing.transposed = transposed;
+    packing.weights = packed;
     packing.by = gru::division<T>(units, directions, sequences);
     packing.input_size = input.numel();
     packing.bias_size = bias.numel();
@@ -301,15 +359,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
     packing.recurrent = static_cast<decltype(packing.recurrent)>(recurrent.data_ptr());
     const int64_t total = packing.input_size + packing.bias_size + packing.recurrent_size;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>((total + threads - 1) / threads, 1 << 12));
-    prepare<T, W><<<blocks + (of.plan != nullptr), threads, 0, stream>>>(of, packing);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    gru::launch(prepare<T, W>, dim3(blocks + (of.plan != nullptr)), threads, 0, stream, of, packing);
   };
   STD_TORCH_CHECK(wide == narrow || (wide == ScalarType::Float && narrow != ScalarType::Double),
                   "gru_prepare: parameters must be of x's dtype, or float32 with an x of half precision");
   switch (narrow) {
     case ScalarType::Double: run(double{}, double{}); break;
     case ScalarType::Float: run(float{}, float{}); break;
-    case ScalarType::Half: 
+    case ScalarType::Half:
       if (wide == narrow) {
         run(__half{}, __half{});
       } else {
@@ -327,8 +384,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
   }
   if (listed > 0 && !of.list) {
     const auto blocks = static_cast<unsigned>(std::min<int64_t>((listed + 255) / 256, 1 << 20));
-    list_all_steps<<<blocks, 256, 0, stream>>>(of);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    gru::launch(list_all_steps, dim3(blocks), 256, 0, stream, of);
   }
   return {plan, source, input, bias, recurrent};
 }
