@@ -137,17 +137,21 @@ def _rows(states: Tensor, bounds: Tensor, ragged: bool) -> tuple[Tensor, Tensor,
     return states.masked_fill(~real.unsqueeze(-1), 0), real, len(states)
 
 
+def _is_for_matrix_units(states: Tensor, weight: Tensor) -> bool:
+    return states.dtype != torch.float64 and max(weight.shape) <= WIDEST_FOR_MATRIX_UNITS
+
+
 def _is_for_pytorch(states: Tensor, weight: Tensor, ragged: bool) -> bool:
     """Too wide for the matrix units' kernels, and better off with PyTorch's products than with the plain kernels.
 
     Not so ragged states: without atomic additions PyTorch has no sum of their parts.
     """
-    return not ragged and states.dtype != torch.float64 and max(weight.shape) > WIDEST_FOR_MATRIX_UNITS
+    return not ragged and states.dtype != torch.float64 and not _is_for_matrix_units(states, weight)
 
 
 def _index(states: Tensor, weight: Tensor, zero: bool = False) -> Tensor:
     """Room for the kernels' index: where the real steps begin and end, and which they are."""
-    used = states.is_cuda and states.dtype != torch.float64 and max(weight.shape) <= WIDEST_FOR_MATRIX_UNITS
+    used = states.is_cuda and _is_for_matrix_units(states, weight)
     size = 2 + states.shape[:-1].numel() if used else 0
     return (states.new_zeros if zero else states.new_empty)(size, dtype=torch.int32)
 

@@ -17,7 +17,7 @@ using torch::stable::Tensor;
 
 constexpr int threads = 128;
 constexpr int warps = threads / 32;
-constexpr int summing_groups = 8;
+constexpr int summing_groups = 16, summing_packs = 32;
 // The plain kernels keep a row in shared memory.
 constexpr int64_t longest = 4096;
 
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(threads) plain_backward(const Backward call) {
   const Parameters& p = call.parameters;
   C* row = reinterpret_cast<C*>(memory);
   C* slopes = row + p.width;
-  C* part = static_cast<C*>(call.partials) + int64_t{blockIdx.x} * p.units * (p.width + 2);
+  C* part = static_cast<C*>(call.partials) + int64_t{blockIdx.x} * p.part();
   for (int64_t n = blockIdx.x; n < call.rows.sequences; n += gridDim.x) {
     const int64_t first = call.rows.first(n), length = call.rows.length(n);
     const T* states = static_cast<const T*>(call.states) + first * p.width;
@@ -173,27 +173,36 @@ __global__ void __launch_bounds__(threads) plain_backward(const Backward call) {
 }
 
 // The blocks' parts of the parameters' gradients, added in the order of the blocks: `summing_groups` runs of them for
-// each number, and the runs' sums. Of blocks that each take 16 rows, those beyond the index's last wrote nothing.
+// each pack of numbers, and the runs' sums. Of blocks that each take 16 rows, those beyond the index's last wrote nothing.
 template <typename T>
-__global__ void __launch_bounds__(64 * summing_groups) sum_parts(const void* partials, int blocks, const int32_t* index,
-                                                                 Parameters p, void* weight, void* bias,
-                                                                 void* context) {
+__global__ void __launch_bounds__(summing_packs* summing_groups) sum_parts(const void* partials, int blocks,
+                                                                           const int32_t* index, Parameters p,
+                                                                           void* weight, void* bias, void* context) {
   after_the_kernel_before();
   using C = compute_t<T>;
-  __shared__ C sums[summing_groups][64];
-  const int64_t count = int64_t{p.units} * (p.width + 2), i = int64_t{blockIdx.x} * 64 + threadIdx.x;
-  C sum = 0;
+  using Pack = cuda_ext::Pack<C>;
+  __shared__ Pack sums[summing_groups][summing_packs];
+  const int64_t pack = int64_t{blockIdx.x} * summing_packs + threadIdx.x, stride = p.part() / Pack::size;
+  Pack sum{};
   if (index) blocks = min(blocks, (index[1] - index[0] + unit_rows - 1) / unit_rows);
-  if (i < count) {
+  if (pack < stride) {
     const int from = blocks * threadIdx.y / summing_groups, to = blocks * (threadIdx.y + 1) / summing_groups;
-    const C* part = static_cast<const C*>(partials) + i;
+    const Pack* part = static_cast<const Pack*>(partials) + pack;
 #pragma unroll 8
-    for (int block = from; block < to; ++block) sum += part[block * count];
+    for (int block = from; block < to; ++block) {
+      const Pack other = part[block * stride];
+#pragma unroll
+      for (int i = 0; i < Pack::size; ++i) sum.values[i] += other.values[i];
+    }
   }
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y > 0 || i >= count) return;
-  for (int group = 1; group < summing_groups; ++group) sum += sums[group][threadIdx.x];
+  const int own = threadIdx.y * summing_packs + threadIdx.x;
+  const int64_t i = int64_t{blockIdx.x} * summing_packs * Pack::size + own;
+  if (own >= summing_packs * Pack::size || i >= p.count()) return;
+  C whole = 0;
+#pragma unroll
+  for (const auto& group : sums) whole += group[own / Pack::size].values[own % Pack::size];
   void* place = weight;
   int64_t at = i;
   if (i >= int64_t{p.units} * p.width) {
@@ -202,9 +211,9 @@ __global__ void __launch_bounds__(64 * summing_groups) sum_parts(const void* par
     at %= p.units;
   }
   if (p.single) {
-    static_cast<float*>(place)[at] = static_cast<float>(sum);
+    static_cast<float*>(place)[at] = static_cast<float>(whole);
   } else {
-    static_cast<T*>(place)[at] = static_cast<T>(sum);
+    static_cast<T*>(place)[at] = static_cast<T>(whole);
   }
 }
 
@@ -378,8 +387,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
   }
   const int64_t pieces = call.matrix ? (call.rows.total + unit_rows - 1) / unit_rows : sequences;
   const int blocks = static_cast<int>(std::min<int64_t>(pieces, call.processors));
-  const int64_t count = units * (width + 2);
-  Tensor partials = torch::stable::new_empty(states, {blocks * count}, call.weights_dtype);
+  const int64_t part = call.parameters.part(), at_once = summing_packs * (call.dtype == ScalarType::Double ? 2 : 4);
+  Tensor partials = torch::stable::new_empty(states, {blocks * part}, call.weights_dtype);
   if (!call.matrix) torch::stable::zero_(partials);
   const int64_t pack_bytes = call.dtype == ScalarType::Float ? 16 : 8;
   const bool packs = call.packs && aligned_for(gradient, pack_bytes) && aligned_for(pooled, pack_bytes);
@@ -412,9 +421,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
       plain_backward<T><<<blocks, threads, bytes, stream>>>(backward);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     }
-    launch(sum_parts<T>, (count + 63) / 64, dim3(64, summing_groups), 0, stream, partials.data_ptr(), blocks,
-           done && blocks == pieces ? backward.index : nullptr, call.parameters, weight_gradient.data_ptr(),
-           bias_gradient.data_ptr(), context_gradient.data_ptr());
+    launch(sum_parts<T>, (part + at_once - 1) / at_once, dim3(summing_packs, summing_groups), 0, stream,
+           partials.data_ptr(), blocks, done && blocks == pieces ? backward.index : nullptr, call.parameters,
+           weight_gradient.data_ptr(), bias_gradient.data_ptr(), context_gradient.data_ptr());
   });
   return {states_gradient, weight_gradient, bias_gradient, context_gradient};
 }

@@ -40,6 +40,11 @@ struct Parameters {
   bool single;  // float beside states of half precision; else the states' dtype.
   int width;    // D
   int units;    // A
+
+  // Numbers that all have together, and between the beginnings of two blocks' parts of their gradients, which are read four
+  // at a time.
+  __host__ __device__ int64_t count() const { return int64_t{units} * (width + 2); }
+  __host__ __device__ int64_t part() const { return (count() + 3) / 4 * 4; }
 };
 
 struct Forward {
@@ -62,7 +67,7 @@ struct Backward {
   const void* gradient;          // of pooled
   const void* weights_gradient;  // or null
   void* states_gradient;
-  void* partials;  // [blocks, A D + 2 A]: the parameters' gradients, a part from each block.
+  void* partials;  // [blocks, part()], A D + 2 A in each: the parameters' gradients, a part from each block.
   int blocks;
   bool packs;
 };

@@ -1,10 +1,10 @@
 // The kernels on the matrix units, for states of float, half and bfloat16; one .cu file each instantiates them.
 //
-// Both read the states once, 16 rows a warp, straight into the layout of the matrix instructions' operands. Thread 4 g + q
-// of a warp holds rows g and g + 8, and of each 16 columns the four from 4 q on, as two pairs; of 8 columns that are left,
-// the pair from 2 q on. The instructions would want columns 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 there. As a sum over
+// Both read the states once, eight rows after eight, straight into the layout of the matrix instructions' operands. Thread
+// 4 g + q of a warp holds row g of each eight, and of each 16 columns the four from 4 q on, as two pairs; of 8 columns that
+// are left, the pair from 2 q on. The instructions would want columns 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 there. As a sum over
 // columns does not mind their order, the weight lies in shared memory with its columns, and its rows, in the order that
-// makes up for it: what comes out of one product is in the layout of the next one's operand and of the states'.
+// makes up for it: what comes out of a product is in the layout of the states'.
 #pragma once
 
 #include "attention_pooling.cuh"
@@ -24,7 +24,9 @@ constexpr int backward_threads = Units<T>::planes == 2 ? (eighths == 8 ? 384 : 2
                                  : eighths == 8        ? 512
                                  : eighths == 13       ? 448
                                                        : 256;
-// A sequence's scores stay in shared memory up to this length, beyond it in its weights.
+// So many of a block's sequences are asked for at its beginning; fewer than a forward block has threads.
+constexpr int fetched_at_once = 64;
+// Float: a sequence's scores stay in shared memory up to this length, beyond it in its weights.
 constexpr int kept_scores = 128;
 
 // Widths up to 8 * eighths; `pairs` of columns a thread holds of a row.
@@ -363,11 +365,16 @@ struct Operands {
   static constexpr int planes = Shape::planes;
   unsigned parts[eighths][2][planes];
 
-  __device__ Operands(const Row<T, eighths> (&x)[2], float scale) {
+  __device__ Operands(const Row<T, eighths> (&x)[2], float scale, unsigned nothing = 0) {
 #pragma unroll
     for (int pair = 0; pair < eighths; ++pair) {
       x[0].operand(pair, scale, parts[pair][0]);
       x[1].operand(pair, scale, parts[pair][1]);
+      // Registers of its own, in the order of the instructions': else they are moved there again for every product.
+      if constexpr (planes == 1) {
+        parts[pair][0][0] ^= nothing;
+        parts[pair][1][0] ^= nothing;
+      }
     }
   }
 
@@ -399,17 +406,6 @@ struct Operands {
     }
   }
 };
-
-// The projection of two rows, `columns` tiles of it at a time, each given to `use` with its number.
-template <typename T, int eighths, int columns, int first = 0, typename F>
-__device__ void project_by(const Operands<T, eighths>& operands, unsigned weight, int lane, F&& use) {
-  constexpr int count = first + columns <= eighths ? columns : eighths - first;
-  float u[count][4];
-  operands.project(u, first, weight, lane);
-#pragma unroll
-  for (int i = 0; i < count; ++i) use(first + i, u[i]);
-  if constexpr (first + count < eighths) project_by<T, eighths, columns, first + count>(operands, weight, lane, use);
-}
 
 // tanh(product + bias), for float to 2e-7, and near zero to as much of itself; for half precision by the unit (relative error
 // 2^-11, a rounding to half).
@@ -444,13 +440,47 @@ __device__ inline float over_rows(float x) {
   return x + __shfl_xor_sync(all_lanes, x, 16);
 }
 
+// Sums over the eight lanes of a column, scattered: of `count` numbers a lane keeps an eighth at the array's beginning, the
+// half, quarter and eighth that bits 16, 8 and 4 of its number say.
+template <int count, int bit = 16, int size>
+__device__ void scatter_over_rows(float (&x)[size], int lane) {
+  constexpr int kept = (count + 1) / 2;
+  const bool upper = lane & bit;
+#pragma unroll
+  for (int i = 0; i < kept; ++i) {
+    const float other = i + kept < count ? x[i + kept] : 0.0f, give = upper ? x[i] : other;
+    x[i] = (upper ? other : x[i]) + __shfl_xor_sync(all_lanes, give, bit);
+  }
+  if constexpr (bit > 4) scatter_over_rows<kept, bit / 2>(x, lane);
+}
+
+// The pooled vector of a sequence: a thread's sums over its rows, times `whole`.
+template <typename T, int eighths>
+__device__ void store_pooled(const Forward& call, float (&sums)[2 * eighths], float whole, int64_t n, int lane) {
+  constexpr int half = eighths, quarter = (half + 1) / 2, eighth = (quarter + 1) / 2;
+  const int width = call.parameters.width;
+  scatter_over_rows<2 * eighths>(sums, lane);
+  T* out = static_cast<T*>(call.pooled) + n * width;
+  const int second = lane & 8 ? quarter : 0, third = lane & 4 ? eighth : 0;
+#pragma unroll
+  for (int i = 0; i < eighth; ++i) {
+    // Which of the sums this one is, unless it is the padding of a half.
+    const int inner = third + i, middle = second + inner, which = (lane & 16 ? half : 0) + middle;
+    if (inner < quarter && middle < half) {
+      const int c = Tile<T, eighths>::column(which / 2, lane % 4) + which % 2;
+      if (c < width) out[c] = static_cast<T>(sums[i] * whole);
+    }
+  }
+}
+
 template <typename T, int eighths>
 struct ForwardShared {
   alignas(16) typename Units<T>::Element weight[Units<T>::planes * Tile<T, eighths>::weight_plane];
   Vectors<eighths> vectors;
-  float scores[forward_threads<T> / 32][kept_scores];
+  float scores[Units<T>::planes == 2 ? forward_threads<T> / 32 : 1][kept_scores];
   int lengths[forward_threads<T>];
   int before[forward_threads<T>];
+  short order[forward_threads<T>];
   int sums[forward_threads<T> / 32];
   int next;
 };
@@ -477,113 +507,265 @@ __device__ int2 scan(int x, int (&sums)[threads / 32]) {
   return make_int2(before, all);
 }
 
-// Each block takes a run of sequences, each warp one at a time: projection, tanh, scores, softmax and weighted sum, 16
-// steps after 16, the softmax with a running maximum. It also writes the index that lets the backward pass skip padding.
+// What a warp makes of a sequence: the pooled vector and the weights, softmax with a running maximum. Float: 16 steps at a
+// time. `scores`: room for the sequence's scores.
+template <typename T, int eighths>
+__device__ void pool_float(const Forward& call, const Vectors<eighths>& vectors, unsigned weight, float weight_scale,
+                           float* scores, int64_t n, int64_t first, int length, int lane) {
+  using Shape = Tile<T, eighths>;
+  const int width = call.parameters.width, g = lane / 4, q = lane % 4;
+  const T* states = static_cast<const T*>(call.states) + first * width;
+  float* weights = static_cast<float*>(call.weights) + first;
+  float largest = -INFINITY, sum = 0;
+  float pooled[2 * eighths] = {};
+  for (int start = 0; start < length; start += unit_rows) {
+    const int t0 = start + g, t1 = t0 + 8;
+    Row<T, eighths> x[2];
+    x[0].load(states + int64_t{t0} * width, t0 < length, width, call.packs, q);
+    x[1].load(states + int64_t{t1} * width, t1 < length, width, call.packs, q);
+    const float scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
+    const float inverse = tangent_scale<T> * (inverse_of(scale) * inverse_of(weight_scale));
+    const Operands<T, eighths> operands(x, scale);
+    float s0 = 0, s1 = 0;
+    float u[eighths][4];
+    operands.project(u, 0, weight, lane);
+#pragma unroll
+    for (int pair = 0; pair < eighths; ++pair) {
+      const int c = Shape::column(pair, q);
+      const float2 bias = *reinterpret_cast<const float2*>(vectors.bias + c);
+      const float2 context = *reinterpret_cast<const float2*>(vectors.context + c);
+      s0 = fmaf(tangent<T>(u[pair][0], inverse, bias.x), context.x, s0);
+      s0 = fmaf(tangent<T>(u[pair][1], inverse, bias.y), context.y, s0);
+      s1 = fmaf(tangent<T>(u[pair][2], inverse, bias.x), context.x, s1);
+      s1 = fmaf(tangent<T>(u[pair][3], inverse, bias.y), context.y, s1);
+    }
+    s0 = t0 < length ? over_quad(s0) : over_quad(s0) * 0 - INFINITY;
+    s1 = t1 < length ? over_quad(s1) : over_quad(s1) * 0 - INFINITY;
+    if (q == 0) {
+      if (t0 < length) scores[t0] = s0;
+      if (t1 < length) scores[t1] = s1;
+    }
+    float highest = fmaxf(s0, s1);
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) highest = fmaxf(highest, __shfl_xor_sync(all_lanes, highest, step));
+    highest = fmaxf(highest, largest);
+    const float shrink = expf(largest - highest), p0 = expf(s0 - highest), p1 = expf(s1 - highest);
+    largest = highest;
+    sum = sum * shrink + p0 + p1;
+#pragma unroll
+    for (int pair = 0; pair < eighths; ++pair) {
+      const float2 a = x[0].at(pair), b = x[1].at(pair);
+      pooled[2 * pair] = pooled[2 * pair] * shrink + p0 * a.x + p1 * b.x;
+      pooled[2 * pair + 1] = pooled[2 * pair + 1] * shrink + p0 * a.y + p1 * b.y;
+    }
+  }
+  const float whole = length > 0 ? 1.0f / over_rows(sum) : 0.0f;
+  store_pooled<T, eighths>(call, pooled, whole, n, lane);
+  __syncwarp();
+  for (int t = lane; t < length; t += 32) weights[t] = expf(scores[t] - largest) * whole;
+  __syncwarp();
+}
+
+// Half precision: up to 32 steps at a time, in eights, the scores of `tiles` eights by a product with the units along its
+// rows: its second operand is the states' registers as they were loaded. Returns to lane 4 g + q the score of step
+// 8 (g / 2) + 2 q + g % 2.
+template <typename T, int eighths, int tiles>
+__device__ float scores_in_eights(const Row<T, eighths> (&x)[4], const Vectors<eighths>& vectors, unsigned weight, int lane) {
+  using Shape = Tile<T, eighths>;
+  constexpr int strips = (eighths + 1) / 2;
+  const int g = lane / 4;
+  float s[8] = {};
+#pragma unroll 1
+  for (int strip = 0; strip < strips; ++strip) {
+    // The last strip may have 8 units only; the rows beyond are the last one's, and come times 0.
+    const bool whole = strip < Shape::blocks;
+    const int unit = 16 * strip + (whole ? g / 2 * 4 + g % 2 : g);
+    const float bias[2] = {vectors.bias[unit], whole ? vectors.bias[unit + 2] : 0.0f};
+    const float context[2] = {vectors.context[unit], whole ? vectors.context[unit + 2] : 0.0f};
+    const float start[4] = {bias[0], bias[0], bias[1], bias[1]};
+    const int row = min(16 * strip + lane % 16, Shape::width - 1);
+    const unsigned from = weight + 2 * (row * Shape::pitch + (lane >> 4) * 8);
+    float u[tiles][4];
+#pragma unroll
+    for (int block = 0; block < Shape::blocks; ++block) {
+      unsigned a[4];
+      load_matrices(a, from + 32 * block);
+#pragma unroll
+      for (int j = 0; j < tiles; ++j) {
+        if (block == 0) {
+          multiply<T>(u[j], a, x[j].pairs[0], x[j].pairs[1], start);
+        } else {
+          multiply<T>(u[j], a, x[j].pairs[2 * block], x[j].pairs[2 * block + 1]);
+        }
+      }
+    }
+    if constexpr (Shape::tail) {
+      unsigned m[4];
+      load_matrices(m, from + 32 * Shape::blocks);
+      const unsigned a[2] = {m[0], m[1]};
+#pragma unroll
+      for (int j = 0; j < tiles; ++j) multiply<T>(u[j], a, x[j].pairs[eighths - 1]);
+    }
+#pragma unroll
+    for (int j = 0; j < tiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        s[2 * j + i] = fmaf(tangent<T>(u[j][i], 1.0f, 0.0f), context[0], s[2 * j + i]);
+        s[2 * j + i] = fmaf(tangent<T>(u[j][2 + i], 1.0f, 0.0f), context[1], s[2 * j + i]);
+      }
+    }
+  }
+  scatter_over_rows<8>(s, lane);
+  return s[0];
+}
+
+// Adds to the pooled vectors of a thread's columns `tiles` eights of steps; `power` is that of the step of `scores_in_eights`.
+template <typename T, int eighths, int tiles>
+__device__ void pool_eights(float (&pooled)[2 * eighths], const Row<T, eighths> (&x)[4], float power, int lane) {
+  const int g = lane / 4;
+#pragma unroll
+  for (int j = 0; j < tiles; ++j) {
+    const float p = __shfl_sync(all_lanes, power, (2 * j + g % 2) * 4 + g / 2);
+#pragma unroll
+    for (int pair = 0; pair < eighths; ++pair) {
+      const float2 a = x[j].at(pair);
+      pooled[2 * pair] = fmaf(p, a.x, pooled[2 * pair]);
+      pooled[2 * pair + 1] = fmaf(p, a.y, pooled[2 * pair + 1]);
+    }
+  }
+}
+
+// f(number of eights that hold `count` steps, 4 at most), a constant.
+template <typename F>
+__device__ void with_tiles(int count, F&& f) {
+  if (count > 24) {
+    f(std::integral_constant<int, 4>{});
+  } else if (count > 16) {
+    f(std::integral_constant<int, 3>{});
+  } else if (count > 8) {
+    f(std::integral_constant<int, 2>{});
+  } else {
+    f(std::integral_constant<int, 1>{});
+  }
+}
+
+template <typename T, int eighths>
+__device__ void pool_half(const Forward& call, const Vectors<eighths>& vectors, unsigned weight, int64_t n, int64_t first,
+                          int length, int lane) {
+  const int width = call.parameters.width, g = lane / 4, q = lane % 4;
+  const T* states = static_cast<const T*>(call.states) + first * width;
+  float* weights = static_cast<float*>(call.weights) + first;
+  const int own = 8 * (g / 2) + 2 * q + g % 2;
+  float largest = -INFINITY, sum = 0, score = 0;
+  float pooled[2 * eighths] = {};
+  for (int start = 0; start < length; start += 32) {
+    Row<T, eighths> x[4];
+    with_tiles(length - start, [&](auto tiles) {
+#pragma unroll
+      for (int j = 0; j < decltype(tiles)::value; ++j) {
+        const int t = start + 8 * j + g;
+        x[j].load(states + int64_t{t} * width, t < length, width, call.packs, q);
+      }
+      score = scores_in_eights<T, eighths, decltype(tiles)::value>(x, vectors, weight, lane);
+      // A score that is not a number makes all of its sequence so.
+      const bool real = start + own < length;
+      score = real ? score : score * 0 - INFINITY;
+      const float highest = fmaxf(largest, most_of_warp(score)), power = expf(score - highest);
+      if (start > 0) {
+        const float shrink = expf(largest - highest);
+        sum *= shrink;
+#pragma unroll
+        for (int i = 0; i < 2 * eighths; ++i) pooled[i] *= shrink;
+      }
+      largest = highest;
+      sum += power;
+      pool_eights<T, eighths, decltype(tiles)::value>(pooled, x, power, lane);
+    });
+    // Kept until the sum is known; the last ones in registers.
+    if (start + 32 < length) weights[start + own] = score;
+  }
+  const float whole = length > 0 ? 1.0f / over_rows(over_quad(sum)) : 0.0f;
+  for (int t = own; t < length; t += 32) weights[t] = expf((t + 32 - own < length ? weights[t] : score) - largest) * whole;
+  store_pooled<T, eighths>(call, pooled, whole, n, lane);
+}
+
+// Each block takes a run of sequences, each warp one at a time. It also writes the index that lets the backward pass skip
+// padding.
 template <typename T, int eighths>
 __global__ void __launch_bounds__(forward_threads<T>, 1) forward_kernel(const Forward call) {
   after_the_kernel_before();
-  using Shape = Tile<T, eighths>;
+  constexpr int threads = forward_threads<T>;
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<ForwardShared<T, eighths>*>(memory);
   const Rows& rows = call.rows;
-  const int width = call.parameters.width;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
+  const int width = call.parameters.width, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t begin = rows.sequences * blockIdx.x / gridDim.x, end = rows.sequences * (blockIdx.x + 1) / gridDim.x;
-  const float weight_scale = load_parameters<T, eighths, forward_threads<T>>(call.parameters, shared.weight, shared.vectors).x;
-  const unsigned weight = shared_address(shared.weight);
-
+  // Ask for a sequence's states before they are needed.
+  const auto fetch = [&](int64_t n, int length) {
+    const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + rows.first(n) * width);
+    const int64_t bytes = int64_t{length} * width * static_cast<int64_t>(sizeof(T));
+    for (int64_t at = lane * 128; at < bytes; at += 32 * 128) fetch_ahead(states + at);
+  };
+  Weight<T, eighths, threads> loaded;
+  loaded.load(call.parameters);
+  const int64_t early = begin + threadIdx.x;
+  shared.lengths[threadIdx.x] = early < end ? static_cast<int>(rows.length(early)) : 0;
   int before = 0;
   if (!rows.ragged) {
-    for (int64_t n = threadIdx.x; n < begin; n += forward_threads<T>) before += static_cast<int>(rows.length(n));
-    before = scan<forward_threads<T>>(before, shared.sums).y;
+    // Many loads under way, for they are on the way to everything else.
+    for (int64_t n = threadIdx.x; n < begin; n += 12 * threads) {
+      int lengths[12];
+#pragma unroll
+      for (int i = 0; i < 12; ++i) {
+        const int64_t other = n + i * threads;
+        lengths[i] = other < begin ? static_cast<int>(rows.length(other)) : 0;
+      }
+#pragma unroll
+      for (int length : lengths) before += length;
+    }
   }
-  for (int64_t base = begin; base < end; base += forward_threads<T>) {
+  __syncthreads();
+  for (int i = warp; i < fetched_at_once && begin + i < end; i += threads / 32) fetch(begin + i, shared.lengths[i]);
+  const float weight_scale = loaded.store(shared.weight, shared.vectors).x;
+  const unsigned weight = shared_address(shared.weight);
+  if (!rows.ragged) before = scan<threads>(before, shared.sums).y;
+  for (int64_t base = begin; base < end; base += threads) {
     const int64_t own = base + threadIdx.x;
     const int own_length = own < end ? static_cast<int>(rows.length(own)) : 0;
-    const int2 sums = scan<forward_threads<T>>(own_length, shared.sums);
+    const int2 sums = scan<threads>(own_length, shared.sums);
+    // The longest first, in three classes, for the warps to end together: a count of ten bits for each.
+    static_assert(threads < 1024);
+    const int shift = own_length > 24 ? 0 : own_length > 16 ? 10 : 20;
+    const int2 classes = scan<threads>(own < end ? 1 << shift : 0, shared.sums);
+    const int longer = shift == 0 ? 0 : (classes.y & 1023) + (shift == 20 ? classes.y >> 10 & 1023 : 0);
     shared.lengths[threadIdx.x] = own_length;
     shared.before[threadIdx.x] = before + sums.x;
+    if (own < end) shared.order[longer + (classes.x >> shift & 1023)] = static_cast<short>(threadIdx.x);
     if (threadIdx.x == 0) shared.next = 0;
     before += sums.y;
     __syncthreads();
-    const int count = static_cast<int>(end - base < forward_threads<T> ? end - base : forward_threads<T>);
+    const int count = static_cast<int>(end - base < threads ? end - base : threads);
     const auto take = [&] {
-      int taken = 0;
-      if (lane == 0) taken = atomicAdd(&shared.next, 1);
-      return __shfl_sync(all_lanes, taken, 0);
+      int turn = 0;
+      if (lane == 0) turn = atomicAdd(&shared.next, 1);
+      return __shfl_sync(all_lanes, turn, 0);
     };
-    for (int taken = take(), then; taken < count; taken = then) {
+    for (int turn = take(), then; turn < count; turn = then) {
       // Its own next sequence, too.
       then = take();
-      if (then < count) {
-        const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + rows.first(base + then) * width);
-        const int64_t bytes = int64_t{shared.lengths[then]} * width * static_cast<int64_t>(sizeof(T));
-        for (int64_t at = lane * 128; at < bytes; at += 32 * 128) fetch_ahead(states + at);
+      if (then < count && (base > begin || shared.order[then] >= fetched_at_once)) {
+        fetch(base + shared.order[then], shared.lengths[shared.order[then]]);
       }
+      const int taken = shared.order[turn];
       const int64_t n = base + taken, first = rows.first(n);
       const int length = shared.lengths[taken];
-      const T* states = static_cast<const T*>(call.states) + first * width;
       float* weights = static_cast<float*>(call.weights) + first;
-      float* scores = length <= kept_scores ? shared.scores[warp] : weights;
-      float largest = -INFINITY, sum = 0;
-      float2 pooled[eighths];
-#pragma unroll
-      for (int pair = 0; pair < eighths; ++pair) pooled[pair] = make_float2(0, 0);
-
-      for (int start = 0; start < length; start += unit_rows) {
-        const int t0 = start + g, t1 = t0 + 8;
-        Row<T, eighths> x[2];
-        x[0].load(states + int64_t{t0} * width, t0 < length, width, call.packs, q);
-        x[1].load(states + int64_t{t1} * width, t1 < length, width, call.packs, q);
-        float scale = 1, inverse = tangent_scale<T>;
-        if constexpr (Shape::planes == 2) {
-          scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
-          inverse *= inverse_of(scale) * inverse_of(weight_scale);
-        }
-        const Operands<T, eighths> operands(x, scale);
-        float s0 = 0, s1 = 0;
-        project_by<T, eighths, Shape::planes == 2 ? eighths : 4>(operands, weight, lane, [&](int pair, const float(&u)[4]) {
-          const int c = Shape::column(pair, q);
-          const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
-          const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
-          s0 = fmaf(tangent<T>(u[0], inverse, bias.x), context.x, s0);
-          s0 = fmaf(tangent<T>(u[1], inverse, bias.y), context.y, s0);
-          s1 = fmaf(tangent<T>(u[2], inverse, bias.x), context.x, s1);
-          s1 = fmaf(tangent<T>(u[3], inverse, bias.y), context.y, s1);
-        });
-        s0 = t0 < length ? over_quad(s0) : over_quad(s0) * 0 - INFINITY;
-        s1 = t1 < length ? over_quad(s1) : over_quad(s1) * 0 - INFINITY;
-        if (q == 0) {
-          if (t0 < length) scores[t0] = s0;
-          if (t1 < length) scores[t1] = s1;
-        }
-        float highest = fmaxf(s0, s1);
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) highest = fmaxf(highest, __shfl_xor_sync(all_lanes, highest, step));
-        highest = fmaxf(highest, largest);
-        const float shrink = expf(largest - highest), p0 = expf(s0 - highest), p1 = expf(s1 - highest);
-        largest = highest;
-        sum = sum * shrink + p0 + p1;
-#pragma unroll
-        for (int pair = 0; pair < eighths; ++pair) {
-          const float2 a = x[0].at(pair), b = x[1].at(pair);
-          pooled[pair].x = pooled[pair].x * shrink + p0 * a.x + p1 * b.x;
-          pooled[pair].y = pooled[pair].y * shrink + p0 * a.y + p1 * b.y;
-        }
+      if constexpr (Units<T>::planes == 1) {
+        pool_half<T, eighths>(call, shared.vectors, weight, n, first, length, lane);
+      } else {
+        float* scores = length <= kept_scores ? shared.scores[warp] : weights;
+        pool_float<T, eighths>(call, shared.vectors, weight, weight_scale, scores, n, first, length, lane);
       }
-      const float whole = length > 0 ? 1.0f / over_rows(sum) : 0.0f;
-      T* out = static_cast<T*>(call.pooled) + n * width;
-#pragma unroll
-      for (int pair = 0; pair < eighths; ++pair) {
-        const float x = over_rows(pooled[pair].x) * whole, y = over_rows(pooled[pair].y) * whole;
-        const int c = Shape::column(pair, q);
-        if (g == pair % 8) {
-          if (c < width) out[c] = static_cast<T>(x);
-          if (c + 1 < width) out[c + 1] = static_cast<T>(y);
-        }
-      }
-      __syncwarp();
-      for (int t = lane; t < length; t += 32) weights[t] = expf(scores[t] - largest) * whole;
       for (int64_t t = length + lane; t < rows.steps; t += 32) weights[t] = 0;
       int32_t* index = call.index + index_head;
       if (rows.ragged) {
@@ -596,14 +778,13 @@ __global__ void __launch_bounds__(forward_threads<T>, 1) forward_kernel(const Fo
           index[rows.total - 1 - (first - real) - (t - length)] = -1;
         }
       }
-      __syncwarp();
     }
     __syncthreads();
   }
   if (rows.ragged) {
     // Rows of no sequence.
     const int64_t from = rows.first(0), to = rows.within(rows.bound(rows.sequences), rows.total);
-    const int64_t stride = int64_t{gridDim.x} * forward_threads<T>, thread = blockIdx.x * forward_threads<T> + threadIdx.x;
+    const int64_t stride = int64_t{gridDim.x} * threads, thread = int64_t{blockIdx.x} * threads + threadIdx.x;
     for (int64_t row = thread; row < rows.total; row += stride) {
       if (row < from || row >= to) {
         static_cast<float*>(call.weights)[row] = 0;
@@ -634,9 +815,22 @@ struct BackwardShared {
   // For float, what the scales of a unit's slopes, and of these times its states, must be undone by.
   float inverses[backward_threads<T, eighths> / 32][2];
   float contexts[backward_threads<T, eighths> / 32][Shape::width];
-  // Each thread's own sums of the context's gradient, where registers are short.
+  // Each thread's own sums of the context's gradient and of the weight's, where registers are short.
+  static constexpr int strips = (eighths + 1) / 2, parts = backward_threads<T, eighths> / 32 / strips;
+  static constexpr int tiles = (eighths + parts - 1) / parts;
   float2 context_sums[crowded ? eighths : 1][crowded ? backward_threads<T, eighths> : 1];
+  float4 weight_sums[crowded ? tiles : 1][crowded ? backward_threads<T, eighths> : 1];
 };
+
+// Columns c and c + 1 of a row, of which there are `width`.
+__device__ inline void store_two(float* row, int c, int width, float2 two) {
+  if (width % 2 == 0) {
+    if (c < width) *reinterpret_cast<float2*>(row + c) = two;
+  } else {
+    if (c < width) row[c] = two.x;
+    if (c + 1 < width) row[c + 1] = two.y;
+  }
+}
 
 template <typename E, int planes>
 __device__ void store_operand(E* place, int plane, const unsigned (&a)[planes], const unsigned (&b)[planes]) {
@@ -646,16 +840,21 @@ __device__ void store_operand(E* place, int plane, const unsigned (&a)[planes], 
 
 // A thread's part of a row to shared memory, columns in their own order.
 template <typename T, int eighths>
-__device__ void store_row(typename Units<T>::Element* place, int plane, const Operands<T, eighths>& x, int row, int q) {
+__device__ void store_row(typename Units<T>::Element* place, int plane, const Row<T, eighths>& x, float scale, int q) {
   using Shape = Tile<T, eighths>;
 #pragma unroll
   for (int block = 0; block < Shape::blocks; ++block) {
-    store_operand(place + 16 * block + 4 * q, plane, x.parts[2 * block][row], x.parts[2 * block + 1][row]);
+    unsigned a[Shape::planes], b[Shape::planes];
+    x.operand(2 * block, scale, a);
+    x.operand(2 * block + 1, scale, b);
+    store_operand(place + 16 * block + 4 * q, plane, a, b);
   }
   if constexpr (Shape::tail) {
+    unsigned a[Shape::planes];
+    x.operand(2 * Shape::blocks, scale, a);
 #pragma unroll
     for (int i = 0; i < Shape::planes; ++i) {
-      *reinterpret_cast<unsigned*>(place + i * plane + 16 * Shape::blocks + 2 * q) = x.parts[2 * Shape::blocks][row][i];
+      *reinterpret_cast<unsigned*>(place + i * plane + 16 * Shape::blocks + 2 * q) = a[i];
     }
   }
 }
@@ -685,6 +884,58 @@ __device__ float score_gradient(const Backward& call, const Row<T, eighths>& x, 
   return share * (over_quad(own) - over_quad(mean));
 }
 
+// The same of two rows of half precision, by the matrix units: of the products of 16 rows with 8 gradients those of a row
+// with its own.
+template <typename T, int eighths>
+__device__ void score_gradients(float (&slope)[2], const Backward& call, const Row<T, eighths> (&x)[2],
+                                const Row<T, eighths> (&gradient)[2], const Row<T, eighths> (&pooled)[2],
+                                const int (&place)[2], const int (&sequence)[2], const bool (&real)[2],
+                                const float (&share)[2], int lane) {
+  using Shape = Tile<T, eighths>;
+  const int g = lane / 4;
+  float found[2][2];
+#pragma unroll
+  for (int side = 0; side < 2; ++side) {
+    const Row<T, eighths>(&rows)[2] = side ? pooled : x;
+    float products[2][4] = {};
+#pragma unroll
+    for (int block = 0; block < Shape::blocks; ++block) {
+      const unsigned a[4] = {rows[0].pairs[2 * block], rows[1].pairs[2 * block], rows[0].pairs[2 * block + 1],
+                             rows[1].pairs[2 * block + 1]};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        multiply<T>(products[i], a, gradient[i].pairs[2 * block], gradient[i].pairs[2 * block + 1]);
+      }
+    }
+    if constexpr (Shape::tail) {
+      const unsigned a[2] = {rows[0].pairs[eighths - 1], rows[1].pairs[eighths - 1]};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) multiply<T>(products[i], a, gradient[i].pairs[eighths - 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float own = g % 2 ? products[i][2 * i + 1] : products[i][2 * i];
+      found[side][i] = __shfl_sync(all_lanes, own, lane - lane % 4 + g / 2);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float own = found[0][i], mean = found[1][i];
+    if (call.weights_gradient) {
+      float others = 0;
+      if (real[i]) {
+        const auto* weights = static_cast<const float*>(call.weights);
+        const auto* gradients = static_cast<const float*>(call.weights_gradient);
+        const int64_t first = call.rows.first(sequence[i]), beyond = first + call.rows.length(sequence[i]);
+        for (int64_t t = first + lane % 4; t < beyond; t += 4) others += weights[t] * gradients[t];
+        own += gradients[place[i]];
+      }
+      mean += over_quad(others);
+    }
+    slope[i] = share[i] * (own - mean);
+  }
+}
+
 // Zeros to the gradient of what is no step of any sequence.
 template <typename T>
 __device__ void clear_padding(const Backward& call, int warp, int warps, int lane) {
@@ -712,11 +963,11 @@ __device__ void clear_padding(const Backward& call, int warp, int warps, int lan
   }
 }
 
-// Each block takes a run of real steps, found through the index, 128 at a time and 16 a warp. A warp computes the
-// projection again, the scores' gradient (softmax's needs of the rest of its sequence only gradient . pooled), its slopes
-// ds (1 - u^2) context, and the states' gradient; then the block adds the tile's slopes^T states to the weight's
-// gradient, 16 rows of it a warp, in registers to the end. The matrix units round towards zero when they add: each
-// tile's sum begins anew and joins the others by an addition that rounds to nearest.
+// Each block takes a run of real steps, found through the index, 16 a warp at a time. A warp computes the projection again,
+// the scores' gradient (softmax's needs of the rest of its sequence only gradient . pooled), its slopes ds (1 - u^2) context,
+// and, with these for an operand from shared memory, the states' gradient; then the block adds the tile's slopes^T states to
+// the weight's gradient, 16 rows of it a warp. The matrix units round towards zero when they add: each tile's sum begins anew
+// and joins the others by an addition that rounds to nearest.
 template <typename T, int eighths>
 __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kernel(const Backward call) {
   after_the_kernel_before();
@@ -724,26 +975,59 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
   using Shared = BackwardShared<T, eighths>;
   using E = typename Shape::Element;
   constexpr int warps = backward_threads<T, eighths> / 32;
-  constexpr int strips = (eighths + 1) / 2, parts = warps / strips, tiles = (eighths + parts - 1) / parts;
+  constexpr int strips = Shared::strips, parts = Shared::parts, tiles = Shared::tiles;
   constexpr int planes = Shape::planes;
-  // So many tiles of the projection are at work at a time.
-  constexpr int columns = planes == 2 ? 4 : 2;
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const Rows& rows = call.rows;
   const int width = call.parameters.width, units = call.parameters.units;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
-  const float2 loaded = load_parameters<T, eighths, backward_threads<T, eighths>>(call.parameters, shared.weight, shared.vectors);
-  const float weight_scale = loaded.x, largest_context = loaded.y;
-  const unsigned weight = shared_address(shared.weight);
   T* const out = static_cast<T*>(call.states_gradient);
-
-  clear_padding<T>(call, warp, warps, lane);
   const int64_t origin = call.index[0], last = call.index[1];
   const int64_t all = (last - origin + unit_rows - 1) / unit_rows;
   const int64_t from = all * blockIdx.x / gridDim.x, to = all * (blockIdx.x + 1) / gridDim.x;
+  // The index's entries of this thread's two rows, of the next tile when this one's are in use, and what they lead to.
+  const auto entry_of = [&](int64_t unit, int i) {
+    const int64_t row = origin + unit * unit_rows + g + 8 * i;
+    return unit < to && row < last ? call.index[index_head + row] : -1;
+  };
+  const auto fetch = [&](int64_t unit, const int32_t(&entries)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int64_t sequence = rows.ragged ? entries[i] : entries[i] / static_cast<int>(rows.steps);
+      if (entries[i] >= 0 && sequence < rows.sequences) {
+        const int64_t row = rows.ragged ? origin + unit * unit_rows + g + 8 * i : entries[i];
+        const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + row * width);
+        const auto* gradient = reinterpret_cast<const char*>(static_cast<const T*>(call.gradient) + sequence * width);
+        const auto* pooled = reinterpret_cast<const char*>(static_cast<const T*>(call.pooled) + sequence * width);
+        for (int at = 128 * q; at < width * static_cast<int>(sizeof(T)); at += 512) {
+          fetch_ahead(states + at);
+          fetch_ahead(gradient + at);
+          fetch_ahead(pooled + at);
+        }
+        if (q == 3) fetch_ahead(static_cast<const float*>(call.weights) + row);
+      }
+    }
+  };
+  int32_t entries[2] = {entry_of(from + warp, 0), entry_of(from + warp, 1)};
+  fetch(from + warp, entries);
+  const float2 loaded =
+      load_parameters<T, eighths, backward_threads<T, eighths>>(call.parameters, shared.weight, shared.vectors);
+  const float weight_scale = loaded.x, largest_context = loaded.y;
+  const unsigned weight = shared_address(shared.weight);
+
+  clear_padding<T>(call, warp, warps, lane);
   const int strip = warp % strips, part = warp / strips;
-  float weight_sums[tiles][4] = {};
+  float4 own_sums[Shared::crowded ? 1 : tiles];
+  const auto weight_sum = [&](int tile) -> float4& {
+    if constexpr (Shared::crowded) {
+      return shared.weight_sums[tile][threadIdx.x];
+    } else {
+      return own_sums[tile];
+    }
+  };
+#pragma unroll
+  for (int tile = 0; tile < tiles; ++tile) weight_sum(tile) = make_float4(0, 0, 0, 0);
   float bias_sums[4] = {};
   float2 context_sums[eighths];
   const auto context_sum = [&](int pair) -> float2& {
@@ -756,12 +1040,6 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
 #pragma unroll
   for (int pair = 0; pair < eighths; ++pair) context_sum(pair) = make_float2(0, 0);
 
-  // The index's entries of this thread's two rows, of the next tile when this one's are in use.
-  const auto entry_of = [&](int64_t unit, int i) {
-    const int64_t row = origin + unit * unit_rows + g + 8 * i;
-    return unit < to && row < last ? call.index[index_head + row] : -1;
-  };
-  int32_t entries[2] = {entry_of(from + warp, 0), entry_of(from + warp, 1)};
   for (int64_t tile = from; tile < to; tile += warps) {
     const int32_t then[2] = {entry_of(tile + warps + warp, 0), entry_of(tile + warps + warp, 1)};
     if (tile + warp < to) {
@@ -781,9 +1059,31 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
         x[i].load(static_cast<const T*>(call.states) + int64_t{place[i]} * width, real[i], width, call.packs, q);
         share[i] = real[i] ? static_cast<const float*>(call.weights)[place[i]] : 0.0f;
       }
+      // The direct part of the states' gradient, which the product joins; float adds it at the end.
+      float change[eighths][4] = {};
+      if constexpr (planes == 1) {
+        Row<T, eighths> gradient[2], pooled[2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        slope[i] = score_gradient<T, eighths>(call, x[i], place[i], sequence[i], real[i], share[i], q);
+        for (int i = 0; i < 2; ++i) {
+          const int64_t from = int64_t{sequence[i]} * width;
+          gradient[i].load(static_cast<const T*>(call.gradient) + from, real[i], width, call.packs, q);
+          pooled[i].load(static_cast<const T*>(call.pooled) + from, real[i], width, call.packs, q);
+        }
+        score_gradients<T, eighths>(slope, call, x, gradient, pooled, place, sequence, real, share, lane);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int pair = 0; pair < eighths; ++pair) {
+            const float2 y = gradient[i].at(pair);
+            change[pair][2 * i] = share[i] * y.x;
+            change[pair][2 * i + 1] = share[i] * y.y;
+          }
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          slope[i] = score_gradient<T, eighths>(call, x[i], place[i], sequence[i], real[i], share[i], q);
+        }
       }
 
       // Scaled slopes, and what undoes the scales of the projection and of the states' gradient.
@@ -802,15 +1102,13 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
         }
       }
       const int at = (warp * unit_rows + g) * Shape::pitch;
-      const Operands<T, eighths> operands(x, scale);
+      const Operands<T, eighths> operands(x, scale, static_cast<unsigned>(width) >> 31);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        store_row<T, eighths>(shared.states + at + 8 * i * Shape::pitch, Shared::tile_plane, operands, i, q);
+        store_row<T, eighths>(shared.states + at + 8 * i * Shape::pitch, Shared::tile_plane, x[i], scale, q);
       }
-      float change[eighths][4];
-      // The projection becomes tanh and then, two tiles at a time, the operand of the product back to the states.
-      unsigned parted[2][2][planes];
-      project_by<T, eighths, columns>(operands, weight, lane, [&](int pair, const float(&u)[4]) {
+      // The projection becomes tanh, and slopes, which go to shared memory in the order of the weight's rows.
+      const auto slopes_of = [&](int pair, const float(&u)[4], unsigned(&parted)[2][planes]) {
         const int c = Shape::column(pair, q);
         const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
         const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
@@ -821,62 +1119,97 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
           sum.x = fmaf(slope[k], a, sum.x);
           sum.y = fmaf(slope[k], b, sum.y);
           const float x = scaled[k] * context.x, y = scaled[k] * context.y;
-          split<T>(make_float2(fmaf(-a, a * x, x), fmaf(-b, b * y, y)), parted[pair % 2][k]);
-        }
-        context_sum(pair) = sum;
-        if (pair == 2 * Shape::blocks) {
-          unsigned a[planes][2];
+          split<T>(make_float2(fmaf(-a, a * x, x), fmaf(-b, b * y, y)), parted[k]);
 #pragma unroll
           for (int plane = 0; plane < planes; ++plane) {
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-              a[plane][k] = parted[0][k][plane];
-              *reinterpret_cast<unsigned*>(shared.slopes + plane * Shared::tile_plane + at + 8 * k * Shape::pitch +
-                                           8 * pair + 2 * q) = parted[0][k][plane];
-            }
+            *reinterpret_cast<unsigned*>(shared.slopes + plane * Shared::tile_plane + at + 8 * k * Shape::pitch + 8 * pair +
+                                         2 * q) = parted[k][plane];
           }
+        }
+        context_sum(pair) = sum;
+      };
+      if constexpr (planes == 1) {
+        // Two tiles of them at a time are the operand of the product back to the states.
+#pragma unroll(Shared::crowded ? 1 : Shape::blocks)
+        for (int block = 0; block < Shape::blocks; ++block) {
+          float u[2][4];
+          unsigned parted[2][2][planes];
+          operands.project(u, 2 * block, weight, lane);
+#pragma unroll
+          for (int i = 0; i < 2; ++i) slopes_of(2 * block + i, u[i], parted[i]);
+          const unsigned a[planes][4] = {{parted[0][0][0], parted[0][1][0], parted[1][0][0], parted[1][1][0]}};
+          multiply_block<T, eighths, true, false>(change, a, block, 0, weight, lane);
+        }
+        if constexpr (Shape::tail) {
+          float u[1][4];
+          unsigned parted[2][planes];
+          operands.project(u, eighths - 1, weight, lane);
+          slopes_of(eighths - 1, u[0], parted);
+          const unsigned a[planes][2] = {{parted[0][0], parted[1][0]}};
           multiply_tail<T, eighths, true>(change, a, 0, weight, lane);
-        } else if (pair % 2) {
+        }
+      } else {
+        // Float has no registers for both products at once: the second one reads them.
+        constexpr int final = 4 + eighths % 4;
+#pragma unroll
+        for (int first = 0; first < eighths - final; first += 4) {
+          float u[4][4];
+          unsigned parted[2][planes];
+          operands.project(u, first, weight, lane);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) slopes_of(first + i, u[i], parted);
+        }
+        {
+          float u[final][4];
+          unsigned parted[2][planes];
+          operands.project(u, eighths - final, weight, lane);
+#pragma unroll
+          for (int i = 0; i < final; ++i) slopes_of(eighths - final + i, u[i], parted);
+        }
+        __syncwarp();
+        const unsigned slopes_of_rows = shared_address(shared.slopes) +
+                                        2 * ((warp * unit_rows + lane % 16) * Shape::pitch + (lane >> 4) * 8);
+#pragma unroll
+        for (int block = 0; block < Shape::blocks; ++block) {
           unsigned a[planes][4];
 #pragma unroll
           for (int plane = 0; plane < planes; ++plane) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) a[plane][k] = parted[k / 2][k % 2][plane];
+            load_matrices(a[plane], slopes_of_rows + 2 * (plane * Shared::tile_plane + 16 * block));
           }
-#pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            store_operand(shared.slopes + at + 8 * k * Shape::pitch + 8 * (pair - 1) + 4 * q, Shared::tile_plane,
-                          parted[0][k], parted[1][k]);
-          }
-          if (pair == 1) {
-            multiply_block<T, eighths, true, true>(change, a, 0, 0, weight, lane);
-          } else {
-            multiply_block<T, eighths, true, false>(change, a, pair / 2, 0, weight, lane);
-          }
+          multiply_block<T, eighths, true, false>(change, a, block, 0, weight, lane);
         }
-      });
+        if constexpr (Shape::tail) {
+          unsigned a[planes][2], m[4];
+#pragma unroll
+          for (int plane = 0; plane < planes; ++plane) {
+            load_matrices(m, slopes_of_rows + 2 * (plane * Shared::tile_plane + 16 * Shape::blocks));
+            a[plane][0] = m[0];
+            a[plane][1] = m[1];
+          }
+          multiply_tail<T, eighths, true>(change, a, 0, weight, lane);
+        }
+      }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        Row<T, eighths> gradient;
-        gradient.load(static_cast<const T*>(call.gradient) + int64_t{sequence[i]} * width, real[i], width, call.packs, q);
+        Row<T, eighths> result;
+        if constexpr (planes == 2) {
+          result.load(static_cast<const T*>(call.gradient) + int64_t{sequence[i]} * width, real[i], width, call.packs, q);
+        }
 #pragma unroll
         for (int pair = 0; pair < eighths; ++pair) {
-          const float2 y = gradient.at(pair);
-          gradient.set(pair, make_float2(fmaf(change[pair][2 * i], change_inverse, share[i] * y.x),
-                                          fmaf(change[pair][2 * i + 1], change_inverse, share[i] * y.y)));
+          float2 y = make_float2(change[pair][2 * i], change[pair][2 * i + 1]);
+          if constexpr (planes == 2) {
+            const float2 direct = result.at(pair);
+            y = make_float2(fmaf(y.x, change_inverse, share[i] * direct.x), fmaf(y.y, change_inverse, share[i] * direct.y));
+          }
+          result.set(pair, y);
         }
-        if (real[i]) gradient.store(out + int64_t{place[i]} * width, width, call.packs, q);
+        if (real[i]) result.store(out + int64_t{place[i]} * width, width, call.packs, q);
       }
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      entries[i] = then[i];
-      if (then[i] >= 0) {
-        const int64_t row = rows.ragged ? origin + (tile + warps + warp) * unit_rows + g + 8 * i : then[i];
-        const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + row * width);
-        for (int at = 128 * q; at < width * static_cast<int>(sizeof(T)); at += 512) fetch_ahead(states + at);
-      }
-    }
+    entries[0] = then[0];
+    entries[1] = then[1];
+    fetch(tile + warps + warp, entries);
     __syncthreads();
 
     if (part < parts) {
@@ -884,6 +1217,20 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
       const unsigned slopes = shared_address(shared.slopes), states = shared_address(shared.states);
       const unsigned ones = pack<E>(make_float2(1, 1));
       float sums[tiles][4] = {}, own[4] = {};
+      const auto join = [&](float slope_inverse, float inverse) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bias_sums[i] = fmaf(own[i], slope_inverse, bias_sums[i]);
+#pragma unroll
+        for (int j = 0; j < tiles; ++j) {
+          float4 sum = weight_sum(j);
+          sum.x = fmaf(sums[j][0], inverse, sum.x);
+          sum.y = fmaf(sums[j][1], inverse, sum.y);
+          sum.z = fmaf(sums[j][2], inverse, sum.z);
+          sum.w = fmaf(sums[j][3], inverse, sum.w);
+          weight_sum(j) = sum;
+        }
+      };
+#pragma unroll(planes == 1 ? 2 : 1)
       for (int unit = 0; unit < count; ++unit) {
         unsigned a[planes][4];
 #pragma unroll
@@ -922,38 +1269,32 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
             }
           }
         }
-        if constexpr (planes == 2) multiply<E, true>(own, a[1], ones, ones);
-        multiply<E>(own, a[0], ones, ones);
-        if (planes == 2 || unit == count - 1) {
-          // A unit's own scales; without scales once a tile.
-          const float slope_inverse = planes == 2 ? shared.inverses[unit][0] : 1.0f;
-          const float inverse = planes == 2 ? shared.inverses[unit][1] : 1.0f;
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            bias_sums[i] = fmaf(own[i], slope_inverse, bias_sums[i]);
-#pragma unroll
-            for (int j = 0; j < tiles; ++j) {
-              weight_sums[j][i] = fmaf(sums[j][i], inverse, weight_sums[j][i]);
-            }
-          }
+        if (part == 0) {
+          if constexpr (planes == 2) multiply<E, true>(own, a[1], ones, ones);
+          multiply<E>(own, a[0], ones, ones);
         }
+        // A unit's own scales; without scales once a tile.
+        if constexpr (planes == 2) join(shared.inverses[unit][0], shared.inverses[unit][1]);
       }
+      if constexpr (planes == 1) join(1.0f, 1.0f);
     }
     __syncthreads();
   }
 
-  float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * (units * (width + 2));
+  float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * call.parameters.part();
   if (part < parts) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int a = 16 * strip + g + i / 2 * 8;
+    for (int i = 0; i < 2; ++i) {
+      // Which unit's slopes stand in this place.
+      const int a = 16 * strip + (strip < Shape::blocks ? g / 2 * 4 + g % 2 + 2 * i : g + 8 * i);
       if (a < units) {
 #pragma unroll
         for (int j = 0; j < tiles; ++j) {
-          const int d = 8 * (part * tiles + j) + 2 * q + i % 2;
-          if (d < width) partial[a * width + d] = weight_sums[j][i];
+          const int d = 8 * (part * tiles + j) + 2 * q;
+          const float4 sum = weight_sum(j);
+          store_two(partial + a * width, d, width, i ? make_float2(sum.z, sum.w) : make_float2(sum.x, sum.y));
         }
-        if (part == 0 && q == 0 && i % 2 == 0) partial[units * width + a] = bias_sums[i];
+        if (part == 0 && q == 0) partial[units * width + a] = bias_sums[2 * i];
       }
     }
   }
@@ -976,200 +1317,250 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
   }
 }
 
-// A few tiles of a product, of 16 rows with weight tiles [first, first + count), for a warp of many that share the rows:
-// the three products of float's parts are summed apart, for more of them to be under way.
-template <typename T, int eighths, int count, bool down>
-struct Few {
-  using Shape = Tile<T, eighths>;
-  using E = typename Shape::Element;
-  float sums[2 * Shape::planes - 1][count][4] = {};
+constexpr int few_warps = 8;
+constexpr int few_threads = 32 * few_warps;
+constexpr int few_steps = 32;
 
-  __device__ float at(int tile, int i) const {
-    float sum = sums[0][tile][i];
+// For small batches, when time is latency: no weight in shared memory, but in each warp's registers the 16 rows of it that
+// are the warp's, two a thread, straight from memory.
+template <typename T, int eighths>
+struct Strip {
+  using Shape = Tile<T, eighths>;
+  static constexpr int count = (eighths + 1) / 2;
+  Row<T, eighths> rows[2];
+  float scale = 1;
+
+  // Rows `first` + g and `first` + g + 8; zeros beyond the last.
+  __device__ void load(const Parameters& p, int first, int lane) {
+    const int g = lane / 4, q = lane % 4;
+    const auto at = reinterpret_cast<std::uintptr_t>(p.weight);
 #pragma unroll
-    for (int k = 1; k < 2 * Shape::planes - 1; ++k) sum += sums[k][tile][i];
+    for (int i = 0; i < 2; ++i) {
+      const int row = first + g + 8 * i;
+      const bool real = row < p.units;
+      if (std::is_same_v<T, float> || !p.single) {
+        rows[i].load(static_cast<const T*>(p.weight) + row * p.width, real, p.width,
+                     p.width % 4 == 0 && at % (4 * sizeof(T)) == 0, q);
+      } else {
+        Row<float, eighths> wide;
+        wide.load(static_cast<const float*>(p.weight) + row * p.width, real, p.width, p.width % 4 == 0 && at % 16 == 0, q);
+#pragma unroll
+        for (int pair = 0; pair < eighths; ++pair) rows[i].set(pair, wide.pairs[pair]);
+      }
+    }
+  }
+
+  // Once what was loaded may be waited for.
+  __device__ void find_scale() {
+    if constexpr (Shape::planes == 2) scale = scale_for<30>(most_of_warp(fmaxf(rows[0].largest(), rows[1].largest())));
+  }
+};
+
+// A product whose parts for float are summed apart, for more of them to be under way.
+template <typename T>
+struct Sums {
+  using E = typename Units<T>::Element;
+  static constexpr int planes = Units<T>::planes;
+  float parts[2 * planes - 1][4] = {};
+
+  __device__ float at(int i) const {
+    float sum = parts[0][i];
+#pragma unroll
+    for (int k = 1; k < 2 * planes - 1; ++k) sum += parts[k][i];
     return sum;
   }
 
-  // half: the last 8 columns of the sum alone.
-  template <bool half>
-  __device__ void add(const unsigned (&a)[Shape::planes][half ? 2 : 4], int block, int first, unsigned weight, int lane) {
-    const int r = lane % 8, upper = half ? 0 : (lane >> 3) % 2;
-    const int far = Shape::planes == 2 ? (lane >> 4) * Shape::weight_plane : 0;
-#pragma unroll
-    for (int tile = 0; tile < count; ++tile) {
-      const int wanted = first + tile < eighths ? first + tile : eighths - 1;
-      unsigned b[4];
-      if constexpr (down) {
-        load_matrices_transposed(b, weight + 2 * (far + (16 * block + 8 * upper + r) * Shape::pitch + 8 * wanted));
-      } else {
-        load_matrices(b, weight + 2 * (far + (8 * wanted + r) * Shape::pitch + 16 * block + 8 * upper));
-      }
-      if constexpr (half) {
-        multiply<E>(sums[0][tile], a[0], b[0]);
-        if constexpr (Shape::planes == 2) {
-          multiply<E>(sums[1][tile], a[0], b[2]);
-          multiply<E>(sums[2][tile], a[1], b[0]);
-        }
-      } else {
-        multiply<E>(sums[0][tile], a[0], b[0], b[1]);
-        if constexpr (Shape::planes == 2) {
-          multiply<E>(sums[1][tile], a[0], b[2], b[3]);
-          multiply<E>(sums[2][tile], a[1], b[0], b[1]);
-        }
-      }
+  __device__ void add(const unsigned (&a)[planes][4], const unsigned (&b0)[planes], const unsigned (&b1)[planes]) {
+    multiply<E>(parts[0], a[0], b0[0], b1[0]);
+    if constexpr (planes == 2) {
+      multiply<E>(parts[1], a[0], b0[1], b1[1]);
+      multiply<E>(parts[2], a[1], b0[0], b1[0]);
     }
   }
 
-  // With rows that are in registers.
-  __device__ void add(const Row<T, eighths> (&x)[2], float scale, int first, unsigned weight, int lane) {
-#pragma unroll
-    for (int block = 0; block < Shape::blocks; ++block) {
-      unsigned a[Shape::planes][4], part[Shape::planes];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        x[i % 2].operand(2 * block + i / 2, scale, part);
-#pragma unroll
-        for (int plane = 0; plane < Shape::planes; ++plane) a[plane][i] = part[plane];
-      }
-      add<false>(a, block, first, weight, lane);
-    }
-    if constexpr (Shape::tail) {
-      unsigned a[Shape::planes][2], part[Shape::planes];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        x[i].operand(2 * Shape::blocks, scale, part);
-#pragma unroll
-        for (int plane = 0; plane < Shape::planes; ++plane) a[plane][i] = part[plane];
-      }
-      add<true>(a, Shape::blocks, first, weight, lane);
+  __device__ void add(const unsigned (&a)[planes][2], const unsigned (&b)[planes]) {
+    multiply<E>(parts[0], a[0], b[0]);
+    if constexpr (planes == 2) {
+      multiply<E>(parts[1], a[0], b[1]);
+      multiply<E>(parts[2], a[1], b[0]);
     }
   }
 };
 
-constexpr int few_parts = 4;
-constexpr int few_units = 2;
-constexpr int few_steps = few_units * unit_rows;
-constexpr int few_threads = 32 * few_units * few_parts;
+// sum += a b, float's small products first.
+template <typename T>
+__device__ void multiply_parts(float (&sum)[4], const unsigned (&a)[Units<T>::planes][4],
+                               const unsigned (&b0)[Units<T>::planes], const unsigned (&b1)[Units<T>::planes]) {
+  using E = typename Units<T>::Element;
+  if constexpr (Units<T>::planes == 2) {
+    multiply<E>(sum, a[1], b0[0], b1[0]);
+    multiply<E>(sum, a[0], b0[1], b1[1]);
+  }
+  multiply<E>(sum, a[0], b0[0], b1[0]);
+}
+
+// A thread's part of some rows, scaled, as operands.
+template <typename T, int eighths, int count>
+struct Parts {
+  static constexpr int planes = Units<T>::planes;
+  unsigned parts[eighths][count][planes];
+
+  __device__ void set(const Row<T, eighths> (&rows)[count], float scale) {
+#pragma unroll
+    for (int pair = 0; pair < eighths; ++pair) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) rows[i].operand(pair, scale, parts[pair][i]);
+    }
+  }
+};
+
+// sums[j] += a b_j over the columns of 16 rows of the first operand and 8 of each second one.
+template <typename T, int eighths, int count>
+__device__ void multiply_rows(Sums<T> (&sums)[count], const Parts<T, eighths, 2>& a, const Parts<T, eighths, count>& b) {
+  using Shape = Tile<T, eighths>;
+  constexpr int planes = Shape::planes;
+#pragma unroll
+  for (int block = 0; block < Shape::blocks; ++block) {
+    unsigned quad[planes][4];
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) quad[plane][i] = a.parts[2 * block + i / 2][i % 2][plane];
+    }
+#pragma unroll
+    for (int j = 0; j < count; ++j) sums[j].add(quad, b.parts[2 * block][j], b.parts[2 * block + 1][j]);
+  }
+  if constexpr (Shape::tail) {
+    unsigned two[planes][2];
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) two[plane][i] = a.parts[eighths - 1][i][plane];
+    }
+#pragma unroll
+    for (int j = 0; j < count; ++j) sums[j].add(two, b.parts[eighths - 1][j]);
+  }
+}
 
 template <typename T, int eighths>
 struct ForwardFewShared {
-  alignas(16) typename Units<T>::Element weight[Units<T>::planes * Tile<T, eighths>::weight_plane];
-  Vectors<eighths> vectors;
-  float scores[few_parts][few_steps];
-  alignas(8) float pooled[few_units][8 * eighths];
-  int before[few_units * few_parts];
+  float scores[Strip<T, eighths>::count][few_steps];
+  int before[few_warps];
 };
 
-// For small batches of short sequences, when time is latency: a block takes one sequence, and four warps share 16 steps,
-// each with a quarter of the projection. Padding may be loaded, but what is loaded is dropped.
+// For small batches of short sequences: a block takes one sequence, a warp 16 units of the projection of all of its steps.
+// Padding may be loaded, but what is loaded is dropped.
 template <typename T, int eighths>
 __global__ void __launch_bounds__(few_threads) forward_few_kernel(const Forward call) {
   after_the_kernel_before();
   using Shape = Tile<T, eighths>;
-  constexpr int threads = few_threads;
-  constexpr int tiles = (eighths + few_parts - 1) / few_parts;
-  extern __shared__ __align__(16) unsigned char memory[];
-  auto& shared = *reinterpret_cast<ForwardFewShared<T, eighths>*>(memory);
+  constexpr int strips = Strip<T, eighths>::count;
+  __shared__ ForwardFewShared<T, eighths> shared;
   const Rows& rows = call.rows;
-  const int width = call.parameters.width, steps = static_cast<int>(rows.steps);
+  const Parameters& p = call.parameters;
+  const int width = p.width, steps = static_cast<int>(rows.steps);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
-  const int unit = warp / few_parts, part = warp % few_parts;
   const int64_t n = blockIdx.x, first = n * steps;
-  Weight<T, eighths, threads> loaded;
-  loaded.load(call.parameters);
-  const int length = static_cast<int>(rows.length(n));
-  Row<T, eighths> x[2];
-  int t[2];
+  // Which step's score and weight a lane has, as `scatter_over_rows` leaves them.
+  const int own = 8 * (g / 2) + 2 * q + g % 2;
+
+  Strip<T, eighths> strip;
+  strip.load(p, 16 * warp, lane);
+  Row<T, eighths> x[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int t = 8 * j + g;
+    x[j].load(static_cast<const T*>(call.states) + (first + t) * width, t < steps, width, call.packs, q);
+  }
+  float bias[2], context[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    t[i] = unit * unit_rows + g + 8 * i;
-    x[i].load(static_cast<const T*>(call.states) + (first + t[i]) * width, t[i] < steps, width, call.packs, q);
+    const int unit = 16 * warp + g + 8 * i;
+    bias[i] = unit < p.units ? parameter<T>(p.bias, p.single, unit) * tangent_scale<T> : 0.0f;
+    context[i] = unit < p.units ? parameter<T>(p.context, p.single, unit) : 0.0f;
   }
+  const int length = static_cast<int>(rows.length(n));
   int before = 0;
-  for (int64_t i = threadIdx.x; i < n; i += threads) before += static_cast<int>(rows.length(i));
+  for (int64_t i = threadIdx.x; i < n; i += few_threads) before += static_cast<int>(rows.length(i));
   before = __reduce_add_sync(all_lanes, before);
   if (lane == 0) shared.before[warp] = before;
-  const float weight_scale = loaded.store(shared.weight, shared.vectors).x;
-  const unsigned weight = shared_address(shared.weight);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int j = 0; j < 4; ++j) {
 #pragma unroll
     for (int pair = 0; pair < eighths; ++pair) {
-      if (t[i] >= length) x[i].pairs[pair] = {};
+      if (8 * j + g >= length) x[j].pairs[pair] = {};
     }
   }
-  float scale = 1, inverse = tangent_scale<T>;
-  if constexpr (Shape::planes == 2) {
-    scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
-    inverse *= inverse_of(scale) * inverse_of(weight_scale);
-  }
-  __syncthreads();
-  before = 0;
-#pragma unroll
-  for (int i = 0; i < few_units * few_parts; ++i) before += shared.before[i];
 
-  float s[2] = {};
-  if (unit * unit_rows < length) {
-    Few<T, eighths, tiles, false> u;
-    u.add(x, scale, part * tiles, weight, lane);
+  if (warp < strips) {
+    strip.find_scale();
+    float scale = 1, inverse = tangent_scale<T>;
+    if constexpr (Shape::planes == 2) {
+      scale = scale_for<60>(
+          most_of_warp(fmaxf(fmaxf(x[0].largest(), x[1].largest()), fmaxf(x[2].largest(), x[3].largest()))));
+      inverse *= inverse_of(scale) * inverse_of(strip.scale);
+    }
+    Sums<T> u[4];
+    Parts<T, eighths, 2> units;
+    Parts<T, eighths, 4> of_steps;
+    units.set(strip.rows, strip.scale);
+    of_steps.set(x, scale);
+    multiply_rows<T, eighths, 4>(u, units, of_steps);
+    float s[8];
 #pragma unroll
-    for (int tile = 0; tile < tiles; ++tile) {
-      if (part * tiles + tile < eighths) {
-        const int c = Shape::column(part * tiles + tile, q);
-        const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
-        const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
+    for (int j = 0; j < 4; ++j) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          s[i] += tangent<T>(u.at(tile, 2 * i), inverse, bias.x) * context.x +
-                  tangent<T>(u.at(tile, 2 * i + 1), inverse, bias.y) * context.y;
-        }
+      for (int i = 0; i < 2; ++i) {
+        s[2 * j + i] = tangent<T>(u[j].at(i), inverse, bias[0]) * context[0] +
+                       tangent<T>(u[j].at(2 + i), inverse, bias[1]) * context[1];
       }
     }
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    s[i] = over_quad(s[i]);
-    if (q == 0) shared.scores[part][t[i]] = s[i];
+    scatter_over_rows<8>(s, lane);
+    shared.scores[warp][own] = s[0];
   }
   __syncthreads();
-  // Every warp has all scores, one a lane.
-  float weight_of_lane = -INFINITY;
-  if (lane < length) {
-    weight_of_lane = 0;
+
+  float weight = -INFINITY;
+  if (own < length) {
+    weight = 0;
 #pragma unroll
-    for (int k = 0; k < few_parts; ++k) weight_of_lane += shared.scores[k][lane];
+    for (int k = 0; k < strips; ++k) weight += shared.scores[k][own];
   }
-  const float largest = most_of_warp(weight_of_lane);
-  weight_of_lane = lane < length ? expf(weight_of_lane - largest) : 0.0f;
-  const float whole = length > 0 ? 1.0f / over_rows(over_quad(weight_of_lane)) : 0.0f;
-  weight_of_lane *= whole;
-  float own[2];
+  const float largest = most_of_warp(weight);
+  weight = own < length ? expf(weight - largest) : 0.0f;
+  const float whole = length > 0 ? 1.0f / over_rows(over_quad(weight)) : 0.0f;
+  weight *= whole;
+  float share[4];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) own[i] = __shfl_sync(all_lanes, weight_of_lane, t[i]);
+  for (int j = 0; j < 4; ++j) share[j] = __shfl_sync(all_lanes, weight, (2 * j + g % 2) * 4 + g / 2);
 #pragma unroll
   for (int pair = 0; pair < eighths; ++pair) {
-    if (pair % few_parts == part) {
-      const float2 a = x[0].at(pair), b = x[1].at(pair);
-      const float2 sums = make_float2(over_rows(own[0] * a.x + own[1] * b.x), over_rows(own[0] * a.y + own[1] * b.y));
-      if (g == 0) *reinterpret_cast<float2*>(shared.pooled[unit] + Shape::column(pair, q)) = sums;
+    if (pair % few_warps == warp) {
+      float2 sum = make_float2(0, 0);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 a = x[j].at(pair);
+        sum.x = fmaf(share[j], a.x, sum.x);
+        sum.y = fmaf(share[j], a.y, sum.y);
+      }
+      sum = make_float2(over_rows(sum.x), over_rows(sum.y));
+      const int c = Shape::column(pair, q);
+      T* const out = static_cast<T*>(call.pooled) + n * width;
+      if (g == 0 && c < width) out[c] = static_cast<T>(sum.x);
+      if (g == 0 && c + 1 < width) out[c + 1] = static_cast<T>(sum.y);
     }
   }
-  __syncthreads();
-  for (int d = threadIdx.x; d < width; d += threads) {
-    float pooled = 0;
+  if (warp == few_warps - 1) {
+    before = 0;
 #pragma unroll
-    for (int i = 0; i < few_units; ++i) pooled += shared.pooled[i][d];
-    static_cast<T*>(call.pooled)[n * width + d] = static_cast<T>(pooled);
-  }
-  if (warp == 0) {
+    for (int i = 0; i < few_warps; ++i) before += shared.before[i];
     int32_t* index = call.index + index_head;
-    if (lane < steps) {
-      static_cast<float*>(call.weights)[first + lane] = weight_of_lane;
-      if (lane < length) {
-        index[before + lane] = static_cast<int32_t>(first + lane);
+    if (own < steps) {
+      static_cast<float*>(call.weights)[first + own] = weight;
+      if (own < length) {
+        index[before + own] = static_cast<int32_t>(first + own);
       } else {
-        index[rows.total - 1 - (first - before) - (lane - length)] = -1;
+        index[rows.total - 1 - (first - before) - (own - length)] = -1;
       }
     }
     if (n == rows.sequences - 1 && lane == 0) {
@@ -1181,215 +1572,211 @@ __global__ void __launch_bounds__(few_threads) forward_few_kernel(const Forward 
 
 template <typename T, int eighths>
 struct BackwardFewShared {
-  using Shape = Tile<T, eighths>;
-  static constexpr int tile_plane = unit_rows * Shape::pitch;
-  alignas(16) typename Shape::Element weight[Shape::planes * Shape::weight_plane];
-  alignas(16) typename Shape::Element states[Shape::planes * tile_plane];
-  // A strip of 16 columns of the last row may end beyond it.
-  alignas(16) typename Shape::Element slopes[Shape::planes * tile_plane + 8];
-  Vectors<eighths> vectors;
+  static constexpr int strips = Strip<T, eighths>::count;
+  // A warp's part of the states' gradient: of each pair of columns and each of its two rows a thread's own.
+  float2 change[strips][eighths][2][32];
+  // A warp's part of the gradient of the scores of 16 rows.
+  float scores[few_warps][unit_rows];
 };
 
-// For few real steps: a block takes 16 of them, and a warp 16 columns of each of the three products. Here the slopes lie in
-// shared memory in the order of the weight's rows, as the product back to the states reads them from there.
+// For few real steps: a block takes 16 of them, a warp 16 units of the projection, and all that is made of these: their
+// part of the states' gradient, which the warps then add up, and of the parameters'. What one product leaves in a warp's
+// registers, transposed there, is the operand of the next.
 template <typename T, int eighths>
 __global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backward call) {
   after_the_kernel_before();
   using Shape = Tile<T, eighths>;
   using Shared = BackwardFewShared<T, eighths>;
   using E = typename Shape::Element;
-  constexpr int planes = Shape::planes;
+  // Warps that have no units fill the padding with zeros.
+  constexpr int planes = Shape::planes, strips = Shared::strips, idle = few_warps - strips;
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const Rows& rows = call.rows;
-  const int width = call.parameters.width, units = call.parameters.units;
+  const Parameters& p = call.parameters;
+  const int width = p.width, units = p.units;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
-  T* const out = static_cast<T*>(call.states_gradient);
-  Weight<T, eighths, few_threads> loaded;
-  loaded.load(call.parameters);
   // The index of padded rows begins at 0, so that its entry need not wait for its head.
   const int64_t origin = rows.ragged ? call.index[0] : 0, last = call.index[1];
-  const bool some = origin + int64_t{blockIdx.x} * unit_rows < last;
-
-  int64_t place[2], sequence[2];
-  bool real[2];
-  float share[2], slope[2];
-  Row<T, eighths> x[2];
   int32_t entries[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int64_t row = origin + int64_t{blockIdx.x} * unit_rows + g + 8 * i;
     entries[i] = row < rows.total ? call.index[index_head + row] : -1;
   }
-  if (some) {
+  Strip<T, eighths> strip;
+  strip.load(p, 16 * warp, lane);
+  float bias[2][2], context[2][2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t row = origin + int64_t{blockIdx.x} * unit_rows + g + 8 * i;
-      real[i] = row < last;
-      const int32_t entry = real[i] ? entries[i] : 0;
-      place[i] = rows.ragged ? row : entry;
-      sequence[i] = rows.ragged ? entry : entry / static_cast<int32_t>(rows.steps);
-      if (entry < 0 || sequence[i] >= rows.sequences) real[i] = false;
-      if (!real[i]) place[i] = sequence[i] = 0;
-      x[i].load(static_cast<const T*>(call.states) + place[i] * width, real[i], width, call.packs, q);
-      share[i] = real[i] ? static_cast<const float*>(call.weights)[place[i]] : 0.0f;
-      slope[i] = score_gradient<T, eighths>(call, x[i], place[i], sequence[i], real[i], share[i], q);
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int unit = 16 * warp + 8 * i + 2 * q + k;
+      bias[i][k] = unit < units ? parameter<T>(p.bias, p.single, unit) * tangent_scale<T> : 0.0f;
+      context[i][k] = unit < units ? parameter<T>(p.context, p.single, unit) : 0.0f;
     }
   }
-  const float2 scales = loaded.store(shared.weight, shared.vectors);
-  const float weight_scale = scales.x, largest_context = scales.y;
-  __syncthreads();
-  // Warps that have no columns fill the padding with zeros.
-  constexpr int used = (eighths + 1) / 2, idle = few_threads / 32 - used;
-  if (idle == 0 || warp >= used) clear_padding<T>(call, idle == 0 ? warp : warp - used, idle == 0 ? used : idle, lane);
+  const bool some = origin + int64_t{blockIdx.x} * unit_rows < last;
+  if (idle == 0 || warp >= strips) {
+    clear_padding<T>(call, idle == 0 ? warp : warp - strips, idle == 0 ? few_warps : idle, lane);
+  }
   if (!some) return;
 
-  const unsigned weight = shared_address(shared.weight);
-  float scale = 1, slope_scale = 1;
-  if constexpr (planes == 2) {
-    scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
-    slope_scale = scale_for<60>(most_of_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1]))) * largest_context);
+  int64_t place[2], sequence[2];
+  bool real[2];
+  float share[2];
+  Row<T, eighths> x[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t row = origin + int64_t{blockIdx.x} * unit_rows + g + 8 * i;
+    real[i] = row < last;
+    const int32_t entry = real[i] ? entries[i] : 0;
+    place[i] = rows.ragged ? row : entry;
+    sequence[i] = rows.ragged ? entry : entry / static_cast<int32_t>(rows.steps);
+    if (entry < 0 || sequence[i] >= rows.sequences) real[i] = false;
+    if (!real[i]) place[i] = sequence[i] = 0;
+    x[i].load(static_cast<const T*>(call.states) + place[i] * width, real[i], width, call.packs, q);
+    share[i] = real[i] ? static_cast<const float*>(call.weights)[place[i]] : 0.0f;
   }
-  const float inverse = tangent_scale<T> * (inverse_of(scale) * inverse_of(weight_scale));
-  float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * (units * (width + 2));
-  const bool busy = 2 * warp < eighths;
-  if (busy) {
+  // The scores' gradient: softmax needs of the rest of a sequence only the gradient times the pooled vector. Each warp
+  // takes some columns of it.
+  const auto gradient_at = [&](int i, int c) {
+    const T* const at = static_cast<const T*>(call.gradient) + sequence[i] * width;
+    return make_float2(c < width ? static_cast<float>(at[c]) : 0.0f, c + 1 < width ? static_cast<float>(at[c + 1]) : 0.0f);
+  };
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float sum = 0;
 #pragma unroll
     for (int pair = 0; pair < eighths; ++pair) {
-      if (pair / 2 == warp) {
+      if (pair % few_warps == warp && real[i]) {
+        const int c = Shape::column(pair, q);
+        const float2 a = gradient_at(i, c), b = x[i].at(pair);
+        const T* const pooled = static_cast<const T*>(call.pooled) + sequence[i] * width;
+        if (c < width) sum += a.x * (b.x - static_cast<float>(pooled[c]));
+        if (c + 1 < width) sum += a.y * (b.y - static_cast<float>(pooled[c + 1]));
+      }
+    }
+    if (call.weights_gradient && warp == 0 && real[i]) {
+      const auto* weights = static_cast<const float*>(call.weights);
+      const auto* gradients = static_cast<const float*>(call.weights_gradient);
+      const int64_t first = rows.first(sequence[i]), beyond = first + rows.length(sequence[i]);
+      for (int64_t t = first + q; t < beyond; t += 4) sum -= weights[t] * gradients[t];
+      if (q == 0) sum += gradients[place[i]];
+    }
+    sum = over_quad(sum);
+    if (q == 0) shared.scores[warp][g + 8 * i] = sum;
+  }
+
+  const bool busy = warp < strips;
+  float scale = 1, slope_scale = 1, largest_context = 0;
+  Sums<T> u[2];
+  Parts<T, eighths, 2> of_rows, of_units;
+  if (busy) {
+    strip.find_scale();
+    if constexpr (planes == 2) {
+      scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
+      largest_context = most_of_warp(fmaxf(fmaxf(fabsf(context[0][0]), fabsf(context[0][1])),
+                                           fmaxf(fabsf(context[1][0]), fabsf(context[1][1]))));
+    }
+    of_rows.set(x, scale);
+    of_units.set(strip.rows, strip.scale);
+    multiply_rows<T, eighths, 2>(u, of_rows, of_units);
+  }
+  __syncthreads();
+
+  if (busy) {
+    float slope[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          unsigned parted[planes];
-          x[i].operand(pair, scale, parted);
+    for (int i = 0; i < 2; ++i) {
+      float sum = 0;
 #pragma unroll
-          for (int plane = 0; plane < planes; ++plane) {
-            *reinterpret_cast<unsigned*>(shared.states + plane * Shared::tile_plane + (g + 8 * i) * Shape::pitch +
-                                         Shape::column(pair, q)) = parted[plane];
-          }
+      for (int k = 0; k < few_warps; ++k) sum += shared.scores[k][g + 8 * i];
+      slope[i] = share[i] * sum;
+    }
+    if constexpr (planes == 2) {
+      slope_scale = scale_for<60>(most_of_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1]))) * largest_context);
+    }
+    const float inverse = tangent_scale<T> * (inverse_of(scale) * inverse_of(strip.scale));
+    float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * call.parameters.part();
+    // Slopes as an operand of rows and units, and transposed.
+    unsigned slopes[planes][4], across[planes][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float of_context[2] = {}, of_bias[2] = {};
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        float two[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float a = tangent<T>(u[i].at(2 * k + j), inverse, bias[i][j]), most = slope[k] * slope_scale * context[i][j];
+          two[j] = fmaf(-a, a * most, most);
+          of_context[j] = fmaf(slope[k], a, of_context[j]);
+          of_bias[j] += two[j];
+        }
+        unsigned part[planes];
+        split<T>(make_float2(two[0], two[1]), part);
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+          slopes[plane][2 * i + k] = part[plane];
+          across[plane][2 * k + i] = transposed(part[plane]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float bias_sum = over_rows(of_bias[j]) * inverse_of(slope_scale), context_sum = over_rows(of_context[j]);
+        const int unit = 16 * warp + 8 * i + 2 * q + j;
+        if (g == 0 && unit < units) {
+          partial[units * width + unit] = bias_sum;
+          partial[units * (width + 1) + unit] = context_sum;
         }
       }
     }
-    Few<T, eighths, 2, false> u;
-    u.add(x, scale, 2 * warp, weight, lane);
+    const float change_inverse = inverse_of(slope_scale) * inverse_of(strip.scale);
+    const float weight_inverse = inverse_of(slope_scale) * inverse_of(scale);
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      const int pair = 2 * warp + tile;
-      if (pair < eighths) {
-        const int c = Shape::column(pair, q);
-        const float2 bias = *reinterpret_cast<const float2*>(shared.vectors.bias + c);
-        const float2 context = *reinterpret_cast<const float2*>(shared.vectors.context + c);
-        float2 of_context = make_float2(0, 0), of_bias = make_float2(0, 0);
+    for (int pair = 0; pair < eighths; ++pair) {
+      unsigned w[2][planes], s[2][planes];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float a = tangent<T>(u.at(tile, 2 * i), inverse, bias.x);
-          const float b = tangent<T>(u.at(tile, 2 * i + 1), inverse, bias.y);
-          const float2 slopes =
-              make_float2(slope[i] * slope_scale * context.x * (1 - a * a), slope[i] * slope_scale * context.y * (1 - b * b));
-          of_context.x += slope[i] * a;
-          of_context.y += slope[i] * b;
-          of_bias.x += slopes.x;
-          of_bias.y += slopes.y;
-          unsigned parted[planes];
-          split<T>(slopes, parted);
+      for (int i = 0; i < 2; ++i) {
 #pragma unroll
-          for (int plane = 0; plane < planes; ++plane) {
-            *reinterpret_cast<unsigned*>(shared.slopes + plane * Shared::tile_plane + (g + 8 * i) * Shape::pitch +
-                                         8 * pair + 2 * q) = parted[plane];
-          }
+        for (int plane = 0; plane < planes; ++plane) {
+          w[i][plane] = transposed(of_units.parts[pair][i][plane]);
+          s[i][plane] = transposed(of_rows.parts[pair][i][plane]);
         }
-        of_context = make_float2(over_rows(of_context.x), over_rows(of_context.y));
-        of_bias = make_float2(over_rows(of_bias.x), over_rows(of_bias.y));
-        if (g == 0) {
-          float* const bias_part = partial + units * width;
-          if (c < units) {
-            bias_part[c] = of_bias.x * inverse_of(slope_scale);
-            bias_part[units + c] = of_context.x;
-          }
-          if (c + 1 < units) {
-            bias_part[c + 1] = of_bias.y * inverse_of(slope_scale);
-            bias_part[units + c + 1] = of_context.y;
-          }
-        }
+      }
+      float change[4] = {}, of_weight[4] = {};
+      multiply_parts<T>(change, slopes, w[0], w[1]);
+      multiply_parts<T>(of_weight, across, s[0], s[1]);
+      const int c = Shape::column(pair, q);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        shared.change[warp][pair][i][lane] =
+            make_float2(change[2 * i] * change_inverse, change[2 * i + 1] * change_inverse);
+        const int unit = 16 * warp + g + 8 * i;
+        const float2 two = make_float2(of_weight[2 * i] * weight_inverse, of_weight[2 * i + 1] * weight_inverse);
+        if (unit < units) store_two(partial + unit * width, c, width, two);
       }
     }
   }
   __syncthreads();
-  if (!busy) return;
 
-  const unsigned slopes = shared_address(shared.slopes), states = shared_address(shared.states);
-  {
-    Few<T, eighths, 2, true> change;
-#pragma unroll
-    for (int block = 0; block < Shape::blocks; ++block) {
-      unsigned a[planes][4];
-#pragma unroll
-      for (int plane = 0; plane < planes; ++plane) {
-        load_matrices(a[plane], slopes + 2 * (plane * Shared::tile_plane + lane % 16 * Shape::pitch + 16 * block +
-                                              (lane >> 4) * 8));
-      }
-      change.template add<false>(a, block, 2 * warp, weight, lane);
-    }
-    if constexpr (Shape::tail) {
-      unsigned a[planes][2], m[4];
-#pragma unroll
-      for (int plane = 0; plane < planes; ++plane) {
-        load_matrices(m, slopes + 2 * (plane * Shared::tile_plane + lane % 16 * Shape::pitch + 16 * Shape::blocks));
-        a[plane][0] = m[0];
-        a[plane][1] = m[1];
-      }
-      change.template add<true>(a, Shape::blocks, 2 * warp, weight, lane);
-    }
-    const float change_inverse = inverse_of(slope_scale) * inverse_of(weight_scale);
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      if (const int pair = 2 * warp + tile; pair < eighths) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            const int c = Shape::column(pair, q) + k;
-            if (real[i] && c < width) {
-              const float y = static_cast<float>(static_cast<const T*>(call.gradient)[sequence[i] * width + c]);
-              out[place[i] * width + c] =
-                  static_cast<T>(fmaf(change.at(tile, 2 * i + k), change_inverse, share[i] * y));
-            }
-          }
-        }
-      }
-    }
-  }
-  unsigned a[planes][4];
-#pragma unroll
-  for (int plane = 0; plane < planes; ++plane) {
-    load_matrices_transposed(a[plane], slopes + 2 * (plane * Shared::tile_plane +
-                                                     ((lane >> 4) * 8 + lane % 8) * Shape::pitch + 16 * warp +
-                                                     (lane >> 3) % 2 * 8));
-  }
-  const float weight_inverse = inverse_of(slope_scale) * inverse_of(scale);
-#pragma unroll
-  for (int tile = 0; tile < eighths; ++tile) {
-    unsigned b[4];
-    load_matrices_transposed(b, states + 2 * ((planes == 2 ? (lane >> 4) * Shared::tile_plane : 0) +
-                                              lane % 16 * Shape::pitch + 8 * tile));
-    float sums[4] = {};
-    if constexpr (planes == 2) {
-      multiply<E>(sums, a[1], b[0], b[1]);
-      multiply<E>(sums, a[0], b[2], b[3]);
-    }
-    multiply<E>(sums, a[0], b[0], b[1]);
+  for (int pair = warp; pair < eighths; pair += few_warps) {
+    const int c = Shape::column(pair, q);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // Which column of the slopes stands in this place.
-      const int row = 16 * warp + (warp < Shape::blocks ? g / 2 * 4 + g % 2 + 2 * i : g + 8 * i);
-      const int d = 8 * tile + 2 * q;
-      if (row < units) {
-        const float2 two = make_float2(sums[2 * i] * weight_inverse, sums[2 * i + 1] * weight_inverse);
-        if (width % 2 == 0 && d < width) {
-          *reinterpret_cast<float2*>(partial + row * width + d) = two;
-        } else {
-          if (d < width) partial[row * width + d] = two.x;
-          if (d + 1 < width) partial[row * width + d + 1] = two.y;
-        }
+      const float2 direct = gradient_at(i, c);
+      float2 sum = make_float2(share[i] * direct.x, share[i] * direct.y);
+#pragma unroll
+      for (int k = 0; k < strips; ++k) {
+        const float2 part = shared.change[k][pair][i][lane];
+        sum.x += part.x;
+        sum.y += part.y;
+      }
+      if (real[i]) {
+        T* const out = static_cast<T*>(call.states_gradient) + place[i] * width;
+        if (c < width) out[c] = static_cast<T>(sum.x);
+        if (c + 1 < width) out[c + 1] = static_cast<T>(sum.y);
       }
     }
   }
@@ -1423,7 +1810,7 @@ void launch_forward(const Forward& call, int processors, cudaStream_t stream) {
   with_eighths(std::max(call.parameters.width, call.parameters.units), [&](auto eighths) {
     constexpr int e = decltype(eighths)::value;
     if (!call.rows.ragged && call.rows.steps <= few_steps && sequences <= 2 * processors) {
-      launch(forward_few_kernel<T, e>, sequences, few_threads, sizeof(ForwardFewShared<T, e>), stream, call);
+      launch(forward_few_kernel<T, e>, sequences, few_threads, 0, stream, call);
       return;
     }
     const int64_t blocks = std::min<int64_t>(sequences, processors);
