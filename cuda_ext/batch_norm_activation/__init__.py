@@ -103,9 +103,13 @@ def follow(
     torch._foreach_lerp_(running, batch, momentum)
 
 
+def _computed_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 def _computed(x: Tensor, tensor: Tensor) -> Tensor:
     """In the dtype that is computed in."""
-    return tensor.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    return tensor.to(_computed_dtype(x))
 
 
 def rows_of(x: Tensor) -> Tensor:
@@ -118,8 +122,12 @@ def rows_of(x: Tensor) -> Tensor:
 
 def image_of(rows: Tensor, like: Tensor, pooled: bool = False) -> Tensor:
     """Rows and channels as [N, C, ...] again, of the N and ... of ``like``; the channels may be others."""
-    places = [size // 2 if pooled else size for size in like.shape[2:]]
-    return rows.unflatten(0, (like.shape[0], *places)).movedim(-1, 1)
+    return rows.unflatten(0, (like.shape[0], *_places(like, pooled))).movedim(-1, 1)
+
+
+def _places(x: Tensor, pooled: bool) -> list[int]:
+    """The result's ``...`` of x [N, C, ...]."""
+    return [size // 2 if pooled else size for size in x.shape[2:]]
 
 
 # What the kernels compute, in PyTorch, over matrices of rows and channels, named as in the library.
@@ -295,11 +303,11 @@ def check(
         raise ValueError(f"batch_norm_activation takes an activation of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if pooled and (x.ndim != 4 or min(x.shape[2:]) < 2):
         raise ValueError(f"batch_norm_activation pools x of [N, C, H, W] of 2 x 2 or more, got {tuple(x.shape)}")
-    for tensor in (weight, bias, mean, variance, beta):
-        if tensor is not None and tensor.device != x.device:
+    wanted = _computed_dtype(x)
+    for tensor in (weight, bias, mean, variance, *([] if beta is None else [beta])):
+        if tensor.device != x.device:
             raise ValueError(f"batch_norm_activation takes tensors on one device, got {x.device} and {tensor.device}")
-        wanted = torch.float64 if x.dtype == torch.float64 else torch.float32
-        if tensor is not None and tensor.dtype != wanted:
+        if tensor.dtype != wanted:
             raise ValueError(f"batch_norm_activation computes {x.dtype} in {wanted}, got a vector of {tensor.dtype}")
 
 
@@ -325,8 +333,8 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _statistics_shape(x: Tensor) -> tuple[Tensor, Tensor]:
     _check_input(x)
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)
+    mean = x.new_empty(x.shape[1], dtype=_computed_dtype(x))
+    return mean, torch.empty_like(mean)
 
 
 def _forward(x: Tensor, *given: Any) -> Tensor:
@@ -339,16 +347,16 @@ def _forward(x: Tensor, *given: Any) -> Tensor:
 
 def _forward_shape(x: Tensor, *given: Any) -> Tensor:
     check(x, *given)
-    return _last(x, [size // 2 if given[-1] else size for size in x.shape[2:]])
+    return _last(x, _places(x, given[-1]))
 
 
 def _backward(dy: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check(x, *given)
     *vectors, beta, activation, epsilon, training, pooled = given
-    shape = x.shape[:2] + tuple(size // 2 if pooled else size for size in x.shape[2:])
+    shape = (*x.shape[:2], *_places(x, pooled))
     if dy.shape != shape or dy.dtype != x.dtype:
         raise ValueError(
-            f"batch_norm_activation takes dy as y is, {tuple(shape)} of {x.dtype}, got {tuple(dy.shape)} of {dy.dtype}"
+            f"batch_norm_activation takes dy as y is, {shape} of {x.dtype}, got {tuple(dy.shape)} of {dy.dtype}"
         )
     vectors = [vector.contiguous() for vector in vectors]
     run, number = part("batch_norm_activation_backward", x.device), ACTIVATIONS.index(activation)

@@ -49,15 +49,17 @@ struct Pool {
 constexpr int steps = 4;
 constexpr int sum_steps = 2;
 constexpr int add_steps = 4;
-// Blocks of sum_gradients that a multiprocessor holds at once: so many are launched, and each goes on while there are
-// rows. Where it adds, a thread needs more registers.
+// Blocks that a multiprocessor holds at once: so many are launched, and each goes on while there are rows. So they walk
+// over memory together, and forward's walk back begins with what the statistics read last. Where sum_gradients adds, a
+// thread needs more registers.
+constexpr int value_blocks = 3;
 constexpr int sum_blocks = 3;
 constexpr int add_blocks = 2;
 
 // Sums of x and its square, both from the first row's value on, which keeps the digits where the mean is large; with
 // `copy`, also writes what it reads.
 template <typename T, int V>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, value_blocks)
     sum_values(const T* __restrict__ x, int64_t x_stride, T* __restrict__ copy, int64_t copy_stride, int64_t rows,
                int channels, int lanes, int rows_at_once, compute_t<T>* partial) {
   using C = compute_t<T>;
@@ -87,20 +89,22 @@ __global__ void __launch_bounds__(threads)
       }
     });
   }
+  cuda_ext::let_the_next_start();
   write_partial<2, V, C>(sums, place, lanes, rows_at_once, channels, partial);
 }
 
 // y has `columns` columns, of which those past the channels become zero.
 template <typename T, int V>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, value_blocks)
     forward(const T* __restrict__ x, int64_t x_stride, T* __restrict__ y, int64_t rows, int channels, int columns,
             int lanes, int rows_at_once, Norm<compute_t<T>> norm) {
   using C = compute_t<T>;
   const Place place(lanes, rows_at_once, V, steps);
+  cuda_ext::wait_for_the_one_before();
   if (place.channel >= columns) return;
   const Lanes<V, C> own(norm, place.channel, channels);
   with_activation(norm, [&](const auto activation) {
-    for_rows<steps>(place, rows, rows_at_once, [&](int64_t begin, auto number) {
+    for_rows<steps, true>(place, rows, rows_at_once, [&](int64_t begin, auto number) {
       constexpr int count = decltype(number)::value;
       Lane<T, V> loaded[count]{};
 #pragma unroll
@@ -211,6 +215,7 @@ __global__ void __launch_bounds__(threads, adds ? add_blocks : sum_blocks)
       });
     });
   }
+  cuda_ext::let_the_next_start();
   write_partial<2, V, C>(sums, place, lanes, rows_at_once, channels, partial);
   if (partial_beta != nullptr) {
     __shared__ C shared[threads];
@@ -342,17 +347,16 @@ void statistics_of(const Tensor& x, const Tensor* copy, const Tensor& mean, cons
   };
   with_lane<T>(fits(width<T>), fits(4), [&](auto lane) {
     constexpr int V = decltype(lane)::value;
-    const Cover c = cover(m.rows, m.channels, V, steps, 4);
+    const Cover c = cover(m.rows, m.channels, V, steps, value_blocks);
     const auto blocks = static_cast<int>(c.grid.x);
     const Tensor partial = floats<C>(x, {int64_t{blocks} * 2 * m.channels});
     sum_values<T, V><<<c.grid, c.block, 0, stream>>>(static_cast<const T*>(m.data), m.stride, static_cast<T*>(to.data),
                                                      to.stride, m.rows, static_cast<int>(m.channels), c.lanes, c.rows,
                                                      static_cast<C*>(partial.data_ptr()));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
-    finish_statistics<T><<<finish_grid(m.channels), finish_block, 0, stream>>>(
-        static_cast<const C*>(partial.data_ptr()), blocks, static_cast<const T*>(m.data), m.rows,
-        static_cast<int>(m.channels), means, variances);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    cuda_ext::launch_early(&finish_statistics<T>, finish_grid(m.channels), finish_block, 0, stream,
+                           static_cast<const C*>(partial.data_ptr()), blocks, static_cast<const T*>(m.data), m.rows,
+                           static_cast<int>(m.channels), means, variances);
   });
 }
 
@@ -388,7 +392,8 @@ void forward_of(const Tensor& x, const Norm<compute_t<T>>& norm, const Pool& poo
   };
   with_lane<T>(fits(width<T>), fits(4), [&](auto lane) {
     constexpr int V = decltype(lane)::value;
-    const Cover c = cover(y.size(0), columns, V, pool.height ? 1 : steps, 8);
+    const Cover c =
+        pool.height ? cover(y.size(0), columns, V, 1, 8) : cover(y.size(0), columns, V, steps, value_blocks);
     if (pool.height) {
       forward_pooled<T, V><<<c.grid, c.block, 0, stream>>>(static_cast<const T*>(m.data), m.stride,
                                                            static_cast<T*>(y.data_ptr()), y.size(0),
@@ -396,10 +401,9 @@ void forward_of(const Tensor& x, const Norm<compute_t<T>>& norm, const Pool& poo
       STD_CUDA_KERNEL_LAUNCH_CHECK();
       return;
     }
-    forward<T, V><<<c.grid, c.block, 0, stream>>>(static_cast<const T*>(m.data), m.stride,
-                                                  static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels),
-                                                  static_cast<int>(columns), c.lanes, c.rows, norm);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    cuda_ext::launch_early(&forward<T, V>, c.grid, c.block, 0, stream, static_cast<const T*>(m.data), m.stride,
+                           static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels),
+                           static_cast<int>(columns), c.lanes, c.rows, norm);
   });
 }
 
@@ -469,12 +473,12 @@ void gradients_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& n
       launch(std::false_type{}, std::false_type{});
     }
     STD_CUDA_KERNEL_LAUNCH_CHECK();
-    finish_gradients<T><<<finish_grid(m.channels, with_beta), finish_block, 0, stream>>>(
-        sums, blocks, beta_sums, beta_blocks, m.rows, static_cast<int>(m.channels), norm, training, gradient != nullptr,
-        vector<C>(x, weight, m.channels, "weight's gradient"), vector<C>(x, bias, m.channels, "bias's gradient"),
-        vector<C>(x, beta, with_beta, "beta's gradient"), vector<C>(x, slope, m.channels, "slope"),
-        vector<C>(x, offset, m.channels, "offset"));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    cuda_ext::launch_early(&finish_gradients<T>, finish_grid(m.channels, with_beta), finish_block, 0, stream, sums,
+                           blocks, beta_sums, beta_blocks, m.rows, static_cast<int>(m.channels), norm, training,
+                           gradient != nullptr, vector<C>(x, weight, m.channels, "weight's gradient"),
+                           vector<C>(x, bias, m.channels, "bias's gradient"),
+                           vector<C>(x, beta, with_beta, "beta's gradient"), vector<C>(x, slope, m.channels, "slope"),
+                           vector<C>(x, offset, m.channels, "offset"));
   });
 }
 

@@ -113,14 +113,25 @@ struct Place {
 };
 
 // Calls `function` for all rows of a thread: with `steps` rows at a time, the first of them and that number, a
-// constant, while there are so many, and then one by one.
-template <int steps, typename Function>
+// constant, while there are so many, and then one by one. With `back` the other way round, from the last row to the
+// first: what an earlier walk read last is still in the L2 cache.
+template <int steps, bool back = false, typename Function>
 __device__ void for_rows(const Place& place, int64_t rows, int at_once, Function function) {
-  int64_t begin = place.row;
-  for (; begin + (steps - 1) * at_once < rows; begin += place.stride) {
-    function(begin, std::integral_constant<int, steps>{});
+  const int64_t first_of_last = rows - (steps - 1) * at_once;
+  if constexpr (back) {
+    const int64_t whole = first_of_last > place.row ? (first_of_last - 1 - place.row) / place.stride + 1 : 0;
+    int64_t begin = place.row + whole * place.stride;
+    for (int64_t single = begin; single < rows; single += at_once) {
+      function(single, std::integral_constant<int, 1>{});
+    }
+    for (begin -= place.stride; begin >= place.row; begin -= place.stride) {
+      function(begin, std::integral_constant<int, steps>{});
+    }
+  } else {
+    int64_t begin = place.row;
+    for (; begin < first_of_last; begin += place.stride) function(begin, std::integral_constant<int, steps>{});
+    for (; begin < rows; begin += at_once) function(begin, std::integral_constant<int, 1>{});
   }
-  for (; begin < rows; begin += at_once) function(begin, std::integral_constant<int, 1>{});
 }
 
 // Add what the block's threads hold for one lane and write it: partial[blockIdx.x][quantity][channel].
@@ -144,31 +155,33 @@ __device__ void write_partial(const C (&sums)[Q][V], const Place& place, int lan
 }
 
 constexpr int finish_channels = 8;
-constexpr int finish_parts = 32;
+constexpr int finish_parts = 128;
+constexpr int finish_threads = finish_channels * finish_parts;
 
-// The sums over all blocks of Q quantities, in double; called by blocks of finish_channels x finish_parts threads.
-// Threads of part 0 get the results.
-template <int Q, typename C>
+// The sums over all blocks of Q quantities, in double; called by blocks of finish_channels x parts threads, many parts
+// where there are few channels. Threads of part 0 get the results.
+template <int Q, int parts = finish_parts, typename C>
 __device__ void total(const C* partial, int blocks, int64_t block_stride, int64_t quantity_stride, double (&sums)[Q]) {
-  __shared__ double shared[Q][finish_parts][finish_channels];
+  __shared__ double shared[Q][parts][finish_channels];
 #pragma unroll
   for (int q = 0; q < Q; ++q) sums[q] = 0;
   if (partial != nullptr) {
 #pragma unroll 4
-    for (int b = threadIdx.y; b < blocks; b += finish_parts) {
+    for (int b = threadIdx.y; b < blocks; b += parts) {
 #pragma unroll
       for (int q = 0; q < Q; ++q) sums[q] += static_cast<double>(partial[b * block_stride + q * quantity_stride]);
     }
   }
 #pragma unroll
   for (int q = 0; q < Q; ++q) shared[q][threadIdx.y][threadIdx.x] = sums[q];
-  __syncthreads();
-  if (threadIdx.y != 0) return;
+  for (int half = parts / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y >= half) continue;
 #pragma unroll
-  for (int q = 0; q < Q; ++q) {
-    sums[q] = 0;
-#pragma unroll
-    for (int part = 0; part < finish_parts; ++part) sums[q] += shared[q][part][threadIdx.x];
+    for (int q = 0; q < Q; ++q) {
+      sums[q] += shared[q][threadIdx.y + half][threadIdx.x];
+      shared[q][threadIdx.y][threadIdx.x] = sums[q];
+    }
   }
 }
 

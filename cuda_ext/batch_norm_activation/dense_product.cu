@@ -5,7 +5,7 @@
 // Both go through x in tiles that are copied to shared memory ahead of their use. A fragment of x, as the matrix units
 // take it, is normalised and activated in registers.
 
-#include "matrix_units.cuh"
+#include "../matrix_units.cuh"
 #include "norm.cuh"
 
 namespace {
@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(threads, 2)
   }
 }
 
-__global__ void finish_product(const double* partial, int blocks, int64_t rows, int outputs, float* mean,
-                               float* variance) {
+__global__ void __launch_bounds__(finish_threads)
+    finish_product(const double* partial, int blocks, int64_t rows, int outputs, float* mean, float* variance) {
   const int output = blockIdx.x * finish_channels + threadIdx.x;
   const bool real = output < outputs;
   double sums[2];
@@ -347,10 +347,14 @@ __global__ void __launch_bounds__(threads, 2)
   }
 }
 
-__global__ void finish_weights(const float* partial, int shares, int64_t size, float* dw) {
+// There are many weights.
+constexpr int weight_parts = 32;
+
+__global__ void __launch_bounds__(finish_channels * weight_parts)
+    finish_weights(const float* partial, int shares, int64_t size, float* dw) {
   const int64_t i = int64_t{blockIdx.x} * finish_channels + threadIdx.x;
   double sum[1];
-  total(i < size ? partial + i : nullptr, shares, size, 0, sum);
+  total<1, weight_parts>(i < size ? partial + i : nullptr, shares, size, 0, sum);
   if (i < size && threadIdx.y == 0) dw[i] = static_cast<float>(sum[0]);
 }
 
@@ -432,9 +436,9 @@ void weights_of(const Tensor& dy, const Tensor& x, const Norm<float>& norm, cons
         static_cast<const T*>(dm.data), dm.stride, static_cast<int>(outputs), static_cast<const T*>(m.data), m.stride,
         m.rows, static_cast<int>(m.channels), norm, static_cast<float*>(partial.data_ptr()));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
-    finish_weights<<<finish_grid(size), finish_block, 0, stream>>>(static_cast<const float*>(partial.data_ptr()),
-                                                                   static_cast<int>(shares), size,
-                                                                   static_cast<float*>(dw.data_ptr()));
+    finish_weights<<<finish_grid(size), dim3(finish_channels, weight_parts), 0, stream>>>(
+        static_cast<const float*>(partial.data_ptr()), static_cast<int>(shares), size,
+        static_cast<float*>(dw.data_ptr()));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }

@@ -84,9 +84,12 @@ struct Lanes {
 };
 
 template <typename T>
-static __global__ void finish_statistics(const compute_t<T>* partial, int blocks, const T* x, int64_t rows,
-                                         int channels, compute_t<T>* mean, compute_t<T>* variance) {
+static __global__ void __launch_bounds__(finish_threads)
+    finish_statistics(const compute_t<T>* partial, int blocks, const T* x, int64_t rows, int channels,
+                      compute_t<T>* mean, compute_t<T>* variance) {
   using C = compute_t<T>;
+  cuda_ext::wait_for_the_one_before();
+  cuda_ext::let_the_next_start();
   const int channel = blockIdx.x * finish_channels + threadIdx.x;
   const bool real = channel < channels;
   const int64_t stride = int64_t{2} * channels;
@@ -104,11 +107,14 @@ static __global__ void finish_statistics(const compute_t<T>* partial, int blocks
 // Without batch statistics slope and offset are zero. With `adds`, both are added to what is there.
 // The last block of the grid sums beta's.
 template <typename T>
-static __global__ void finish_gradients(const compute_t<T>* partial, int blocks, const compute_t<T>* partial_beta,
-                                        int beta_blocks, int64_t rows, int channels, Norm<compute_t<T>> norm,
-                                        bool training, bool adds, compute_t<T>* weight, compute_t<T>* bias,
-                                        compute_t<T>* beta, compute_t<T>* slope, compute_t<T>* offset) {
+static __global__ void __launch_bounds__(finish_threads)
+    finish_gradients(const compute_t<T>* partial, int blocks, const compute_t<T>* partial_beta, int beta_blocks,
+                     int64_t rows, int channels, Norm<compute_t<T>> norm, bool training, bool adds,
+                     compute_t<T>* weight, compute_t<T>* bias, compute_t<T>* beta, compute_t<T>* slope,
+                     compute_t<T>* offset) {
   using C = compute_t<T>;
+  cuda_ext::wait_for_the_one_before();
+  cuda_ext::let_the_next_start();
   if (partial_beta != nullptr && blockIdx.x == gridDim.x - 1) {
     double sum[1];
     total(threadIdx.x == 0 ? partial_beta : nullptr, beta_blocks, 1, 0, sum);

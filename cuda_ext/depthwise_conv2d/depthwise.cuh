@@ -257,11 +257,12 @@ __device__ inline void fill(T* shared, const T* source, const Window& window, co
   }
 }
 
-// Bulk copies, a whole image by one instruction: GPUs from sm_90 on. `barrier` counts the bytes. `expect` and
-// `fill_whole` are for the first warp.
+// Bulk copies, a whole image by one instruction: GPUs from sm_90 on. `barrier` counts the bytes. One thread calls
+// `expect` and `fill_whole`: the copies of several would be issued one by one as well.
 __device__ inline void begin_barriers(uint64_t* barriers, int count) {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x == 0) {
+#pragma unroll 1
     for (int i = 0; i < count; ++i) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(
           static_cast<uint32_t>(__cvta_generic_to_shared(barriers + i))));
@@ -275,13 +276,10 @@ __device__ inline void begin_barriers(uint64_t* barriers, int count) {
 
 __device__ inline void expect(uint64_t* barrier, int bytes) {
 #if __CUDA_ARCH__ >= 900
-  if (threadIdx.x == 0) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
-                 "r"(bytes)
-                 : "memory");
-  }
-  __syncwarp();
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
+               "r"(bytes)
+               : "memory");
 #endif
 }
 
@@ -290,15 +288,18 @@ __device__ inline void fill_whole(T* shared, const T* source, const Window& wind
                                   const Shape& shape, int64_t channel, int bytes, uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
   const int64_t plane = int64_t{shape.height} * shape.width;
-  for (int image = threadIdx.x; image < stage.images; image += 32) {
-    const T* from = source + ((stage.image + image) * shape.channels + channel) * plane;
-    T* to = shared + image * window.image + window.first;
+  const T* from = source + (stage.image * shape.channels + channel) * plane;
+  T* to = shared + window.first;
+#pragma unroll 1
+  for (int image = 0; image < stage.images; ++image) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
             static_cast<uint32_t>(__cvta_generic_to_shared(to))),
         "l"(__cvta_generic_to_global(from)), "r"(bytes),
         "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
         : "memory");
+    from += shape.channels * plane;
+    to += window.image;
   }
 #endif
 }
@@ -394,17 +395,116 @@ void lay_whole(Window& window, const Plan& plan, const Shape& shape, int border)
   window.image = up_to(window.first + (plan.tile_height + border) * shape.width + 4, pack);
 }
 
+// What a block's walk over its stages needs: windows of one tensor or two, and how they come.
+struct Walk {
+  Shape shape;
+  Plan plan;
+  Window window, centre;
+  int padding;
+  bool bulk;                  // whole images come in one piece each, of image_bytes
+  int image_bytes;
+  int depth;                  // stages under way at once, up to most_depth
+  int buffer, centre_offset;  // elements of T: one stage, and where in it the centre window begins
+};
+
+constexpr int most_depth = 2;
+
+// Brings the block's stages into `memory`, the next one while one is computed. All threads call begin() once the first
+// is under way; for each stage, once it is there, compute(s, stage, shared), and after the barrier that ends it
+// after(s, stage). Without `with_centre` only the window of `windowed` is brought. `bulk` is walk.bulk, a constant
+// where the kernel has it as one. The kernel may be launched early (see launch.cuh): it must not touch global memory
+// before.
+template <bool with_centre, typename T, typename Begin, typename Compute, typename After>
+__device__ inline void for_stages(const Walk& walk, bool bulk, const T* windowed, const T* centred, char* memory,
+                                  Begin begin, Compute compute, After after) {
+  const Plan& plan = walk.plan;
+  const Shape& shape = walk.shape;
+  const int64_t channel = blockIdx.x;
+  const int64_t first = int64_t{blockIdx.y} * plan.stages_a_block;
+  const int stages = static_cast<int>(min(plan.stages - first, int64_t{plan.stages_a_block}));
+  T* buffers = reinterpret_cast<T*>(memory);
+
+  __shared__ uint64_t arrived[most_depth];
+  // The window of the places themselves is whole wherever the other is; not so the other way round.
+  if (with_centre ? walk.centre.whole : walk.window.whole) {
+    clear(memory, walk.depth * walk.buffer * static_cast<int>(sizeof(T)));
+    if (bulk) begin_barriers(arrived, walk.depth);
+    __syncthreads();
+  }
+  const auto stage_of = [&](int s) -> Stage {
+    if (!bulk) return stage_at(first + s, plan, shape);
+    const int64_t image = (first + s) * plan.images;
+    return {image, static_cast<int>(min(int64_t{plan.images}, shape.batch - image)), 0, 0};
+  };
+  const auto bring = [&](int s) {
+    T* buffer = buffers + s % walk.depth * walk.buffer;
+    if (bulk) {
+      if (s >= stages || threadIdx.x != 0) return;
+      const Stage stage = stage_of(s);
+      uint64_t* barrier = &arrived[s % walk.depth];
+      expect(barrier, (with_centre ? 2 : 1) * stage.images * walk.image_bytes);
+      fill_whole(buffer, windowed, walk.window, stage, shape, channel, walk.image_bytes, barrier);
+      if constexpr (with_centre) {
+        fill_whole(buffer + walk.centre_offset, centred, walk.centre, stage, shape, channel, walk.image_bytes, barrier);
+      }
+      return;
+    }
+    if (s < stages) {
+      const Stage stage = stage_of(s);
+      fill(buffer, windowed, walk.window, stage, shape, channel, walk.padding);
+      if constexpr (with_centre) {
+        fill(buffer + walk.centre_offset, centred, walk.centre, stage, shape, channel, zeros);
+      }
+    }
+    commit_copies();
+  };
+  cuda_ext::wait_for_the_one_before();
+  for (int s = 0; s < walk.depth - 1; ++s) bring(s);
+  begin();
+  for (int s = 0; s < stages; ++s) {
+    bring(s + walk.depth - 1);
+    if (bulk) {
+      wait_for(&arrived[s % walk.depth], s / walk.depth & 1);
+    } else {
+      wait_for_copies(walk.depth - 1);
+      __syncthreads();
+    }
+    const Stage stage = stage_of(s);
+    compute(s, stage, buffers + s % walk.depth * walk.buffer);
+    __syncthreads();
+    after(s, stage);
+  }
+}
+
+// Stages that one block walks. Longer runs cost fewer beginnings and, with the filter's gradient, fewer sums over a
+// block; enough blocks keep the GPU busy, about four for each SM of a large one. That is a constant, as is all that a
+// plan is made from, but for the shape: which parts of the filter's gradient are summed in which order does not depend
+// on the GPU.
+inline void share_stages(Plan& plan, const Shape& shape, int64_t longest) {
+  constexpr int few_blocks = 512;
+  const int64_t few = std::max<int64_t>(1, plan.stages * shape.channels / few_blocks);
+  const int64_t at_least = (plan.stages + 65534) / 65535;
+  plan.stages_a_block = static_cast<int>(std::max(std::min(few, longest), at_least));
+  plan.blocks = static_cast<int>((plan.stages + plan.stages_a_block - 1) / plan.stages_a_block);
+}
+
+// Sets how much shared memory a kernel may have; the most that one block gets on every GPU served is most_shared.
+template <typename Kernel>
+void allow_shared(Kernel* kernel, int bytes) {
+  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
 // The kernels, by file. All pointers are to contiguous tensors on the stream's device: images of [batch, channels, height,
 // width], filters of [channels, k, k]; none is empty. `flip` turns each filter by half a turn.
 
-// depthwise_small.cuh: k of 3, 5 and 7.
+// k of 3, 5 and 7: depthwise_small.cu in float, depthwise_matrix.cuh in half precision.
 template <typename T>
 void convolve_small(const T* x, const T* weight, T* out, const Shape& shape, int padding, bool flip,
                     cudaStream_t stream);
 
-// Writes parts [blocks_small, channels, k, k], whose sum over the first dimension is the filter's gradient. Either both gradients for zero padding, from windows of the result's gradient at the places of
-// x, flipped; or, image_gradient null, that of the filter alone for any padding, from windows of x at the places of the
-// result's gradient.
+// Writes parts [blocks_small, channels, k, k], whose sum over the first dimension is the filter's gradient. Either both
+// gradients for zero padding, from windows of the result's gradient at the places of x, flipped; or, image_gradient
+// null, that of the filter alone for any padding, from windows of x at the places of the result's gradient.
 template <typename T>
 int blocks_small(const Shape& shape);
 template <typename T>

@@ -275,11 +275,6 @@ Launch plan_launch(const Shape& shape, const T* windowed, const T* centred, cons
   return args;
 }
 
-template <typename Kernel>
-void allow_shared(Kernel* kernel, int bytes) {
-  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-}
-
 }  // namespace
 
 template <typename T>

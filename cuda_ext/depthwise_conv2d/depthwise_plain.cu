@@ -134,6 +134,7 @@ constexpr int lines = 8;
 template <typename T>
 __global__ void __launch_bounds__(columns* lines) add(const float* __restrict__ parts, T* __restrict__ sum,
                                                       int64_t size, int count) {
+  cuda_ext::wait_for_the_one_before();
   __shared__ float sums[lines][columns];
   const int64_t i = int64_t{blockIdx.x} * columns + threadIdx.x;
   float total = 0;
@@ -181,8 +182,7 @@ void filter_gradient_plain(const T* g, const T* x, T* gradient, const Shape& sha
 template <typename T>
 void add_parts(const float* parts, T* sum, int64_t size, int count, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((size + columns - 1) / columns);
-  add<T><<<blocks, dim3(columns, lines), 0, stream>>>(parts, sum, size, count);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  cuda_ext::launch_early(&add<T>, dim3(blocks), dim3(columns, lines), 0, stream, parts, sum, size, count);
 }
 
 #define INSTANTIATE(T)                                                                                              \

@@ -339,7 +339,7 @@ void launch(const Tensor& x, const Tensor* gradient, const std::optional<Tensor>
     }
     const int64_t width = ceil_div(period, segments);
     // A thread's packs pay for its betas and sums; but a small tensor is spread over the whole GPU first.
-    const int64_t packs_each = !with_sums ? size / 2 : uniform ? 4 : 16;
+    const int64_t packs_each = !with_sums ? (sizeof(T) == 2 ? size : size / 2) : uniform ? 4 : 16;
     const int64_t working = std::max(ceil_div(all, packs_each), std::min(all, least_threads));
     const int64_t bands = std::clamp<int64_t>(working / (period * height), 1, ceil_div(lines, height));
     depth = uniform ? inner / size : inner;

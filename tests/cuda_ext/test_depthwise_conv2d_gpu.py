@@ -14,6 +14,10 @@ LARGEST_ERROR = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 1e-3,
 # One tile and several, whole units and broken ones, each width of move, more images than one stage takes.
 SHAPES = [
     (3, 5, 56, 56),
+    (33, 2, 28, 28),
+    (150, 2, 8, 8),
+    (2, 3, 112, 112),
+    (2, 3, 64, 64),
     (70, 3, 7, 7),
     (5, 2, 17, 33),
     (2, 3, 130, 200),
@@ -91,6 +95,20 @@ def test_gradients_of_one_input_alone_are_those_of_both(k):
         _, of_x, of_weight = both_passes(x, weight, gradient, padding)
         assert rules.relative_error(backward(gradient, x, weight, padding, True, False)[0], of_x) < 1e-6
         assert rules.relative_error(backward(gradient, x, weight, padding, False, True)[1], of_weight) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != torch.float64])
+@pytest.mark.parametrize("size", [(56, 56), (20, 30)], ids=str)
+@pytest.mark.parametrize("k", [3, 5, 7])
+def test_what_is_not_finite_stays_within_the_filters_reach(k, size, dtype):
+    x, weight, gradient = inputs_of((2, 3, *size), k, dtype)
+    x[0, 1, 4, 0] = gradient[0, 1, 4, 0] = float("inf")
+    x[1, 2, 10, 17] = gradient[1, 2, 10, 17] = float("nan")
+    found = both_passes(x, weight, gradient)[:2]
+    for a, b in zip(found, exactly(x, weight, gradient)[:2], strict=True):
+        assert torch.equal(a.isfinite(), b.isfinite())
+        finite = b.isfinite()
+        assert rules.relative_error(a[finite], b[finite]) < LARGEST_ERROR[dtype]
 
 
 def test_empty_images_have_empty_results_and_no_filter_gradient():

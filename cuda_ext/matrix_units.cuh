@@ -1,7 +1,7 @@
 // The matrix units' own words, for half precision: copies into shared memory, fragments from it, 16 x 8 x 16 products.
 #pragma once
 
-#include "../launch.cuh"
+#include "launch.cuh"
 
 namespace cuda_ext::units {
 
