@@ -21,7 +21,6 @@ from models.layers import cells
 from models.layers import pooling as pool
 from models.layers.embedding import Vectors, WordEmbedding
 from models.layers.recurrent import BidirectionalGRU
-from models.layers.sequences import in_rows
 from storage.checked import Between, Checked
 
 KIND = "text"
@@ -56,8 +55,7 @@ def recurrence(cell: cells.Name, inputs: int, units: int) -> nn.Module:
 
 
 class HierarchicalAttentionNetwork(nn.Module):
-    def __init__(self, settings: Settings, vocabulary_size: int, classes: int, most_words: int | None) -> None:
-        """most_words: of a sentence in the prepared data; None where a kernel reads sentences of any length."""
+    def __init__(self, settings: Settings, vocabulary_size: int, classes: int) -> None:
         super().__init__()
         width = 2 * settings.hidden
         self.embedding = WordEmbedding(
@@ -69,10 +67,8 @@ class HierarchicalAttentionNetwork(nn.Module):
         self.sentence_gru = recurrence(settings.cell, width, settings.hidden)
         self.sentence_pooling = pool.pooling(settings.pooling, width)
         self.classifier = nn.Linear(width, classes)
-        self.most_words = most_words
         narrow = settings.pooling != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
-        # A loop over steps lays ragged words out in rows, all of one width: so its step fits a CUDA graph as well.
-        self.reads_ragged = most_words is not None or (settings.hidden <= MOST_UNITS and narrow)
+        self.reads_ragged = settings.hidden <= MOST_UNITS and narrow
 
     def forward(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> Tensor:
         """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] -> logits float [N, K].
@@ -118,8 +114,6 @@ class HierarchicalAttentionNetwork(nn.Module):
 
     def read_ragged_sentences(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
         """tokens int [M], sentence after sentence, word_counts int [N S] -> sentence vectors [N S, 2H]."""
-        if self.most_words is not None:
-            return self.read_sentences(in_rows(tokens, word_counts, self.most_words), word_counts)[0]
         offsets = functional.pad(word_counts.cumsum(0), (1, 0))
         states, _ = self.word_gru.read_ragged(self.dropout(self.embedding(tokens)), offsets)
         return self.word_pooling.read_ragged(states, offsets)
@@ -133,8 +127,4 @@ class HierarchicalAttentionNetwork(nn.Module):
 
 def build(settings: Settings, description: dict[str, Any]) -> HierarchicalAttentionNetwork:
     """The network for a prepared text data set (``description`` is its prepared.json)."""
-    # A loop over steps must know its number of steps beforehand.
-    most_words = description["lengths"]["words"]["kept"] if settings.cell == "gru-relu" else None
-    return HierarchicalAttentionNetwork(
-        settings, description["vocabulary_size"], len(description["classes"]), most_words
-    )
+    return HierarchicalAttentionNetwork(settings, description["vocabulary_size"], len(description["classes"]))

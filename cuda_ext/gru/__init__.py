@@ -5,7 +5,7 @@ The GRU is the one of Cho et al. 2014, arXiv 1406.1078, in PyTorch's form (``tor
     r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)      reset gate
     z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)      update gate
     m = W_hn h + b_hn
-    n = tanh(W_in x + b_in + r m)                   candidate
+    n = tanh(W_in x + b_in + r m)                   candidate; relu in place of tanh if ``rectified``
     h' = (1 - z) n + z h
 
 Only real steps are read, computed and given gradients. Inside, every batch is ragged: the M real steps of all sequences
@@ -35,7 +35,11 @@ KEPT = 5
 
 
 def gru(
-    x: Tensor, lengths: Tensor | None, parameters: Sequence[Tensor], bidirectional: bool = False
+    x: Tensor,
+    lengths: Tensor | None,
+    parameters: Sequence[Tensor],
+    bidirectional: bool = False,
+    rectified: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x [N, T, I] -> the states [N, T, d H], zero at padding, and the last state of each sequence [d, N, H].
 
@@ -48,17 +52,18 @@ def gru(
     which holds 22 bits of a number or 38 below the largest of those scaled with it; of bfloat16, 16 bits, from step to
     step. States and gradients err by 1e-6 to 2e-6 in norm. Under autocast x takes its dtype, and parameters of float32
     stay.
+    rectified: n is relu of its sum, not tanh. Nothing bounds the states then, and those above 65504 overflow float16.
     Raises ValueError, naming what came, for anything else.
     """
     if lengths is None:
         if x.ndim != 3:
             raise ValueError(f"gru takes x of three dimensions [N, T, I], got {tuple(x.shape)}")
         lengths = torch.full((x.shape[0],), x.shape[1], dtype=torch.int32, device=x.device)
-    return _apply("gru", 3, x, lengths, parameters, bidirectional)[:2]
+    return _apply("gru", 3, x, lengths, parameters, bidirectional, rectified)[:2]
 
 
 def gru_ragged(
-    x: Tensor, offsets: Tensor, parameters: Sequence[Tensor], bidirectional: bool = False
+    x: Tensor, offsets: Tensor, parameters: Sequence[Tensor], bidirectional: bool = False, rectified: bool = False
 ) -> tuple[Tensor, Tensor]:
     """x [M, I], real steps alone -> their states [M, d H] and the last state of each sequence [d, N, H].
 
@@ -67,7 +72,7 @@ def gru_ragged(
     zero, so that a batch can keep its shape, as a CUDA graph wants, while its steps grow fewer.
     All else is as in ``gru``.
     """
-    return _apply("gru_ragged", 2, x, offsets, parameters, bidirectional)[:2]
+    return _apply("gru_ragged", 2, x, offsets, parameters, bidirectional, rectified)[:2]
 
 
 class Gates(NamedTuple):
@@ -78,13 +83,16 @@ class Gates(NamedTuple):
     candidate: Tensor
 
 
-def gates(x: Tensor, limits: Tensor, parameters: Sequence[Tensor], bidirectional: bool = False) -> Gates:
+def gates(
+    x: Tensor, limits: Tensor, parameters: Sequence[Tensor], bidirectional: bool = False, rectified: bool = False
+) -> Gates:
     """The gates and the candidate behind the states, for study; without gradients.
 
     x [N, T, I] with its lengths as ``limits``, or x [M, I] with its offsets.
     """
     with torch.no_grad():
-        states, _, kept, plan, source = _apply("gates", x.ndim, x, limits, parameters, bidirectional, keep=True)
+        found = _apply("gates", x.ndim, x, limits, parameters, bidirectional, rectified, keep=True)
+    states, _, kept, plan, source = found
     units = states.shape[-1] // kept.shape[1]
     found = []
     for gate in (UPDATE, RESET, CANDIDATE):
@@ -143,6 +151,7 @@ def _apply(
     limits: Tensor,
     parameters: Sequence[Tensor],
     bidirectional: bool,
+    rectified: bool,
     keep: bool | None = None,
 ) -> tuple[Tensor, ...]:
     if x.ndim != dimensions or dimensions not in (2, 3):
@@ -156,7 +165,7 @@ def _apply(
         )
     if keep is None:
         keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *parameters))
-    return torch.ops.cuda_ext.gru(x, limits, keep, *parameters, *[None] * (8 - len(parameters)))
+    return torch.ops.cuda_ext.gru(x, limits, keep, rectified, *parameters, *[None] * (8 - len(parameters)))
 
 
 def check(x: Tensor, limits: Tensor, *given: Tensor | None) -> None:
@@ -193,11 +202,11 @@ def check(x: Tensor, limits: Tensor, *given: Tensor | None) -> None:
         raise ValueError(f"gru takes fewer than 2^31 steps, got {math.prod(x.shape[:-1])}")
 
 
-def _run(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
+def _run(x: Tensor, limits: Tensor, keep: bool, rectified: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
     check(x, limits, *given)
     if kernel("gru_forward", x.device) is None:
-        return reference(x, limits, keep, *given)
-    return _forward_on_gpu(x, limits, keep, *given)
+        return reference(x, limits, keep, rectified, *given)
+    return _forward_on_gpu(x, limits, keep, rectified, *given)
 
 
 def _empty(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
@@ -215,12 +224,14 @@ def _empty(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tupl
     )
 
 
-def _shape(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
+def _shape(x: Tensor, limits: Tensor, keep: bool, rectified: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
     check(x, limits, *given)
     return _empty(x, limits, keep, *given)
 
 
-def _forward_on_gpu(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
+def _forward_on_gpu(
+    x: Tensor, limits: Tensor, keep: bool, rectified: bool, *given: Tensor | None
+) -> tuple[Tensor, ...]:
     kernels = torch.ops.cuda_ext_kernels
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
     if x.ndim == 2:
@@ -232,12 +243,12 @@ def _forward_on_gpu(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None
     sums = kept if keep else x.new_empty(rows, directions, 3, kept.shape[3])
     x = _to_four(x)
     kernels.gru_project(x, plan, source, weights, bias, sums)
-    kernels.gru_forward(sums, plan, recurrent, bias, states, final, steps, keep)
+    kernels.gru_forward(sums, plan, recurrent, bias, states, final, steps, keep, rectified)
     return states, final, kept, plan, source
 
 
 def _setup_context(ctx: object, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-    x, limits, _, *given = inputs
+    x, limits, _, ctx.rectified, *given = inputs
     _, _, kept, plan, source = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(kept, plan, source)
@@ -246,12 +257,14 @@ def _setup_context(ctx: object, inputs: tuple, output: tuple[Tensor, ...]) -> No
 
 def _backward(ctx: object, of_states: Tensor | None, of_final: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
     x, limits, kept, plan, source, *given = ctx.saved_tensors
-    nothing = (None,) * (3 + len(given))
+    nothing = (None,) * (4 + len(given))
     if of_states is None and of_final is None:
         return nothing
     wanted = ctx.needs_input_grad
-    found = torch.ops.cuda_ext.gru_backward(of_states, of_final, x, limits, kept, plan, source, wanted[0], *given)
-    found = (found[0], None, None, *found[1:], *(None,) * (9 - len(found)))
+    found = torch.ops.cuda_ext.gru_backward(
+        of_states, of_final, x, limits, kept, plan, source, wanted[0], ctx.rectified, *given
+    )
+    found = (found[0], None, None, None, *found[1:], *(None,) * (9 - len(found)))
     return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
 
 
@@ -264,12 +277,13 @@ def _run_backward(
     plan: Tensor,
     source: Tensor,
     wants_x: bool,
+    rectified: bool,
     *given: Tensor | None,
 ) -> list[Tensor]:
     if len(kept) != math.prod(x.shape[:-1]):
         raise ValueError("gru has a backward pass only if it ran with keep=True: the gates were not kept")
     if kernel("gru_backward", x.device) is None:
-        return reference_backward(of_states, of_final, x, limits, kept, wants_x, *given)
+        return reference_backward(of_states, of_final, x, limits, kept, wants_x, rectified, *given)
     kernels = torch.ops.cuda_ext_kernels
     inputs = x.shape[-1]
     x = _to_four(x)
@@ -278,7 +292,7 @@ def _run_backward(
     units = given[1].shape[1]
     _, _, weights, _, recurrent = kernels.gru_prepare(x, None, 0, 0, *given, len(plan) - 1, True)
     gradients = torch.empty_like(kept[:, :, 1:], memory_format=torch.contiguous_format)
-    kernels.gru_backward(kept, plan, recurrent, of_states, of_final, units, gradients)
+    kernels.gru_backward(kept, plan, recurrent, of_states, of_final, units, rectified, gradients)
     of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
     if wants_x:
         if x.ndim == 2:
@@ -299,7 +313,7 @@ def _to_four(x: Tensor) -> Tensor:
 def _shape_backward(
     of_states: Tensor | None, of_final: Tensor | None, x: Tensor, *others: Tensor | bool | None
 ) -> list[Tensor]:
-    wants_x, *given = others[4:]
+    wants_x, _, *given = others[4:]
     return [
         torch.empty_like(x, memory_format=torch.contiguous_format) if wants_x else x.new_empty(0),
         *(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in given if tensor is not None),
@@ -352,8 +366,9 @@ def _stacked(given: Sequence[Tensor | None], dtype: torch.dtype, narrow: torch.d
     return [w_ih.to(narrow).to(dtype), w_hh.to(narrow).to(dtype), b_ih.to(dtype)[:, None], b_hh.to(dtype)[:, None]]
 
 
-def reference(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
-    """Equals ``torch.nn.GRU`` on a packed sequence; what the backward pass needs of each step is kept."""
+def reference(x: Tensor, limits: Tensor, keep: bool, rectified: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
+    """Equals ``torch.nn.GRU`` on a packed sequence (with relu for its tanh if ``rectified``); what the backward pass
+    needs of each step is kept."""
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
     directions, sequences, units = final.shape
     dtype = torch.promote_types(torch.float32, x.dtype)
@@ -361,13 +376,14 @@ def reference(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> t
     at = _in_step(x, limits, directions)
     sums = torch.baddbmm(b_ih, x.reshape(-1, x.shape[-1])[at.rows].to(dtype), w_ih.mT)
     h = x.new_zeros(directions, sequences, units, dtype=dtype)
+    squash = torch.relu if rectified else torch.tanh
     of_steps, gates_of_steps, done = [], [], 0
     for count in at.counts:
         of_input, before = sums[:, done : done + count], h[:, :count]
         of_state = torch.baddbmm(b_hh, before, w_hh.mT)
         r, z = torch.sigmoid(of_input[..., : 2 * units] + of_state[..., : 2 * units]).chunk(2, dim=-1)
         m = of_state[..., 2 * units :]
-        n = torch.tanh(torch.addcmul(of_input[..., 2 * units :], r, m))
+        n = squash(torch.addcmul(of_input[..., 2 * units :], r, m))
         after = torch.lerp(n, before, z)
         of_steps.append(after)
         if keep:
@@ -392,9 +408,10 @@ def reference_backward(
     limits: Tensor,
     kept: Tensor,
     wants_x: bool,
+    rectified: bool,
     *given: Tensor | None,
 ) -> list[Tensor]:
-    """Equals autograd through ``torch.nn.GRU`` on a packed sequence."""
+    """Equals autograd through what ``reference`` equals."""
     directions, units, inputs = kept.shape[1], given[1].shape[1], x.shape[-1]
     dtype = torch.promote_types(torch.float32, x.dtype)
     w_ih, w_hh, _, _ = _stacked(given, dtype, x.dtype)
@@ -408,7 +425,7 @@ def reference_backward(
         above = torch.stack([of_rows[at.rows[d], d] for d in both]).to(dtype)
     carried = w_hh.new_zeros(directions, len(at.order), units) if of_final is None else of_final[:, at.order].to(dtype)
     # What each sum's gradient is, over that of the state (of m: over that of n's sum).
-    of_n = (1 - z) * (1 - n * n)
+    of_n = (1 - z) * ((n > 0) if rectified else 1 - n * n)
     of_r = of_n * m * r * (1 - r)
     of_z = (before - n) * z * (1 - z)
     of_m = of_n * r
@@ -439,14 +456,16 @@ def reference_backward(
     return [of_x, *(gradient.to(given[0].dtype) for gradient in found)]
 
 
-def _cast(device: str, x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
+def _cast(
+    device: str, x: Tensor, limits: Tensor, keep: bool, rectified: bool, *given: Tensor | None
+) -> tuple[Tensor, ...]:
     """Autocast: x takes its dtype; parameters of float32 are rounded where they multiply, others take it as well."""
     (x,) = in_autocast(device, x)
-    return torch.ops.cuda_ext.gru(x, limits, keep, *parameters_in_autocast(x, *given))
+    return torch.ops.cuda_ext.gru(x, limits, keep, rectified, *parameters_in_autocast(x, *given))
 
 
 define(
-    "gru(Tensor x, Tensor limits, bool keep, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
+    "gru(Tensor x, Tensor limits, bool keep, bool rectified, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
     "Tensor? w_ih_reverse, Tensor? w_hh_reverse, Tensor? b_ih_reverse, Tensor? b_hh_reverse) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _run,
@@ -457,7 +476,7 @@ define(
 )
 define(
     "gru_backward(Tensor? of_states, Tensor? of_final, Tensor x, Tensor limits, Tensor kept, "
-    "Tensor plan, Tensor source, bool wants_x, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
+    "Tensor plan, Tensor source, bool wants_x, bool rectified, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
     "Tensor? w_ih_reverse, Tensor? w_hh_reverse, Tensor? b_ih_reverse, Tensor? b_hh_reverse) -> Tensor[]",
     _run_backward,
     _shape_backward,

@@ -200,6 +200,17 @@ __device__ inline float sigmoid(float x) {
   return result;
 }
 
+// relu, NaN where x is, as torch.relu has it, and its slope by its value y, at 0 that of PyTorch, 0.
+template <typename C>
+__device__ inline C rectifier(C x) {
+  return x < 0 ? 0 : x;
+}
+
+template <typename C>
+__device__ inline C slope_of_rectifier(C y) {
+  return y > 0 ? 1 : 0;
+}
+
 // n neighbouring numbers as they lie in memory, moved in as few instructions as that takes. (A struct of half-precision
 // numbers the compiler stores one by one.)
 template <typename T, int n>

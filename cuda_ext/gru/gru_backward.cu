@@ -19,8 +19,8 @@ constexpr int shared_bytes = 2 * gru::parts<T> * 3 * gru::tile * (16 * k_steps +
 
 // gates [M, d, 5, P] as the forward pass left them; gradients [M, d, 4, P], of the sums n, r, z and m, are written at
 // real steps, if `sends` by bulk copies (gru::Outgoing). above: the gradient of states, last: of final; either may be
-// null.
-template <typename T, int k_steps, int columns, int split>
+// null. rectified: as forward.
+template <typename T, int k_steps, int columns, int split, bool rectified>
 __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / split))
     recur_back(const T* gates, const Sequence* plan, const uint32_t* weights, int warps, const T* above,
                const T* last, T* gradients, int sequences, int units, int padded, int directions, bool pairs,
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
       for (int u = 0; u < own; ++u) {
         const float n = now[gru::candidate][u], r = now[gru::reset][u], z = now[gru::update][u];
         const float state = carried[i][u] + next_above[i][u];
-        const float dn = active ? state * (1.f - z) * (1.f - n * n) : 0.f;
+        const float dn = active ? state * (1.f - z) * (rectified ? gru::slope_of_rectifier(n) : 1.f - n * n) : 0.f;
         d[gru::candidate][u] = dn;
         d[gru::memory][u] = dn * r;
         d[gru::reset][u] = dn * r * now[gru::memory][u] * (1.f - r);
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
 // float64: a block a sequence and direction, a thread a unit. Plain; not for speed.
 __global__ void recur_back_double(const double* gates, const Sequence* plan, const double* weights,
                                   const double* above, const double* last, double* gradients, int sequences,
-                                  int units, int padded, int directions) {
+                                  int units, int padded, int directions, bool rectified) {
   __shared__ double sums[3][128];
   const int direction = blockIdx.x % directions, unit = threadIdx.x;
   const Sequence sequence = plan[blockIdx.x / directions];
@@ -217,7 +217,7 @@ __global__ void recur_back_double(const double* gates, const Sequence* plan, con
       const double z = row[gru::update * padded], m = row[gru::memory * padded];
       const int64_t state_at = ((sequence.state + t) * directions + direction) * units + unit;
       const double state = carried + (above != nullptr ? above[state_at] : 0);
-      const double dn = state * (1 - z) * (1 - n * n);
+      const double dn = state * (1 - z) * (rectified ? gru::slope_of_rectifier(n) : 1 - n * n);
       double* to = gradients + at * 4 * padded + unit;
       to[gru::candidate * padded] = dn;
       sums[0][unit] = to[gru::reset * padded] = dn * m * r * (1 - r);
@@ -245,14 +245,15 @@ struct Arguments {
   const void *above, *last;
   Tensor gradients;
   int sequences, units, padded, directions;
-  bool pairs;
+  bool rectified, pairs;
 };
 
 template <typename T, int k_steps, int columns, int split = 1>
 void launch(const Arguments& with, int tiles, int warps, cudaStream_t stream) {
   const bool sends = split == 1 && gru::sends(k_steps, tiles);
   gru::launch<split>(
-      recur_back<T, k_steps, columns, split>, dim3(tiles * split), (warps + split - 1) / split * 32,
+      with.rectified ? recur_back<T, k_steps, columns, split, true> : recur_back<T, k_steps, columns, split, false>,
+      dim3(tiles * split), (warps + split - 1) / split * 32,
       shared_bytes<T, k_steps> + (sends ? gru::Outgoing<T, 4>::bytes_of(with.padded) : 0), stream,
       static_cast<const T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
       static_cast<const uint32_t*>(with.weights.data_ptr()), warps, static_cast<const T*>(with.above),
@@ -288,7 +289,7 @@ void choose(Arguments with, cudaStream_t stream) {
 
 // above: the gradient of states, last: of final. gradients [M, d, 4, P] are written at real steps.
 void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tensor> above, std::optional<Tensor> last,
-                  int64_t units, Tensor gradients) {
+                  int64_t units, bool rectified, Tensor gradients) {
   const int64_t sequences = plan.size(0) - 1;
   STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(2) == 5 && gates.size(3) == (units + 7) / 8 * 8 &&
                       5 * gradients.numel() == 4 * gates.numel() && gradients.scalar_type() == gates.scalar_type() &&
@@ -307,14 +308,14 @@ void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tenso
   const cudaStream_t stream = cuda_ext::current_stream(gates.get_device_index());
   Arguments with{gates, plan, weights, above ? above->data_ptr() : nullptr, last ? last->data_ptr() : nullptr,
                  gradients, static_cast<int>(sequences), static_cast<int>(units), static_cast<int>(gates.size(3)),
-                 static_cast<int>(gates.size(1)), false};
+                 static_cast<int>(gates.size(1)), rectified, false};
   switch (gates.scalar_type()) {
     case ScalarType::Double:
       recur_back_double<<<static_cast<unsigned>(with.sequences * with.directions), 128, 0, stream>>>(
           static_cast<const double*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
           static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(with.above),
           static_cast<const double*>(with.last), static_cast<double*>(gradients.data_ptr()), with.sequences, with.units,
-          with.padded, with.directions);
+          with.padded, with.directions, rectified);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
       break;
     case ScalarType::Float: choose<float>(with, stream); break;
@@ -329,7 +330,7 @@ void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tenso
 STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
       "gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor? above, Tensor? last, int units, "
-      "Tensor(a!) gradients) -> ()");
+      "bool rectified, Tensor(a!) gradients) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {

@@ -16,8 +16,8 @@ using torch::stable::Tensor;
 // gates [M, d, 5, P]: the sums of n, r and z from the input on entry; n, r, z, m and the state before the step on exit.
 // Without `keep` [M, d, 3, P], and not changed. sends: by bulk copies (gru::Outgoing). The state before the first step
 // is zero, and so are the states of a padded batch from a sequence's end to `limit`. Units from H on, which pad the
-// last warp's columns, stay zero throughout: their weights are.
-template <typename T, int k_steps, int columns, int split>
+// last warp's columns, stay zero throughout: their weights are. rectified: the candidate is relu of its sum, not tanh.
+template <typename T, int k_steps, int columns, int split, bool rectified>
 __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / split))
     recur(T* gates, const Sequence* plan, const uint32_t* weights, int warps, const float* bias, T* states, T* final,
           int sequences, int units, int padded, int directions, int limit, bool keep, bool pairs, bool sends) {
@@ -157,7 +157,8 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
         const float r = kept[gru::reset][u] = gru::sigmoid<T>(sum[0][0][u / 2][2 * i + u % 2]);
         const float z = kept[gru::update][u] = gru::sigmoid<T>(sum[0][1][u / 2][2 * i + u % 2]);
         const float m = kept[gru::memory][u] = sum[0][2][u / 2][2 * i + u % 2];
-        const float n = kept[gru::candidate][u] = gru::hyperbolic_tangent<T>(of_input[i][u] + r * m);
+        const float total = of_input[i][u] + r * m;
+        const float n = kept[gru::candidate][u] = rectified ? gru::rectifier(total) : gru::hyperbolic_tangent<T>(total);
         kept[gru::before][u] = h[i][u];
         h[i][u] = active ? n + z * (h[i][u] - n) : h[i][u];
       }
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
 // float64: a block a sequence and direction, a thread a unit. Plain; not for speed.
 __global__ void recur_double(double* gates, const Sequence* plan, const double* weights, const double* bias,
                              double* states, double* final, int sequences, int units, int padded, int directions,
-                             int limit, bool keep) {
+                             int limit, bool keep, bool rectified) {
   __shared__ double h[128];
   const int direction = blockIdx.x % directions, unit = threadIdx.x;
   const Sequence sequence = plan[blockIdx.x / directions];
@@ -222,7 +223,8 @@ __global__ void recur_double(double* gates, const Sequence* plan, const double* 
       const double r = 1 / (1 + exp(-row[gru::reset * padded] - sum[0]));
       const double z = 1 / (1 + exp(-row[gru::update * padded] - sum[1]));
       const double m = sum[2] + bias[(direction * 4 + gru::memory) * padded + unit];
-      const double n = tanh(row[gru::candidate * padded] + r * m);
+      const double total = row[gru::candidate * padded] + r * m;
+      const double n = rectified ? gru::rectifier(total) : tanh(total);
       state = n + z * (h[unit] - n);
       states[((sequence.state + t) * directions + direction) * units + unit] = state;
       if (keep) {
@@ -246,7 +248,7 @@ __global__ void recur_double(double* gates, const Sequence* plan, const double* 
 struct Arguments {
   Tensor gates, plan, weights, bias, states, final;
   int limit;
-  bool keep;
+  bool keep, rectified;
   int sequences, units, padded, directions;
 };
 
@@ -254,12 +256,12 @@ template <typename T, int k_steps, int columns, int split = 1>
 void launch(const Arguments& with, int tiles, int warps, cudaStream_t stream) {
   const bool sends = with.keep && split == 1 && gru::sends(k_steps, tiles);
   gru::launch<split>(
-      recur<T, k_steps, columns, split>, dim3(tiles * split), (warps + split - 1) / split * 32,
-      sends ? gru::Outgoing<T, 5>::bytes_of(with.padded) : 0, stream, static_cast<T*>(with.gates.data_ptr()),
-      static_cast<const Sequence*>(with.plan.data_ptr()), static_cast<const uint32_t*>(with.weights.data_ptr()), warps,
-      static_cast<const float*>(with.bias.data_ptr()), static_cast<T*>(with.states.data_ptr()),
-      static_cast<T*>(with.final.data_ptr()), with.sequences, with.units, with.padded, with.directions, with.limit,
-      with.keep, with.units % 2 == 0, sends);
+      with.rectified ? recur<T, k_steps, columns, split, true> : recur<T, k_steps, columns, split, false>,
+      dim3(tiles * split), (warps + split - 1) / split * 32, sends ? gru::Outgoing<T, 5>::bytes_of(with.padded) : 0,
+      stream, static_cast<T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
+      static_cast<const uint32_t*>(with.weights.data_ptr()), warps, static_cast<const float*>(with.bias.data_ptr()),
+      static_cast<T*>(with.states.data_ptr()), static_cast<T*>(with.final.data_ptr()), with.sequences, with.units,
+      with.padded, with.directions, with.limit, with.keep, with.units % 2 == 0, sends);
 }
 
 template <typename T>
@@ -287,7 +289,7 @@ void choose(const Arguments& with, cudaStream_t stream) {
 // gates [M, d, 5 or 3, P], plan and bias as the other operations make them. states [.., d H] are written, of a ragged
 // batch (steps < 0) at real steps, of a padded one of `steps` steps everywhere, and final [d, N, H].
 void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, Tensor states, Tensor final, int64_t steps,
-                 bool keep) {
+                 bool keep, bool rectified) {
   const int64_t directions = final.size(0), sequences = final.size(1), units = final.size(2);
   STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(1) == directions &&
                       gates.size(2) == (keep ? 5 : 3) && gates.size(3) == (units + 7) / 8 * 8 &&
@@ -304,15 +306,15 @@ void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, Tensor 
   const torch::stable::accelerator::DeviceGuard guard(gates.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(gates.get_device_index());
   const Arguments with{gates, plan, weights, bias, states, final, static_cast<int>(steps), keep,
-                       static_cast<int>(sequences), static_cast<int>(units), static_cast<int>(gates.size(3)),
-                       static_cast<int>(directions)};
+                       rectified, static_cast<int>(sequences), static_cast<int>(units),
+                       static_cast<int>(gates.size(3)), static_cast<int>(directions)};
   switch (gates.scalar_type()) {
     case ScalarType::Double:
       recur_double<<<static_cast<unsigned>(sequences * directions), 128, 0, stream>>>(
           static_cast<double*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
           static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(bias.data_ptr()),
           static_cast<double*>(states.data_ptr()), static_cast<double*>(final.data_ptr()), with.sequences, with.units,
-          with.padded, with.directions, with.limit, keep);
+          with.padded, with.directions, with.limit, keep, rectified);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
       break;
     case ScalarType::Float: choose<float>(with, stream); break;
@@ -327,7 +329,7 @@ void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, Tensor 
 STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
       "gru_forward(Tensor(a!) gates, Tensor plan, Tensor weights, Tensor bias, Tensor(b!) states, Tensor(c!) final, "
-      "int steps, bool keep) -> ()");
+      "int steps, bool keep, bool rectified) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {

@@ -19,8 +19,8 @@ By name:
                  is all that differs
     rnn          r = 1 and z = 0, which leaves h_t = tanh(W_h x_t + U_h h_{t-1} + b_h): equal to nn.RNN
 
-A step costs a dozen small operations, each a launch on a GPU. All but gru-relu are a GRU with gates that are held or
-tied, and there the GRU's kernel reads their sequences.
+A step costs a dozen small operations, each a launch on a GPU. But each cell is a GRU with gates that are held or tied,
+or with another candidate, and there the GRU's kernel reads its sequences.
 
 Shape legend: N rows, T steps, I inputs, H units a direction, G gates and candidate together.
 """
@@ -149,10 +149,8 @@ class Recurrence(nn.Module):
         """The parameters of the nn.GRU that this cell is, in its order: [3 H, I], [3 H, H], [3 H] and [3 H].
 
         A gate that the cell has not is held at 0 or 1 by its bias; of one gate for both, update is sigmoid of the
-        opposite. ValueError for gru-relu, which no GRU is.
+        opposite. gru-relu has a GRU's as they are.
         """
-        if self.cell == "gru-relu":
-            raise ValueError("gru-relu has another candidate than a GRU")
         found = []
         for name, parameter in self.named_parameters():
             rows = dict(zip(PARTS[self.cell], parameter.chunk(len(PARTS[self.cell])), strict=True))
@@ -170,8 +168,7 @@ class BidirectionalRecurrence(BidirectionalGRU):
 
     def __init__(self, inputs: int, units: int, cell: Name = "gru") -> None:
         super().__init__(inputs, units, lambda: Recurrence(inputs, units, cell))
-        self.is_gru = cell != "gru-relu"
-        self.uses_kernels = self.is_gru
+        self.rectified = cell == "gru-relu"
 
     def flat_parameters(self) -> list[Tensor]:
         return [*self.forwards.as_gru(), *self.backwards.as_gru()]

@@ -27,7 +27,7 @@ class BidirectionalGRU(nn.Module):
     """States of a forward and a backward GRU side by side."""
 
     uses_kernels = True
-    is_gru = True  # what the kernel computes; models/layers/cells.py has what it does not
+    rectified = False  # whether relu makes the candidate, in place of tanh
 
     def __init__(self, inputs: int, units: int, direction: Callable[[], nn.Module] | None = None) -> None:
         """direction: makes one direction's network, from x [N, T, I] to its states or a tuple with them; nn.GRU's."""
@@ -39,8 +39,8 @@ class BidirectionalGRU(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """x float [N, T, I], lengths int [N] -> states float [N, T, 2H], zero at padding."""
-        if x.is_cuda and self.is_gru and self.units <= MOST_UNITS:
-            return gru(x, lengths, self.flat_parameters(), bidirectional=True)[0]
+        if x.is_cuda and self.units <= MOST_UNITS:
+            return gru(x, lengths, self.flat_parameters(), bidirectional=True, rectified=self.rectified)[0]
         forwards = states_of(self.forwards, x)
         backwards = reverse_by_length(states_of(self.backwards, reverse_by_length(x, lengths)), lengths)
         states = torch.cat([forwards, backwards], dim=-1)
@@ -49,7 +49,7 @@ class BidirectionalGRU(nn.Module):
     def read_ragged(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """x float [M, I], sequence n in rows offsets[n] to offsets[n + 1] (int [N + 1]) -> states float [M, 2H] and
         the last state of each direction, float [N, 2H]; rows that no sequence has are not read."""
-        states, last = gru_ragged(x, offsets, self.flat_parameters(), bidirectional=True)
+        states, last = gru_ragged(x, offsets, self.flat_parameters(), bidirectional=True, rectified=self.rectified)
         return states, last.transpose(0, 1).flatten(1)
 
     def flat_parameters(self) -> list[Tensor]:

@@ -24,12 +24,6 @@ def reverse_by_length(x: Tensor, lengths: Tensor) -> Tensor:
     return x.flatten(0, 1).index_select(0, (row * x.shape[1] + source).flatten()).view_as(x)
 
 
-def in_rows(words: Tensor, counts: Tensor, width: int) -> Tensor:
-    """words int [M], sequence after sequence, counts int [N] -> int [N, width], each row's words first, then zeros."""
-    place = (counts.cumsum(0) - counts).unsqueeze(-1) + torch.arange(width, device=words.device)
-    return words[place.clamp(max=len(words) - 1)].masked_fill(~real_steps(counts, width), 0)
-
-
 def sums_of_sequences(x: Tensor, offsets: Tensor) -> Tensor:
     """x float [M, D], sequence n in rows offsets[n] to offsets[n + 1] -> sums [N, D], at least in float32.
 

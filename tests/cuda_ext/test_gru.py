@@ -114,17 +114,19 @@ def test_only_what_asks_gets_a_gradient_and_without_one_nothing_is_kept():
     assert ours.bias_hh_l0.grad is None
     assert ours.weight_hh_l0.grad is not None
     parameters = [parameter.detach() for parameter in ours.parameters()]
-    states, _, kept, _, _ = torch.ops.cuda_ext.gru(x, lengths, False, *parameters)
+    states, _, kept, _, _ = torch.ops.cuda_ext.gru(x, lengths, False, False, *parameters)
     assert len(kept) == 0
     assert torch.equal(states, gru(x, lengths, list(ours.parameters()), bidirectional=True)[0])
 
 
 @quiet
-def test_gates_are_those_that_make_the_states():
+@pytest.mark.parametrize("rectified", [False, True])
+def test_gates_are_those_that_make_the_states(rectified):
     x, lengths, _, ours = batch(5, 6, 4, 3)
     parameters = list(ours.parameters())
-    update, reset, candidate = gates(x, lengths, parameters, bidirectional=True)
-    states, _ = gru(x, lengths, parameters, bidirectional=True)
+    update, reset, candidate = gates(x, lengths, parameters, True, rectified)
+    states, _ = gru(x, lengths, parameters, True, rectified)
+    assert bool((candidate < 0).any()) is not rectified
     before = torch.cat([torch.zeros(5, 1, 3), states[:, :-1, :3]], dim=1)
     forwards = (1 - update[..., :3]) * candidate[..., :3] + update[..., :3] * before
     real = ~padding(x, lengths)
@@ -133,7 +135,7 @@ def test_gates_are_those_that_make_the_states():
     torch.testing.assert_close(reset[:, 0, :3], first)
     assert not any(found[~real.expand_as(found)].any() for found in (update, reset, candidate))
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    ragged = gates(x[real[..., 0]], offsets, parameters, bidirectional=True)
+    ragged = gates(x[real[..., 0]], offsets, parameters, True, rectified)
     assert all(torch.equal(a, b[real[..., 0]]) for a, b in zip(ragged, (update, reset, candidate), strict=True))
 
 
@@ -175,36 +177,38 @@ def test_a_batch_of_nothing(shape):
 
 
 @quiet
-def test_the_operation_keeps_pytorch_s_rules():
+@pytest.mark.parametrize("rectified", [False, True])
+def test_the_operation_keeps_pytorch_s_rules(rectified):
     x, lengths, _, ours = batch(3, 4, 5, 6, dtype=torch.bfloat16)
     x = x.nan_to_num().requires_grad_()
-    torch.library.opcheck(torch.ops.cuda_ext.gru, (x, lengths, True, *ours.parameters()))
+    torch.library.opcheck(torch.ops.cuda_ext.gru, (x, lengths, True, rectified, *ours.parameters()))
     one_way = [parameter.detach() for parameter in ours.parameters()][:4]
     offsets = torch.tensor([0, 2, 2, 9], dtype=torch.int32)
     rows = x.detach().flatten(0, 1)[:9]
-    torch.library.opcheck(torch.ops.cuda_ext.gru, (rows, offsets, False, *one_way, None, None, None, None))
+    torch.library.opcheck(torch.ops.cuda_ext.gru, (rows, offsets, False, rectified, *one_way, None, None, None, None))
 
 
 @quiet
 def test_a_backward_pass_without_the_gates_is_refused():
     x, lengths, _, ours = batch(3, 4, 5, 6)
-    states = torch.ops.cuda_ext.gru(x, lengths, False, *ours.parameters())[0]
+    states = torch.ops.cuda_ext.gru(x, lengths, False, False, *ours.parameters())[0]
     with pytest.raises(ValueError, match="keep=True"):
         states.sum().backward()
 
 
 @quiet
+@pytest.mark.parametrize("rectified", [False, True])
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_gradients_match_finite_differences(bidirectional):
+def test_gradients_match_finite_differences(bidirectional, rectified):
     x, _, _, ours = batch(3, 4, 2, 3, bidirectional)
     x = x.nan_to_num().requires_grad_()
     lengths = torch.tensor([2, 4, 0])
 
     def run(x, *parameters):
-        return gru(x, lengths, parameters, bidirectional)
+        return gru(x, lengths, parameters, bidirectional, rectified)
 
     def run_ragged(x, *parameters):
-        return gru_ragged(x.flatten(0, 1), torch.tensor([0, 5, 5, 12]), parameters, bidirectional)
+        return gru_ragged(x.flatten(0, 1), torch.tensor([0, 5, 5, 12]), parameters, bidirectional, rectified)
 
     assert torch.autograd.gradcheck(run, (x, *ours.parameters()))
     assert torch.autograd.gradcheck(run_ragged, (x, *ours.parameters()))

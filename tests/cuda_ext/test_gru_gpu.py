@@ -6,6 +6,8 @@ from torch import nn
 
 from cuda_ext import library
 from cuda_ext.gru import DTYPES, GRU, gates, gru
+from models.layers.cells import Recurrence
+from models.layers.sequences import reverse_by_length
 from tests.cuda_ext import rules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
@@ -15,13 +17,36 @@ LARGEST_ERROR = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 2e-3,
 HALF = (torch.float16, torch.bfloat16)
 
 
-def batch(sequences, steps, inputs, units, bidirectional=True, dtype=torch.float32, of_parameters=None):
-    """x with NaN in its padding, lengths from 0 to ``steps``, and an nn.GRU and a GRU of the same parameters."""
+class RectifiedGRU(GRU):
+    """With relu for tanh: the operation has it, the module, which is nn.GRU, has not."""
+
+    def forward(self, x, lengths):
+        return gru(x, lengths, list(self.parameters()), self.bidirectional, rectified=True)
+
+
+class RectifiedLoop(nn.Module):
+    """The same by a loop over the steps, of parameters in the same order."""
+
+    def __init__(self, inputs, units):
+        super().__init__()
+        self.forwards, self.backwards = (Recurrence(inputs, units, "gru-relu") for _ in range(2))
+
+    def forward(self, x, lengths):
+        forwards = self.forwards(x, lengths)
+        backwards = reverse_by_length(self.backwards(reverse_by_length(x, lengths), lengths), lengths)
+        # States at padding are 0, and so is the last one of a sequence without steps.
+        last = forwards[torch.arange(len(x)), (lengths - 1).clamp(min=0)]
+        return torch.cat([forwards, backwards], dim=-1), torch.stack([last, backwards[:, 0]])
+
+
+def batch(sequences, steps, inputs, units, bidirectional=True, dtype=torch.float32, of_parameters=None, kind=GRU):
+    """x with NaN in its padding, lengths from 0 to ``steps``, and an nn.GRU and a GRU (or ``kind``) of the same
+    parameters."""
     torch.manual_seed(0)
     of_parameters = of_parameters or dtype
     theirs = nn.GRU(inputs, units, batch_first=True, bidirectional=bidirectional, dtype=torch.float64).cuda()
     theirs.load_state_dict({name: tensor.to(of_parameters) for name, tensor in theirs.state_dict().items()})
-    ours = GRU(inputs, units, bidirectional).to("cuda", of_parameters)
+    ours = kind(inputs, units, bidirectional).to("cuda", of_parameters)
     ours.load_state_dict(theirs.state_dict())
     lengths = torch.randint(0, steps + 1, (sequences,), device="cuda")
     x = torch.randn(sequences, steps, inputs, device="cuda").to(dtype)
@@ -45,7 +70,7 @@ def exactly(theirs, x, lengths):
 
 def both_passes(module, x, lengths, dtype=None, scale=1.0):
     """``dtype``: what the gradients from above are rounded to; the same for two that are to be compared."""
-    results = module(x, lengths) if isinstance(module, GRU) else exactly(module, x, lengths)
+    results = exactly(module, x, lengths) if isinstance(module, nn.GRU) else module(x, lengths)
     # Any numbers, of no generator: a graph may be capturing this.
     above = [torch.arange(y.numel(), device="cuda").mul(0.7).cos().mul(scale).view(y.shape) for y in results]
     above = [gradient.to(dtype or x.dtype).to(x.dtype) for gradient in above]
@@ -104,6 +129,31 @@ def test_inputs_of_different_sizes_keep_their_bits():
     found = both_passes(ours, (x * sizes).requires_grad_(), lengths)
     exact = both_passes(theirs, (x * sizes).double().requires_grad_(), lengths, torch.float32)
     assert rules.relative_error(found, exact) <= LARGEST_ERROR[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 7, 6, 4), (70, 30, 200, 50), (40, 12, 20, 100), (300, 6, 8, 128)])
+def test_a_rectified_candidate_s_error_is_rounding_in_both_passes(shape, dtype):
+    """A gradient jumps where a candidate's sum is rounded to the other side of 0. So the first input, 1 or -1, makes
+    each sum 2 or -2, and all else a tenth of it."""
+    sequences, steps, inputs, units = shape
+    torch.manual_seed(0)
+    theirs, ours = RectifiedLoop(inputs, units), RectifiedGRU(inputs, units, bidirectional=True).to("cuda", dtype)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter[2 * units :] *= 0.2
+        for direction in (theirs.forwards, theirs.backwards):
+            direction.weight_ih_l0[2 * units :, 0] = torch.tensor([2.0, -2.0]).repeat(units // 2)
+        for mine, parameter in zip(ours.parameters(), theirs.parameters(), strict=True):
+            parameter.copy_(mine.copy_(parameter))
+    x, lengths = torch.randn(sequences, steps, inputs), torch.randint(0, steps + 1, (sequences,))
+    x[..., 0] = x[..., 0].sign()
+    x, lengths = x.to("cuda", dtype), lengths.cuda()
+    found = both_passes(ours, x.requires_grad_(), lengths)
+    exact = both_passes(theirs.to("cuda", torch.float64), x.detach().double().requires_grad_(), lengths, dtype)
+    assert rules.relative_error(found, exact) <= LARGEST_ERROR[dtype]
+    candidate = gates(x, lengths, list(ours.parameters()), bidirectional=True, rectified=True).candidate
+    assert (candidate == 0).any() and (candidate > 1).any() and not ((candidate > 0) & (candidate < 0.1)).any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -214,14 +264,16 @@ def test_more_than_2_to_the_31_elements():
     assert torch.equal(final[:, -64:], few[1])
 
 
+@pytest.mark.parametrize("kind", [GRU, RectifiedGRU])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fifty_runs_give_the_same_bits_in_deterministic_mode(dtype):
-    x, lengths, _, ours = batch(200, 12, 24, 50, dtype=dtype)
+def test_fifty_runs_give_the_same_bits_in_deterministic_mode(dtype, kind):
+    x, lengths, _, ours = batch(200, 12, 24, 50, dtype=dtype, kind=kind)
     rules.fifty_runs_give_the_same_bits(lambda x: both_passes(ours, x, lengths), (x.requires_grad_(),))
 
 
-def test_a_cuda_graph_replays_it_on_new_values_and_new_lengths():
-    x, lengths, _, ours = batch(100, 9, 16, 50)
+@pytest.mark.parametrize("kind", [GRU, RectifiedGRU])
+def test_a_cuda_graph_replays_it_on_new_values_and_new_lengths(kind):
+    x, lengths, _, ours = batch(100, 9, 16, 50, kind=kind)
     x, changed = x.nan_to_num(), torch.randn_like(x)
     rules.a_graph_replays_it_on_new_values(lambda x: ours(x, lengths), (x,), changed)
     rules.a_graph_replays_it_on_new_values(lambda lengths: ours(x, lengths), (lengths,), lengths.flip(0) // 2)
@@ -279,25 +331,27 @@ def test_gates_are_those_of_float64():
     assert not any(gate[padding(x, lengths).expand_as(gate)].any() for gate in found)
 
 
+@pytest.mark.parametrize("rectified", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_operation_keeps_pytorch_s_rules(dtype):
+def test_the_operation_keeps_pytorch_s_rules(dtype, rectified):
     x, lengths, _, ours = batch(3, 4, 5, 6, dtype=dtype)
     x = x.nan_to_num().requires_grad_()
     torch.library.opcheck(
         torch.ops.cuda_ext.gru,
-        (x, lengths, True, *ours.parameters()),
+        (x, lengths, True, rectified, *ours.parameters()),
         # The order of sequences of one length is any, and it stands in the plan.
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 
 
+@pytest.mark.parametrize("rectified", [False, True])
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_gradients_match_finite_differences(bidirectional):
+def test_gradients_match_finite_differences(bidirectional, rectified):
     x, lengths, _, ours = batch(3, 4, 2, 3, bidirectional, dtype=torch.float64)
     x = x.nan_to_num().requires_grad_()
 
     def run(x, *parameters):
-        return gru(x, lengths, parameters, bidirectional)
+        return gru(x, lengths, parameters, bidirectional, rectified)
 
     assert torch.autograd.gradcheck(run, (x, *ours.parameters()))
 
@@ -317,6 +371,6 @@ def test_two_devices_are_refused_and_so_are_the_compiled_operations_called_wrong
     plan, source, weights, bias, recurrent = compiled.gru_prepare(x, lengths, 20, 5, *given, 4, False)
     sums = x.new_empty(20, 2, 4, 8)
     with pytest.raises(RuntimeError, match="do not fit together"):
-        compiled.gru_forward(sums, plan[:3], recurrent, bias, x, x.new_empty(2, 4, 7), 5, False)
+        compiled.gru_forward(sums, plan[:3], recurrent, bias, x, x.new_empty(2, 4, 7), 5, False, False)
     with pytest.raises(RuntimeError, match="do not fit"):
         compiled.gru_project(x, plan, source, weights[8:], bias, sums)

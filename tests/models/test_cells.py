@@ -172,7 +172,7 @@ def test_the_minimal_unit_has_one_gate_for_both(batch):
             torch.testing.assert_close(found[:, step], expected, **ROUNDING)
 
 
-@pytest.mark.parametrize("cell", [cell for cell in cells.NAMES if cell != "gru-relu"])
+@pytest.mark.parametrize("cell", cells.NAMES)
 def test_the_gru_s_operation_reads_a_cell_as_the_loop_does(cell, batch):
     """Its reference, here; the kernel is asked in test_text_networks_gpu.py."""
     layer = BidirectionalRecurrence(INPUTS, UNITS, cell).double()
@@ -181,15 +181,14 @@ def test_the_gru_s_operation_reads_a_cell_as_the_loop_does(cell, batch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReferenceWarning)
         found, found_gradients = gradients(
-            layer, *batch, read=lambda x, lengths: gru(x, lengths, layer.flat_parameters(), bidirectional=True)
+            layer,
+            *batch,
+            read=lambda x, lengths: gru(
+                x, lengths, layer.flat_parameters(), bidirectional=True, rectified=layer.rectified
+            ),
         )
     torch.testing.assert_close(found, expected, **ROUNDING)
     torch.testing.assert_close(found_gradients, expected_gradients, **ROUNDING)
-
-
-def test_a_gru_with_relu_is_no_gru():
-    with pytest.raises(ValueError, match="gru-relu has another candidate than a GRU"):
-        Recurrence(INPUTS, UNITS, "gru-relu").as_gru()
 
 
 def test_relu_is_in_the_candidate_alone(batch):

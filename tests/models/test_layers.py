@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from models.layers.attention import Attention
 from models.layers.recurrent import BidirectionalGRU
-from models.layers.sequences import in_rows, owners, real_steps, reverse_by_length, sums_of_sequences
+from models.layers.sequences import owners, real_steps, reverse_by_length, sums_of_sequences
 
 
 @pytest.fixture
@@ -22,11 +22,8 @@ def test_a_row_is_reversed_by_its_own_length():
     assert reversed_rows.tolist() == [[2, 1, 0, 3], [4, 5, 6, 7]]
 
 
-def test_ragged_words_are_laid_out_in_rows_and_rows_know_their_sequence():
-    counts = torch.tensor([2, 0, 3, 1], dtype=torch.int32)
+def test_ragged_rows_know_their_sequence():
     words = torch.tensor([5, 6, 7, 8, 9, 4, 0, 0], dtype=torch.int32)
-    rows = in_rows(words, counts, 4)
-    assert rows.tolist() == [[5, 6, 0, 0], [0, 0, 0, 0], [7, 8, 9, 0], [4, 0, 0, 0]]
     offsets = torch.tensor([0, 2, 2, 5, 6])
     assert owners(offsets, 8).tolist() == [0, 0, 2, 2, 2, 3, 3, 3]
     assert sums_of_sequences(words.float().unsqueeze(-1), offsets).flatten().tolist() == [11, 0, 24, 4]

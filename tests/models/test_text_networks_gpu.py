@@ -20,6 +20,7 @@ NETWORKS = [
     ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "minimal", "pooling": "mean"}),
     ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "no-reset"}),
     ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "no-update"}),
+    # Where float32 rounds a unit's sum to the other side of 0, its gradient jumps; here none is within 4e-6 of it.
     ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "gru-relu"}),
     ("word_average", {"embedding": 20, "dropout": 0.0}),
 ]
@@ -75,7 +76,7 @@ def test_predictions_are_those_of_the_cpu(text, model, settings):
 
 
 def test_a_network_too_wide_for_the_kernels_reads_padded_text(text):
-    for model, settings in (("han", {}), ("gru_flat", {"summary": "attention"})):
+    for model, settings in (("han", {}), ("han", {"cell": "gru-relu"}), ("gru_flat", {"summary": "attention"})):
         network = models.build(model, {"embedding": 8, "hidden": 96} | settings, text.description).cuda()
         assert not feeding.reads_ragged(network, torch.device("cuda"))
         assert feeding.predict(network, text, text.rows("train")).shape == (len(text.rows("train")), 3)
