@@ -11,10 +11,10 @@ Shape legend: N images, C channels, H x W pixels, K classes.
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from models.layers.activations import Name, activation
-from models.layers.dense import Body, Composite, DenseLayer
+from models.layers.activations import Name
+from models.layers.dense import Composite, DenseLayer, ImageClassifier
 from storage.checked import Between, Checked
 from storage.errors import InputError
 
@@ -43,9 +43,8 @@ class Settings(Checked):
 DEBUG = Settings(depth=10, growth_rate=4)
 
 
-class DenseNet(nn.Module):
+class DenseNet(ImageClassifier):
     def __init__(self, settings: Settings, channels: int, classes: int) -> None:
-        super().__init__()
         width = 2 * settings.growth_rate
         body: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
         for block in range(BLOCKS):
@@ -56,16 +55,7 @@ class DenseNet(nn.Module):
                 kept = max(1, int(width * settings.compression))
                 body += [Composite(width, kept, 1, settings.activation, settings.dropout), nn.AvgPool2d(2)]
                 width = kept
-        self.body = Body(*body, nn.BatchNorm2d(width), activation(settings.activation))
-        self.classifier = nn.Linear(width, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight)
-        nn.init.zeros_(self.classifier.bias)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """images float [N, C, H, W], normalised -> logits float [N, K]."""
-        return self.classifier(self.body(images).mean(dim=(2, 3)))
+        super().__init__(body, width, settings.activation, classes)
 
 
 def build(settings: Settings, description: dict[str, Any]) -> DenseNet:

@@ -84,6 +84,24 @@ class Body(nn.Sequential):
         return x
 
 
+class ImageClassifier(nn.Module):
+    """A body that ends in ``width`` channels, norm and activation, the mean over pixels, and a linear classifier."""
+
+    def __init__(self, body: Iterable[nn.Module], width: int, name: Name, classes: int) -> None:
+        """Convolutions begin as in section 4.2 (He et al. 2015)."""
+        super().__init__()
+        self.body = Body(*body, nn.BatchNorm2d(width), activation(name))
+        self.classifier = nn.Linear(width, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images float [N, C, H, W], normalised -> logits float [N, K]."""
+        return self.classifier(self.body(images).mean(dim=(2, 3)))
+
+
 def _groups(modules: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
     """What runs as one: the layers of a block; a norm and its activation; a transition; else each alone."""
     group: list[nn.Module] = []
