@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ext.case import Case
-from cuda_ext.gru import GRU
+from cuda_ext.gru import GRU, gru
 
 # How many sentences have 0, 1, ... 29, and 30 or more words: 19.4 on average.
 SENTENCES = (
@@ -225,6 +225,11 @@ def exercise() -> None:
             real = torch.cat([torch.arange(steps) < n for n in lengths]).cuda()
             offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).cuda()
             ragged = ours(x.flatten(0, 1)[real], offsets=offsets)[0]
+            # A rectifier's gradient jumps where a sum is rounded to the other side of 0: its states are compared alone.
+            rectified = gru(x, lengths.cuda(), [*ours.parameters()], both, rectified=True)[0]
+            torch.autograd.grad(rectified, [x, *ours.parameters()], gradient)
+            results.append(rectified)
+            expected.append(gru(wide, lengths.cuda(), [*theirs.parameters()], both, rectified=True)[0])
             error = max(
                 float((a.double() - b).detach().norm() / b.detach().norm())
                 for a, b in zip(results, expected, strict=True)
