@@ -2,7 +2,12 @@
 
 Source: A. Maas et al., "Learning Word Vectors for Sentiment Analysis", ACL 2011; aclImdb_v1.tar.gz. The unlabelled
 reviews (unsup) and the .feat files may be there or not. The marks "<br />" become line breaks. The test split is the
-published one; validation is a tenth of the published training split, chosen by the text.
+published one, and shares no film with the training split. Nor does validation, a tenth of the latter: of a split drawn
+review by review a network knows the films, and it rewards those that learn their names.
+
+The archive names no film, but numbers the reviews of one in a row: of names (capitalised words in 2 to 40 reviews) two
+positive ones share 1.04 at neighbouring numbers, 0.13 at 20 from one another, and 0.003 from 30 on, which is the most
+reviews that a film has. Films with reviews of both kinds come first among the negative ones, in the same order.
 """
 
 import re
@@ -12,7 +17,7 @@ from pathlib import Path
 from preprocessing.archives import ANEW, check_count, read_members
 from preprocessing.download import Archive
 from preprocessing.manifest import Document
-from preprocessing.raw import About, TextRows, held_out
+from preprocessing.raw import About, TextRows
 from storage.errors import InputError
 
 ARCHIVES = (
@@ -25,13 +30,15 @@ ARCHIVES = (
 )
 REVIEWS = 50_000
 # The digest of the published content: a mirror that is packed anew has the same.
-VERSION = "496c721d778810ad57164dc0e57c384471a470cd5333d2290ac087c4e7b9733f"
+VERSION = "726ba44fdf070fff1b7925127730bf24c6c15dd23ee4919ee2e4f201e03edf3f"
 ABOUT = About(
     classes=("neg", "pos"),
     source="Large Movie Review Dataset v1.0 (Maas et al., 2011), https://ai.stanford.edu/~amaas/data/sentiment/",
     licence="none stated; the authors ask to cite their paper",
 )
-REVIEW = re.compile(r"aclImdb/((train|test)/(neg|pos)/\d+_\d+\.txt)")
+REVIEW = re.compile(r"aclImdb/((train|test)/(neg|pos)/(\d+)_\d+\.txt)")
+# The first films, and as many of those without a positive review as make 1,250 of each kind.
+VALIDATION = {"pos": (range(1250),), "neg": (range(345), range(11_595, 12_500))}
 LINE_BREAK = re.compile(r"(?:\s*<br\s*/?>\s*)+")
 
 
@@ -41,13 +48,19 @@ def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line
     progress(f"reading {path}")
     documents = []
     for name, content in read_members(path, lambda name: REVIEW.fullmatch(name) is not None):
-        key, split, label = REVIEW.fullmatch(name).groups()
+        key, split, label, number = REVIEW.fullmatch(name).groups()
         try:
             text = LINE_BREAK.sub("\n", content.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise InputError(f"{path}: '{name}' has invalid UTF-8 at byte {error.start}: {ANEW}") from None
-        if split == "train" and held_out(text.encode()):
+        if split == "train" and any(int(number) in numbers for numbers in VALIDATION[label]):
             split = "validation"
         documents.append(Document(key, (ABOUT.classes.index(label),), split, text))
     check_count(path, "labelled reviews", len(documents), REVIEWS)
-    return TextRows(ABOUT, documents)
+    # A few reviews were posted again, for another film: they go where the first one went.
+    held_out = {document.text for document in documents if document.split == "validation"}
+    together = [
+        document._replace(split="validation") if document.split == "train" and document.text in held_out else document
+        for document in documents
+    ]
+    return TextRows(ABOUT, together)

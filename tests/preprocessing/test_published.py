@@ -40,7 +40,7 @@ def reviews() -> dict[str, bytes]:
         f"aclImdb/{split}/{label}/{number}_{rating}.txt": f"Film {number} was {label} to {split}.<br /><br />End."
         for split in ("train", "test")
         for label, rating in (("neg", 2), ("pos", 9))
-        for number in range(10)
+        for number in (*range(5), *range(5000, 5005))
     }
     return {name: text.encode() for name, text in texts.items()}
 
@@ -61,9 +61,11 @@ def test_imdb_does_not_depend_on_how_it_is_packed(tmp_path, monkeypatch):
     documents = list(open_data_set("one", data, manifest).documents())
     review = next(document for document in documents if document.id == "test/pos/3_9.txt")
     assert review.labels == (1,) and review.split == "test" and review.text == "Film 3 was pos to test.\nEnd."
-    assert (
-        one.splits["test"] == 20 and one.splits["train"] + one.splits["validation"] == 20 and one.splits["validation"]
-    )
+    assert one.splits == {"train": 10, "validation": 10, "test": 20}
+    # Films are held out, not reviews: those of the first numbers.
+    assert {document.id for document in documents if document.split == "validation"} == {
+        f"train/{label}/{number}_{rating}.txt" for label, rating in (("neg", 2), ("pos", 9)) for number in range(5)
+    }
 
 
 def test_imdb_refuses_what_is_not_the_published_content(tmp_path, monkeypatch):
