@@ -37,6 +37,9 @@ class Settings(Checked):
     hidden: Annotated[int, Between(1, 4096)] = 32
     dropout: Annotated[float, Between(0, 0.95)] = 0.5
     word_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    type_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    recurrent_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    normalised: bool = False
     word_vectors: Vectors = "random"
     pooling: pool.Name = "attention"
     cell: cells.Name = "gru"
@@ -50,8 +53,10 @@ def scattered(x: Tensor, places: Tensor, count: int) -> Tensor:
     return x.new_zeros(count, x.shape[1]).index_copy(0, places, x)
 
 
-def recurrence(cell: cells.Name, inputs: int, units: int) -> nn.Module:
-    return BidirectionalGRU(inputs, units) if cell == "gru" else cells.BidirectionalRecurrence(inputs, units, cell)
+def recurrence(cell: cells.Name, inputs: int, units: int, dropout: float) -> nn.Module:
+    found = BidirectionalGRU(inputs, units) if cell == "gru" else cells.BidirectionalRecurrence(inputs, units, cell)
+    found.recurrent_dropout = dropout
+    return found
 
 
 class HierarchicalAttentionNetwork(nn.Module):
@@ -59,12 +64,17 @@ class HierarchicalAttentionNetwork(nn.Module):
         super().__init__()
         width = 2 * settings.hidden
         self.embedding = WordEmbedding(
-            vocabulary_size, settings.embedding, settings.word_dropout, settings.word_vectors
+            vocabulary_size,
+            settings.embedding,
+            settings.word_dropout,
+            settings.word_vectors,
+            settings.type_dropout,
+            settings.normalised,
         )
         self.dropout = nn.Dropout(settings.dropout)
-        self.word_gru = recurrence(settings.cell, settings.embedding, settings.hidden)
+        self.word_gru = recurrence(settings.cell, settings.embedding, settings.hidden, settings.recurrent_dropout)
         self.word_pooling = pool.pooling(settings.pooling, width)
-        self.sentence_gru = recurrence(settings.cell, width, settings.hidden)
+        self.sentence_gru = recurrence(settings.cell, width, settings.hidden, settings.recurrent_dropout)
         self.sentence_pooling = pool.pooling(settings.pooling, width)
         self.classifier = nn.Linear(width, classes)
         narrow = settings.pooling != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
