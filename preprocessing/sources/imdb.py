@@ -46,7 +46,7 @@ def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line
     """The reviews; their id is the name in the archive (train/pos/0_9.txt). InputError as archives.read_members."""
     (path,) = archives
     progress(f"reading {path}")
-    documents = []
+    documents, held_out = [], set()
     for name, content in read_members(path, lambda name: REVIEW.fullmatch(name) is not None):
         key, split, label, number = REVIEW.fullmatch(name).groups()
         try:
@@ -54,13 +54,12 @@ def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line
         except UnicodeDecodeError as error:
             raise InputError(f"{path}: '{name}' has invalid UTF-8 at byte {error.start}: {ANEW}") from None
         if split == "train" and any(int(number) in numbers for numbers in VALIDATION[label]):
-            split = "validation"
+            held_out.add(text)
         documents.append(Document(key, (ABOUT.classes.index(label),), split, text))
     check_count(path, "labelled reviews", len(documents), REVIEWS)
-    # A few reviews were posted again, for another film: they go where the first one went.
-    held_out = {document.text for document in documents if document.split == "validation"}
-    together = [
+    # By the text: a few reviews were posted again, for another film.
+    documents = [
         document._replace(split="validation") if document.split == "train" and document.text in held_out else document
         for document in documents
     ]
-    return TextRows(ABOUT, together)
+    return TextRows(ABOUT, documents)

@@ -73,11 +73,8 @@ def both_passes(module, x, lengths, dtype=None, scale=1.0):
     results = exactly(module, x, lengths) if isinstance(module, nn.GRU) else module(x, lengths)
     # Any numbers, of no generator, as a graph may be capturing this. Of squares: in cos(0.7 i) a bias's gradient
     # cancels to less than what half precision rounds off its terms, in cuDNN as here.
-    above = [torch.arange(y.numel(), device="cuda", dtype=torch.float64) for y in results]
-    above = [
-        place.square().mul(0.7).cos().mul(scale).float().view(y.shape) for place, y in zip(above, results, strict=True)
-    ]
-    above = [gradient.to(dtype or x.dtype).to(x.dtype) for gradient in above]
+    places = [torch.arange(y.numel(), device="cuda", dtype=torch.float64).view(y.shape) for y in results]
+    above = [place.square().mul(0.7).cos().mul(scale).float().to(dtype or x.dtype).to(x.dtype) for place in places]
     gradients = torch.autograd.grad(results, [x, *module.parameters()], above)
     return *(result.detach() for result in results), *gradients
 
