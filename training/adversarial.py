@@ -15,20 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from models.layers.embedding import PADDING, WordEmbedding
 from models.layers.sequences import owners, sums_of_sequences
-from storage.errors import InputError
-
-
-def word_embedding(network: nn.Module) -> WordEmbedding:
-    """The network's word vectors; InputError where it has none."""
-    for module in network.modules():
-        if isinstance(module, WordEmbedding):
-            return module
-    raise InputError(f"adversarial needs word vectors, and {type(network).__name__} has none: set adversarial to 0")
 
 
 class Places:

@@ -8,21 +8,35 @@ import math
 import torch
 from torch import nn
 
+from models.layers.embedding import word_embedding
 from training.settings import Settings
 
 
 def make_optimiser(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Weight decay on matrices and kernels alone: not on biases, norms, a context vector or Swish's beta."""
-    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    """Weight decay on matrices and kernels alone: not on biases, norms, a context vector or Swish's beta.
+
+    Each group of parameters has a ``share`` of the learning rate, which ``set_rate`` gives it. InputError where
+    word_vector_rate is not 1 and the network has no word vectors.
+    """
+    slow = word_embedding(network, "word_vector_rate", 1).weight if settings.word_vector_rate != 1 else None
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad and parameter is not slow]
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay, "share": 1.0},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "share": 1.0},
     ]
+    if slow is not None:
+        groups.append({"params": [slow], "weight_decay": settings.weight_decay, "share": settings.word_vector_rate})
     groups = [group for group in groups if group["params"]]
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
     nesterov = settings.momentum > 0
     return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, nesterov=nesterov, fused=True)
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """Let the next step be at learning rate ``rate``, of which each group has its share."""
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group["share"]
 
 
 def learning_rate(step: int, steps_per_epoch: int, settings: Settings) -> float:

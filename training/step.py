@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from models import feeding
-from training.adversarial import Places, word_embedding, worst
+from models.layers.embedding import word_embedding
+from training.adversarial import Places, worst
 from training.device import mixed_precision
+from training.optimiser import set_rate
 from training.settings import Settings
 
 
@@ -67,14 +69,13 @@ class Step:
         # A scaled step is passed over where its gradient overflows, which the CPU decides.
         self.graphed = device.type == "cuda" and settings.cuda_graphs and not self.scaler.is_enabled()
         self.parameters = list(network.parameters())
-        self.words = word_embedding(network) if settings.adversarial else None
+        self.words = word_embedding(network, "adversarial", 0) if settings.adversarial else None
         self._captured: dict[tuple, Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphed else None
 
     def __call__(self, inputs: tuple[Tensor, ...], target: Tensor, rate: float) -> Outcome:
         """Train on one batch (``inputs`` as the network takes them) at learning rate ``rate``."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
+        set_rate(self.optimiser, rate)
         outcome = self._replay(inputs, target) if self.graphed else None
         if outcome is None:
             self.optimiser.zero_grad()

@@ -66,6 +66,14 @@ class WordEmbedding(nn.Embedding):
         return super().forward(self.word_dropout(tokens))
 
 
+def word_embedding(network: nn.Module, setting: str, off: int) -> WordEmbedding:
+    """The network's word vectors; where it has none, an InputError of ``setting``, which needs them unless ``off``."""
+    for module in network.modules():
+        if isinstance(module, WordEmbedding):
+            return module
+    raise InputError(f"{setting} needs word vectors, and {type(network).__name__} has none: set {setting} to {off}")
+
+
 def begin_with_prepared_vectors(network: nn.Module, prepared: Prepared) -> None:
     """Copy ``prepared``'s word vectors (float32 [V, D]) into every embedding that asks for them, before training.
 

@@ -7,9 +7,10 @@ from torch.nn import functional
 
 import models
 from models import feeding
+from models.layers.embedding import word_embedding
 from storage.errors import InputError
 from storage.prepared import open_prepared
-from training.adversarial import Places, word_embedding, worst
+from training.adversarial import Places, worst
 from training.optimiser import make_optimiser
 from training.settings import Settings
 from training.step import Step
@@ -34,7 +35,7 @@ def build(model, settings, prepared):
 def test_a_network_reads_the_table_as_it_reads_its_words(prepared, model, settings, ragged):
     network = build(model, settings, prepared)
     inputs = feeding.inputs(prepared, prepared.rows("train"), ragged=ragged)
-    places = Places(word_embedding(network), inputs[0])
+    places = Places(word_embedding(network, "adversarial", 0), inputs[0])
     with places.read_as(places.vectors()):
         logits = network(places.numbers, *inputs[1:])
     assert torch.equal(logits, network(*inputs))

@@ -43,6 +43,7 @@ STEPS = [
     ("han", {"cell": "minimal", "pooling": "max"}, {}),
     ("han", {"cell": "gru-relu"}, {}),
     ("han", {"word_dropout": 0.2}, {"adversarial": 0.5}),
+    ("han", {}, {"adversarial": 0.5, "average_decay": 0.9, "word_vector_rate": 0.1}),
     ("gru_flat", {}, {}),
     ("gru_flat", {"summary": "mean"}, {"adversarial": 0.5}),
     ("gru_flat", {"summary": "attention", "word_dropout": 0.2}, {"average_decay": 0.9}),
