@@ -37,6 +37,13 @@ class Settings(Checked):
     hidden: Annotated[int, Between(1, 4096)] = 32
     dropout: Annotated[float, Between(0, 0.95)] = 0.5
     word_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    type_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    recurrent_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    normalised: bool = False
+    sentence_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    input_dropout: float = -1.0
+    vector_rate: float = 1.0
+    pretrained: str = ""
     word_vectors: Vectors = "random"
     pooling: pool.Name = "attention"
     cell: cells.Name = "gru"
@@ -50,8 +57,10 @@ def scattered(x: Tensor, places: Tensor, count: int) -> Tensor:
     return x.new_zeros(count, x.shape[1]).index_copy(0, places, x)
 
 
-def recurrence(cell: cells.Name, inputs: int, units: int) -> nn.Module:
-    return BidirectionalGRU(inputs, units) if cell == "gru" else cells.BidirectionalRecurrence(inputs, units, cell)
+def recurrence(cell: cells.Name, inputs: int, units: int, dropout: float) -> nn.Module:
+    found = BidirectionalGRU(inputs, units) if cell == "gru" else cells.BidirectionalRecurrence(inputs, units, cell)
+    found.recurrent_dropout = dropout
+    return found
 
 
 class HierarchicalAttentionNetwork(nn.Module):
@@ -59,12 +68,21 @@ class HierarchicalAttentionNetwork(nn.Module):
         super().__init__()
         width = 2 * settings.hidden
         self.embedding = WordEmbedding(
-            vocabulary_size, settings.embedding, settings.word_dropout, settings.word_vectors
+            vocabulary_size,
+            settings.embedding,
+            settings.word_dropout,
+            settings.word_vectors,
+            settings.type_dropout,
+            settings.normalised,
         )
         self.dropout = nn.Dropout(settings.dropout)
-        self.word_gru = recurrence(settings.cell, settings.embedding, settings.hidden)
+        self.input_dropout = nn.Dropout(settings.dropout if settings.input_dropout < 0 else settings.input_dropout)
+        self.sentence_dropout = settings.sentence_dropout
+        self.embedding.rate = settings.vector_rate
+        self.pretrained = settings.pretrained
+        self.word_gru = recurrence(settings.cell, settings.embedding, settings.hidden, settings.recurrent_dropout)
         self.word_pooling = pool.pooling(settings.pooling, width)
-        self.sentence_gru = recurrence(settings.cell, width, settings.hidden)
+        self.sentence_gru = recurrence(settings.cell, width, settings.hidden, settings.recurrent_dropout)
         self.sentence_pooling = pool.pooling(settings.pooling, width)
         self.classifier = nn.Linear(width, classes)
         narrow = settings.pooling != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
@@ -109,17 +127,20 @@ class HierarchicalAttentionNetwork(nn.Module):
 
     def read_sentences(self, tokens: Tensor, word_counts: Tensor) -> tuple[Tensor, Tensor]:
         """tokens int [M, W], word_counts int [M] -> sentence vectors [M, 2H] and word attention [M, W]."""
-        words = self.dropout(self.embedding(tokens))
+        words = self.input_dropout(self.embedding(tokens))
         return self.word_pooling(self.word_gru(words, word_counts), word_counts)
 
     def read_ragged_sentences(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
         """tokens int [M], sentence after sentence, word_counts int [N S] -> sentence vectors [N S, 2H]."""
         offsets = functional.pad(word_counts.cumsum(0), (1, 0))
-        states, _ = self.word_gru.read_ragged(self.dropout(self.embedding(tokens)), offsets)
+        states, _ = self.word_gru.read_ragged(self.input_dropout(self.embedding(tokens)), offsets)
         return self.word_pooling.read_ragged(states, offsets)
 
     def read_document(self, vectors: Tensor, sentence_counts: Tensor) -> tuple[Tensor, Tensor]:
         """sentence vectors [N, S, 2H], sentence_counts int [N] -> logits [N, K] and sentence attention [N, S]."""
+        if self.training and self.sentence_dropout:
+            keep = torch.rand(vectors.shape[:2], device=vectors.device) >= self.sentence_dropout
+            vectors = vectors * keep.unsqueeze(-1)
         states = self.sentence_gru(self.dropout(vectors), sentence_counts)
         document, weights = self.sentence_pooling(states, sentence_counts)
         return self.classifier(self.dropout(document)), weights

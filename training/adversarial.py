@@ -43,7 +43,7 @@ class Places:
 
     def vectors(self) -> Tensor:
         """The vector at each place, float [P, E]."""
-        return functional.embedding(self.words, self.embedding.weight, PADDING)
+        return functional.embedding(self.words, self.embedding.rows(), PADDING)
 
     @contextmanager
     def read_as(self, vectors: Tensor) -> Iterator[None]:

@@ -34,6 +34,9 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
     draw_from(job.seed, epoch=0)
     network = models.build(job.model, job.network, prepared.description)
     begin_with_prepared_vectors(network, prepared)
+    if getattr(network, 'pretrained', ''):
+        missing, unexpected = network.load_state_dict(torch.load(network.pretrained + str(prepared.directory.name) + '.pt', map_location='cpu'), strict=False)
+        assert not unexpected
     network.to(device)
     if settings.strict_kernels:
         refuse_references(network, device)

@@ -13,11 +13,15 @@ from training.settings import Settings
 
 def make_optimiser(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """Weight decay on matrices and kernels alone: not on biases, norms, a context vector or Swish's beta."""
-    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    from models.layers.embedding import WordEmbedding
+    scaled = {id(m.weight): m.rate for m in network.modules() if isinstance(m, WordEmbedding) and getattr(m, 'rate', 1.0) != 1.0}
+    parameters = [p for p in network.parameters() if p.requires_grad and id(p) not in scaled]
+    slow = [p for p in network.parameters() if id(p) in scaled]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
+    groups += [{"params": [p], "weight_decay": settings.weight_decay, "scale": scaled[id(p)]} for p in slow]
     groups = [group for group in groups if group["params"]]
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)

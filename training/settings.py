@@ -35,6 +35,7 @@ class Settings(Checked):
     label_smoothing: Annotated[float, Between(0, 0.99)] = 0.1
     average_decay: Annotated[float, Between(0, 0.99999)] = 0.0
     adversarial: Annotated[float, Between(0, 100)] = 0.0
+    consistency: float = 0.0
     amp: Literal["auto", "off", "bfloat16", "float16"] = "auto"
     threads: Annotated[int, Between(1, 1024)] = 1
     deterministic: bool = True

@@ -74,7 +74,7 @@ class Step:
     def __call__(self, inputs: tuple[Tensor, ...], target: Tensor, rate: float) -> Outcome:
         """Train on one batch (``inputs`` as the network takes them) at learning rate ``rate``."""
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("scale", 1.0)
         outcome = self._replay(inputs, target) if self.graphed else None
         if outcome is None:
             self.optimiser.zero_grad()
@@ -93,11 +93,13 @@ class Step:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.clip_norm, norm)
         return Outcome(loss.detach(), feeding.correct(logits, target).double().mean(), norm)
 
-    def _backward(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
+    def _backward(self, inputs, target, clean=None):
         """Logits and loss, whose gradient is added to what is there."""
         with torch.autocast(self.device.type, self.half, enabled=self.half is not None, cache_enabled=not self.graphed):
             logits = self.network(*inputs)
         loss = feeding.loss(logits.float(), target, self.settings.label_smoothing)
+        if clean is not None and self.settings.consistency:
+            loss = loss + self.settings.consistency * torch.nn.functional.kl_div(logits.float().log_softmax(1), clean.detach().float().softmax(1), reduction='batchmean')
         self.scaler.scale(loss).backward()
         return logits, loss
 
@@ -111,7 +113,7 @@ class Step:
             outcome = self._backward((places.numbers, *inputs[1:]), target)
         perturbation = worst(vectors.grad, tokens, word_counts, self.settings.adversarial)
         with places.read_as(places.vectors() + perturbation):
-            self._backward((places.numbers, *inputs[1:]), target)
+            self._backward((places.numbers, *inputs[1:]), target, outcome[0])
         return outcome
 
     def _replay(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome | None:

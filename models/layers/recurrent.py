@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cuda_ext.gru import MOST_UNITS, gru, gru_ragged
 from models.layers.sequences import real_steps, reverse_by_length
@@ -27,6 +28,7 @@ class BidirectionalGRU(nn.Module):
     """States of a forward and a backward GRU side by side."""
 
     uses_kernels = True
+    recurrent_dropout = 0.0  # of the recurrent weights, Merity et al. 2018, section 2
     rectified = False  # whether relu makes the candidate, in place of tanh
 
     def __init__(self, inputs: int, units: int, direction: Callable[[], nn.Module] | None = None) -> None:
@@ -54,4 +56,8 @@ class BidirectionalGRU(nn.Module):
 
     def flat_parameters(self) -> list[Tensor]:
         """As a bidirectional ``nn.GRU`` orders them."""
-        return [*self.forwards.parameters(), *self.backwards.parameters()]
+        found = [*self.forwards.parameters(), *self.backwards.parameters()]
+        if self.recurrent_dropout and self.training:
+            for place in (1, 5):
+                found[place] = functional.dropout(found[place], self.recurrent_dropout)
+        return found
