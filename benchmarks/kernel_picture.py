@@ -19,6 +19,7 @@ from storage.files import read_json
 
 # The rungs of the convolution's ladder are timed beside the best rung, which is no peer.
 OWN = "register"
+ROW = {"kernel", "median_ms", "floor_ms", "best_peer", "peers"}
 WIDTH = 9.0
 INCHES_A_LINE = 0.07
 INCHES_A_PANEL = 0.45
@@ -30,7 +31,8 @@ def main() -> None:
     parser.add_argument("picture", type=Path, help="the PNG file to write")
     arguments = parser.parse_args()
     report = read_json(arguments.report)
-    if not isinstance(report, dict) or not report.get("results"):
+    rows = report.get("results") if isinstance(report, dict) else None
+    if not rows or not all(row.keys() >= ROW for row in rows):
         raise InputError(f"{arguments.report} holds no results: give a report of `python -m cuda_ext.report`")
     draw(report, arguments.picture)
 

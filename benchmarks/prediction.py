@@ -33,7 +33,7 @@ import models
 from cuda_ext import library
 from models import answers, feeding
 from storage.errors import InputError, command
-from storage.files import read_json, write_json
+from storage.files import read_json, read_object, write_json
 from storage.prepared import Prepared, open_prepared
 
 # Documents a batch, and documents a round: enough that a round on two cores takes about a second.
@@ -80,7 +80,7 @@ class Subject:
 def open_subject(run: str | None, folder: str | None, network: dict[str, int]) -> Subject:
     """The subject of a run, or an untrained HAN on the arrays of ``folder``, or on drawn ones where that is None."""
     if run is not None:
-        job = read_json(Path(run) / "job.json")
+        job = read_object(Path(run) / "job.json", "prepared")
         prepared = open_prepared(Path(job["prepared"]))
         loaded = models.load(Path(run), prepared.description)
     else:

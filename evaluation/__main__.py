@@ -15,7 +15,7 @@ from pathlib import Path
 
 from evaluation.run import evaluate_run
 from storage.errors import InputError, command
-from storage.files import read_json
+from storage.files import read_object
 from storage.prepared import DESCRIPTION
 
 JOB = "job.json"
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     for run, prepared in pairs(options.folders):
         try:
-            job = read_json(run / JOB)
+            job = read_object(run / JOB, "prepared")
             print(evaluate_run(run, prepared or Path(job["prepared"]), splits), flush=True)
         except InputError as error:
             failed += 1

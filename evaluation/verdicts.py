@@ -7,6 +7,7 @@ from typing import Any
 from evaluation.baseline_names import BASELINE_TITLES
 from evaluation.bootstrap import TwoWay
 from evaluation.statistics import (
+    EQUAL,
     Interval,
     SeedsNeeded,
     finite,
@@ -26,8 +27,8 @@ same test items (turned round for a loss or an error, where less is better): pos
 A baseline has no seeds: each seed of the network is compared with the baseline's one figure on the same test items.
 The seeds are then the network's alone, and the bootstrap over seeds and items draws the items of both together.
 Two analyses must agree. Over seeds: the mean of the paired differences with its BCa bootstrap interval, and the p of
-the exact two-sided sign-flip test, corrected by Holm over all primary pairs. Over seeds and items: a bootstrap that
-draws seeds and test items anew together. Intervals are of 1 - alpha.
+the two-sided sign-flip test (exact up to 20 seeds), corrected by Holm over all primary pairs. Over seeds and items: a
+bootstrap that draws seeds and test items anew together. Intervals are of 1 - alpha.
 - holds: Holm's p is under alpha, both intervals lie above 0, and the mean difference is at least the smallest effect.
 - fails: the same the other way round.
 - no difference that matters: both intervals lie inside (-smallest effect, +smallest effect).
@@ -135,15 +136,15 @@ def judge_pair(
         reasons.append(too_few(len(differences), least, pairs, alpha))
     elif measured.flags:
         pass
-    elif holm_p < alpha and all(i.above(0) for i in intervals) and seeds_alone.mean >= smallest_effect:
+    elif holm_p < alpha and all(i.above(0) for i in intervals) and seeds_alone.mean >= smallest_effect - EQUAL:
         verdict = HOLDS
-    elif holm_p < alpha and all(i.below(0) for i in intervals) and seeds_alone.mean <= -smallest_effect:
+    elif holm_p < alpha and all(i.below(0) for i in intervals) and seeds_alone.mean <= EQUAL - smallest_effect:
         verdict = FAILS
     elif all(i.inside(smallest_effect) for i in intervals):
         verdict = NONE
     else:
         reasons = why_not(seeds_alone, both, holm_p, smallest_effect, alpha)
-    needed = still_needed(differences, smallest_effect, alpha, measured.two_way, least)
+    needed = still_needed(differences, smallest_effect, alpha, measured.two_way, least, alpha * p / holm_p)
     if not measured.flags:
         reasons.append(needed.sentence)
     return Verdict(
@@ -166,19 +167,21 @@ def judge_pair(
 
 
 def still_needed(
-    differences: Sequence[float], smallest_effect: float, alpha: float, two_way: TwoWay, least: int
+    differences: Sequence[float], smallest_effect: float, alpha: float, two_way: TwoWay, least: int, corrected: float
 ) -> SeedsNeeded:
     """How many seeds this spread needs: for an interval of the smallest effect and for the test to be able to pass.
 
     Where there are as many already, the difference lies near 0 or near the smallest effect: what it takes to tell it
-    from the nearer of the bounds that a verdict turns on, if the mean stays as it is.
+    from the nearer of the bounds that a verdict turns on, if the mean stays as it is. From 0 the test over seeds tells
+    it, to which Holm's correction leaves ``corrected`` of alpha.
     """
     deviations = (two_way.item_deviation, two_way.residual_deviation)
     needed = seeds_needed(differences, smallest_effect, alpha, *deviations)
     mean = abs(float(finite(differences).mean()))
-    margin = mean if mean >= smallest_effect else smallest_effect - mean
+    apart = mean >= smallest_effect - EQUAL
+    margin = mean if apart else smallest_effect - mean
     if needed.seeds is not None and len(differences) >= max(needed.seeds, least) and margin > 0:
-        needed = seeds_needed(differences, margin, alpha, *deviations)
+        needed = seeds_needed(differences, margin, alpha, *deviations, test_alpha=corrected if apart else alpha)
     if needed.seeds is None:
         return needed
     if len(differences) < least:
@@ -209,7 +212,7 @@ def why_not(seeds_alone: Interval, both: Interval, holm_p: float, smallest_effec
     else:
         if holm_p >= alpha:
             reasons.append(f"Both intervals lie on one side of 0, but Holm's p of {holm_p:.3g} is not under {alpha:g}.")
-        if abs(seeds_alone.mean) < smallest_effect:
+        if abs(seeds_alone.mean) < smallest_effect - EQUAL:
             reasons.append(
                 "There is a difference, but the mean is below the smallest effect of interest and larger ones "
                 "are not excluded."

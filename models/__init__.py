@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError, nearest
-from storage.files import read_json
+from storage.files import read_object
 from storage.source import parse
 
 if TYPE_CHECKING:
@@ -52,14 +52,18 @@ def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]
 
 def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
     """The network of a finished run with its best weights, on the CPU and in evaluation mode."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    job = read_json(Path(run_directory) / "job.json")
+    job = read_object(Path(run_directory) / "job.json", "model", "network")
     weights = Path(run_directory) / "best.safetensors"
     if not weights.is_file():
         raise InputError(f"{weights} is missing: the run has not finished its first epoch, train it again")
     network = build(job["model"], job["network"], description)
-    network.load_state_dict(load_file(weights))
+    try:
+        network.load_state_dict(load_file(weights))
+    except SafetensorError as error:
+        raise InputError(f"{weights} is not whole ({error}): remove {run_directory} and train it again") from None
     return network.eval()
 
 

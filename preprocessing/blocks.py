@@ -26,6 +26,7 @@ from preprocessing.text import SENTENCE_END, find_words, keep, mark_sentences
 from preprocessing.vocabulary import UNKNOWN_INDEX
 from storage.errors import InputError
 from storage.files import published_directory, read_json
+from storage.parts import counted_up
 from storage.prepared import SPLITS
 
 Job = dict[str, Any]
@@ -262,7 +263,7 @@ def cut(
 
 def kept_lengths(lengths: np.ndarray, sentence_counts: np.ndarray, kept_sentences: int, kept_words: int) -> np.ndarray:
     """The words that are kept of each sentence, int64 [sentences]; arguments as for ``cut``."""
-    return np.where(_count_up(sentence_counts) < kept_sentences, np.minimum(lengths, kept_words), 0)
+    return np.where(counted_up(sentence_counts) < kept_sentences, np.minimum(lengths, kept_words), 0)
 
 
 def count_kept(block: Block, kept_sentences: int, kept_words: int) -> list[int]:
@@ -271,12 +272,6 @@ def count_kept(block: Block, kept_sentences: int, kept_words: int) -> list[int]:
     kept = kept_lengths(lengths, sentence_counts, kept_sentences, kept_words)
     split = np.repeat(block.split, sentence_counts)
     return [int(kept[split == number].sum()) for number in range(len(SPLITS))]
-
-
-def _count_up(lengths: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ... to each length, one after the other: [2, 3] gives [0, 1, 0, 1, 2]."""
-    stops = np.cumsum(lengths)
-    return np.arange(lengths.sum()) - np.repeat(stops - lengths, lengths)
 
 
 def tally_of(

@@ -75,6 +75,8 @@ class DataSetEntry:
     @classmethod
     def from_json(cls, value: Mapping[str, Any], where: str) -> "DataSetEntry":
         """Read an entry; InputError names ``where`` when a field is unknown, missing or not one of its choices."""
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where} is no mapping: restore the file from git")
         known = [about.name for about in fields(cls)]
         refuse_unknown(value, known, where)
         missing = [name for name in known[:8] if name not in value]
@@ -82,9 +84,12 @@ class DataSetEntry:
             raise InputError(f"{where} has no '{missing[0]}': restore the file from git")
         refuse_unknown([value["kind"]], KINDS, f"{where}, kind")
         refuse_unknown([value["task"]], TASKS, f"{where}, task")
+        for name, kind in (("classes", (list, tuple)), ("files", dict), ("splits", dict)):
+            if not isinstance(value[name], kind) or not value[name]:
+                raise InputError(f"{where}: '{name}' is {value[name]!r}: restore the file from git")
         try:
             files = {name: FileEntry(**about) for name, about in value["files"].items()}
-        except (TypeError, AttributeError):
+        except TypeError:
             raise InputError(
                 f"{where}: each of its files has sha256, bytes and rows: restore the file from git"
             ) from None
@@ -226,12 +231,14 @@ def parse_document(line: bytes, entry: DataSetEntry, where: str) -> Document:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: invalid UTF-8 at byte {error.start}: save the file as UTF-8") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(row, dict) or set(row) != set(Document._fields):
         raise InputError(f"{where}: a document has exactly the fields {', '.join(Document._fields)}")
     if not (isinstance(row["id"], str) and isinstance(row["labels"], list) and isinstance(row["text"], str)):
         raise InputError(f"{where}: id and text are strings and labels is a list")
+    if any("\ud800" <= character <= "\udfff" for character in row["id"]):
+        raise InputError(f"{where}: the id {row['id']!r} holds a character that UTF-8 has not: give it another")
     document = Document(row["id"], tuple(row["labels"]), row["split"], row["text"])
     check_document(document, entry.task, len(entry.classes), where)
     return document

@@ -7,7 +7,7 @@ bytes and an equal version, however its source was packed.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -92,11 +92,11 @@ def published_splits(images: np.ndarray, train_rows: int) -> np.ndarray:
     return np.array(numbers + [SPLITS.index("test")] * (len(images) - train_rows), dtype=np.uint8)
 
 
-def count_leaks(contents: Iterable[Hashable], splits: Iterable[str]) -> dict[str, int]:
-    """Count the distinct contents that stand in two splits: {"train-test": 123, ...}."""
-    of_split: dict[str, set] = {split: set() for split in SPLITS}
+def count_leaks(contents: Iterable[bytes], splits: Iterable[str]) -> dict[str, int]:
+    """Count the distinct contents that stand in two splits: {"train-test": 123, ...}. Their digests are held alone."""
+    of_split: dict[str, set[bytes]] = {split: set() for split in SPLITS}
     for content, split in zip(contents, splits, strict=True):
-        of_split[split].add(content)
+        of_split[split].add(hashlib.sha256(content).digest())
     return {f"{one}-{other}": len(of_split[one] & of_split[other]) for one, other in combinations(SPLITS, 2)}
 
 
@@ -120,7 +120,10 @@ def content_version(about: About, row_digests: Iterable[bytes]) -> str:
 
 
 def write_text(name: str, directory: Path, rows: TextRows) -> DataSetEntry:
-    """Write documents.jsonl into ``directory``. InputError for an empty corpus or document, or a bad label."""
+    """Write documents.jsonl into ``directory``. InputError for an empty corpus or document, or a bad label.
+
+    The canonical order asks for all rows at once: they stand in memory, as texts and as lines.
+    """
     about = rows.about
     ordered = []
     for number, document in enumerate(rows.documents, 1):
@@ -146,8 +149,8 @@ def write_text(name: str, directory: Path, rows: TextRows) -> DataSetEntry:
         version=content_version(about, (row[1] for row in ordered)),
         files=file_entries(directory, (DOCUMENTS,), len(documents)),
         leaks={
-            "exact": count_leaks((document.text for document in documents), splits),
-            "normalised": count_leaks((normalised_text(document.text) for document in documents), splits),
+            "exact": count_leaks((document.text.encode() for document in documents), splits),
+            "normalised": count_leaks((normalised_text(document.text).encode() for document in documents), splits),
         },
         **common_fields(about, splits),
     )

@@ -1,8 +1,8 @@
 """The vocabulary: the words of the training split that are frequent enough, and the number of each.
 
 Words seen fewer than ``minimum_count`` times become <unk>, after Yang et al. 2016, section 3.3, who keep words that
-appear more than five times. The tokeniser takes "<unk>" apart, so that no word of a text
-can be mistaken for one of the two special entries.
+appear more than five times (a minimum_count of 6). The tokeniser takes "<unk>" apart, so that no word of a text can be
+mistaken for one of the two special entries.
 """
 
 import sqlite3

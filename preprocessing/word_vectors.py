@@ -15,6 +15,7 @@ from preprocessing.settings import WordVectors
 SEED = 0
 NEGATIVE_SAMPLES = 5  # words drawn against each true neighbour: 5 to 20 for small corpora, section 2.2
 DOCUMENTS_AT_A_TIME = 1024
+LONGEST_SENTENCE = 10_000  # of a longer one gensim would leave out the rest; it is read in parts
 
 
 def train_word_vectors(
@@ -42,7 +43,7 @@ def train_word_vectors(
     model.build_vocab_from_freq({sentences.names[word]: int(counts[word]) for word in np.flatnonzero(counts)})
     model.train(
         sentences,
-        total_examples=int(np.count_nonzero(word_counts)),
+        total_examples=int((-(-word_counts // LONGEST_SENTENCE)).sum()),
         total_words=len(tokens),
         epochs=settings.epochs,
     )
@@ -68,5 +69,6 @@ class _Sentences:
             start += len(words)
             place = 0
             for length in lengths.tolist():
-                yield words[place : place + length]
+                for start_of_part in range(place, place + length, LONGEST_SENTENCE):
+                    yield words[start_of_part : min(start_of_part + LONGEST_SENTENCE, place + length)]
                 place += length

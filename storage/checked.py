@@ -28,7 +28,8 @@ class Between:
     above: bool = False
 
     def hold(self, value: float) -> bool:
-        return math.isfinite(value) and self.low <= value <= self.high and not (self.above and value == self.low)
+        # Not by isfinite, which fails of a whole number that no float can hold.
+        return self.low <= value <= self.high and value != math.inf and not (self.above and value == self.low)
 
     def __str__(self) -> str:
         if self.high == math.inf:

@@ -16,14 +16,17 @@ class PassingError(RuntimeError):
     """Something outside failed in a way that may pass by itself (a network, a busy database): worth a retry."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a half sentence that names the nearest known name, or all of them: ``did you mean 'han'?``."""
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return a half sentence that names the nearest known name, or all of them: ``did you mean 'han'?``.
+
+    ``name`` need not be text: YAML reads ``on`` as true and 5 as a number.
+    """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"choose from: {', '.join(names)}"
 
 
-def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+def refuse_unknown(given: Iterable[object], known: Iterable[str], where: str) -> None:
     """Raise InputError for the first of ``given`` that is not in ``known``, naming ``where`` it stands."""
     known = list(known)
     for name in given:

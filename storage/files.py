@@ -39,8 +39,18 @@ def read_json(path: Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} is missing") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    # JSON that is none and bytes that are no UTF-8 are ValueErrors; lists may be nested too deeply.
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error}): restore it or remove it and run again") from None
+
+
+def read_object(path: Path, *names: str) -> dict[str, Any]:
+    """Read a JSON object; InputError as ``read_json``, and where it has not all of ``names``."""
+    value = read_json(path)
+    missing = [name for name in names if not isinstance(value, dict) or name not in value]
+    if missing:
+        raise InputError(f"{path} has no '{missing[0]}': restore it or remove it and run again")
+    return value
 
 
 def write_text(path: Path, text: str) -> None:

@@ -157,7 +157,7 @@ class Together:
             if not finite:
                 self.skipped[index] += 1
                 for parameter in self.networks[index].parameters():
-                    parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad = None
 
     @torch.no_grad()
     def recall(self, seed: int, count: int, lag: int) -> np.ndarray:

@@ -303,7 +303,7 @@ def judged_gates(found: Measured) -> list[dict[str, Any]]:
         ),
         claim(
             "Gated recurrent unit solves the problem",
-            FAILS if drawn["high"] < 1 else HOLDS,
+            FAILS if drawn["high"] < 1 else HOLDS if drawn["low"] >= 1 else INCONCLUSIVE,
             f"As PyTorch initialises a GRU, its gradient is multiplied by {drawn['mean']:.3f} a step, to "
             f"{np.median(gru):.0e} over {far} steps, {further.mean():.1f} powers of ten above the plain network's. "
             f"With {most.split()[-1]} added to the update gate's bias it is {pressed['mean']:.3f} a step. The gate can "

@@ -12,7 +12,7 @@ from torch import nn
 import models
 from models import feeding
 from storage.errors import InputError
-from storage.files import read_json
+from storage.files import read_object
 from storage.parts import counted_up, of_rows
 from storage.prepared import Prepared, open_prepared
 from studies import evidence
@@ -30,6 +30,8 @@ def command_line(name: str, description: str, plan: Any, debug: Any, study: Call
     parser.add_argument("--prepared", type=Path, required=True, help="the folder of the arrays they were trained on")
     parser.add_argument("--documents", type=int, default=plan.documents, help="how many are drawn (%(default)s)")
     arguments = parser.parse_args()
+    if arguments.documents < 1:
+        raise InputError(f"--documents is {arguments.documents}: give 1 or more")
     place = evidence.destination(arguments.to, name)
     plan = debug if arguments.debug else dataclasses.replace(plan, documents=arguments.documents)
     with claimed() as device:
@@ -58,7 +60,7 @@ def networks(runs: Sequence[Path], prepared: Prepared) -> dict[int, nn.Module]:
     for run in runs:
         if not (run / "result.json").is_file():
             raise InputError(f"{run} has no result.json: give folders of finished runs")
-        job: dict[str, Any] = read_json(run / "job.json")
+        job = read_object(run / "job.json", "variant", "seed")
         variant = variant or job["variant"]
         if job["variant"] != variant:
             raise InputError(f"{run} is of variant {job['variant']}, {runs[0]} of {variant}: give the runs of one")

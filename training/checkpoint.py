@@ -56,9 +56,9 @@ class Checkpoint:
             return State()
         try:
             with safe_open(path, framework="pt") as file:
-                header = json.loads(file.metadata()["run"])
+                header = json.loads((file.metadata() or {})["run"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
+        except (SafetensorError, KeyError) as error:
             raise InputError(f"{path} is not a whole checkpoint ({error}): remove it to train anew") from None
         self.network.load_state_dict(_under("network.", tensors))
         if self.average.decay:

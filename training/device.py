@@ -58,7 +58,7 @@ def claimed() -> Iterator[torch.device]:
 def runs_a_gpu() -> int:
     """How many jobs share a GPU: REREAD_RUNS_A_GPU, or 1."""
     given = os.environ.get("REREAD_RUNS_A_GPU", "1")
-    if not given.isdigit() or int(given) == 0:
+    if not given.isdecimal() or int(given) == 0:
         raise InputError(f"REREAD_RUNS_A_GPU={given} is not a number of runs: give a whole number from 1 up")
     return int(given)
 

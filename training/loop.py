@@ -77,6 +77,8 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
         checkpoint.save(state)
         write_text(job.run_directory / "history.csv", state.history_csv())
         progress.epoch(row, len(batches))
+    # A run may have been killed between its last checkpoint and that epoch's line.
+    write_text(job.run_directory / "history.csv", state.history_csv())
     return network, state
 
 

@@ -15,7 +15,7 @@ class Settings(Checked):
     """Settings of training. Epochs are passes over the training split, batch_size counts rows.
 
     Stops when neither validation loss nor score has improved for ``patience`` epochs, or after maximum_epochs.
-    word_vector_rate is the learning rate of word vectors as a share of the others'.
+    word_vector_rate is the learning rate of word vectors as a share of the others'; at 0 they stay as they began.
     weight_decay applies to matrices alone; momentum to sgd alone. clip_norm 0 turns clipping off. amp ``auto`` is
     bfloat16 where the GPU has it, else float16, and off on the CPU. deterministic asks for repeatable kernels.
     cuda_graphs captures a step on a GPU once and replays it; a network that cannot be captured is called.

@@ -1,6 +1,6 @@
 """Pooling without trained weights: the mean or the maximum of a sequence's steps in place of attention.
 
-Source: Yang et al., Hierarchical Attention Networks for Document Classification, NAACL 2016, section 3.2 and table 2:
+Source: Yang et al., Hierarchical Attention Networks for Document Classification, NAACL 2016, section 3.4 and table 2:
 HN-AVE and HN-MAX pool the states of both levels so, HN-ATT by attention.
 
 Each has the interface of ``models.layers.attention.Attention``; ``pooling`` gives any of the three by its name.

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from storage.source import ROOT
 
 REPORT = sorted(Path(ROOT, "cuda_ext", "results").glob("*.json"))[-1]
@@ -23,9 +25,10 @@ def test_the_committed_report_is_drawn_the_same_each_time(tmp_path):
     assert pictures[0].read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_file_without_results_is_one_line(tmp_path):
+@pytest.mark.parametrize("content", ["{}", "[]", '{"results": [{"batch": 64}]}'])
+def test_a_file_without_results_is_one_line(tmp_path, content):
     empty = tmp_path / "empty.json"
-    empty.write_text("{}")
+    empty.write_text(content)
     done = draw(empty, tmp_path / "none.png")
     assert done.returncode == 2
     assert done.stderr == f"error: {empty} holds no results: give a report of `python -m cuda_ext.report`\n"

@@ -39,8 +39,15 @@ def test_sign_flip_agrees_with_scipy():
         (differences, np.zeros(9)), lambda a, b: np.mean(a - b), permutation_type="samples", n_resamples=np.inf
     ).pvalue
     assert sign_flip_p(differences) == pytest.approx(expected)
-    with pytest.raises(InputError, match="at most 20"):
-        sign_flip_p([0.1] * 21)
+
+
+def test_of_many_seeds_patterns_are_drawn():
+    differences = np.random.default_rng(3).normal(0.4, 1, 21)
+    # Exact over 20 of them; the last is too small to change it by much.
+    exact = sign_flip_p(differences[:20])
+    assert sign_flip_p([*differences[:20], 1e-9]) == pytest.approx(exact, abs=0.005)
+    assert sign_flip_p([0.1] * 60) == 1 / 100_001
+    assert sign_flip_p(differences) == sign_flip_p(differences)
 
 
 def test_sign_flip_keeps_its_level():

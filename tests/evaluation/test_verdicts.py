@@ -41,6 +41,31 @@ def test_no_difference_that_matters_although_significant():
     assert verdict.holm_p < 0.05 and verdict.verdict == NONE
 
 
+@pytest.mark.parametrize("high", [0.004999999999999993, 0.005, 0.0050000000000000044])
+def test_an_interval_that_ends_at_the_smallest_effect_is_not_inside_of_it(high):
+    """Whatever the rounding of its end: counts of right answers that differ by 0.005 are equal to it."""
+    small = [0.001, -0.002, 0.002, 0, 0.001, -0.001]
+    assert judged(small, -0.004, high, smallest_effect=0.005).verdict == INCONCLUSIVE
+    assert judged(small, -high, 0.004, smallest_effect=0.005).verdict == INCONCLUSIVE
+    assert judged(small, -0.004, 0.0049, smallest_effect=0.005).verdict == NONE
+
+
+@pytest.mark.parametrize("mean", [0.004999999999999993, 0.0050000000000000044])
+def test_a_mean_of_the_smallest_effect_is_one_that_matters(mean):
+    spread = [one - 0.02525 for one in STEADY]
+    assert judged([one / 10 + mean for one in spread], 0.001, 0.009, smallest_effect=0.005).verdict == HOLDS
+    assert judged([one / 10 - mean for one in spread], -0.009, -0.001, smallest_effect=0.005).verdict == FAILS
+
+
+def test_seeds_are_asked_for_that_pass_after_holm_s_correction():
+    """Of one pair, intervals above 0 are enough; beside nine others that show nothing its p counts nine times more."""
+    differences = [0.021, 0.004, 0.031, -0.006, 0.028, 0.012, -0.003, 0.024, 0.017, 0.002]
+    nothing = measured([0.001, -0.001] * 5, -0.02, 0.02)
+    found = judge([PAIR] * 10, [measured(differences, 0.002, 0.024), *[nothing] * 9], 0.01)[0]
+    assert found.verdict == INCONCLUSIVE and found.p < 0.05 < found.holm_p
+    assert found.seeds_needed > len(differences) + 1 and "lacks little" not in found.sentence
+
+
 def test_inconclusive_says_how_many_seeds():
     verdict = judged([0.05, -0.04, 0.03, 0.02, -0.03, 0.04], -0.02, 0.045)
     assert verdict.verdict == INCONCLUSIVE and verdict.seeds_needed > 6

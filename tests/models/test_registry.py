@@ -119,6 +119,11 @@ def test_a_run_s_network_is_loaded_with_its_best_weights(tmp_path, text):
     with pytest.raises(InputError, match="best.safetensors is missing"):
         models.load(tmp_path, text.description)
     save_file(network.state_dict(), tmp_path / "best.safetensors")
+    whole = (tmp_path / "best.safetensors").read_bytes()
+    (tmp_path / "best.safetensors").write_bytes(whole[:100])
+    with pytest.raises(InputError, match="best.safetensors is not whole .* train it again"):
+        models.load(tmp_path, text.description)
+    (tmp_path / "best.safetensors").write_bytes(whole)
     loaded = models.load(tmp_path, text.description)
     rows = text.rows("train")
     assert not loaded.training

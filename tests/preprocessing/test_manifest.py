@@ -134,11 +134,29 @@ def test_an_unknown_name_is_told_the_nearest(folder):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[1]", '{"schema": 2, "datasets": {}}', '{"schema": 1, "datasets": {"a": {"kind": "t"}}}']
+    "content",
+    [
+        "",
+        "[" * 100_000,
+        "[1]",
+        '{"schema": 2, "datasets": {}}',
+        '{"schema": 1, "datasets": {"a": null}}',
+        '{"schema": 1, "datasets": {"a": {"kind": "t"}}}',
+    ],
 )
 def test_a_broken_manifest_is_named(folder, content):
     folder.manifest.write_text(content)
     with pytest.raises(InputError, match="data.manifest.json"):
+        Manifest.load(folder.manifest)
+
+
+@pytest.mark.parametrize(("field", "value"), [("files", {}), ("files", {"a": 1}), ("classes", 3), ("splits", None)])
+def test_an_entry_that_could_not_be_verified_is_refused(folder, field, value):
+    folder.add("weather", TextRows(ABOUT, documents()))
+    manifest = json.loads(folder.manifest.read_text())
+    manifest["datasets"]["weather"][field] = value
+    folder.manifest.write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="data.manifest.json, data set 'weather': .*restore the file from git"):
         Manifest.load(folder.manifest)
 
 
@@ -169,6 +187,9 @@ def test_an_edit_of_equal_size_and_time_is_found(folder):
     [
         (line() + b'{"id": "b", "text": "\xff"}\n', "line 2: invalid UTF-8 at byte 21"),
         (line() + b"{\n", "line 2: not valid JSON"),
+        (b"[" * 100_000 + b"\n", "line 1: not valid JSON"),
+        (b'{"labels": [' + b"9" * 5000 + b"]}\n", "line 1: not valid JSON"),
+        (line(id="\ud800"), "line 1: the id .* holds a character that UTF-8 has not"),
         (line() + line(id="b", extra=1), "line 2: a document has exactly the fields"),
         (line(text=" \n"), "line 1: .*'a' is empty"),
         (line(split="dev"), "split 'dev'"),
@@ -257,8 +278,8 @@ def test_a_document_of_a_million_words_just_works(folder):
 def test_leaks_are_counted_by_distinct_text():
     texts = ["Same.", "same", "Same.", "other", "SAME!"]
     splits = ["train", "validation", "test", "train", "test"]
-    assert count_leaks(texts, splits) == {"train-validation": 0, "train-test": 1, "validation-test": 0}
-    normalised = map(normalised_text, texts)
+    assert count_leaks(map(str.encode, texts), splits) == {"train-validation": 0, "train-test": 1, "validation-test": 0}
+    normalised = (normalised_text(text).encode() for text in texts)
     assert count_leaks(normalised, splits) == {"train-validation": 1, "train-test": 1, "validation-test": 1}
     dark = np.array([[0, 10], [20, 40]], np.uint8)
     assert normalised_pixels(dark) == normalised_pixels(dark * 2 + 50) != normalised_pixels(dark[::-1])

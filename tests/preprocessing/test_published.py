@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import re
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -207,3 +208,31 @@ def test_the_published_archives_have_the_recorded_content(tmp_path, mirror, name
         frame = opened.frame()
         assert len(frame) == entry.rows and frame["text"].str.strip().all()
         assert not frame["text"].str.contains("<br />", regex=False).any()
+
+
+@pytest.mark.mirror
+def test_no_film_of_imdb_is_cut_by_where_validation_begins_and_ends(mirror):
+    """Two reviews of one film share rare names: none do from one side of a cut to the other."""
+    reviews = {"pos": {}, "neg": {}}
+    for document in imdb.rows([mirror / "imdb" / imdb.ARCHIVES[0].file_name]).documents:
+        split, label, name = document.id.split("/")
+        if split == "train":
+            reviews[label][int(name.split("_")[0])] = document.text
+    names = {
+        (label, number): set(re.findall(r"(?<![.!?] )\b[A-Z][a-z]{3,}\b", text))
+        for label, texts in reviews.items()
+        for number, text in texts.items()
+    }
+    counts = Counter(name for found in names.values() for name in found)
+    rare = {key: {name for name in found if 2 <= counts[name] <= 40} for key, found in names.items()}
+
+    def across(label: str, cut: int) -> list[tuple[int, int]]:
+        pairs = [(before, after) for before in range(cut - 12, cut) for after in range(cut, cut + 12)]
+        return [(one, other) for one, other in pairs if len(rare[label, one] & rare[label, other]) >= 2]
+
+    cuts = [
+        (label, edge) for label, parts in imdb.VALIDATION.items() for one in parts for edge in (one.start, one.stop)
+    ]
+    for label, cut in cuts:
+        assert cut in (0, 12_500) or not across(label, cut), (label, cut)
+    assert across("neg", 345), "reviews 341 to 346 are of one film"

@@ -53,3 +53,12 @@ def test_no_word_is_a_neighbour_across_the_end_of_a_sentence(corpus, monkeypatch
     lengths = word_counts[word_counts > 0]
     assert [len(sentence) for sentence in found] == lengths.tolist()
     assert [int(word) for sentence in found for word in sentence] == tokens.tolist()
+
+
+def test_a_sentence_longer_than_gensim_reads_is_read_whole():
+    """The second half's order changes the vectors, and words that stand there alone have company."""
+    tokens = np.random.default_rng(0).integers(2, WORDS - 1, 20_000).astype(np.int32)
+    other = np.concatenate([tokens[:10_000], tokens[:9_999:-1]])
+    counts = np.array([[20_000]], np.int32)
+    first, second = (train_word_vectors(words, counts, WORDS, SMALL) for words in (tokens, other))
+    assert first.tobytes() != second.tobytes()

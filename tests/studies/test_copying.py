@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,25 @@ def test_a_gradient_that_is_not_finite_is_passed_over_and_counted():
     together.train(3)
     assert together.skipped == [DEBUG.steps, 0]
     assert all(value.isfinite().all() for value in together.networks[0].state_dict().values())
+
+
+def test_a_step_that_is_passed_over_leaves_the_weights_as_they_are(monkeypatch):
+    """Also where earlier steps have given the optimiser a momentum."""
+    together = Together(DEBUG, "gru", [Run(0, 0.01)], CPU)
+    clip, weights = Together._clip, []
+
+    def poisoned(self):
+        if len(weights) == DEBUG.steps - 2:
+            self.networks[0].recurrence.weight_hh_l0.grad[0, 0] = float("nan")
+        clip(self)
+        weights.append([parameter.detach().clone() for parameter in self.networks[0].parameters()])
+
+    monkeypatch.setattr(Together, "_clip", poisoned)
+    together.train(3)
+    moved = [
+        any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)) for before, after in pairwise(weights)
+    ]
+    assert together.skipped == [1] and moved == [True] * (DEBUG.steps - 2) + [False]
 
 
 def test_of_equal_rates_the_lowest_is_chosen():

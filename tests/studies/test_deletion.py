@@ -143,6 +143,7 @@ def test_the_evidence_has_every_cell_and_the_claim_follows_from_it(evidence):
         (lambda runs, flat: [*runs, runs[0]], "has seed 0, as another run"),
         (lambda runs, flat: [flat], "gives no attention"),
         (lambda runs, flat: [runs[0].parent], "has no result.json"),
+        (lambda runs, flat: [runs[0], "--documents", "0"], "--documents is 0: give 1 or more"),
     ],
 )
 def test_runs_that_do_not_fit_are_refused(change, said, runs, flat_run, text_directory, tmp_path, monkeypatch, capsys):

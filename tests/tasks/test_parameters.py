@@ -70,6 +70,9 @@ def test_selecting_variants_drops_the_pairs_that_lose_a_side(tmp_path):
     [
         (("variants", "swish", "model"), "densent", "did you mean 'densenet'?"),
         (("variants", "swish", "network"), {"activaton": "swish"}, "did you mean 'activation'?"),
+        (("variants", "swish", "network"), {True: "swish"}, "unknown name 'True'"),
+        (("variants", "swish", "network"), {5: 1}, "unknown name '5'"),
+        (("variants", "swish", "training"), {"learning_rate": 10**400}, "learning_rate is"),
         (("variants", "swish", "network"), {"activation": "swoosh"}, "did you mean 'swish'?"),
         (("variants", "swish", "training"), {"learning_rat": 1}, "did you mean 'learning_rate'?"),
         (("variants", "swish", "training"), {"learning_rate": -1}, "learning_rate is -1"),

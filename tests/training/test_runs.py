@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 
 import models
 from cuda_ext import library
 from storage.errors import InputError
-from storage.files import sha256_file
+from storage.files import sha256_file, write_text
 from storage.prepared import open_prepared
 from storage.source import ROOT
+from training import loop
 from training.loop import refuse_references
 from training.progress import Progress
 from training.run import run
@@ -104,7 +106,13 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(who
 
 
 @pytest.mark.parametrize(
-    "settings", [{"average_decay": 0.9}, {"adversarial": 0.5, "average_decay": 0.5}, {"optimizer": "sgd"}]
+    "settings",
+    [
+        {"average_decay": 0.9},
+        {"adversarial": 0.5, "average_decay": 0.5},
+        {"optimizer": "sgd"},
+        {"optimizer": "sgd", "word_vector_rate": 0.3},
+    ],
 )
 def test_a_run_taken_up_ends_with_the_same_bytes_with_averages_and_perturbations(
     train_here, write_job, text_directory, monkeypatch, settings
@@ -233,6 +241,32 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_leaves_no_result(writ
     assert not (directory(job) / "result.json").exists()
 
 
+def test_a_run_killed_before_its_last_line_of_history_has_it_when_taken_up(
+    train_here, write_job, text_directory, monkeypatch
+):
+    jobs = [
+        write_job(text_directory, name, run_key="same", training={"maximum_epochs": 2, "patience": 2})
+        for name in ("left", "killed")
+    ]
+    train_here(jobs[0])
+
+    class Killed(Exception):
+        pass
+
+    def write(path, text):
+        if text.count("\n") == 3:
+            raise Killed
+        write_text(path, text)
+
+    with monkeypatch.context() as context:
+        context.setattr(loop, "write_text", write)
+        with pytest.raises(Killed):
+            train_here(jobs[1])
+    train_here(jobs[1])
+    for name in FILES:
+        assert (directory(jobs[0]) / name).read_bytes() == (directory(jobs[1]) / name).read_bytes(), name
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -253,6 +287,9 @@ def test_a_broken_checkpoint_is_refused_and_named(train_here, write_job, text_di
     job = write_job(text_directory)
     directory(job).mkdir(parents=True)
     (directory(job) / "last.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(InputError, match="last.safetensors is not a whole checkpoint .* remove it to train anew"):
+        train_here(job)
+    save_file({"weight": torch.zeros(2)}, directory(job) / "last.safetensors")
     with pytest.raises(InputError, match="last.safetensors is not a whole checkpoint .* remove it to train anew"):
         train_here(job)
 
