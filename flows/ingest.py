@@ -7,8 +7,9 @@ import argparse
 
 from prefect import flow
 
-from storage.errors import command
+from storage.errors import command, refuse_unknown
 from tasks.ingest import ingest as ingest_data_set
+from tasks.ingest import known_names
 from tasks.parameters import load_experiment
 from tasks.prefect_session import prefect_session
 
@@ -24,10 +25,16 @@ def ingest(experiment: str = "default", data: list[str] | None = None) -> list[s
 
 @command
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flows.ingest", description=ingest.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.ingest", description="Make or verify the data sets of an experiment, or those named."
+    )
     parser.add_argument("--experiment", default="default")
     parser.add_argument("--data", nargs="+")
     arguments = parser.parse_args()
+    # A wrong name is refused before a server is started for it.
+    if arguments.data is None:
+        load_experiment(arguments.experiment)
+    refuse_unknown(arguments.data or (), known_names(), "the names given")
     with prefect_session():
         ingest(arguments.experiment, arguments.data)
 

@@ -63,13 +63,15 @@ def main() -> None:
 def _open(name: str | None, stack: ExitStack) -> tuple[BinaryIO, str]:
     """The file of that name, or standard input, and what to call it."""
     if name in (None, "-"):
+        if sys.stdin is None:
+            raise InputError("standard input is closed: give a text, or --file")
         if sys.stdin.isatty():
             print("type the text, then Ctrl-D on a line of its own", file=sys.stderr)
         return sys.stdin.buffer, "standard input"
     try:
         return stack.enter_context(open(name, "rb")), name
     except OSError as error:
-        raise InputError(f"{name} cannot be read ({error.strerror}): name a file of text") from None
+        raise InputError(f"'{name}' cannot be read ({error.strerror}): name a file of text") from None
 
 
 def _read(file: BinaryIO, where: str) -> bytes:

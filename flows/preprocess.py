@@ -7,7 +7,7 @@ import argparse
 
 from prefect import flow
 
-from storage.errors import command
+from storage.errors import command, refuse_unknown
 from tasks.parameters import load_experiment
 from tasks.prefect_session import prefect_session
 from tasks.preprocess import preprocess as preprocess_data_set
@@ -22,11 +22,16 @@ def preprocess(experiment: str = "default", data: list[str] | None = None, fresh
 
 @command
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flows.preprocess", description=preprocess.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.preprocess", description="Prepare the data sets of an experiment, or some of them."
+    )
     parser.add_argument("--experiment", default="default")
     parser.add_argument("--data", nargs="+")
     parser.add_argument("--fresh", action="store_true", help="prepare anew what is there already")
     arguments = parser.parse_args()
+    # A wrong name is refused before a server is started for it.
+    known = load_experiment(arguments.experiment).preprocessing
+    refuse_unknown(arguments.data or (), known, f"the data sets of experiment '{arguments.experiment}'")
     with prefect_session():
         preprocess(arguments.experiment, arguments.data, arguments.fresh)
 

@@ -29,6 +29,11 @@ def available() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.py") if _defined(path) >= {"Settings", "DEBUG", "build"})
 
 
+def kind(model: str) -> str | None:
+    """The only kind of data that ``model`` reads, ``text`` or ``image``; None where it reads both."""
+    return getattr(_module(model), "KIND", None)
+
+
 def settings(model: str, mapping: Mapping[str, Any]) -> Any:
     """The Settings of ``model`` with the values of ``mapping``; InputError for an unknown model, name or value."""
     return _module(model).Settings.read(mapping, f"the network settings of {model}")
@@ -41,13 +46,11 @@ def debug(model: str) -> Any:
 
 def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]) -> "nn.Module":
     """The untrained network, its weights drawn from torch's global generator."""
-    module = _module(model)
-    kind = getattr(module, "KIND", description["kind"])
-    if kind != description["kind"]:
+    if kind(model) not in (None, description["kind"]):
         raise InputError(
-            f"{model} reads {kind}, and {description['name']} is {description['kind']} data: choose another"
+            f"{model} reads {kind(model)}, and {description['name']} is {description['kind']} data: choose another"
         )
-    return module.build(settings(model, network), description)
+    return _module(model).build(settings(model, network), description)
 
 
 def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":

@@ -12,6 +12,10 @@ class InputError(ValueError):
     """What the user gave cannot be used. The message is one line: what is wrong, where, and what to do."""
 
 
+class WorkFailed(RuntimeError):
+    """Work that was begun has ended without a result. The message is one line: which, how, and where to read on."""
+
+
 class PassingError(RuntimeError):
     """Something outside failed in a way that may pass by itself (a network, a busy database): worth a retry."""
 
@@ -35,7 +39,8 @@ def refuse_unknown(given: Iterable[object], known: Iterable[str], where: str) ->
 
 
 def command(main: Callable[..., int | None]) -> Callable[..., None]:
-    """Make ``main`` a command. InputError is one line on stderr and exit code 2, PassingError 1, an interrupt 130."""
+    """Make ``main`` a command. InputError is one line on stderr and exit code 2, WorkFailed and PassingError are one
+    with 1, an interrupt with 130."""
 
     @functools.wraps(main)
     def run(*arguments, **keywords) -> None:
@@ -44,6 +49,9 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
+        except WorkFailed as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(1)
         except PassingError as error:
             print(f"error: {error}; it may pass: run the same command again", file=sys.stderr)
             sys.exit(1)

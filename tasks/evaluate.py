@@ -4,6 +4,7 @@ python -m tasks.evaluate [--experiment default]
 """
 
 import argparse
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,8 @@ def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, An
 def _show_in_prefect(experiment: Experiment, found: dict[str, Any]) -> None:
     """Artifacts of Prefect's run: the variants as a table, the verdicts as markdown."""
     split = found["metrics"]["evaluated_on"]
+    # Prefect takes lower-case ASCII letters, digits and dashes alone in a key.
+    key = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower())
     rows = [
         {
             "variant": name,
@@ -152,12 +155,12 @@ def _show_in_prefect(experiment: Experiment, found: dict[str, Any]) -> None:
         }
         for name, about in found["metrics"]["variants"].items()
     ]
-    create_table_artifact(table=rows, key=f"{experiment.name}-variants", description=f"Variants on the {split} split")
+    create_table_artifact(table=rows, key=f"{key}-variants", description=f"Variants on the {split} split")
     verdicts = [
         f"- **{one['verdict']}** — {one['claim']} {one['sentence']} ({one['source']})" for one in found["verdicts"]
     ]
     markdown = "\n".join([f"# {experiment.title}", "", *(verdicts or ["No pair is judged in this experiment."])])
-    create_markdown_artifact(markdown=markdown, key=f"{experiment.name}-verdicts", description="Verdicts")
+    create_markdown_artifact(markdown=markdown, key=f"{key}-verdicts", description="Verdicts")
 
 
 def _interval(found: dict[str, float | None]) -> str:

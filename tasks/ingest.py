@@ -22,6 +22,11 @@ def ingest(data: str, accept_new_version: bool = False) -> str:
     return entry.version
 
 
+def known_names() -> set[str]:
+    """The data sets that can be made here, and those of the manifest."""
+    return {*available_sources(), *Manifest.load().datasets}
+
+
 @command
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tasks.ingest", description="Make or verify data sets in data/.")
@@ -30,7 +35,7 @@ def main() -> None:
         "--accept-new-version", action="store_true", help="record data that differs from the manifest as a new version"
     )
     arguments = parser.parse_args()
-    refuse_unknown(arguments.names, {*available_sources(), *Manifest.load().datasets}, "the names given")
+    refuse_unknown(arguments.names, known_names(), "the names given")
     for name in arguments.names or EMBEDDED:
         ingest.fn(name, arguments.accept_new_version)
     publish_results("ingest", {f"{name}.md": data_card(name) for name in Manifest.load().datasets})

@@ -122,17 +122,31 @@ def resolved_training(experiment: Experiment, variant_name: str) -> dict[str, An
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse an experiment with a wrong model, or a wrong setting of any kind, before anything is started.
+    """Refuse an experiment with a wrong model, setting or pair, or with a model and data that do not fit, before
+    anything is started.
 
     A published data set that is not in data/ yet says of what kind it is when it is ingested.
     """
+    from evaluation.metrics import metric_names  # slow to import
+
     known = Manifest.load().datasets
     for data, settings in experiment.preprocessing.items():
         if data in known:
             settings_for(known[data].kind, data, settings)
-    for name in experiment.variants:
-        resolved_network(experiment, name)
+    for name, variant in experiment.variants.items():
+        network = resolved_network(experiment, name)
         resolved_training(experiment, name)
+        where = f"experiment '{experiment.name}', variant '{name}'"
+        reads, data = models.kind(variant.model), variant.data
+        if data in known and reads not in (None, known[data].kind):
+            raise InputError(
+                f"{where}: {variant.model} reads {reads}, and {data} is {known[data].kind} data: choose another"
+            )
+        if network.get("word_vectors") == "word2vec" and not experiment.preprocessing[data].get("word_vectors"):
+            raise InputError(
+                f"{where}: word_vectors is word2vec, and {data} is prepared without: "
+                f"set preprocessing.{data}.word_vectors"
+            )
     for pair in experiment.pairs:
         data = next(experiment.variants[name].data for name in networks(pair))
         if data in known:
@@ -141,6 +155,11 @@ def check(experiment: Experiment) -> None:
                 (pair["better"], pair["worse"]),
                 there,
                 f"experiment '{experiment.name}': pair '{pair['name']}' on {data}",
+            )
+            refuse_unknown(
+                [pair["metric"]],
+                metric_names(known[data].task),
+                f"experiment '{experiment.name}': the metric of pair '{pair['name']}' on {data}",
             )
 
 

@@ -27,7 +27,9 @@ EXPERIMENT_KEYS = {
     "title", "variants", "seeds", "parameters", "pairs", "smallest_effect", "alpha", "evaluate_on", "tuning",
     "tunes", "grid",
 }  # fmt: skip
+SECTIONS = ("preprocessing", "training", "models")
 VARIANT_KEYS = {"model", "data", "network", "training"}
+SEEDS = 2**63  # how many there are: torch takes a seed as a signed integer of 64 bits
 PAIR_KEYS = {"name", "claim", "source", "better", "worse", "metric"}
 
 
@@ -73,6 +75,10 @@ class Experiment:
                 raise InputError(
                     f"seed {seed!r} of experiment '{self.name}' is not a whole number from 0 up: change it"
                 )
+            if seed >= SEEDS:
+                raise InputError(f"seed {seed} of experiment '{self.name}' is too large: choose one below 2^63")
+            if chosen.count(seed) > 1:
+                raise InputError(f"experiment '{self.name}' has seed {seed} twice: name each seed once")
         kept = {name: self.variants[name] for name in self.variants if name in names}
         used = {variant.data for variant in kept.values()}
         return Experiment(
@@ -113,7 +119,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} is missing: run this from the project's folder") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a mapping of names to values, not {type(value).__name__}")
@@ -145,14 +151,21 @@ def load_experiment(name: str, root: Path = Path()) -> Experiment:
     for key in ("title", "variants", "seeds"):
         if not given.get(key):
             raise InputError(f"{path} has no '{key}': add it")
+    for key, kind in (("variants", dict), ("seeds", list), ("pairs", list), ("parameters", dict), ("tuning", dict)):
+        if given.get(key) is not None:
+            _of_kind(given[key], kind, f"{path}: {key}")
+    for one in given["variants"]:
+        _of_kind(one, str, f"{path}: variants: the name {one!r}")
     parameters = read_yaml(root / PARAMETERS_FILE)
-    refuse_unknown(given.get("parameters") or {}, parameters, f"{path}: parameters")
+    refuse_unknown(parameters, SECTIONS, str(PARAMETERS_FILE))
+    refuse_unknown(given.get("parameters") or {}, SECTIONS, f"{path}: parameters")
     parameters = merged(parameters, given.get("parameters") or {})
-    refuse_unknown(parameters, ("preprocessing", "training", "models"), str(PARAMETERS_FILE))
+    for key in SECTIONS:
+        _of_kind(parameters.get(key), dict, f"{PARAMETERS_FILE} with {path}: {key}")
 
     trials = {key: _trials(key, given.get("grid"), path) for key in given["variants"]} if given.get("grid") else {}
     variants = {
-        trial: _variant(trial, merged(value, settings) if settings else value, parameters, path)
+        trial: _variant(trial, value, settings, parameters, path)
         for key, value in given["variants"].items()
         for trial, settings in (trials[key] if trials else {key: {}}).items()
     }
@@ -174,6 +187,10 @@ def load_experiment(name: str, root: Path = Path()) -> Experiment:
         trials={key: list(names) for key, names in trials.items()},
     )
     refuse_unknown([experiment.evaluate_on], ("test", "validation"), f"{path}: evaluate_on")
+    names = [pair["name"] for pair in experiment.pairs]
+    for one in names:
+        if names.count(one) > 1:
+            raise InputError(f"{path}: pairs: two have the name '{one}': give each a name of its own")
     return experiment.select()
 
 
@@ -187,11 +204,14 @@ def _with_tuned_variants(given: dict[str, Any], path: Path, root: Path) -> dict[
             raise InputError(f"{path}: an experiment that tunes another takes its variants: remove '{key}'")
     if given.setdefault("evaluate_on", "validation") != "validation":
         raise InputError(f"{path}: evaluate_on is '{given['evaluate_on']}': what tunes reads validation alone")
+    _of_kind(given["tunes"], str, f"{path}: tunes")
     if given["tunes"] not in experiments(root):
         raise InputError(
             f"{path}: tunes: no experiment '{given['tunes']}': {nearest(given['tunes'], experiments(root))}"
         )
     tuned = read_yaml(root / EXPERIMENTS / f"{given['tunes']}.yaml")
+    for one in (tuned, given):
+        _of_kind(one.get("parameters") or {}, dict, f"{path}: parameters")
     parameters = merged(tuned.get("parameters") or {}, given.get("parameters") or {})
     return {**given, "variants": tuned.get("variants"), "parameters": parameters}
 
@@ -219,18 +239,27 @@ def _trials(name: str, grid: Any, path: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _variant(name: str, given: Mapping[str, Any], parameters: Mapping[str, Any], path: Path) -> Variant:
+def _variant(
+    name: str, given: Any, of_the_grid: Mapping[str, Any], parameters: Mapping[str, Any], path: Path
+) -> Variant:
     where = f"{path}: variants.{name}"
     if not isinstance(given, Mapping):
         raise InputError(f"{where} must be a mapping such as {{model: han, data: docstrings}}")
+    given = merged(given, of_the_grid)
     refuse_unknown(given, VARIANT_KEYS, where)
     if name in BASELINE_TITLES:
         raise InputError(f"{where} has the name of a baseline ({BASELINE_TITLES[name]}): give it another")
     for key in ("model", "data"):
         if key not in given:
             raise InputError(f"{where} has no '{key}': add it")
-    defaults = parameters["models"].get(given["model"]) or {}
-    refuse_unknown(defaults, ("network", "training"), f"{PARAMETERS_FILE}: models.{given['model']}")
+        _of_kind(given[key], str, f"{where}.{key}")
+    place = f"{PARAMETERS_FILE}: models.{given['model']}"
+    defaults = _of_kind(parameters["models"].get(given["model"]) or {}, dict, place)
+    refuse_unknown(defaults, ("network", "training"), place)
+    for key in ("network", "training"):
+        _of_kind(defaults.get(key) or {}, dict, f"{place}.{key}")
+        for one in _of_kind(given.get(key) or {}, dict, f"{where}.{key}"):
+            _of_kind(one, str, f"{where}.{key}: the name {one!r}")
     return Variant(
         name=name,
         model=given["model"],
@@ -240,17 +269,29 @@ def _variant(name: str, given: Mapping[str, Any], parameters: Mapping[str, Any],
     )
 
 
+def _of_kind(value: Any, kind: type, where: str) -> Any:
+    """``value``, which YAML must have read as a dict, a list or text; InputError where it is something else."""
+    words = {dict: "a mapping of names to values", list: "a list", str: "text"}
+    if not isinstance(value, kind):
+        raise InputError(f"{where} is {value!r}: it must be {words[kind]}")
+    return value
+
+
 def _section(sections: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     refuse_unknown([name], sections, where)
-    return dict(sections[name] or {})
+    return dict(_of_kind(sections[name] or {}, dict, f"{where}.{name}"))
 
 
 def _pair(given: Mapping[str, str], variants: Mapping[str, Variant], path: Path) -> dict[str, str]:
     where = f"{path}: pairs"
+    _of_kind(given, dict, f"{where}: a pair")
     refuse_unknown(given, PAIR_KEYS, where)
     for key in sorted(PAIR_KEYS):
         if key not in given:
             raise InputError(f"{where}: a pair has no '{key}': add it")
+        _of_kind(given[key], str, f"{where}: {key}")
+    if given["better"] == given["worse"]:
+        raise InputError(f"{where}: '{given['name']}' compares {given['better']} with itself: name two variants")
     sides = networks(given)
     if not sides:
         raise InputError(f"{where}: '{given['name']}' compares two baselines: name a variant on one side")

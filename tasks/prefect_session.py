@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks.progress import say
-from tasks.servers import HOST, Servers, api_url, prefect_server
+from tasks.servers import HOST, Servers, api_url, prefect_server, refuse_silent
 
 
 @contextlib.contextmanager
@@ -18,8 +18,11 @@ def prefect_session() -> Iterator[None]:
 
     Prefect would start a temporary one itself, but that one outlives a flow that is killed; ours ends with us,
     however we end. Both keep what they know in the same database, so that `make ui` shows these runs later.
+    InputError where PREFECT_API_URL does not answer.
     """
-    if os.environ.get("PREFECT_API_URL"):
+    given = os.environ.get("PREFECT_API_URL")
+    if given:
+        refuse_silent(given)
         yield
         return
     with socket.socket() as free:

@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,8 +115,11 @@ class LoadedModel:
     kind: str
     pyfunc: "PyFuncModel" = field(repr=False)
 
-    def predict(self, given: "Sequence[str] | numpy.ndarray", attention: bool = True) -> "pandas.DataFrame":
-        """One row for each text, or for each image of uint8 [N, H, W, C]; tasks/served_model.py has the columns.
+    def predict(
+        self, given: "Sequence[str] | pandas.DataFrame | numpy.ndarray", attention: bool = True
+    ) -> "pandas.DataFrame":
+        """One row for each text, also of a table's column ``text``, or for each image of uint8 [N, H, W, C];
+        tasks/served_model.py has the columns.
 
         Without ``attention`` that column is left out, which takes less time and memory. InputError for what a model
         of this kind does not read.
@@ -127,8 +130,12 @@ class LoadedModel:
         try:
             if self.kind == "image":
                 return self.pyfunc.predict(given)
-            if isinstance(given, str):
+            if isinstance(given, pandas.DataFrame) and "text" in given:
+                given = given["text"]
+            if isinstance(given, str | bytes):
                 raise InputError("give the documents as a list: one text by itself would be read letter by letter")
+            if isinstance(given, pandas.DataFrame | Mapping | Set) or not isinstance(given, Iterable):
+                raise InputError(f"give the documents as a list of texts, not as {type(given).__name__}")
             return self.pyfunc.predict(pandas.DataFrame({"text": list(given)}, dtype=object), {"attention": attention})
         except MlflowException as error:
             raise InputError(f"{self.name} version {self.version}: {error.message.splitlines()[0]}") from None
@@ -142,6 +149,8 @@ def load_model(
     From the database in the project's folder ``root``, or MLFLOW_TRACKING_URI; nothing is started or sent anywhere.
     InputError names what there is when the one that is asked for is not.
     """
+    if variant is not None and version is not None:
+        raise InputError(f"variant '{variant}' and version {version} are given: choose one")
     from mlflow import pyfunc
     from mlflow.exceptions import MlflowException
 

@@ -93,7 +93,7 @@ def _texts(model_input: Any) -> list[str]:
     texts = model_input["text"].tolist()
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            found = "null" if text is None or text != text else f"of type {type(text).__name__}"
+            found = "null" if pd.api.types.is_scalar(text) and pd.isna(text) else f"of type {type(text).__name__}"
             raise _refused(f"row {row} of the column 'text' is {found}: send text, '' for an empty document")
     return texts
 

@@ -96,6 +96,12 @@ def api_url(port: int) -> str:
     return f"http://{HOST}:{port}/api"
 
 
+def refuse_silent(api: str) -> None:
+    """InputError when no Prefect server answers at ``api``."""
+    if not _answers(f"{api.rstrip('/')}/health"):
+        raise InputError(f"PREFECT_API_URL={api} does not answer: start that server or unset the variable")
+
+
 def deploy(api: str) -> None:
     """Make the work pool where it is not there, and every deployment of prefect.yaml.
 
@@ -105,9 +111,8 @@ def deploy(api: str) -> None:
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
+    refuse_silent(api)
     with temporary_settings({PREFECT_API_URL: api}), get_client(sync_client=True) as client:
-        if client.api_healthcheck() is not None:
-            raise InputError(f"PREFECT_API_URL={api} does not answer: start that server or unset the variable")
         on = {one.id for one in client.read_deployments() if any(schedule.active for schedule in one.schedules)}
         created = _prefect(api, "work-pool", "create", POOL, "--type", "process")
         if created.returncode and "already exists" not in created.stdout:
@@ -285,7 +290,7 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status == 200
-    except OSError:
+    except (OSError, ValueError):  # the latter: no address at all
         return False
 
 

@@ -27,7 +27,7 @@ from training.state import COLUMNS
 def workers() -> int:
     """How many runs train at a time on this machine: REREAD_WORKERS, or 2."""
     given = os.environ.get("REREAD_WORKERS", "2")
-    if not given.isdigit() or int(given) == 0:
+    if not given.isdecimal() or int(given) == 0:
         raise InputError(f"REREAD_WORKERS={given} is not a number of runs at a time: give a whole number from 1 up")
     return int(given)
 

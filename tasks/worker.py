@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from storage.errors import InputError
+from storage.errors import InputError, WorkFailed
 from storage.files import write_json
 
 
-class TrainingFailed(RuntimeError):
+class TrainingFailed(WorkFailed):
     """The training process ended without a result. The message says how, and where its log is."""
 
 

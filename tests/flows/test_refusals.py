@@ -16,6 +16,10 @@ def refused(project, *command: str) -> str:
         ("flows.pipeline --experiment defualt", "did you mean 'default'?"),
         ("flows.pipeline --experiment tiny --variants hann", "did you mean 'han'?"),
         ("flows.pipeline --experiment tiny --seeds -1", "seed -1"),
+        ("flows.pipeline --experiment tiny --seeds 0 0", "has seed 0 twice"),
+        ("flows.preprocess --experiment nope", "no experiment 'nope'"),
+        ("flows.preprocess --experiment tiny --data imbd", "unknown name 'imbd'"),
+        ("flows.ingest --data imbd", "did you mean 'imdb'?"),
         ("tasks.train --experiment tiny --variant gru-flt", "did you mean 'gru-flat'?"),
         ("tasks.ingest imbd", "did you mean 'imdb'?"),
         ("tasks.evaluate --experiment tiny", "are not trained"),
@@ -49,6 +53,13 @@ def test_a_wrong_number_of_workers_is_refused(project):
     done = project.run("python", "-m", "flows.train", "--experiment", "tiny", code=2, REREAD_WORKERS="two")
     assert done.stderr.startswith("error: REREAD_WORKERS=two") and done.stderr.count("\n") == 1
     assert not (project.directory / "runs").exists()
+
+
+def test_a_prefect_server_that_does_not_answer_is_refused(project):
+    command = ["python", "-m", "flows.pipeline", "--experiment", "tiny"]
+    done = project.run(*command, code=2, PREFECT_API_URL="http://127.0.0.1:9/api")
+    said = "error: PREFECT_API_URL=http://127.0.0.1:9/api does not answer: start that server or unset the variable\n"
+    assert done.stderr == said
 
 
 def test_training_on_data_that_is_not_here_names_the_command_that_fetches_it(project):

@@ -1,5 +1,6 @@
 """Hyper-parameters: merged, resolved, and refused with the nearest right name."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from evaluation.statistics import least_seeds
 from storage.errors import InputError
 from tasks.jobs import check, resolved_network, resolved_training
 from tasks.parameters import load_experiment, merged, networks
+from training.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = {
@@ -29,6 +31,9 @@ EXPERIMENT = {
         {"name": "p", "claim": "c", "source": "s", "better": "swish", "worse": "relu", "metric": "accuracy"},
     ],
 }  # fmt: skip
+
+
+VECTORS = {"model": "han", "data": "docstrings", "network": {"word_vectors": "word2vec"}}
 
 
 def write(root: Path, experiment=None, parameters=None) -> Path:
@@ -51,6 +56,19 @@ def test_a_variant_takes_the_nearest_value_of_each_setting(tmp_path):
     assert resolved_training(experiment, "relu")["threads"] == 1
 
 
+def test_params_yaml_has_every_setting_of_training():
+    """With the value that it has where nobody says another: a user finds it there, and what it is."""
+    given = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))["training"]
+    assert given == asdict(Settings())
+
+
+@pytest.mark.parametrize("content", ["title: 2020-13-45", "seeds: [0x_]", "[" * 100_000])
+def test_what_yaml_cannot_read_is_one_line(tmp_path, content):
+    (write(tmp_path) / "experiments/trial.yaml").write_text(content)
+    with pytest.raises(InputError, match="trial.yaml is not valid YAML"):
+        load_experiment("trial", tmp_path)
+
+
 def test_merging_changes_neither_side():
     base, over = {"a": {"b": [1], "c": 2}}, {"a": {"c": {"d": 3}}}
     assert merged(base, over) == {"a": {"b": [1], "c": {"d": 3}}}
@@ -70,8 +88,8 @@ def test_selecting_variants_drops_the_pairs_that_lose_a_side(tmp_path):
     [
         (("variants", "swish", "model"), "densent", "did you mean 'densenet'?"),
         (("variants", "swish", "network"), {"activaton": "swish"}, "did you mean 'activation'?"),
-        (("variants", "swish", "network"), {True: "swish"}, "unknown name 'True'"),
-        (("variants", "swish", "network"), {5: 1}, "unknown name '5'"),
+        (("variants", "swish", "network"), {True: "swish"}, "the name True is True: it must be text"),
+        (("variants", "swish", "network"), {5: 1}, "the name 5 is 5: it must be text"),
         (("variants", "swish", "training"), {"learning_rate": 10**400}, "learning_rate is"),
         (("variants", "swish", "network"), {"activation": "swoosh"}, "did you mean 'swish'?"),
         (("variants", "swish", "training"), {"learning_rat": 1}, "did you mean 'learning_rate'?"),
@@ -87,6 +105,29 @@ def test_selecting_variants_drops_the_pairs_that_lose_a_side(tmp_path):
         (("pairs",), [{**EXPERIMENT["pairs"][0], "better": "swsh"}], "did you mean 'swish'?"),
         (("pairs",), [{"name": "p"}], "has no 'better'"),
         (("tittle",), "x", "did you mean 'title'?"),
+        # What YAML reads as something else than was meant.
+        (("seeds",), 5, "seeds is 5: it must be a list"),
+        (("seeds",), [0, 1, 0], "has seed 0 twice"),
+        (("seeds",), [2**63], "is too large"),
+        (("variants",), ["swish"], "variants is ['swish']: it must be a mapping"),
+        (("variants",), {1: EXPERIMENT["variants"]["swish"]}, "the name 1 is 1: it must be text"),
+        (("variants", "swish", "model"), 3, "variants.swish.model is 3: it must be text"),
+        (("variants", "swish", "data"), None, "variants.swish.data is None: it must be text"),
+        (("variants", "swish", "network"), "big", "variants.swish.network is 'big': it must be a mapping"),
+        (("variants", "swish", "training"), 5, "variants.swish.training is 5: it must be a mapping"),
+        (("parameters",), {"training": None}, "training is None: it must be a mapping"),
+        (("parameters",), {"models": {"densenet": "x"}}, "models.densenet is 'x': it must be a mapping"),
+        (("pairs",), 3, "pairs is 3: it must be a list"),
+        (("pairs",), [None], "a pair is None: it must be a mapping"),
+        (("pairs",), [{**EXPERIMENT["pairs"][0], "better": 1}], "better is 1: it must be text"),
+        (("pairs",), [{**EXPERIMENT["pairs"][0], "worse": "swish"}], "'p' compares swish with itself"),
+        (("pairs",), EXPERIMENT["pairs"] * 2, "two have the name 'p'"),
+        (("pairs",), [{**EXPERIMENT["pairs"][0], "metric": "accurcy"}], "did you mean 'accuracy'?"),
+        (("tuning",), "abc", "tuning is 'abc': it must be a mapping"),
+        (("tunes",), 1, "remove 'variants'"),
+        (("variants", "other"), {"model": "han", "data": "digits"}, "han reads text, and digits is image data"),
+        (("variants", "other"), {"model": "densenet", "data": "docstrings"}, "densenet reads image, and docstrings is"),
+        (("variants", "other"), VECTORS, "word_vectors is word2vec, and docstrings is prepared without"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path, path, value, said):
