@@ -1,6 +1,7 @@
 """HTML pages from evaluation/templates: every value is escaped, nothing is fetched from anywhere."""
 
 import base64
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,11 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{100 * value:.{digits}f} %"
 
 
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a text whose lines are wrapped: an empty line ends one, and "- " begins one."""
+    return [" ".join(part.split()) for part in re.split(r"\n\n|\n(?=- )", text)]
+
+
 def embedded(path: Path) -> str:
     """A PNG as a data URL."""
     return "data:image/png;base64," + base64.b64encode(Path(path).read_bytes()).decode()
@@ -66,6 +72,6 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = (number, signed, interval, half_width, p_value, seconds, percent, embedded)
+    filters = (number, signed, interval, half_width, p_value, seconds, percent, paragraphs, embedded)
     environment.filters.update({function.__name__: function for function in filters})
     return environment.get_template(template).render(**values)

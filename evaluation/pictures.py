@@ -129,7 +129,9 @@ def reliability(table: pd.DataFrame, path: Path) -> None:
             )
             error = (filled["count"] * (filled["confidence"] - filled["accuracy"]).abs()).sum() / filled["count"].sum()
             axes.set_title(name)
-            axes.text(0.97, 0.05, f"ECE {error:.3f}", transform=axes.transAxes, ha="right", color=INK)
+            axes.text(
+                0.97, 0.05, f"ECE of all seeds together {error:.3f}", transform=axes.transAxes, ha="right", color=INK
+            )
             axes.set(xlim=(0, 1), ylim=(0, 1.02))
             axes.tick_params(labelbottom=False)
             counts = figure.add_subplot(grid[2 * row + 1, column], sharex=axes)

@@ -19,6 +19,7 @@ def terminal_table(metrics: Mapping[str, Any], verdicts: Sequence[Mapping[str, A
     parts: list[RenderableType] = []
     for data in dict.fromkeys(variant["data"] for variant in metrics["variants"].values()):
         parts.append(data_table(metrics, data))
+    parts.append(Text("★ champion: the best mean on the validation split", style="dim"))
     for name, choice in metrics.get("tuned", {}).items():
         score = number(choice["trials"][choice["chosen"]])
         parts.append(Text(f"{name}: of {len(choice['trials'])} trials {choice['chosen']} is best, {score}"))

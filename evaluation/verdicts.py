@@ -33,6 +33,7 @@ bootstrap that draws seeds and test items anew together. Intervals are of 1 - al
 - fails: the same the other way round.
 - no difference that matters: both intervals lie inside (-smallest effect, +smallest effect).
 - inconclusive: anything else; the report says how many seeds this spread would need.
+
 With n seeds the least p is 2^(1-n), and Holm multiplies it by the number of pairs: a pair with fewer seeds than can
 reach alpha (6 for one pair at 0.05) is inconclusive whatever its numbers. A variant that scores exactly 1 on every
 seed is suspiciously perfect: its pair is flagged, and inconclusive until a leak of labels has been ruled out.

@@ -94,7 +94,9 @@ def list_of_runs() -> Table:
     """Every run there is: its key, what it is, how far it came."""
     table = Table(box=None, padding=(0, 3, 0, 0), title=f"{runs_root()}/", title_justify="left")
     for title in ("run key", "experiment", "variant", "seed", "validation", "epochs"):
-        table.add_column(title, justify="right" if title in ("seed", "validation", "epochs") else "left")
+        justify = "right" if title in ("seed", "validation", "epochs") else "left"
+        # What is typed again is not shortened, however narrow the terminal.
+        table.add_column(title, justify=justify, no_wrap=title == "run key", overflow="fold")
     runs = all_runs()
     if not runs:
         raise InputError(f"{runs_root()}/ holds no run yet: `make run` trains some")

@@ -37,7 +37,9 @@ def main() -> None:
     parser.add_argument("text", nargs="*", metavar="TEXT", help="one document each; none: --file, or standard input")
     parser.add_argument("--data", required=True, help="the data set that the model has learnt from")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--variant", help="the newest version of this variant (default: the champion)")
+    which.add_argument(
+        "--variant", help="the version of this variant that is best on validation (default: the champion)"
+    )
     which.add_argument("--version", type=int, help="this version")
     parser.add_argument("--file", help="read the documents from this file; - is standard input")
     parser.add_argument("--lines", action="store_true", help="one document a line, not one in all")

@@ -8,12 +8,23 @@ A server that the environment names (MLFLOW_TRACKING_URI, PREFECT_API_URL) is no
 import argparse
 import contextlib
 import os
+from collections.abc import Iterator
 
 from rich.console import Console
 
 from storage.errors import command
 from tasks.servers import Server, Servers, mlflow_server, prefect_server
-from tasks.tracking import tracking_uri
+from tasks.tracking import open_tracking, tracking_uri
+
+
+def runs_pages(mlflow: str) -> Iterator[tuple[str, str]]:
+    """Each experiment with the address of its runs: MLflow's first page shows what traces language models."""
+    for experiment in open_tracking().client.search_experiments():
+        if experiment.name != "Default":  # MLflow's own, which has no runs of ours
+            yield (
+                experiment.name,
+                f"{mlflow}/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning",
+            )
 
 
 @command
@@ -40,6 +51,9 @@ def main() -> None:
             servers.start(*ours)
         for name, page in {**pages, **{server.name: server.page for server in ours}}.items():
             console.print(f"{name:<8} {page}")
+            if name == "MLflow":
+                for experiment, address in runs_pages(page.split()[0]):
+                    console.print(f"         {experiment}: {address}")
         console.print("Ctrl-C stops what was started here." if servers.running else "Started elsewhere: nothing to do.")
         servers.watch()
 

@@ -73,10 +73,14 @@ def download(archive: Archive, directory: Path, progress: Callable[[str], None] 
             fetch(archive.url, part)
         except urllib.error.HTTPError as error:
             if error.code >= 500 or error.code in BUSY:
-                raise PassingError(f"{archive.url}: {error}: run again later") from error
+                raise PassingError(f"{archive.url}: {error}") from error
             raise InputError(f"{archive.url}: {error}: put the archive at {path} yourself and run again") from None
         except (http.client.HTTPException, OSError) as error:
-            raise PassingError(f"{archive.url}: {error}: run again, the download goes on where it stopped") from error
+            reason = getattr(error, "reason", error)
+            raise PassingError(
+                f"{archive.url} cannot be fetched ({reason}): what came is kept and gone on from, and archives at hand "
+                "are read from REREAD_MIRROR=FOLDER"
+            ) from error
         try:
             check(part, archive, "the download was removed, run again")
         except InputError:

@@ -144,7 +144,7 @@ class LoadedModel:
 def load_model(
     data: str, *, variant: str | None = None, version: int | str | None = None, root: Path = Path()
 ) -> LoadedModel:
-    """Load the champion of a data set, or the newest version of ``variant``, or version ``version``.
+    """Load the champion of a data set, the version of ``variant`` that was best on validation, or version ``version``.
 
     From the database in the project's folder ``root``, or MLFLOW_TRACKING_URI; nothing is started or sent anywhere.
     InputError names what there is when the one that is asked for is not.
@@ -191,7 +191,8 @@ def _find(tracking: Tracking, data: str, variant: str | None, version: int | str
         if not of_variant:
             variants = {one.tags["variant"] for one in versions.values() if "variant" in one.tags}
             raise InputError(f"{name} has no version of variant '{variant}': {nearest(variant, variants)}")
-        return versions[max(of_variant, key=int)]
+        # Not the newest: a trial of a small experiment may have come since.
+        return versions[max(of_variant, key=lambda number: (*_merit(versions[number].tags), int(number)))]
     champion = registered[name].aliases.get(CHAMPION)
     if str(champion) not in versions:
         raise InputError(f"{name} has no champion: name a version, {listed}")

@@ -1,4 +1,4 @@
-"""What the README says to type works: each command is run here, in a copy, or by the test that is named for it."""
+"""What the README and its pages say to type works: each command is run here, in a copy, or by the test named for it."""
 
 import re
 import shlex
@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 # Commands that another test runs for real, with the words that its file must contain.
 ELSEWHERE = {
     "make ui": ("tests/flows/test_serve.py", "flows.ui"),
@@ -23,11 +24,11 @@ ELSEWHERE = {
     "python -m studies.gradients": ("tests/studies/test_gradients.py", '"studies.gradients"'),
     "python -m benchmarks.densenet": ("tests/benchmarks/test_training_steps.py", "benchmarks.densenet"),
     "python -m benchmarks.han": ("tests/benchmarks/test_training_steps.py", "benchmarks.han"),
-    "REREAD_PREPROCESSING=1 python -m tasks.preprocess --data docstrings": (
+    "REREAD_PREPROCESSING=1 python -m flows.preprocess --data docstrings --fresh": (
         "tests/preprocessing/test_workers.py",
         "workers.VARIABLE",
     ),
-    "REREAD_PREPROCESSING=dask python -m tasks.preprocess --data docstrings": (
+    "REREAD_PREPROCESSING=dask python -m flows.preprocess --data docstrings --fresh": (
         "tests/preprocessing/test_workers.py",
         "workers.VARIABLE",
     ),
@@ -90,8 +91,8 @@ SHOW = "print(f'label={answer.label[0]} columns={list(answer.columns)}')"
 
 
 def commands() -> list[str]:
-    """Each line of the README's shell blocks, without its comment."""
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    """Each line of the shell blocks, without its comment."""
+    blocks = [block for text in PAGES.values() for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
     return [line.split(" #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
 
 
@@ -109,12 +110,16 @@ def test_every_make_target_exists():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"the README says `make {target}`"
 
 
-def test_every_picture_and_file_that_the_readme_names_is_there():
-    for name in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / name).is_file(), name
-    for name in re.findall(r"`([a-z_]+/[\w/.-]+\.(?:py|yaml|md))`", README):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_picture_and_file_that_a_page_names_is_there(page):
+    for name in re.findall(r"\]\(([^)#:]+)\)", PAGES[page]):
+        assert (page.parent / name).is_file(), name
+    for name in re.findall(r"`([a-z_]+/[\w/.-]+\.(?:py|yaml|md|csv))`", PAGES[page]):
         if "NAME" not in name:
             assert (ROOT / name).is_file(), name
+
+
+def test_every_folder_that_the_readme_names_is_there():
     for folder in re.findall(r"^\| `(\w+)/` \|", README, re.MULTILINE):
         assert (ROOT / folder).is_dir(), folder
 

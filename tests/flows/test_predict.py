@@ -13,12 +13,14 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from flows import predict
+from storage.errors import InputError
 from storage.files import read_json
 from storage.source import ROOT
-from tasks.registry import log_model, set_champion
+from tasks.registry import load_model, log_model, set_champion
 from tasks.tracking import open_tracking
 from tests.conftest import clean_environment
 from tests.tasks.examples import evaluate_run, finish_run, make_job, prepared_images, prepared_text
@@ -70,6 +72,34 @@ def folder(tmp_path_factory):
             version = log_model(tracking, tracking.record(run, evaluate_run(run)), run)
             set_champion(tracking, job["data"], version)
     return Folder(directory)
+
+
+def test_of_a_variant_the_best_version_answers_and_not_the_newest(folder, monkeypatch):
+    """A trial of a small experiment registers its networks too."""
+    monkeypatch.chdir(folder.directory)
+    client = open_tracking().client
+    best = client.get_model_version("reread-snippets", "1")
+    worse = {**best.tags, "validation.score": "0.01"}
+    newer = client.create_model_version("reread-snippets", best.source, best.run_id, tags=worse)
+    try:
+        assert load_model("snippets", variant="han").version == "1"
+        assert load_model("snippets", version=newer.version).version == str(newer.version)
+    finally:
+        client.delete_model_version("reread-snippets", newer.version)
+    with pytest.raises(InputError, match="variant 'han' and version 1 are given: choose one"):
+        load_model("snippets", variant="han", version=1)
+
+
+def test_a_table_is_read_by_its_column_and_what_is_no_list_is_refused(folder, monkeypatch):
+    monkeypatch.chdir(folder.directory)
+    model = load_model("snippets")
+    frame = pd.DataFrame({"text": [TEXT, SHORT]}, index=[7, 3])
+    assert model.predict(frame)["label"].tolist() == model.predict([TEXT, SHORT])["label"].tolist()
+    for given in ({"text": [TEXT]}, {TEXT}, 3, None, pd.DataFrame({"texts": [TEXT]})):
+        with pytest.raises(InputError, match="give the documents as a list of texts"):
+            model.predict(given)
+    with pytest.raises(InputError, match="row 1 of the column 'text' is null"):
+        model.predict([TEXT, pd.NA])
 
 
 def test_a_program_reads_all_of_an_answer(folder):

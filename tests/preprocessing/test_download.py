@@ -71,7 +71,9 @@ def test_a_download_is_whole_and_done_once(tmp_path, server, archive):
 
 def test_a_broken_download_goes_on_where_it_stopped(tmp_path, server, archive):
     server.breaks_off_after = 120_000
-    with pytest.raises(PassingError, match="run again, the download goes on"):
+    with pytest.raises(
+        PassingError, match="what came is kept and gone on from, and archives at hand are read from REREAD_MIRROR"
+    ):
         download(archive, tmp_path)
     part = tmp_path / "x.tar.gz.part"
     assert part.read_bytes() == CONTENT[:120_000] and not (tmp_path / "x.tar.gz").exists()
@@ -106,14 +108,14 @@ def test_what_the_server_answers_decides_whether_to_try_again(tmp_path, server, 
     with pytest.raises(InputError, match="404.*yourself"):
         download(archive, tmp_path)
     server.status = 503
-    with pytest.raises(PassingError, match="503.*later"):
+    with pytest.raises(PassingError, match="503"):
         download(archive, tmp_path)
 
 
 def test_a_server_that_is_not_there_is_a_passing_error(tmp_path, server, archive):
     server.shutdown()
     server.server_close()
-    with pytest.raises(PassingError, match="run again"):
+    with pytest.raises(PassingError, match="cannot be fetched .*refused"):
         download(archive, tmp_path)
 
 
