@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mlflow.pyfunc import PyFuncModel
 
 CHAMPION = "champion"
-TRAIN = "`make run` trains some and registers the best"
+TRAIN = "an experiment on that data (`make run` or `make run EXPERIMENT=NAME`) trains some and registers the best"
 
 
 def registered_name(data: str) -> str:
