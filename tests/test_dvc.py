@@ -177,6 +177,15 @@ def test_dvc_knows_every_file_that_a_run_depends_on(variant):
         assert any(name == one or name.startswith(f"{one}/") for one in known), f"dvc.yaml: {name} of {variant}"
 
 
+ADDED = """
+from preprocessing.manifest import SPLITS, Document
+from preprocessing.raw import About, TextRows, add_data_set
+
+rows = [Document(f"{split}-{n}", (n % 2,), split, f"Text {n} of {split}.") for split in SPLITS for n in range(4)]
+add_data_set("mine", TextRows(About(("a", "b"), "a test", "none"), rows))
+"""
+
+
 def test_make_data_asks_the_remote_builds_what_is_missing_and_refuses_what_differs(project, tmp_path):
     (project.directory / ".venv").symlink_to(ROOT / ".venv")
     data, version = project.directory / "data", (project.directory / "data.dvc").read_bytes()
@@ -205,3 +214,15 @@ def test_make_data_asks_the_remote_builds_what_is_missing_and_refuses_what_diffe
     assert "data/digits/labels.npy" in refused.stderr and "make data" in refused.stderr
     assert labels.read_bytes() == bytes(altered)
     assert (project.directory / "data.dvc").read_bytes() == version
+
+    # A data set that a user adds stops no run; what DVC is to prove waits until DVC is told of it.
+    labels.write_bytes(kept[labels.relative_to(data)])
+    project.run("python", "-c", ADDED)
+    assert (
+        "note: data/ is not what data.dvc describes: 'dvc add data' if you added" in project.run("make", "data").stdout
+    )
+    refused = project.run("make", "repro", code=2)
+    assert "error: data/ is not what data.dvc describes: 'dvc add data' if you added" in refused.stderr
+    assert (data / "mine/documents.jsonl").is_file() and (project.directory / "data.dvc").read_bytes() == version
+    project.run("dvc", "add", "--quiet", "data")
+    assert "data.dvc describes" not in project.run("make", "data").stdout
