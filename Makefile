@@ -7,12 +7,14 @@ PYTHON := $(BIN)/python
 # DVC starts `python` by name: the environment's own comes first.
 export PATH := $(BIN):$(PATH)
 export REREAD_PROJECT := $(CURDIR)
+# Without --force nothing is accepted that data.dvc does not describe.
+TAKE_UP := dvc commit --quiet data.dvc </dev/null 2>/dev/null
 NOT_DESCRIBED := data/ is not what data.dvc describes: 'dvc add data' if you added or changed data, then commit \
 data.dvc and data.manifest.json; else remove data/ and run 'make data' again
 # Python 3.11, or the nearest there is.
 SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: install ext data run repro test test-packages lint format ui serve doctor clean
+.PHONY: install ext checked-data data run repro test test-packages lint format ui serve doctor clean
 
 run: data
 	$(PYTHON) -m flows.pipeline --experiment $(EXPERIMENT)
@@ -29,19 +31,21 @@ $(VENV)/installed: requirements.lock
 	$(BIN)/pip check --disable-pip-version-check
 	touch $@
 
-# A DVC remote is asked first, where one is configured. Then data/ is made or checked against data.manifest.json, and DVC
-# takes it up if it is what data.dvc describes: `dvc commit` without --force accepts nothing else.
-data: install
+# A DVC remote is asked first, where one is configured. Then data/ is made or checked against data.manifest.json.
+checked-data: install
 	@if [ -n "$$(dvc remote list)" ]; then dvc pull data.dvc || echo "no data from the remote: building it here"; fi
 	@$(PYTHON) -m tasks.ingest
-	@dvc commit --quiet data.dvc </dev/null 2>/dev/null || echo "note: $(NOT_DESCRIBED)"
+
+# DVC takes data/ up if it is what data.dvc describes. Where it is not, a run needs no more than the manifest.
+data: checked-data
+	@$(TAKE_UP) || echo "note: $(NOT_DESCRIBED)"
 
 # The CUDA kernels of cuda_ext/, compiled ahead of time: needs nvcc, no GPU.
 ext: install
 	$(PYTHON) -m cuda_ext.build
 
-repro: data
-	@dvc commit --quiet data.dvc </dev/null 2>/dev/null || { echo "error: $(NOT_DESCRIBED)" >&2; exit 2; }
+repro: checked-data
+	@$(TAKE_UP) || { echo "error: $(NOT_DESCRIBED)" >&2; exit 2; }
 	dvc repro
 
 # What the tests need beside Python: a browser, on machines where Debian's packages can be installed.

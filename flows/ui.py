@@ -52,7 +52,7 @@ def main() -> None:
         for name, page in {**pages, **{server.name: server.page for server in ours}}.items():
             console.print(f"{name:<8} {page}")
             if name == "MLflow" and name not in pages:
-                for experiment, address in runs_pages(page.split()[0]):
+                for experiment, address in runs_pages(page):
                     console.print(f"         {experiment}: {address}")
         console.print("Ctrl-C stops what was started here." if servers.running else "Started elsewhere: nothing to do.")
         servers.watch()
