@@ -114,12 +114,12 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     that was seen is counted with them (Phipson and Smyth 2010, "Permutation P-values Should Never Be Zero").
     """
     array = finite(differences)
-    sums = np.zeros(1)
     if len(array) > LARGEST_EXACT:
         generator = np.random.default_rng(0)
         drawn = sum(difference * generator.choice((-1.0, 1.0), FLIPS) for difference in array)
         sums = np.append(drawn, array.sum())
     else:
+        sums = np.zeros(1)
         for difference in array:
             sums = np.concatenate([sums + difference, sums - difference])
     tolerance = EQUAL * max(1.0, float(np.abs(array).sum()))

@@ -34,6 +34,12 @@ def kind(model: str) -> str | None:
     return getattr(_module(model), "KIND", None)
 
 
+def refuse_other_kind(model: str, data: str, kind_of_data: str) -> None:
+    """InputError where ``model`` does not read the kind of data that ``data`` is."""
+    if kind(model) not in (None, kind_of_data):
+        raise InputError(f"{model} reads {kind(model)}, and {data} is {kind_of_data} data: choose another")
+
+
 def settings(model: str, mapping: Mapping[str, Any]) -> Any:
     """The Settings of ``model`` with the values of ``mapping``; InputError for an unknown model, name or value."""
     return _module(model).Settings.read(mapping, f"the network settings of {model}")
@@ -46,10 +52,7 @@ def debug(model: str) -> Any:
 
 def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]) -> "nn.Module":
     """The untrained network, its weights drawn from torch's global generator."""
-    if kind(model) not in (None, description["kind"]):
-        raise InputError(
-            f"{model} reads {kind(model)}, and {description['name']} is {description['kind']} data: choose another"
-        )
+    refuse_other_kind(model, description["name"], description["kind"])
     return _module(model).build(settings(model, network), description)
 
 

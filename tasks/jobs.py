@@ -26,6 +26,7 @@ from typing import Any
 import models
 import training.machine
 from evaluation.baseline_names import BASELINES
+from models.layers.embedding import refuse_missing_vectors
 from preprocessing.manifest import Manifest
 from preprocessing.settings import settings_for
 from storage.errors import InputError, command, refuse_unknown
@@ -104,21 +105,26 @@ def make_job(experiment: Experiment, variant_name: str, seed: int, prepared_dire
     }
 
 
+@contextlib.contextmanager
+def naming(experiment: Experiment, variant_name: str) -> Iterator[None]:
+    """An InputError of what is done in it begins with where it stands."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"experiment '{experiment.name}', variant '{variant_name}': {error}") from None
+
+
 def resolved_network(experiment: Experiment, variant_name: str) -> dict[str, Any]:
     """Every setting of a variant's network; InputError says in which experiment a wrong one stands."""
     variant = experiment.variants[variant_name]
-    try:
+    with naming(experiment, variant_name):
         return asdict(models.settings(variant.model, variant.network))
-    except InputError as error:
-        raise InputError(f"experiment '{experiment.name}', variant '{variant_name}': {error}") from None
 
 
 def resolved_training(experiment: Experiment, variant_name: str) -> dict[str, Any]:
     """Every setting of a variant's training; InputError says in which experiment a wrong one stands."""
-    try:
+    with naming(experiment, variant_name):
         return asdict(TrainingSettings.read(experiment.variants[variant_name].training, "the training settings"))
-    except InputError as error:
-        raise InputError(f"experiment '{experiment.name}', variant '{variant_name}': {error}") from None
 
 
 def check(experiment: Experiment) -> None:
@@ -136,17 +142,12 @@ def check(experiment: Experiment) -> None:
     for name, variant in experiment.variants.items():
         network = resolved_network(experiment, name)
         resolved_training(experiment, name)
-        where = f"experiment '{experiment.name}', variant '{name}'"
-        reads, data = models.kind(variant.model), variant.data
-        if data in known and reads not in (None, known[data].kind):
-            raise InputError(
-                f"{where}: {variant.model} reads {reads}, and {data} is {known[data].kind} data: choose another"
-            )
-        if network.get("word_vectors") == "word2vec" and not experiment.preprocessing[data].get("word_vectors"):
-            raise InputError(
-                f"{where}: word_vectors is word2vec, and {data} is prepared without: "
-                f"set preprocessing.{data}.word_vectors"
-            )
+        data = variant.data
+        prepared_vectors = bool(experiment.preprocessing[data].get("word_vectors"))
+        with naming(experiment, name):
+            if data in known:
+                models.refuse_other_kind(variant.model, data, known[data].kind)
+            refuse_missing_vectors(network.get("word_vectors", "random"), data, prepared_vectors)
     for pair in experiment.pairs:
         data = next(experiment.variants[name].data for name in networks(pair))
         if data in known:

@@ -74,11 +74,10 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
             "gradient_norm": float(np.mean([norm for norm in told.norms if math.isfinite(norm)] or [0.0])),
         }
         state.record(row, validation)
-        checkpoint.save(state)
+        # Before the checkpoint, so that no run is taken up after an epoch that history lacks.
         write_text(job.run_directory / "history.csv", state.history_csv())
+        checkpoint.save(state)
         progress.epoch(row, len(batches))
-    # A run may have been killed between its last checkpoint and that epoch's line.
-    write_text(job.run_directory / "history.csv", state.history_csv())
     return network, state
 
 

@@ -74,6 +74,14 @@ def word_embedding(network: nn.Module, setting: str, off: int) -> WordEmbedding:
     raise InputError(f"{setting} needs word vectors, and {type(network).__name__} has none: set {setting} to {off}")
 
 
+def refuse_missing_vectors(vectors: Vectors, data: str, there: bool) -> None:
+    """InputError where words are to begin as ``vectors`` of the data set named ``data``, and are not ``there``."""
+    if vectors == "word2vec" and not there:
+        raise InputError(
+            f"word_vectors is word2vec, and {data} is prepared without: set preprocessing.{data}.word_vectors"
+        )
+
+
 def begin_with_prepared_vectors(network: nn.Module, prepared: Prepared) -> None:
     """Copy ``prepared``'s word vectors (float32 [V, D]) into every embedding that asks for them, before training.
 
@@ -83,10 +91,7 @@ def begin_with_prepared_vectors(network: nn.Module, prepared: Prepared) -> None:
         if not isinstance(embedding, WordEmbedding) or embedding.vectors == "random":
             continue
         name = prepared.description["name"]
-        if "word_vectors" not in prepared.arrays:
-            raise InputError(
-                f"word_vectors is word2vec, and {name} was prepared without: set preprocessing.{name}.word_vectors"
-            )
+        refuse_missing_vectors(embedding.vectors, name, "word_vectors" in prepared.arrays)
         vectors = torch.tensor(prepared.arrays["word_vectors"])
         if vectors.shape[1] != embedding.embedding_dim:
             raise InputError(

@@ -65,7 +65,7 @@ def test_vectors_that_are_not_there_or_of_another_width_are_refused_in_one_line(
     embedding = WordEmbedding(40, 6, vectors="word2vec")
     with pytest.raises(InputError) as error:
         begin_with_prepared_vectors(embedding, text)
-    message = "word_vectors is word2vec, and small was prepared without: set preprocessing.small.word_vectors"
+    message = "word_vectors is word2vec, and small is prepared without: set preprocessing.small.word_vectors"
     assert str(error.value) == message
     with pytest.raises(InputError) as error:
         begin_with_prepared_vectors(embedding, with_vectors(text, 5))

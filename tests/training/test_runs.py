@@ -23,6 +23,7 @@ from storage.files import sha256_file, write_text
 from storage.prepared import open_prepared
 from storage.source import ROOT
 from training import loop
+from training.checkpoint import Checkpoint
 from training.loop import refuse_references
 from training.progress import Progress
 from training.run import run
@@ -241,8 +242,9 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_leaves_no_result(writ
     assert not (directory(job) / "result.json").exists()
 
 
-def test_a_run_killed_before_its_last_line_of_history_has_it_when_taken_up(
-    train_here, write_job, text_directory, monkeypatch
+@pytest.mark.parametrize("killed_at", ["history", "checkpoint"])
+def test_a_run_killed_as_its_last_epoch_is_written_has_it_when_taken_up(
+    train_here, write_job, text_directory, monkeypatch, killed_at
 ):
     jobs = [
         write_job(text_directory, name, run_key="same", training={"maximum_epochs": 2, "patience": 2})
@@ -258,8 +260,17 @@ def test_a_run_killed_before_its_last_line_of_history_has_it_when_taken_up(
             raise Killed
         write_text(path, text)
 
+    def save(checkpoint, state):
+        if state.epoch == 2:
+            raise Killed
+        saved(checkpoint, state)
+
+    saved = Checkpoint.save
     with monkeypatch.context() as context:
-        context.setattr(loop, "write_text", write)
+        if killed_at == "history":
+            context.setattr(loop, "write_text", write)
+        else:
+            context.setattr(Checkpoint, "save", save)
         with pytest.raises(Killed):
             train_here(jobs[1])
     train_here(jobs[1])
@@ -272,7 +283,7 @@ def test_a_run_killed_before_its_last_line_of_history_has_it_when_taken_up(
     [
         ({"network": {"hidden": 0}}, "hidden is 0"),
         ({"prepared": "nowhere"}, "prepared.json is missing"),
-        ({"network": {"word_vectors": "word2vec"}}, "small was prepared without: set preprocessing.small.word_vectors"),
+        ({"network": {"word_vectors": "word2vec"}}, "small is prepared without: set preprocessing.small.word_vectors"),
     ],
 )
 def test_bad_input_is_refused(train_here, write_job, text_directory, change, message):
