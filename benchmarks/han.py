@@ -109,7 +109,8 @@ def measure(batch: int) -> dict[str, Any]:
 
 
 def our_step(amp: str, tokens: Tensor, word_counts: Tensor, labels: Tensor) -> Callable[[], object]:
-    description = {"kind": "text", "vocabulary_size": VOCABULARY, "classes": [str(label) for label in range(CLASSES)]}
+    classes = [str(label) for label in range(CLASSES)]
+    description = {"name": "drawn", "kind": "text", "vocabulary_size": VOCABULARY, "classes": classes}
     network = models.build("han", {"embedding": EMBEDDING, "hidden": HIDDEN, "dropout": 0.0}, description).cuda()
     settings = Settings(amp=amp, learning_rate=1e-3, clip_norm=0, deterministic=False)
     step = Step(network, make_optimiser(network, settings), settings, torch.device("cuda", 0))
