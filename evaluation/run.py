@@ -57,11 +57,18 @@ def trained_on(run_directory: Path) -> str | None:
     return read_json(path).get("gpu") if path.is_file() else None
 
 
+def gpu_here() -> str | None:
+    """The name of this machine's GPU, on which predictions are made; None where there is none."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
 def find_evaluation(run_directory: Path, splits: Sequence[str] = ("validation", "test")) -> Path | None:
-    """The evaluation of a run that is there already, also one made on a GPU elsewhere; None where there is none."""
+    """The evaluation of a run that is there already: one made where it was trained, on this machine's GPU if it was
+    trained on another, or on a CPU; None where there is none."""
+    there = trained_on(run_directory)
     found = [
         Path(run_directory) / "evaluation" / evaluation_key(splits, gpu)
-        for gpu in dict.fromkeys((trained_on(run_directory), None))
+        for gpu in dict.fromkeys((there, there and gpu_here(), None))
     ]
     return next((folder for folder in found if (folder / METRICS).is_file()), None)
 
@@ -88,8 +95,8 @@ def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence
             f" run `python -m evaluation{named} {run_directory}` where its weights are, and copy evaluation/ here"
         )
     prepared = open_prepared(prepared_directory)
-    device = torch.device("cuda" if trained_on(run_directory) and torch.cuda.is_available() else "cpu")
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    gpu = trained_on(run_directory) and gpu_here()
+    device = torch.device("cuda" if gpu else "cpu")
     destination = run_directory / "evaluation" / evaluation_key(splits, gpu)
     with one_thread(), deterministic(device):
         network = models.load(run_directory, prepared.description).to(device)

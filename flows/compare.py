@@ -1,7 +1,7 @@
 """What differs between two runs: parameters, data, source, environment, results.
 
 python -m flows.compare A B [--all] [--json]      A and B: run keys, or their beginnings
-python -m flows.compare                           lists the runs
+python -m flows.compare [--json]                  lists the runs
 """
 
 import argparse
@@ -33,17 +33,25 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console(highlight=False)
     if not arguments.runs:
-        console.print(list_of_runs())
+        listed = list_of_runs()
+        if arguments.json:
+            print_json(listed)
+        else:
+            console.print(table_of_runs(listed))
         return
     if len(arguments.runs) != 2:
         raise InputError(f"{len(arguments.runs)} runs are given: name two, A and B")
     a, b = map(find_run, arguments.runs)
     sections = compare(a, b)
     if arguments.json:
-        json.dump(as_json(a, b, sections, arguments.all), sys.stdout, indent=2)
-        print()
+        print_json(as_json(a, b, sections, arguments.all))
     else:
         console.print(as_table({"A": a, "B": b}, sections, arguments.all))
+
+
+def print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2)
+    print()
 
 
 def as_json(a: Run, b: Run, sections: Mapping[str, list[Row]], everything: bool) -> dict[str, Any]:
@@ -90,20 +98,34 @@ def shown(value: Any) -> Text:
     return Text(json.dumps(value, ensure_ascii=False))
 
 
-def list_of_runs() -> Table:
-    """Every run there is: its key, what it is, how far it came."""
-    table = Table(box=None, padding=(0, 3, 0, 0), title=f"{runs_root()}/", title_justify="left")
-    for title in ("run key", "experiment", "variant", "seed", "validation", "epochs"):
-        justify = "right" if title in ("seed", "validation", "epochs") else "left"
-        # What is typed again is not shortened, however narrow the terminal.
-        table.add_column(title, justify=justify, no_wrap=title == "run key", overflow="fold")
+def list_of_runs() -> list[dict[str, Any]]:
+    """Every run there is: its key, what it is, how far it came; validation and epochs are None until it is finished."""
     runs = all_runs()
     if not runs:
         raise InputError(f"{runs_root()}/ holds no run yet: `make run` trains some")
-    for run in sorted(runs, key=lambda run: (run.job.get("experiment", ""), run.job["variant"], run.job["seed"])):
-        score = f"{run.result['validation']['score']:.4f}" if run.finished else "not finished"
-        cells = (run.key, run.job.get("experiment", ""), run.job["variant"], str(run.job["seed"]), score)
-        table.add_row(*cells, str(run.result.get("epochs", "")))
+    return [
+        {
+            "run_key": run.key,
+            "experiment": run.job.get("experiment", ""),
+            "variant": run.job["variant"],
+            "seed": run.job["seed"],
+            "validation": run.result["validation"]["score"] if run.finished else None,
+            "epochs": run.result.get("epochs"),
+        }
+        for run in sorted(runs, key=lambda run: (run.job.get("experiment", ""), run.job["variant"], run.job["seed"]))
+    ]
+
+
+def table_of_runs(listed: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), title=f"{runs_root()}/", title_justify="left")
+    for name in listed[0]:
+        justify = "right" if name in ("seed", "validation", "epochs") else "left"
+        # What is typed again is not shortened, however narrow the terminal.
+        table.add_column(name.replace("_", " "), justify=justify, no_wrap=name == "run_key", overflow="fold")
+    for run in listed:
+        score = "not finished" if run["validation"] is None else f"{run['validation']:.4f}"
+        epochs = "" if run["epochs"] is None else str(run["epochs"])
+        table.add_row(run["run_key"], run["experiment"], run["variant"], str(run["seed"]), score, epochs)
     return table
 
 

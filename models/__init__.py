@@ -57,7 +57,10 @@ def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]
 
 
 def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
-    """The network of a finished run with its best weights, on the CPU and in evaluation mode."""
+    """The network of a finished run with its best weights, on the CPU and in evaluation mode.
+
+    InputError where the run has no weights yet, where they are not whole, or do not fit the data of ``description``.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -70,6 +73,12 @@ def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
         network.load_state_dict(load_file(weights))
     except SafetensorError as error:
         raise InputError(f"{weights} is not whole ({error}): remove {run_directory} and train it again") from None
+    except RuntimeError as error:
+        said = str(error).splitlines()[-1].strip()
+        raise InputError(
+            f"{weights} does not fit {job['model']} on {description['name']} ({said}): "
+            "give the arrays and the source that it was trained on"
+        ) from None
     return network.eval()
 
 

@@ -42,7 +42,7 @@ from storage.prepared import SPLITS
 
 # What the arrays depend on beside the data and the settings: part of the key of a prepared data set.
 SOURCES = ("blocks", "documents", "lengths", "rows", "text", "vocabulary")
-LIBRARIES = {"blingfire": version("blingfire")}
+LIBRARIES = {"blingfire": version("blingfire"), "pyarrow": version("pyarrow")}
 
 
 def made_by(settings: TextSettings) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -125,13 +125,8 @@ class _Found:
         self.census.add(
             len(labels), np.unique(labels).tolist(), map(tuple, np.unique(labels[in_training], axis=0).tolist())
         )
-        self.sentences += _histogram(block.sentence_counts[in_training])
-        self.words += _histogram(block.sentence_lengths[np.repeat(in_training, block.sentence_counts)])
-
-
-def _histogram(lengths: np.ndarray) -> LengthHistogram:
-    values, counts = np.unique(lengths, return_counts=True)
-    return LengthHistogram(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+        self.sentences += LengthHistogram.of(block.sentence_counts[in_training])
+        self.words += LengthHistogram.of(block.sentence_lengths[np.repeat(in_training, block.sentence_counts)])
 
 
 def _read(data: TextDataSet, settings: TextSettings, temporary: Path, run: Run) -> _Found:

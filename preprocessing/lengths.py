@@ -30,6 +30,12 @@ class LengthHistogram:
     def __init__(self, lengths: Iterable[int] = ()):
         self.counts: Counter[int] = Counter(lengths)
 
+    @classmethod
+    def of(cls, lengths: np.ndarray) -> "LengthHistogram":
+        """That of an int array."""
+        values, counts = np.unique(lengths, return_counts=True)
+        return cls(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+
     def update(self, lengths: Iterable[int]) -> None:
         self.counts.update(lengths)
 

@@ -1,8 +1,8 @@
 """Prepared arrays of one data set in prepared/KEY/, named by all that they depend on and written once.
 
-The key is made of the settings, the data's hashes in the manifest, the source files that make the arrays and the
-version of the tokeniser; so equal arrays are never made twice, and no array is ever changed. storage/prepared.py says
-what lies in the folder, and opens it.
+The key is made of the settings, the data's hashes in the manifest, the source files of preprocessing that make the
+arrays and the versions of the libraries that find words and vectors; so equal arrays are never made twice, and no array
+is ever changed. storage/prepared.py says what lies in the folder, and opens it.
 """
 
 import shutil

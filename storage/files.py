@@ -34,11 +34,13 @@ def content_key(value: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; InputError names the file when it is missing or broken."""
+    """Read a JSON file; InputError names the file when it is missing, broken, or no file that can be read."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} is missing") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from None
     # JSON that is none and bytes that are no UTF-8 are ValueErrors; lists may be nested too deeply.
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error}): restore it or remove it and run again") from None

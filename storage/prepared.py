@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from storage.errors import InputError
-from storage.files import read_json, sha256_file
+from storage.files import read_object, sha256_file
 
 DESCRIPTION = "prepared.json"
 SPLITS = ("train", "validation", "test")
@@ -73,7 +73,7 @@ def open_prepared(directory: Path, verify: bool = True) -> Prepared:
     not as many as its counts say.
     """
     directory = Path(directory)
-    description = read_json(directory / DESCRIPTION)
+    description = read_object(directory / DESCRIPTION, "name", "kind", "task", "classes", "splits", "arrays")
     arrays = {}
     for name, about in description["arrays"].items():
         path = directory / about["file"]

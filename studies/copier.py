@@ -21,8 +21,9 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from models.layers.cells import NAMES, Name, Recurrence
-from storage.files import content_key, file_lock, published_directory, read_json, write_json
+from storage.files import content_key, published_directory, read_json, write_json
 from storage.source import source_digests
+from studies.evidence import make_once
 
 # Seeds of the sequences that all runs share; those of runs are far below.
 VALIDATION, TEST, LAGS = 10**6, 2 * 10**6, 3 * 10**6
@@ -221,13 +222,14 @@ def all_tested(plan: Plan, device: torch.device, machine: dict[str, str], kept: 
     """Every cell at every lag: kept ones are read, the others made and kept, those last that another process makes."""
     parts = [(cell, lag) for lag in plan.lags for cell in plan.cells]
     places = {part: kept / part_key(plan, *part, machine) for part in parts}
-    for wait in (False, True):
-        for (cell, lag), place in places.items():
-            with file_lock(place.with_suffix(".lock"), blocking=wait) as free:
-                if free and not place.is_dir():
-                    found = tested(plan, cell, lag, device)
-                    keep(found, place)
-                    print(f"lag {lag}, {cell}: rate {found.rate:g}, recall {found.recall.mean():.3f}", flush=True)
+
+    def make(part: tuple[Name, int], place: Path) -> None:
+        cell, lag = part
+        found = tested(plan, cell, lag, device)
+        keep(found, place)
+        print(f"lag {lag}, {cell}: rate {found.rate:g}, recall {found.recall.mean():.3f}", flush=True)
+
+    make_once(places, make)
     return [read_kept(plan, *part, place) for part, place in places.items()]
 
 

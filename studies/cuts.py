@@ -23,7 +23,7 @@ from storage.files import content_key, file_lock, published_directory, read_json
 from storage.parts import cut, of_rows
 from storage.prepared import SPLITS, Prepared
 from storage.source import source_digests
-from studies.evidence import kernels_where_there_are
+from studies.evidence import kernels_where_there_are, make_once
 from studies.padding import Steps, Timer
 from studies.trained import open_text
 from training.loop import train
@@ -106,8 +106,8 @@ class Corpus:
         self._last: tuple[Cut, Prepared] | None = None
         train = whole.rows("train")
         word_counts = np.asarray(whole.arrays["word_counts"])[train]
-        self.words = histogram(word_counts[word_counts > 0])
-        self.sentences = histogram(np.asarray(whole.arrays["sentence_counts"])[train])
+        self.words = LengthHistogram.of(word_counts[word_counts > 0])
+        self.sentences = LengthHistogram.of(np.asarray(whole.arrays["sentence_counts"])[train])
 
     def kept(self, quantiles: Cut) -> tuple[int, int]:
         """Sentences of a document and words of a sentence that are kept, as preprocessing/lengths.py has quantiles."""
@@ -130,11 +130,6 @@ class Corpus:
             found[f"{split}_words_kept"] = float(after.sum() / before.sum())
             found[f"{split}_documents_whole"] = float((after == before).mean())
         return found
-
-
-def histogram(lengths: np.ndarray) -> LengthHistogram:
-    values, counts = np.unique(lengths, return_counts=True)
-    return LengthHistogram(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -181,12 +176,7 @@ class Trainer:
 
     def all(self, runs: Sequence[Run]) -> list[Trained]:
         """Every run: kept ones are read, the others made and kept, those last that another process makes."""
-        for wait in (False, True):
-            for run in runs:
-                place = self.place(run)
-                with file_lock(place.with_suffix(".lock"), blocking=wait) as free:
-                    if free and not place.is_dir():
-                        self.make(run, place)
+        make_once({run: self.place(run) for run in runs}, self.make)
         return [self.read(run) for run in runs]
 
     def make(self, run: Run, place: Path) -> None:

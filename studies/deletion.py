@@ -204,13 +204,12 @@ def table(found: dict[int, Cells]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def study(plan: Plan, runs: list[Path], directory: Path, place: Path, device: torch.device) -> dict[str, Any]:
+def study(plan: Plan, runs: list[Path], prepared: Prepared, place: Path, device: torch.device) -> dict[str, Any]:
     """Remove, read, judge and write the evidence to ``place``; returns results.json's content."""
-    prepared = trained.open_text(directory)
     networks = trained.networks(runs, prepared)
-    for run, network in zip(runs, networks.values(), strict=True):
+    for seed, network in networks.items():
         if not attends(network):
-            raise InputError(f"the network of {run} gives no attention: give runs of a network that does")
+            raise InputError(f"the network of seed {seed} gives no attention: give runs of a network that does")
     part = trained.drawn_rows(prepared, plan.split, plan.documents)
     found = {}
     with evidence.kernels_where_there_are(device):

@@ -4,9 +4,9 @@ import argparse
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import torch
@@ -16,19 +16,22 @@ from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION
 from evaluation.statistics import Interval
 from models.layers.cells import NAMES
 from storage.errors import InputError
-from storage.files import published_directory, write_json, write_text
+from storage.files import file_lock, published_directory, write_json, write_text
 
 FOLDER = Path("results", "studies")
+Part = TypeVar("Part", bound=Hashable)
 # So many digits of a table's numbers that nothing is lost in a figure or a comparison, and a diff stays readable.
 DIGITS = "%.6g"
 # One colour a cell in every figure.
 CELL_COLOURS = dict(zip(NAMES, (BLUE, ORANGE, SKY, GREY, INK, VERMILLION), strict=True))
 
 
-def options(name: str, description: str) -> argparse.ArgumentParser:
-    """A parser of the options that every study has: --to FOLDER and --debug."""
+def options(name: str, description: str, of_data: bool = False) -> argparse.ArgumentParser:
+    """A parser of the options that every study has: --to FOLDER and --debug. ``of_data``: its evidence is of one data
+    set, in a folder of that name."""
     parser = argparse.ArgumentParser(prog=f"python -m studies.{name}", description=description)
-    parser.add_argument("--to", type=Path, default=FOLDER, help=f"write FOLDER/{name}/ (default: {FOLDER})")
+    place = f"FOLDER/{name}/DATA/" if of_data else f"FOLDER/{name}/"
+    parser.add_argument("--to", type=Path, default=FOLDER, help=f"write {place} (default: {FOLDER})")
     parser.add_argument("--debug", action="store_true", help="so small that it proves nothing, in seconds")
     return parser
 
@@ -60,6 +63,15 @@ def publish(
         for name, table in tables.items():
             write_text(folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n", float_format=DIGITS))
         draw(folder, folder / "figure.png")
+
+
+def make_once(places: Mapping[Part, Path], make: Callable[[Part, Path], None]) -> None:
+    """``make`` each part that is not kept at its place; those last that another process is making."""
+    for wait in (False, True):
+        for part, place in places.items():
+            with file_lock(place.with_suffix(".lock"), blocking=wait) as free:
+                if free and not place.is_dir():
+                    make(part, place)
 
 
 def computed_on(device: torch.device) -> dict[str, str]:

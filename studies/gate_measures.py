@@ -17,6 +17,7 @@ from torch.nn import functional
 from cuda_ext.gru import Gates, gates
 from models import feeding
 from models.layers.cells import BidirectionalRecurrence, Recurrence
+from models.layers.embedding import UNKNOWN
 from models.layers.recurrent import BidirectionalGRU
 from storage.prepared import Prepared
 from studies.jacobians import DTYPE, jacobians, network_of
@@ -27,7 +28,6 @@ GATES = ("reset", "update")
 BINS = 40
 # A gate below it counts as closed.
 CLOSED = 0.2
-UNKNOWN = 1  # the number of a word that the vocabulary has not, as storage/prepared.py says
 
 
 def readable(network: nn.Module) -> bool:

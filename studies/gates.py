@@ -373,13 +373,12 @@ def over_seeds(found: dict[int, Found]) -> dict[str, Any]:
     }
 
 
-def study(plan: Plan, runs: list[Path], directory: Path, place: Path, device: torch.device) -> dict[str, Any]:
+def study(plan: Plan, runs: list[Path], prepared: Prepared, place: Path, device: torch.device) -> dict[str, Any]:
     """Read, judge and write the evidence to ``place``; returns results.json's content."""
-    prepared = trained.open_text(directory)
     networks = trained.networks(runs, prepared)
     if not all(map(readable, networks.values())):
         raise InputError(f"the networks of {runs[0]} and its like are not hierarchical GRUs: give runs of a han")
-    index = {word: number for number, word in enumerate(read_json(directory / "vocabulary.json"))}
+    index = {word: number for number, word in enumerate(read_json(prepared.directory / "vocabulary.json"))}
     part = trained.drawn_rows(prepared, plan.split, plan.documents)
     found = {}
     with evidence.kernels_where_there_are(device):

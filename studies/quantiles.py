@@ -337,6 +337,8 @@ def planned(arguments: argparse.Namespace) -> Plan:
     )
     if plan.seeds < 1 or plan.timed < 1:
         raise InputError(f"--seeds {plan.seeds}, --timed {plan.timed}: give whole numbers of 1 or more")
+    if arguments.workers < 1:
+        raise InputError(f"--workers is {arguments.workers}: give 1 or more")
     network_settings("han", plan.network)
     for rate in plan.rates:
         dataclasses.replace(plan, training={**plan.training, "learning_rate": rate}).settings  # noqa: B018

@@ -23,20 +23,23 @@ BATCH = 64
 
 
 def command_line(name: str, description: str, plan: Any, debug: Any, study: Callable[..., dict[str, Any]]) -> None:
-    """The command of a study of trained networks: ``study(plan, runs, prepared folder, place, device)`` with what the
-    options say, ``plan`` being a dataclass with the number of ``documents``, and ``debug`` the same in small."""
-    parser = evidence.options(name, description)
+    """The command of a study of trained networks: ``study(plan, runs, prepared text, place, device)`` with what the
+    options say, ``plan`` being a dataclass with the number of ``documents``, and ``debug`` the same in small.
+
+    Its evidence goes to a folder of the study's name and the data's."""
+    parser = evidence.options(name, description, of_data=True)
     parser.add_argument("--runs", type=Path, nargs="+", required=True, help="folders of finished runs, one a seed")
     parser.add_argument("--prepared", type=Path, required=True, help="the folder of the arrays they were trained on")
     parser.add_argument("--documents", type=int, default=plan.documents, help="how many are drawn (%(default)s)")
     arguments = parser.parse_args()
     if arguments.documents < 1:
         raise InputError(f"--documents is {arguments.documents}: give 1 or more")
-    place = evidence.destination(arguments.to, name)
+    prepared = open_text(arguments.prepared)
+    place = evidence.destination(arguments.to / name, prepared.description["name"])
     plan = debug if arguments.debug else dataclasses.replace(plan, documents=arguments.documents)
     with claimed() as device:
         configure(Settings())
-        print(evidence.told(study(plan, arguments.runs, arguments.prepared, place, device), place))
+        print(evidence.told(study(plan, arguments.runs, prepared, place, device), place))
 
 
 def open_text(directory: Path) -> Prepared:
@@ -66,13 +69,7 @@ def networks(runs: Sequence[Path], prepared: Prepared) -> dict[int, nn.Module]:
             raise InputError(f"{run} is of variant {job['variant']}, {runs[0]} of {variant}: give the runs of one")
         if job["seed"] in found:
             raise InputError(f"{run} has seed {job['seed']}, as another run that is given: give each seed once")
-        try:
-            found[job["seed"]] = models.load(run, prepared.description)
-        except RuntimeError as error:
-            said = str(error).splitlines()[-1].strip()
-            raise InputError(
-                f"the weights of {run} do not fit {prepared.directory} ({said}): give the arrays it was trained on"
-            ) from None
+        found[job["seed"]] = models.load(run, prepared.description)
     return dict(sorted(found.items()))
 
 

@@ -23,7 +23,10 @@ def run(job: Job, given: dict[str, Any], progress: Progress) -> dict[str, Any]:
     Two processes with the same job: the second waits, and finds it finished.
     """
     directory = job.run_directory
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{directory}, where the run is to be written, cannot be made ({error.strerror})") from None
     with file_lock(directory / ".lock"):
         if (directory / "result.json").is_file():
             return read_json(directory / "result.json")

@@ -107,6 +107,17 @@ def test_an_evaluation_made_on_the_gpu_that_trained_is_taken_up(run, text_data):
     assert [path.name for path in (run / "evaluation").iterdir()] == [there.name]
 
 
+def test_an_evaluation_made_on_this_machine_s_gpu_of_a_run_that_another_trained_is_taken_up(
+    run, text_data, monkeypatch
+):
+    here = evaluate_run(run, text_data)
+    there = here.rename(here.with_name(evaluation_key(gpu="NVIDIA A100")))
+    write_json(run / "environment.json", {"gpu": "NVIDIA H200"})
+    assert find_evaluation(run) is None
+    monkeypatch.setattr("evaluation.run.gpu_here", lambda: "NVIDIA A100")
+    assert find_evaluation(run) == evaluate_run(run, text_data) == there
+
+
 def test_a_run_that_a_gpu_trained_is_evaluated_on_the_cpu_where_there_is_none(run, text_data, monkeypatch):
     on_cpu = evaluate_run(run, text_data)
     kept = {path.name: path.read_bytes() for path in on_cpu.iterdir()}

@@ -134,6 +134,9 @@ def test_without_a_name_the_runs_are_listed(folder, monkeypatch, capsys):
     assert run_main(monkeypatch) == 0
     said = capsys.readouterr().out
     assert RUN_A in said and RUN_B in said and "0.7500" in said
+    assert run_main(monkeypatch, "--json") == 0
+    listed = {run["run_key"]: run for run in json.loads(capsys.readouterr().out)}
+    assert listed.keys() >= {RUN_A, RUN_B} and listed[RUN_B]["validation"] == 0.75
 
 
 def test_one_name_alone_is_bad_input(folder, monkeypatch, capsys):

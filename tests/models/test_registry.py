@@ -124,6 +124,8 @@ def test_a_run_s_network_is_loaded_with_its_best_weights(tmp_path, text):
     with pytest.raises(InputError, match="best.safetensors is not whole .* train it again"):
         models.load(tmp_path, text.description)
     (tmp_path / "best.safetensors").write_bytes(whole)
+    with pytest.raises(InputError, match="best.safetensors does not fit han on .*embedding.* give the arrays"):
+        models.load(tmp_path, text.description | {"vocabulary_size": text.description["vocabulary_size"] + 1})
     loaded = models.load(tmp_path, text.description)
     rows = text.rows("train")
     assert not loaded.training

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarni
 
 
 @pytest.fixture(scope="module")
-def evidence(runs, text_directory, tmp_path_factory) -> Path:
+def evidence(runs, prepared, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("studies") / "deletion"
-    deletion.study(DEBUG, runs, text_directory, place, CPU)
+    deletion.study(DEBUG, runs, prepared, place, CPU)
     return place
 
 
@@ -115,7 +115,7 @@ def test_it_runs_as_a_command_and_repeats_byte_for_byte(evidence, runs, text_dir
     with pytest.raises(SystemExit, match="0"):
         command(deletion.main)()
     assert "most attended words" in capsys.readouterr().out
-    again = tmp_path / "deletion"
+    again = tmp_path / "deletion" / "small"
     assert sorted(path.name for path in again.iterdir()) == ["deletion.csv", "figure.png", "results.json"]
     for path in again.iterdir():
         assert path.read_bytes() == (evidence / path.name).read_bytes(), path.name

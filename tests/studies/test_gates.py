@@ -28,9 +28,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarni
 
 
 @pytest.fixture(scope="module")
-def evidence(runs, text_directory, tmp_path_factory) -> Path:
+def evidence(runs, prepared, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("studies") / "gates"
-    gates.study(DEBUG, runs, text_directory, place, CPU)
+    gates.study(DEBUG, runs, prepared, place, CPU)
     return place
 
 
@@ -147,7 +147,7 @@ def test_it_runs_as_a_command_and_repeats_byte_for_byte(evidence, runs, text_dir
     with pytest.raises(SystemExit, match="0"):
         command(gates.main)()
     assert "A reset gate of 0 forgets all of the state" in capsys.readouterr().out
-    again = tmp_path / "gates"
+    again = tmp_path / "gates" / "small"
     tables = ["histograms.csv", "phrase.csv", "trace.csv", "units.csv"]
     assert sorted(path.name for path in again.iterdir()) == [
         "figure.png",

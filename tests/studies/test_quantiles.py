@@ -182,6 +182,7 @@ def test_other_settings_are_another_run(text_directory, tmp_path):
         (["--network", '{"hidden": 0}'], "hidden is 0"),
         (["--rates", "0.01", "-1"], "learning_rate is -1"),
         (["--seeds", "0"], "give whole numbers of 1 or more"),
+        (["--workers", "0"], "--workers is 0: give 1 or more"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(options, said, text_directory, tmp_path, monkeypatch, capsys):

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import models
 from cuda_ext import library
 from storage.errors import InputError
-from storage.files import sha256_file, write_text
+from storage.files import sha256_file, write_json, write_text
 from storage.prepared import open_prepared
 from storage.source import ROOT
 from training import loop
@@ -292,6 +292,14 @@ def test_bad_input_is_refused(train_here, write_job, text_directory, change, mes
         train_here(job)
     assert message in str(error.value)
     assert not (directory(job) / "result.json").exists()
+
+
+def test_a_run_that_cannot_be_written_is_refused_in_one_line(train_here, write_job, text_directory, tmp_path):
+    job = write_job(text_directory)
+    (tmp_path / "file").touch()
+    write_json(job, json.loads(job.read_text()) | {"run_directory": str(tmp_path / "file" / "run")})
+    with pytest.raises(InputError, match=r"file/run, .* cannot be made \(Not a directory\)"):
+        train_here(job)
 
 
 def test_a_broken_checkpoint_is_refused_and_named(train_here, write_job, text_directory):
