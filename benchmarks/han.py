@@ -2,9 +2,9 @@
 
 One step is forward pass, loss, backward pass and update, by fused AdamW (the peer's by fused Adam); documents of 20
 sentences of 3 to 30 words, uniformly drawn, a vocabulary of 50,000 vectors of 200, 50 units a direction. Ours is
-training.step.Step on models/han.py, with kernels and a CUDA graph, as ``python -m training`` runs it. The peer is what
-one would write with PyTorch alone: it reads padding, and is timed as it is and captured in a CUDA graph, in float32 and
-in bfloat16 autocast.
+training.step.Step on models/han.py, with kernels and a CUDA graph. The peer is what one would write with PyTorch alone:
+it reads padding, and is timed as it is and captured in a CUDA graph, in float32 and in bfloat16 autocast. On both sides
+nothing is dropped, no gradient is clipped, and PyTorch's operations are not held to those that repeat.
 """
 
 import argparse
