@@ -1,11 +1,15 @@
 """Errors that a user can act on: one line that says what, where and what to do, and exit code 2."""
 
 import difflib
+import errno
 import functools
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
+
+# A folder that may not be written, a disk that is full, a file where a folder is meant and the other way round.
+OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR)
 
 
 class InputError(ValueError):
@@ -39,8 +43,8 @@ def refuse_unknown(given: Iterable[object], known: Iterable[str], where: str) ->
 
 
 def command(main: Callable[..., int | None]) -> Callable[..., None]:
-    """Make ``main`` a command. InputError is one line on stderr and exit code 2, WorkFailed and PassingError are one
-    with 1, an interrupt with 130."""
+    """Make ``main`` a command. InputError, and a file or folder that cannot be used, are one line on stderr and exit
+    code 2, WorkFailed and PassingError are one with 1, an interrupt with 130."""
 
     @functools.wraps(main)
     def run(*arguments, **keywords) -> None:
@@ -59,6 +63,13 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
             # The reader of our output has gone (head, less): point stdout elsewhere so that no traceback follows.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)
+        except OSError as error:
+            # What stands in the way of a file is the user's to mend; anything else is a fault of ours.
+            if error.errno not in OF_THE_PLACE or error.filename is None:
+                raise
+            said = f"{error.filename} cannot be used ({error.strerror})"
+            print(f"error: {said}: mend that, and run the same command again", file=sys.stderr)
+            sys.exit(2)
         except KeyboardInterrupt:
             print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr)
             sys.exit(130)

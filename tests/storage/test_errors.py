@@ -1,0 +1,53 @@
+"""What a command does with what goes wrong in it."""
+
+import errno
+
+import pytest
+
+from storage.errors import InputError, PassingError, WorkFailed, command
+from storage.files import write_text
+
+
+def failing(error: BaseException):
+    def main() -> None:
+        raise error
+
+    return command(main)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (InputError("no such thing: choose another"), 2, "error: no such thing: choose another\n"),
+        (WorkFailed("training failed"), 1, "error: training failed\n"),
+        (PassingError("no answer"), 1, "error: no answer; it may pass: run the same command again\n"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "data"),
+            2,
+            "error: data cannot be used (Permission denied): mend that, and run the same command again\n",
+        ),
+        (
+            KeyboardInterrupt(),
+            130,
+            "interrupted: what was finished is kept; run the same command again to go on\n",
+        ),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(error, code, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        failing(error)()
+    assert ended.value.code == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_file_where_a_folder_is_meant_is_told(tmp_path, capsys):
+    (tmp_path / "runs").touch()
+    with pytest.raises(SystemExit, match="2"):
+        command(lambda: write_text(tmp_path / "runs" / "key" / "job.json", "{}"))()
+    assert "runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "No such file", "of_ours"), ValueError("a fault")])
+def test_a_fault_of_ours_is_not_hidden(error):
+    with pytest.raises(type(error)):
+        failing(error)()
