@@ -49,10 +49,13 @@ def main() -> None:
     BOARD.console.print(
         terminal_table(read_json(report / "metrics.json"), read_json(report / "verdicts.json")["verdicts"])
     )
+    # dvc.yaml has the stages of the default experiment alone.
+    taken_up = ""
+    if arguments.experiment == "default":
+        taken_up = "\n       make repro   DVC takes up the finished runs, and retrains what you change in params.yaml"
     BOARD.console.print(
         f"\n{minutes} min {seconds} s. Report: {report / 'report.html'}\n"
-        "Next:  make ui      MLflow and Prefect in the browser, runs to compare\n"
-        "       make repro   DVC takes up the finished runs, and retrains what you change in params.yaml",
+        f"Next:  make ui      MLflow and Prefect in the browser, runs to compare{taken_up}",
         highlight=False,
     )
 

@@ -26,7 +26,7 @@ from tasks.registry import LoadedModel, load_model
 
 DOCUMENTS_AT_A_TIME = 256
 LIKELIEST, MOST_ATTENDED = 3, 5
-SHOWN_WORDS = 40
+SHOWN_WORDS, SHOWN_LETTERS = 40, 40
 
 
 @command
@@ -101,14 +101,17 @@ def _text(content: bytes, where: str) -> str:
 def _answer(model: LoadedModel, documents: Iterator[str], as_json: bool) -> None:
     """Print the answers, some at a time, so that a file of any length is read."""
     console = Console(highlight=False, soft_wrap=True)
-    heading = f"{model.variant}, version {model.version} of {model.name}\n"
+    heading, answered = f"{model.variant}, version {model.version} of {model.name}\n", 0
     while some := list(islice(documents, DOCUMENTS_AT_A_TIME)):
+        answered += len(some)
         for row in model.predict(some).to_dict("records"):
             if as_json:
                 print(json.dumps(row, ensure_ascii=False))
             else:
                 console.print(Text(heading), *_readable(row), sep="\n")
                 heading = ""
+    if not answered:
+        print("no document was given, and none is answered", file=sys.stderr)
 
 
 def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:
@@ -127,24 +130,27 @@ def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:
 def _caveats(row: Mapping[str, Any]) -> Iterable[Text]:
     """How much of the document the answer rests on."""
     read, unknown = row["words_read"], row["words_unknown"]
+    words = "word" if read == 1 else "words"
+    cut = ", the rest of the document was cut" if row["cut"] else ""
     if not read:
         yield Text("There is no word in the document: this is the answer to nothing.", style="yellow")
     elif unknown == read:
-        yield Text(f"None of its {read} words is known: this is the answer to no word in particular.", style="yellow")
+        said = f"None of its {read} {words} is known{cut}: this is the answer to no word in particular."
+        yield Text(said, style="yellow")
     else:
-        cut = ", the rest of the document was cut" if row["cut"] else ""
-        yield Text(f"{read} words read, {unknown} of them unknown{cut}", style="dim")
+        yield Text(f"{read} {words} read, {unknown} of them unknown{cut}", style="dim")
 
 
 def _attended(attention: list[Mapping[str, Any]]) -> Iterable[Text]:
     """The sentence with the most weight, and its words of most weight."""
     most = max(attention, key=lambda sentence: sentence["weight"])
-    weighted = sorted(zip(most["word_weights"], most["words"], strict=True), key=lambda pair: -pair[0])
-    words = most["words"][:SHOWN_WORDS] + ["…"] * (len(most["words"]) > SHOWN_WORDS)
+    shown = [word if len(word) <= SHOWN_LETTERS else f"{word[:SHOWN_LETTERS]}…" for word in most["words"]]
+    weighted = sorted(zip(most["word_weights"], shown, strict=True), key=lambda pair: -pair[0])
+    words = shown[:SHOWN_WORDS] + ["…"] * (len(shown) > SHOWN_WORDS)
     place = f"of {len(attention)} sentences, " if len(attention) > 1 else ""
     yield Text(f"Most attended ({place}weight {most['weight']:.2f}): {_printable(' '.join(words))}")
-    shown = ", ".join(f"{word} {weight:.2f}" for weight, word in weighted[:MOST_ATTENDED])
-    yield Text(f"In it: {_printable(shown)}")
+    said = ", ".join(f"{word} {weight:.2f}" for weight, word in weighted[:MOST_ATTENDED])
+    yield Text(f"In it: {_printable(said)}")
 
 
 def _printable(text: str) -> str:

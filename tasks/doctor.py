@@ -67,8 +67,8 @@ def examine(thorough: bool = False) -> list[Finding]:
         browser(),
         dvc_remote(),
         *data(thorough),
-        port("Prefect", 4200, "make ui or make serve", "--prefect-port", "/api/health"),
-        port("MLflow", 5000, "make ui", "--mlflow-port", "/health"),
+        port("Prefect", 4200, "flows.ui", "--prefect-port", "/api/health"),
+        port("MLflow", 5000, "flows.ui", "--mlflow-port", "/health"),
         disk(),
         memory(),
         cores(),
@@ -274,7 +274,9 @@ def port(name: str, number: int, for_what: str, option: str, health: str) -> Fin
             who = f"a {name} that was not started from this folder" if answer.status == 200 else "another program"
     except (OSError, ValueError):
         who = "another program"
-    return Finding(row, OPTIONAL, f"taken by {who}", f"{for_what} with another port ({option})")
+    return Finding(
+        row, OPTIONAL, f"taken by {who}", f"for {for_what} another port: python -m {for_what} {option} {number + 1}"
+    )
 
 
 def disk() -> Finding:

@@ -29,6 +29,7 @@ from evaluation.baseline_names import BASELINES
 from models.layers.embedding import refuse_missing_vectors
 from preprocessing.manifest import Manifest
 from preprocessing.settings import settings_for
+from preprocessing.workers import choice
 from storage.errors import InputError, command, refuse_unknown
 from storage.files import content_key, read_json, sha256_file, write_json
 from storage.prepared import DESCRIPTION
@@ -36,6 +37,7 @@ from storage.source import source_digests
 from tasks.folders import runs_root
 from tasks.parameters import Experiment, load_experiment, networks
 from tasks.preprocess import preprocess
+from training.device import runs_a_gpu
 from training.settings import Settings as TrainingSettings
 
 
@@ -135,6 +137,9 @@ def check(experiment: Experiment) -> None:
     """
     from evaluation.metrics import metric_names  # slow to import
 
+    # What the environment asks of the machine, before anything is started by it.
+    runs_a_gpu()
+    choice()
     known = Manifest.load().datasets
     for data, settings in experiment.preprocessing.items():
         if data in known:

@@ -28,6 +28,7 @@ EXPERIMENT_KEYS = {
     "tunes", "grid",
 }  # fmt: skip
 SECTIONS = ("preprocessing", "training", "models")
+KEY_OF = {"preprocessing": "data", "models": "model"}  # what a variant names of these sections
 VARIANT_KEYS = {"model", "data", "network", "training"}
 SEEDS = 2**63  # how many there are: torch takes a seed as a signed integer of 64 bits
 PAIR_KEYS = {"name", "claim", "source", "better", "worse", "metric"}
@@ -113,10 +114,24 @@ def networks(pair: Mapping[str, str]) -> list[str]:
     return [pair[side] for side in ("better", "worse") if pair[side] not in BASELINE_TITLES]
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a name stands once: the format's own rule, which PyYAML does not keep."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"'{name}' stands here a second time", node.value[place][0].start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping. InputError names the file, and the line of a syntax error."""
+    """Read a YAML mapping. InputError names the file, and the line of a syntax error or of a name that stands twice."""
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # _Loader is a SafeLoader.
+        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506
     except FileNotFoundError:
         raise InputError(f"{path} is missing: run this from the project's folder") from None
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
@@ -150,7 +165,9 @@ def load_experiment(name: str, root: Path = Path()) -> Experiment:
     given = _with_tuned_variants(read_yaml(root / path), path, root)
     for key in ("title", "variants", "seeds"):
         if not given.get(key):
-            raise InputError(f"{path} has no '{key}': add it")
+            raise InputError(
+                f"{path} has no '{key}': add it" if key not in given else f"{path}: {key} is empty: fill it"
+            )
     for key, kind in (("variants", dict), ("seeds", list), ("pairs", list), ("parameters", dict), ("tuning", dict)):
         if given.get(key) is not None:
             _of_kind(given[key], kind, f"{path}: {key}")
@@ -158,8 +175,14 @@ def load_experiment(name: str, root: Path = Path()) -> Experiment:
         _of_kind(one, str, f"{path}: variants: the name {one!r}")
     parameters = read_yaml(root / PARAMETERS_FILE)
     refuse_unknown(parameters, SECTIONS, str(PARAMETERS_FILE))
-    refuse_unknown(given.get("parameters") or {}, SECTIONS, f"{path}: parameters")
-    parameters = merged(parameters, given.get("parameters") or {})
+    differs = given.get("parameters") or {}
+    refuse_unknown(differs, SECTIONS, f"{path}: parameters")
+    for key in ("preprocessing", "models"):
+        # What params.yaml does not have no variant can reach by its right name.
+        named = _of_kind(differs.get(key) or {}, dict, f"{path}: parameters.{key}")
+        used = {one.get(KEY_OF[key]) for one in given["variants"].values() if isinstance(one, Mapping)}
+        refuse_unknown(named, {*parameters[key], *used}, f"{path}: parameters.{key}")
+    parameters = merged(parameters, differs)
     for key in SECTIONS:
         _of_kind(parameters.get(key), dict, f"{PARAMETERS_FILE} with {path}: {key}")
 
@@ -170,8 +193,7 @@ def load_experiment(name: str, root: Path = Path()) -> Experiment:
         for trial, settings in (trials[key] if trials else {key: {}}).items()
     }
     preprocessing = {
-        variant.data: _section(parameters["preprocessing"], variant.data, f"{PARAMETERS_FILE}: preprocessing")
-        for variant in variants.values()
+        variant.data: _section(parameters["preprocessing"], variant, path) for variant in variants.values()
     }
     experiment = Experiment(
         name=name,
@@ -253,7 +275,7 @@ def _variant(
         if key not in given:
             raise InputError(f"{where} has no '{key}': add it")
         _of_kind(given[key], str, f"{where}.{key}")
-    place = f"{PARAMETERS_FILE}: models.{given['model']}"
+    place = f"{PARAMETERS_FILE} with {path}: models.{given['model']}"
     defaults = _of_kind(parameters["models"].get(given["model"]) or {}, dict, place)
     refuse_unknown(defaults, ("network", "training"), place)
     for key in ("network", "training"):
@@ -277,9 +299,15 @@ def _of_kind(value: Any, kind: type, where: str) -> Any:
     return value
 
 
-def _section(sections: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
-    refuse_unknown([name], sections, where)
-    return dict(_of_kind(sections[name] or {}, dict, f"{where}.{name}"))
+def _section(sections: Mapping[str, Any], variant: Variant, path: Path) -> dict[str, Any]:
+    """The settings of preprocessing of a variant's data set."""
+    if variant.data not in sections:
+        where = f"{path}: variants.{variant.name}"
+        raise InputError(
+            f"{where}: data '{variant.data}' has no section in {PARAMETERS_FILE}: preprocessing: "
+            f"{nearest(variant.data, sections)} A data set of your own gets one there: `{variant.data}: {{}}`"
+        )
+    return dict(_of_kind(sections[variant.data] or {}, dict, f"{PARAMETERS_FILE}: preprocessing.{variant.data}"))
 
 
 def _pair(given: Mapping[str, str], variants: Mapping[str, Variant], path: Path) -> dict[str, str]:

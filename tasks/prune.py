@@ -116,7 +116,10 @@ def _why_stale(run: Run, wanted: dict[str, list[dict[str, Any]]]) -> str | None:
     candidates = [one for variants in wanted.values() for one in variants if one["variant"] == run.job["variant"]]
     if not candidates:
         return f"no experiment has a variant '{run.job['variant']}'"
-    return min((_changes(run.job, one) for one in candidates), key=len) or None
+    changes = min((_changes(run.job, one) for one in candidates), key=len)
+    if changes and run.job.get("experiment", "") not in wanted:
+        return f"experiment '{run.job.get('experiment', '')}' is gone, and no other has this variant as it was"
+    return changes or None
 
 
 def _changes(job: dict[str, Any], today: dict[str, Any]) -> str:

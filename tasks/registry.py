@@ -124,11 +124,13 @@ class LoadedModel:
         Without ``attention`` that column is left out, which takes less time and memory. InputError for what a model
         of this kind does not read.
         """
+        import numpy
         import pandas
         from mlflow.exceptions import MlflowException
 
         try:
             if self.kind == "image":
+                self._refuse_other_images(numpy.asarray(given))
                 return self.pyfunc.predict(given)
             if isinstance(given, pandas.DataFrame) and "text" in given:
                 given = given["text"]
@@ -139,6 +141,13 @@ class LoadedModel:
             return self.pyfunc.predict(pandas.DataFrame({"text": list(given)}, dtype=object), {"attention": attention})
         except MlflowException as error:
             raise InputError(f"{self.name} version {self.version}: {error.message.splitlines()[0]}") from None
+
+    def _refuse_other_images(self, images: "numpy.ndarray") -> None:
+        """InputError where MLflow would show all of the images that it refuses."""
+        wanted = self.pyfunc.metadata.signature.inputs.inputs[0].shape[1:]
+        if images.dtype != "uint8" or images.shape[1:] != wanted:
+            shape = ", ".join(map(str, ("N", *wanted)))
+            raise InputError(f"{self.name} reads images of uint8 [{shape}], not {images.dtype} {list(images.shape)}")
 
 
 def load_model(

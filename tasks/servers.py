@@ -199,8 +199,8 @@ def _refuse_taken(server: Server) -> None:
             listener.bind((HOST, server.port))
         except (OSError, OverflowError):
             raise InputError(
-                f"port {server.port} on {HOST} is not free for {server.name}: "
-                f"stop what listens there, or choose another with {server.option}"
+                f"port {server.port} on {HOST} is not free for {server.name}: stop what listens there, "
+                f"or choose another, as `python -m flows.ui {server.option} {server.port + 1}`"
             ) from None
 
 

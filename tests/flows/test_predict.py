@@ -13,6 +13,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -102,6 +103,20 @@ def test_a_table_is_read_by_its_column_and_what_is_no_list_is_refused(folder, mo
         model.predict([TEXT, pd.NA])
 
 
+def test_images_of_another_size_or_type_are_refused_in_one_line(folder, monkeypatch):
+    monkeypatch.chdir(folder.directory)
+    model = load_model("dots")
+    _, height, width, channels = model.pyfunc.metadata.signature.inputs.inputs[0].shape
+    images = np.zeros((2, height, width, channels), np.uint8)
+    assert len(model.predict(images)) == 2
+    for given in (images[..., 0], images.astype(np.float32), [[1, 2], [3, 4]]):
+        with pytest.raises(
+            InputError, match=rf"reads images of uint8 \[N, {height}, {width}, {channels}\], not"
+        ) as said:
+            model.predict(given)
+        assert "\n" not in str(said.value)
+
+
 def test_a_program_reads_all_of_an_answer(folder):
     file = folder.directory / "documents.txt"
     lines = [SHORT, "", "你好。再见。 مرحبا بالعالم 🙂", "nul \0 in it", "Draw a line. " * 20]
@@ -148,6 +163,8 @@ def test_a_person_reads_what_an_answer_rests_on(folder, monkeypatch, capsys):
     assert "8 words read, " in readable and "Most attended (of 2 sentences, weight 0." in readable
     assert "There is no word in the document" in readable and "None of its" in readable
     assert "\x1b" not in readable
+    long = said("--version", "1", "a" * 2_000_000 + " word" * 9)
+    assert "the rest of the document was cut" in long and len(long) < 2000 and "aaa…" in long
     # The champion has no attention. A whole file, and standard input, are one document.
     whole = said(given=f"{TEXT}\n{TEXT}".encode())
     assert whole.startswith("gru_flat, version 2") and "the rest of the document was cut" in whole

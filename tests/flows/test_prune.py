@@ -82,6 +82,8 @@ def test_a_run_that_no_experiment_reaches_goes_and_the_reason_is_told(prepared):
         write_run(prepared, 0, source={**job["source"], "training/x.py": "0" * 64}): "source (training/x.py) changed",
         write_run(prepared, 0, variant="gone"): "no experiment has a variant 'gone'",
         write_run(prepared, 1, finished=False, model="other"): "parameters changed",
+        write_run(prepared, 2, experiment="of-mine", prepared_sha256="0" * 64): "experiment 'of-mine' is gone, and no "
+        "other has this variant as it was",
     }  # fmt: skip
     assert found("run") == stale
     remove(find())

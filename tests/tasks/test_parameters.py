@@ -100,7 +100,10 @@ def test_selecting_variants_drops_the_pairs_that_lose_a_side(tmp_path):
         (("parameters",), {"trainning": {}}, "did you mean 'training'?"),
         (("evaluate_on",), "tests", "did you mean 'test'?"),
         (("seeds",), [0, -1], "seed -1"),
-        (("seeds",), [], "no 'seeds'"),
+        (("seeds",), [], "seeds is empty: fill it"),
+        (("parameters",), {"preprocessing": {"docstring": {}}}, "parameters.preprocessing: did you mean 'docstrings'?"),
+        (("parameters",), {"models": {"densnet": {}}}, "parameters.models: did you mean 'densenet'?"),
+        (("variants", "swish", "data"), "reviews", "A data set of your own gets one there: `reviews: {}`"),
         (("smallest_effect",), 2, "smallest_effect"),
         (("pairs",), [{**EXPERIMENT["pairs"][0], "better": "swsh"}], "did you mean 'swish'?"),
         (("pairs",), [{"name": "p"}], "has no 'better'"),
@@ -141,6 +144,33 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path, path, value, said):
     message = str(refused.value)
     assert said in message and "\n" not in message
     assert "trial" in message or "params.yaml" in message
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "said"),
+    [
+        ("experiments/trial.yaml", "seeds: [2]", "'seeds' stands here a second time"),
+        ("params.yaml", "training: {batch_size: 8}", "'training' stands here a second time"),
+    ],
+)
+def test_a_name_that_stands_twice_is_named_with_its_line(tmp_path, file, line, said):
+    write(tmp_path)
+    with open(tmp_path / file, "a") as opened:
+        opened.write(line + "\n")
+    count = (tmp_path / file).read_text().count("\n")
+    with pytest.raises(InputError) as refused:
+        load_experiment("trial", tmp_path)
+    message = str(refused.value)
+    assert file in message and said in message and f"line {count}" in message and "\n" not in message
+
+
+def test_an_environment_that_cannot_be_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    experiment = load_experiment("trial", write(tmp_path))
+    for name in ("REREAD_RUNS_A_GPU", "REREAD_PREPROCESSING"):
+        with monkeypatch.context() as context:
+            context.setenv(name, "x")
+            with pytest.raises(InputError, match=f"{name}=x is "):
+                check(experiment)
 
 
 def test_a_baseline_on_one_side_of_a_pair(tmp_path):
