@@ -41,6 +41,7 @@ STYLE = {
     "svg.hashsalt": "reread",
 }
 DPI = 150
+WIDE = 30  # the largest loss over the least: beyond it their scale is logarithmic
 COLUMNS = 3
 # A confusion matrix of more classes than this has no room for its numbers.
 MOST_CLASSES_WITH_NUMBERS = 12
@@ -74,9 +75,12 @@ def rows_of(names: list[str]) -> int:
 def learning_curves(table: pd.DataFrame, path: Path) -> None:
     """Training and validation loss by epoch of each variant: each seed thin, the median thick, the gap shaded.
 
-    The median is drawn as far as half of the seeds went.
+    The median is drawn as far as half of the seeds went. Where losses fall by more than a factor of WIDE the scale is
+    logarithmic: on a linear one the first epochs would leave a line at the bottom of all others.
     """
     names = list(dict.fromkeys(table["variant"]))
+    losses = table[["training_loss", "validation_loss"]]
+    logarithmic = losses.min().min() > 0 and losses.max().max() > WIDE * losses.min().min()
     with picture(path, 10, 0.5 + 2.9 * rows_of(names)) as figure:
         for name, axes in panels(figure, names, sharey=True).items():
             mine = table[table["variant"] == name]
@@ -101,11 +105,14 @@ def learning_curves(table: pd.DataFrame, path: Path) -> None:
             )
             axes.set_title(name)
             axes.set_xlabel("epoch")
-            axes.set_ylim(bottom=0)
+            if logarithmic:
+                axes.set_yscale("log")
+            else:
+                axes.set_ylim(bottom=0)
             axes.xaxis.get_major_locator().set_params(integer=True)
         first = figure.axes[0]
         first.legend(loc="upper right")
-        first.set_ylabel("loss (nats)")
+        first.set_ylabel("loss (nats, logarithmic)" if logarithmic else "loss (nats)")
 
 
 def reliability(table: pd.DataFrame, path: Path) -> None:
@@ -129,9 +136,9 @@ def reliability(table: pd.DataFrame, path: Path) -> None:
             )
             error = (filled["count"] * (filled["confidence"] - filled["accuracy"]).abs()).sum() / filled["count"].sum()
             axes.set_title(name)
-            axes.text(
-                0.97, 0.05, f"ECE of all seeds together {error:.3f}", transform=axes.transAxes, ha="right", color=INK
-            )
+            behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2}
+            said = f"ECE of all seeds together {error:.3f}"
+            axes.text(0.96, 0.05, said, transform=axes.transAxes, ha="right", color=INK, bbox=behind)
             axes.set(xlim=(0, 1), ylim=(0, 1.02))
             axes.tick_params(labelbottom=False)
             counts = figure.add_subplot(grid[2 * row + 1, column], sharex=axes)
