@@ -79,8 +79,8 @@ def learning_curves(table: pd.DataFrame, path: Path) -> None:
     logarithmic: on a linear one the first epochs would leave a line at the bottom of all others.
     """
     names = list(dict.fromkeys(table["variant"]))
-    losses = table[["training_loss", "validation_loss"]]
-    logarithmic = losses.min().min() > 0 and losses.max().max() > WIDE * losses.min().min()
+    losses = table[["training_loss", "validation_loss"]].to_numpy()
+    logarithmic = losses.max() > WIDE * losses.min() > 0
     with picture(path, 10, 0.5 + 2.9 * rows_of(names)) as figure:
         for name, axes in panels(figure, names, sharey=True).items():
             mine = table[table["variant"] == name]

@@ -101,9 +101,9 @@ def _text(content: bytes, where: str) -> str:
 def _answer(model: LoadedModel, documents: Iterator[str], as_json: bool) -> None:
     """Print the answers, some at a time, so that a file of any length is read."""
     console = Console(highlight=False, soft_wrap=True)
-    heading, answered = f"{model.variant}, version {model.version} of {model.name}\n", 0
+    heading, answered = f"{model.variant}, version {model.version} of {model.name}\n", False
     while some := list(islice(documents, DOCUMENTS_AT_A_TIME)):
-        answered += len(some)
+        answered = True
         for row in model.predict(some).to_dict("records"):
             if as_json:
                 print(json.dumps(row, ensure_ascii=False))

@@ -19,7 +19,7 @@ import models
 from models import feeding
 from preprocessing.lengths import LengthHistogram
 from storage.errors import InputError
-from storage.files import content_key, file_lock, published_directory, read_json, write_json
+from storage.files import content_key, published_directory, read_json, write_json
 from storage.parts import cut, of_rows
 from storage.prepared import SPLITS, Prepared
 from storage.source import source_digests
@@ -213,21 +213,22 @@ class Trainer:
     def steps(self, quantiles: Cut) -> list[Steps]:
         """The time of steps at a cut, kept as runs are. Nothing else should run on the device meanwhile."""
         place = self.place_of_steps(quantiles)
-        with file_lock(place.with_suffix(".lock")):
-            if not place.is_dir():
-                timer = Timer(
-                    self.corpus.cut(quantiles),
-                    self.corpus.kept(quantiles),
-                    dict(self.plan.network),
-                    self.plan.settings,
-                    self.device,
-                    self.plan.timed,
-                )
-                with kernels_where_there_are(self.device):
-                    found = timer.all_ways()
-                with published_directory(place) as folder:
-                    write_json(folder / "steps.json", [dataclasses.asdict(one) for one in found])
+        make_once({quantiles: place}, self.make_steps)
         return [Steps(**one) for one in read_json(place / "steps.json")]
+
+    def make_steps(self, quantiles: Cut, place: Path) -> None:
+        timer = Timer(
+            self.corpus.cut(quantiles),
+            self.corpus.kept(quantiles),
+            dict(self.plan.network),
+            self.plan.settings,
+            self.device,
+            self.plan.timed,
+        )
+        with kernels_where_there_are(self.device):
+            found = timer.all_ways()
+        with published_directory(place) as folder:
+            write_json(folder / "steps.json", [dataclasses.asdict(one) for one in found])
 
     def tuned(self) -> tuple[dict[Cut, float], list[tuple[Run, Trained]]]:
         """Each cut's learning rate, by validation accuracy on tuning seeds, and the trials."""

@@ -67,8 +67,8 @@ def examine(thorough: bool = False) -> list[Finding]:
         browser(),
         dvc_remote(),
         *data(thorough),
-        port("Prefect", 4200, "flows.ui", "--prefect-port", "/api/health"),
-        port("MLflow", 5000, "flows.ui", "--mlflow-port", "/health"),
+        port("Prefect", 4200, "--prefect-port", "/api/health"),
+        port("MLflow", 5000, "--mlflow-port", "/health"),
         disk(),
         memory(),
         cores(),
@@ -257,7 +257,7 @@ def _data_set(name: str, files: dict, thorough: bool) -> Finding:
     )
 
 
-def port(name: str, number: int, for_what: str, option: str, health: str) -> Finding:
+def port(name: str, number: int, option: str, health: str) -> Finding:
     """A port that a server of ours wants: free, or who listens there."""
     row = f"port {number}"
     with socket.socket() as listener:
@@ -274,9 +274,8 @@ def port(name: str, number: int, for_what: str, option: str, health: str) -> Fin
             who = f"a {name} that was not started from this folder" if answer.status == 200 else "another program"
     except (OSError, ValueError):
         who = "another program"
-    return Finding(
-        row, OPTIONAL, f"taken by {who}", f"for {for_what} another port: python -m {for_what} {option} {number + 1}"
-    )
+    mend = f"for flows.ui another port: python -m flows.ui {option} {number + 1}"
+    return Finding(row, OPTIONAL, f"taken by {who}", mend)
 
 
 def disk() -> Finding:

@@ -62,7 +62,7 @@ def read_machine(path: Path) -> dict[str, Any]:
     hint = "write it on the machine that trains, by `python -m training.machine > machine.json`"
     try:
         found = read_json(path)
-    except (InputError, OSError) as error:
+    except InputError as error:
         raise InputError(f"{where}: {error}; {hint}") from None
     if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in ("torch", "device")):
         raise InputError(f"{where} does not name torch and device: {hint}")

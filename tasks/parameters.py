@@ -30,6 +30,7 @@ EXPERIMENT_KEYS = {
 SECTIONS = ("preprocessing", "training", "models")
 KEY_OF = {"preprocessing": "data", "models": "model"}  # what a variant names of these sections
 VARIANT_KEYS = {"model", "data", "network", "training"}
+MERGE = "tag:yaml.org,2002:merge"  # of `<<`
 SEEDS = 2**63  # how many there are: torch takes a seed as a signed integer of 64 bits
 PAIR_KEYS = {"name", "claim", "source", "better", "worse", "metric"}
 
@@ -117,14 +118,17 @@ def networks(pair: Mapping[str, str]) -> list[str]:
 class _Loader(yaml.SafeLoader):
     """YAML in which a name stands once: the format's own rule, which PyYAML does not keep."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [self.construct_object(key, deep=True) for key, _ in node.value]
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        # As it is written: what `<<` merges into it later may be named again.
+        node = super().compose_mapping_node(anchor)
+        keys = [key for key, _ in node.value if key.tag != MERGE]
+        names = [self.construct_object(key, deep=True) for key in keys]
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"'{name}' stands here a second time", node.value[place][0].start_mark
+                    None, None, f"'{name}' stands here a second time", keys[place].start_mark
                 )
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -177,12 +181,7 @@ def load_experiment(name: str, root: Path = Path()) -> Experiment:
     refuse_unknown(parameters, SECTIONS, str(PARAMETERS_FILE))
     differs = given.get("parameters") or {}
     refuse_unknown(differs, SECTIONS, f"{path}: parameters")
-    for key in ("preprocessing", "models"):
-        # What params.yaml does not have no variant can reach by its right name.
-        named = _of_kind(differs.get(key) or {}, dict, f"{path}: parameters.{key}")
-        used = {one.get(KEY_OF[key]) for one in given["variants"].values() if isinstance(one, Mapping)}
-        refuse_unknown(named, {*parameters[key], *used}, f"{path}: parameters.{key}")
-    parameters = merged(parameters, differs)
+    written, parameters = parameters, merged(parameters, differs)
     for key in SECTIONS:
         _of_kind(parameters.get(key), dict, f"{PARAMETERS_FILE} with {path}: {key}")
 
@@ -192,6 +191,11 @@ def load_experiment(name: str, root: Path = Path()) -> Experiment:
         for key, value in given["variants"].items()
         for trial, settings in (trials[key] if trials else {key: {}}).items()
     }
+    for key, of_variant in KEY_OF.items():
+        # A name that is neither there nor any variant's would change nothing, and is a slip.
+        known = written.get(key) if isinstance(written.get(key), Mapping) else {}
+        used = {getattr(variant, of_variant) for variant in variants.values()}
+        refuse_unknown(differs.get(key, {}), {*known, *used}, f"{path}: parameters.{key}")
     preprocessing = {
         variant.data: _section(parameters["preprocessing"], variant, path) for variant in variants.values()
     }

@@ -176,7 +176,7 @@ def test_a_port_is_free_ours_or_somebody_elses(folder):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         number = listener.getsockname()[1]
-    asked = ("MLflow", number, "make ui", "--mlflow-port", "/health")
+    asked = ("MLflow", number, "--mlflow-port", "/health")
     assert doctor.port(*asked).state == OK
     answering = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
     Path("health").write_text("OK")

@@ -95,6 +95,7 @@ def test_selecting_variants_drops_the_pairs_that_lose_a_side(tmp_path):
         (("variants", "swish", "training"), {"learning_rat": 1}, "did you mean 'learning_rate'?"),
         (("variants", "swish", "training"), {"learning_rate": -1}, "learning_rate is -1"),
         (("variants", "swish", "data"), "digit", "did you mean 'digits'?"),
+        (("variants", "swish", "data"), ["digits"], "data is ['digits']: it must be text"),
         (("variants", "swish", "netwrk"), {}, "did you mean 'network'?"),
         (("variants", "swish"), "densenet", "must be a mapping"),
         (("parameters",), {"trainning": {}}, "did you mean 'training'?"),
@@ -162,6 +163,28 @@ def test_a_name_that_stands_twice_is_named_with_its_line(tmp_path, file, line, s
         load_experiment("trial", tmp_path)
     message = str(refused.value)
     assert file in message and said in message and f"line {count}" in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"models": 5}, "models is 5: it must be a mapping"), ({"models": None}, "models is None: it must be a mapping")],
+)
+def test_a_section_of_another_kind_is_named(tmp_path, change, said):
+    with pytest.raises(InputError, match=f"params.yaml .*{said}"):
+        load_experiment("trial", write(tmp_path, parameters={**PARAMETERS, **change}))
+    left = {key: value for key, value in PARAMETERS.items() if key not in change}
+    with pytest.raises(InputError, match="params.yaml .*models is None: it must be a mapping"):
+        load_experiment("trial", write(tmp_path, parameters=left))
+
+
+def test_a_variant_may_be_merged_from_another_and_name_again_what_differs(tmp_path):
+    write(tmp_path)
+    (tmp_path / "experiments/trial.yaml").write_text(
+        "title: A test\nseeds: [0, 1]\nvariants:\n  relu: &relu {model: densenet, data: digits, training: {}}\n"
+        "  swish: &swish {<<: *relu, training: {learning_rate: 0.02}}\n  last: {<<: *swish, data: digits}\n"
+    )
+    variants = load_experiment("trial", tmp_path).variants
+    assert [one.training["learning_rate"] for one in variants.values()] == [0.003, 0.02, 0.02]
 
 
 def test_an_environment_that_cannot_be_is_refused_before_anything_starts(tmp_path, monkeypatch):
