@@ -83,7 +83,7 @@ def test_runs_of_another_machine_come_back_without_their_weights(project):
     here = this_machine()
     write(root / "machine.json", {**here, "torch": "2.11.0+elsewhere"})
 
-    made = project.run("python", "-m", "planning.jobs", "--experiment", "away", REREAD_MACHINE="machine.json")
+    made = project.run("python", "-m", "commands.jobs", "--experiment", "away", REREAD_MACHINE="machine.json")
     files = made.stdout.split()
     assert len(files) == 2 and all((root / file).is_file() for file in files)
     (prepared,) = (path.name for path in (root / "prepared").iterdir() if not path.name.startswith("."))
