@@ -18,8 +18,9 @@ from rich.text import Text
 
 from commands.comparison import Row, compare
 from planning.folders import runs_root
-from planning.runs import Run, all_runs, find_run
+from planning.runs import all_runs, find_run
 from storage.errors import InputError, command
+from storage.run_folder import RunFolder
 
 DIGEST = re.compile(r"[0-9a-f]{32,}")
 
@@ -54,7 +55,7 @@ def print_json(value: Any) -> None:
     print()
 
 
-def as_json(a: Run, b: Run, sections: Mapping[str, list[Row]], everything: bool) -> dict[str, Any]:
+def as_json(a: RunFolder, b: RunFolder, sections: Mapping[str, list[Row]], everything: bool) -> dict[str, Any]:
     return {
         "a": a.key,
         "b": b.key,
@@ -65,7 +66,7 @@ def as_json(a: Run, b: Run, sections: Mapping[str, list[Row]], everything: bool)
     }
 
 
-def as_table(runs: Mapping[str, Run], sections: Mapping[str, list[Row]], everything: bool) -> Table:
+def as_table(runs: Mapping[str, RunFolder], sections: Mapping[str, list[Row]], everything: bool) -> Table:
     """One table, so that all sections are aligned; ``runs`` by the title of their column."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planning.runs import Run
 from storage.files import read_json
 from storage.prepared import DESCRIPTION
+from storage.run_folder import RunFolder
 
 # What names a run or says where it lies is no difference between two.
 NAMES = {"run_key", "variant", "seed"}
@@ -34,7 +34,7 @@ class Row:
         return self.b - self.a
 
 
-def compare(a: Run, b: Run) -> dict[str, list[Row]]:
+def compare(a: RunFolder, b: RunFolder) -> dict[str, list[Row]]:
     """Rows of each section, equal ones too: parameters, data, source, environment, results, time."""
     sections = {
         name: (read(a), read(b))
@@ -55,11 +55,11 @@ def same_outcome(sections: Mapping[str, list[Row]]) -> bool:
     return all(row.equal for row in sections["results"])
 
 
-def _parameters(run: Run) -> dict[str, Any]:
+def _parameters(run: RunFolder) -> dict[str, Any]:
     return {name: run.job.get(name) for name in ("variant", "model", "data", "seed", "network", "training")}
 
 
-def _data(run: Run) -> dict[str, Any]:
+def _data(run: RunFolder) -> dict[str, Any]:
     """What the run read: as its prepared.json has it, or the key alone where that is gone."""
     folder = Path(run.job["prepared"])
     known = {"prepared": folder.name, "prepared.json": run.job.get("prepared_sha256")}
@@ -71,7 +71,7 @@ def _data(run: Run) -> dict[str, Any]:
     return {**known, "data version": about["data_version"], "settings": about["settings"], "rows": splits}
 
 
-def _results(a: Run, b: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+def _results(a: RunFolder, b: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
     """Results, and the metrics of the newest evaluation that was made of both in the same way."""
     found = tuple(_flat({key: value for key, value in run.result.items() if key not in NAMES}) for run in (a, b))
     evaluations = a.evaluations(), b.evaluations()

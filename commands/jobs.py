@@ -15,6 +15,7 @@ from planning.experiment import load_experiment
 from planning.jobs import check, machine, unfinished
 from storage.errors import command
 from storage.files import write_json
+from storage.run_folder import JOB
 from tasks.preprocess import preprocess
 
 
@@ -35,7 +36,7 @@ def main() -> None:
         prepared = {data: preprocess.fn(chosen.name, data) for data in chosen.preprocessing}
     jobs = list(unfinished(chosen, prepared))
     for job in jobs:
-        path = Path(job["run_directory"]) / "job.json"
+        path = Path(job["run_directory"]) / JOB
         write_json(path, job)
         print(path)
     if jobs:

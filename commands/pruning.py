@@ -23,11 +23,12 @@ from commands.reproduction import FOLDER as REPRODUCED
 from planning.experiment import experiments, load_experiment
 from planning.folders import prepared_root, reports_root, run_lock, runs_root
 from planning.jobs import resolved_network, resolved_training, source
-from planning.runs import Run, all_runs
+from planning.runs import all_runs
 from preprocessing.manifest import Manifest
 from preprocessing.prepare import prepared_key
 from storage.files import file_lock, sha256_file
 from storage.prepared import DESCRIPTION
+from storage.run_folder import RunFolder
 
 # A hidden file younger than this may be one that somebody writes now.
 SETTLED_SECONDS = 3600
@@ -111,7 +112,7 @@ def _wanted(experiment_name: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _why_stale(run: Run, wanted: dict[str, list[dict[str, Any]]]) -> str | None:
+def _why_stale(run: RunFolder, wanted: dict[str, list[dict[str, Any]]]) -> str | None:
     """Why no experiment takes up ``run``: by the one that comes nearest; None where one does."""
     candidates = [one for variants in wanted.values() for one in variants if one["variant"] == run.job["variant"]]
     if not candidates:

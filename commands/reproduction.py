@@ -13,18 +13,18 @@ from typing import Any
 from planning.experiment import experiments, load_experiment
 from planning.folders import runs_root
 from planning.jobs import source
-from planning.runs import Run
 from preprocessing.prepare import prepared_key
 from storage.errors import InputError
 from storage.files import file_lock, sha256_file
 from storage.prepared import DESCRIPTION
+from storage.run_folder import RunFolder
 from training.launcher import run_training
 from training.machine import machine
 
 FOLDER = ".reproduced"
 
 
-def reproduce(run: Run, on_event: Callable[[dict[str, Any]], None]) -> Run:
+def reproduce(run: RunFolder, on_event: Callable[[dict[str, Any]], None]) -> RunFolder:
     """Train ``run`` again in runs/.reproduced/RUN_KEY and return that; the original is only read.
 
     InputError when the run is not finished, its prepared arrays are gone, or the source of today refuses its job.
@@ -50,17 +50,17 @@ def reproduce(run: Run, on_event: Callable[[dict[str, Any]], None]) -> Run:
             "machine": machine(),
         }
         run_training(job, on_event)
-    return Run(directory)
+    return RunFolder(directory)
 
 
-def forget(again: Run) -> None:
+def forget(again: RunFolder) -> None:
     """Remove what ``reproduce`` returned."""
     shutil.rmtree(again.directory)
     with contextlib.suppress(OSError):  # others may lie beside it
         again.directory.parent.rmdir()
 
 
-def _how_to_prepare(run: Run) -> str:
+def _how_to_prepare(run: RunFolder) -> str:
     """The command that makes the prepared arrays of ``run`` again, or what stands against it."""
     data, key = run.job["data"], Path(run.job["prepared"]).name
     for name in experiments():

@@ -17,11 +17,13 @@ import torch
 import models
 from evaluation.metrics import predicted
 from evaluation.page import render
-from evaluation.run import one_thread, to_probabilities
+from evaluation.run import to_probabilities
 from models import feeding
 from models.answers import attends
+from runtime.determinism import threads
 from storage.files import read_json, write_text
 from storage.prepared import Prepared
+from storage.run_folder import WEIGHTS
 
 LEVELS = 10
 # From the page's own colour to a strong blue: light pages, dark pages.
@@ -33,7 +35,7 @@ def has_attention(run_directory: Path, prepared: Prepared) -> bool:
     """Whether the network attends, its weights are still there, and there are words to show it on."""
     if prepared.kind != "text" or not (prepared.directory / "shown.json").is_file():
         return False
-    if not (run_directory / "best.safetensors").is_file():
+    if not (run_directory / WEIGHTS).is_file():
         return False
     return attends(models.load(run_directory, prepared.description))
 
@@ -61,7 +63,7 @@ def shown_documents(run_directory: Path, prepared: Prepared) -> list[dict[str, A
     """
     shown = read_json(prepared.directory / "shown.json")
     documents = []
-    with one_thread():
+    with threads(1):
         network = models.load(run_directory, prepared.description).eval()
         for document in shown:
             rows = np.array([document["row"]])

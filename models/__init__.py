@@ -9,14 +9,16 @@ and is known by being there: no list is kept, so that a new network changes no o
 """
 
 import ast
+import functools
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError, nearest
-from storage.files import read_object
-from storage.source import parse
+from storage.files import read_object, sha256_file
+from storage.run_folder import JOB, RESULT, RunFolder
+from storage.source import numeric_digest, parse
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,29 +59,61 @@ def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]
 
 
 def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
-    """The network of a finished run with its best weights, on the CPU and in evaluation mode.
+    """Return the network of a finished run with its best weights, on the CPU and in evaluation mode.
 
-    InputError where the run has no weights yet, where they are not whole, or do not fit the data of ``description``.
+    ``description``: prepared.json of the data. InputError where the run has not finished, its weights are missing, are
+    not those that result.json names or do not fit the data; SourceChanged where the network's code has changed.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    job = read_object(Path(run_directory) / "job.json", "model", "network")
-    weights = Path(run_directory) / "best.safetensors"
-    if not weights.is_file():
-        raise InputError(f"{weights} is missing: the run has not finished its first epoch, train it again")
+    run = RunFolder(Path(run_directory))
+    job = read_object(run.directory / JOB, "model", "network")
+    _refuse_other_weights(run, job["model"])
     network = build(job["model"], job["network"], description)
     try:
-        network.load_state_dict(load_file(weights))
-    except SafetensorError as error:
-        raise InputError(f"{weights} is not whole ({error}): remove {run_directory} and train it again") from None
+        network.load_state_dict(load_file(run.weights))
     except RuntimeError as error:
-        said = str(error).splitlines()[-1].strip()
+        reason = str(error).splitlines()[-1].strip()
         raise InputError(
-            f"{weights} does not fit {job['model']} on {description['name']} ({said}): "
-            "give the arrays and the source that it was trained on"
+            f"{run.weights} does not fit {job['model']} on {description['name']} ({reason}): "
+            "give the arrays that it was trained on"
         ) from None
     return network.eval()
+
+
+class SourceChanged(InputError):
+    """The code of a network is not the code that its weights were trained with."""
+
+
+@functools.cache
+def network_source(model: str) -> str:
+    """Return the digest of the code that computes ``model``: its file and all that it imports, without comments.
+
+    result.json keeps it beside the sha256 of the weights; ``load`` compares both.
+    """
+    return numeric_digest([f"models.{model}"])
+
+
+def _refuse_other_weights(run: RunFolder, model: str) -> None:
+    if not run.weights.is_file():
+        raise InputError(f"{run.weights} is missing: copy it from where the run was trained, or train it again")
+    result = run.require_result()
+    for name in ("weights_sha256", "network_source"):
+        if name not in result:
+            raise InputError(
+                f"{run.directory / RESULT} has no '{name}', so its weights cannot be checked: train the run again"
+            )
+    if sha256_file(run.weights) != result["weights_sha256"]:
+        raise InputError(
+            f"{run.weights} has changed since training: its sha256 is not the 'weights_sha256' of {RESULT}; "
+            f"remove {run.directory} and train it again"
+        )
+    if model not in available() or network_source(model) != result["network_source"]:
+        commit = run.environment.get("git_commit")
+        raise SourceChanged(
+            f"the code of network '{model}' (models/{model}.py or what it imports) has changed since {run.directory} "
+            f"was trained{f' at commit {commit[:12]}' if commit else ''}: train it again, or use the code of that time"
+        )
 
 
 def _module(model: str) -> Any:

@@ -23,11 +23,12 @@ from planning.folders import runs_root
 from preprocessing.manifest import Manifest
 from preprocessing.settings import settings_for
 from preprocessing.workers import choice
+from runtime.gpu_lease import runs_per_gpu
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, read_json, sha256_file
 from storage.prepared import DESCRIPTION
+from storage.run_folder import RunFolder
 from storage.source import source_digests
-from training.device import runs_a_gpu
 from training.settings import Settings as TrainingSettings
 
 
@@ -128,7 +129,7 @@ def check(experiment: Experiment) -> None:
     from evaluation.metrics import metric_names  # slow to import
 
     # What the environment asks of the machine, before anything is started by it.
-    runs_a_gpu()
+    runs_per_gpu()
     choice()
     known = Manifest.load().datasets
     for data, settings in experiment.preprocessing.items():
@@ -164,5 +165,5 @@ def unfinished(experiment: Experiment, prepared: dict[str, str]) -> Iterator[dic
     for variant in experiment.variants.values():
         for seed in experiment.seeds:
             job = make_job(experiment, variant.name, seed, Path(prepared[variant.data]))
-            if not (Path(job["run_directory"]) / "result.json").is_file():
+            if not RunFolder(Path(job["run_directory"])).finished:
                 yield job

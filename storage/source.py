@@ -25,6 +25,8 @@ NOT_NUMERIC = (
     "storage",
     "cuda_ext.build",
     "cuda_ext.library",
+    "models.__init__",
+    "runtime.gpu_lease",
     "training.checkpoint",
     "training.launcher",
     "training.machine",

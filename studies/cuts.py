@@ -19,9 +19,10 @@ import models
 from models import feeding
 from preprocessing.lengths import LengthHistogram
 from storage.errors import InputError
-from storage.files import content_key, published_directory, read_json, write_json
+from storage.files import content_key, published_directory, read_json, sha256_file, write_json
 from storage.parts import cut, of_rows
 from storage.prepared import SPLITS, Prepared
+from storage.run_folder import JOB, RESULT, WEIGHTS
 from storage.source import source_digests
 from studies.evidence import kernels_where_there_are, make_once
 from studies.padding import Steps, Timer
@@ -200,7 +201,9 @@ class Trainer:
 
     def right(self, folder: Path, prepared: Prepared) -> np.ndarray:
         """Whether the best weights are right on each test document, bool [m]."""
-        write_json(folder / "job.json", {"model": "han", "network": dict(self.plan.network)})
+        write_json(folder / JOB, {"model": "han", "network": dict(self.plan.network)})
+        record = {"weights_sha256": sha256_file(folder / WEIGHTS), "network_source": models.network_source("han")}
+        write_json(folder / RESULT, record)
         network = models.load(folder, prepared.description).to(self.device)
         rows = prepared.rows("test")
         return feeding.predict(network, prepared, rows).argmax(axis=1) == np.asarray(prepared.labels[rows])

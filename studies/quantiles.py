@@ -43,11 +43,12 @@ from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION, pictur
 from evaluation.statistics import mean_interval
 from evaluation.verdicts import RULE, Measured, Pair, judge
 from models import settings as network_settings
+from runtime.gpu_lease import acquire_gpu
 from storage.errors import InputError, command
 from studies import evidence
 from studies.cuts import DEBUG, KEPT, Corpus, Cut, Plan, Run, Trained, Trainer
 from studies.padding import WAYS, Steps
-from training.device import claimed, configure
+from training.device import configure
 
 NAME = "quantiles"
 SMALLEST_EFFECT = 0.01
@@ -368,7 +369,7 @@ def main() -> None:
     arguments = parser.parse_args()
     place = evidence.destination(arguments.to, NAME)
     plan = planned(arguments)
-    with claimed() as device:
+    with acquire_gpu() as device:
         configure(plan.settings)
         results = study(plan, arguments.prepared, place, device, workers=arguments.workers)
     print(markdown(pd.read_csv(place / "cuts.csv")))

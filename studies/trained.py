@@ -11,12 +11,14 @@ from torch import nn
 
 import models
 from models import feeding
+from runtime.gpu_lease import acquire_gpu
 from storage.errors import InputError
 from storage.files import read_object
 from storage.parts import counted_up, of_rows
 from storage.prepared import Prepared, open_prepared
+from storage.run_folder import JOB, RunFolder
 from studies import evidence
-from training.device import claimed, configure
+from training.device import configure
 from training.settings import Settings
 
 BATCH = 64
@@ -37,7 +39,7 @@ def command_line(name: str, description: str, plan: Any, debug: Any, study: Call
     prepared = open_text(arguments.prepared)
     place = evidence.destination(arguments.to / name, prepared.description["name"])
     plan = debug if arguments.debug else dataclasses.replace(plan, documents=arguments.documents)
-    with claimed() as device:
+    with acquire_gpu() as device:
         configure(Settings())
         print(evidence.told(study(plan, arguments.runs, prepared, place, device), place))
 
@@ -61,9 +63,8 @@ def networks(runs: Sequence[Path], prepared: Prepared) -> dict[int, nn.Module]:
     found: dict[int, nn.Module] = {}
     variant = None
     for run in runs:
-        if not (run / "result.json").is_file():
-            raise InputError(f"{run} has no result.json: give folders of finished runs")
-        job = read_object(run / "job.json", "variant", "seed")
+        RunFolder(run).require_result()
+        job = read_object(run / JOB, "variant", "seed")
         variant = variant or job["variant"]
         if job["variant"] != variant:
             raise InputError(f"{run} is of variant {job['variant']}, {runs[0]} of {variant}: give the runs of one")

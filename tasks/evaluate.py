@@ -17,7 +17,7 @@ from evaluation.baseline_names import BASELINES
 from evaluation.baselines import Baseline, evaluate_baseline
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
-from evaluation.run import WEIGHTS, evaluate_run
+from evaluation.run import evaluate_run
 from planning.experiment import Experiment, load_experiment
 from planning.folders import reports_root, runs_root
 from planning.jobs import elsewhere, machine, make_job
@@ -25,6 +25,7 @@ from preprocessing.uncut import uncut_rows
 from storage.errors import InputError, command
 from storage.files import read_json
 from storage.prepared import SPLITS, Prepared, open_prepared
+from storage.run_folder import RunFolder
 from tasks.preprocess import preprocess
 from tasks.progress import say
 from tasks.provenance import commit
@@ -50,7 +51,7 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
         for variant in chosen.variants.values()
         for seed in chosen.seeds
     ]
-    unfinished = [job for job in jobs if not (Path(job["run_directory"]) / "result.json").is_file()]
+    unfinished = [job for job in jobs if not RunFolder(Path(job["run_directory"])).finished]
     if unfinished:
         first = unfinished[0]
         module = "commands.jobs" if elsewhere() else "commands.train"
@@ -129,8 +130,8 @@ def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, An
         run_id = tracking.record(
             best.run_directory, best.evaluation_directory, {**best.job, "experiment": experiment.name}
         )
-        if not (best.run_directory / WEIGHTS).is_file():
-            missing.append(f"{name} seed {best.seed} ({best.run_directory / WEIGHTS})")
+        if not best.run.weights.is_file():
+            missing.append(f"{name} seed {best.seed} ({best.run.weights})")
             continue
         version = log_model(tracking, run_id, best.run_directory)
         if champions[best.data] == name:

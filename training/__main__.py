@@ -14,6 +14,7 @@ from pathlib import Path
 
 from storage.errors import InputError, command
 from storage.files import read_json, sha256_file
+from storage.run_folder import RESULT
 from storage.source import ROOT
 from training.progress import Progress
 from training.settings import Job
@@ -51,7 +52,7 @@ def train(path: Path, events: bool) -> None:
     job = Job.read(path)
     given = read_json(path)
     progress = Progress(job, events)
-    result_file = job.run_directory / "result.json"
+    result_file = job.run_directory / RESULT
     try:
         if result_file.is_file():
             result = read_json(result_file)

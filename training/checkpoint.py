@@ -19,11 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from storage.errors import InputError
+from storage.run_folder import CHECKPOINT, WEIGHTS
 from training.average import Average
 from training.state import State
-
-BEST = "best.safetensors"
-LAST = "last.safetensors"
 
 
 @dataclass(frozen=True)
@@ -45,13 +43,13 @@ class Checkpoint:
             tensors |= _prefixed(f"optimiser.{index}.", values)
         # One entry alone in the header: safetensors writes several in no fixed order.
         header = json.dumps({"state": state.as_json(), "scaler": self.scaler.state_dict()})
-        _publish(tensors, self.directory / LAST, {"run": header})
+        _publish(tensors, self.directory / CHECKPOINT, {"run": header})
         if state.best_epoch == state.epoch:
             self._save_best()
 
     def resume(self) -> State:
         """Load the last whole epoch into network, average, optimiser and scaler; a fresh state where there is none."""
-        path = self.directory / LAST
+        path = self.directory / CHECKPOINT
         if not path.is_file():
             return State()
         try:
@@ -75,7 +73,7 @@ class Checkpoint:
         return state
 
     def _save_best(self) -> None:
-        _publish(_prefixed("", self.average.network.state_dict()), self.directory / BEST, None)
+        _publish(_prefixed("", self.average.network.state_dict()), self.directory / WEIGHTS, None)
 
 
 def _publish(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from storage.errors import InputError, WorkFailed
 from storage.files import write_json
+from storage.run_folder import JOB, LOG
 
 
 class TrainingFailed(WorkFailed):
@@ -47,12 +48,12 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
     TrainingFailed when it died.
     """
     run_directory = Path(job["run_directory"])
-    job_file = run_directory / "job.json"
+    job_file = run_directory / JOB
     write_json(job_file, job)
     threads = str(job["training"]["threads"])
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "training", str(job_file), "--events"]
-    with open(run_directory / "log.txt", "a", encoding="utf-8") as log:
+    with open(run_directory / LOG, "a", encoding="utf-8") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         RUNNING.add(process)
         if STOPPING.is_set():

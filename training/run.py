@@ -5,13 +5,15 @@ from typing import Any
 
 import torch
 
+import models
 from cuda_ext.library import ReferenceWarning
 from models.layers import kernels, parameter_count
+from runtime.gpu_lease import acquire_gpu
 from storage.errors import InputError
 from storage.files import file_lock, read_json, sha256_file, write_json
 from storage.prepared import open_prepared
-from training.checkpoint import BEST
-from training.device import claimed, configure, environment
+from storage.run_folder import ENVIRONMENT, JOB, RESULT, TIMING, WEIGHTS
+from training.device import configure, environment
 from training.loop import train
 from training.progress import Progress
 from training.settings import Job
@@ -28,16 +30,18 @@ def run(job: Job, given: dict[str, Any], progress: Progress) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{directory}, where the run is to be written, cannot be made ({error.strerror})") from None
     with file_lock(directory / ".lock"):
-        if (directory / "result.json").is_file():
-            return read_json(directory / "result.json")
+        if (directory / RESULT).is_file():
+            return read_json(directory / RESULT)
         prepared = open_prepared(job.prepared)
-        write_json(directory / "job.json", given)
+        # Before training: the file may be edited meanwhile.
+        network_source = models.network_source(job.model)
+        write_json(directory / JOB, given)
         configure(job.training)
-        with claimed() as device, warnings.catch_warnings():
+        with acquire_gpu() as device, warnings.catch_warnings():
             if device.type == "cpu":
                 # No kernel runs there, as result.json says.
                 warnings.simplefilter("ignore", ReferenceWarning)
-            write_json(directory / "environment.json", environment(device))
+            write_json(directory / ENVIRONMENT, environment(device))
             try:
                 network, state = train(job, prepared, device, progress)
             except torch.OutOfMemoryError:
@@ -45,7 +49,7 @@ def run(job: Job, given: dict[str, Any], progress: Progress) -> dict[str, Any]:
                     f"{device} has too little memory for {job.variant}: lower batch_size "
                     f"({job.training.batch_size}) or the size of the network"
                 ) from None
-        write_json(directory / "timing.json", progress.timing())
+        write_json(directory / TIMING, progress.timing())
         result = {
             "run_key": job.run_key,
             "variant": job.variant,
@@ -55,9 +59,10 @@ def run(job: Job, given: dict[str, Any], progress: Progress) -> dict[str, Any]:
             "stopped": state.stopped(job.training),
             "converged": state.stopped(job.training) == "patience",
             "validation": state.best_validation(),
-            "weights_sha256": sha256_file(directory / BEST),
+            "weights_sha256": sha256_file(directory / WEIGHTS),
+            "network_source": network_source,
             "parameters": parameter_count(network),
             "kernels": kernels(network),
         }
-        write_json(directory / "result.json", result)
+        write_json(directory / RESULT, result)
         return result
