@@ -91,6 +91,7 @@ def network_source(model: str) -> str:
 
     result.json keeps it beside the sha256 of the weights; ``load`` compares both.
     """
+    _refuse_unknown(model)
     return numeric_digest([f"models.{model}"])
 
 
@@ -108,7 +109,7 @@ def _refuse_other_weights(run: RunFolder, model: str) -> None:
             f"{run.weights} has changed since training: its sha256 is not the 'weights_sha256' of {RESULT}; "
             f"remove {run.directory} and train it again"
         )
-    if model not in available() or network_source(model) != result["network_source"]:
+    if network_source(model) != result["network_source"]:
         commit = run.environment.get("git_commit")
         raise SourceChanged(
             f"the code of network '{model}' (models/{model}.py or what it imports) has changed since {run.directory} "
@@ -116,9 +117,13 @@ def _refuse_other_weights(run: RunFolder, model: str) -> None:
         )
 
 
-def _module(model: str) -> Any:
+def _refuse_unknown(model: str) -> None:
     if model not in available():
         raise InputError(f"unknown model '{model}': {nearest(model, available())}")
+
+
+def _module(model: str) -> Any:
+    _refuse_unknown(model)
     return importlib.import_module(f"models.{model}")
 
 

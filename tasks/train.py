@@ -14,12 +14,13 @@ from planning.experiment import load_experiment
 from planning.folders import run_lock
 from planning.jobs import check, elsewhere, make_job
 from storage.errors import InputError, command
-from storage.files import file_lock, read_json
+from storage.files import file_lock
+from storage.run_folder import RunFolder
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
 from tasks.step import publish_results, step
-from tracking.runs import open_tracking
+from tracking.runs import TrackedRun, record_run
 from training.launcher import STOPPING, TrainingFailed, TrainingStopped, run_training
 from training.state import COLUMNS
 
@@ -46,8 +47,8 @@ def train(experiment: str, variant: str, seed: int, prepared: str, fresh: bool =
     with file_lock(run_lock(job["run_key"])):
         if fresh and run_directory.exists() and not elsewhere():
             shutil.rmtree(run_directory)
-        if (run_directory / "result.json").is_file():
-            open_tracking().record(run_directory, job=job)
+        if RunFolder(run_directory).finished:
+            record_run(run_directory, job, say)
             say(f"{_summary(job)} (finished before, {run_directory})")
             return str(run_directory)
         if elsewhere():
@@ -60,28 +61,27 @@ def train(experiment: str, variant: str, seed: int, prepared: str, fresh: bool =
 
 
 def _train(job: dict[str, Any]) -> None:
-    tracking = open_tracking()
-    run_id = tracking.start(job, provenance(job))
+    tracked = TrackedRun(job, provenance(job), say)
     progress = RunProgress(job)
 
     def follow(event: dict[str, Any]) -> None:
         progress(event)
         if event["event"] == "epoch":
-            tracking.log_epochs(run_id, [{name: event[name] for name in COLUMNS}])
+            tracked.log_epoch({name: event[name] for name in COLUMNS})
 
     try:
         run_training(job, follow)
     except (InputError, TrainingFailed) as error:
         stopped = isinstance(error, TrainingStopped)
-        tracking.fail(run_id, "KILLED" if stopped else "FAILED", str(error))
+        tracked.fail("KILLED" if stopped else "FAILED", str(error))
         progress.finish(f"{job['variant']} seed {job['seed']}: {'stopped' if stopped else 'failed'}")
         raise
-    tracking.finish(run_id, Path(job["run_directory"]))
+    tracked.finish()
     progress.finish(_summary(job))
 
 
 def _summary(job: dict[str, Any]) -> str:
-    result = read_json(Path(job["run_directory"]) / "result.json")
+    result = RunFolder(Path(job["run_directory"])).require_result()
     converged = "" if result["converged"] else ", not converged"
     return (
         f"{job['variant']} seed {job['seed']}: validation {result['validation']['score']:.4f} "
@@ -104,7 +104,7 @@ def main() -> None:
         )
     publish_results(
         f"train/{arguments.variant}",
-        {"runs.json": [read_json(Path(folder) / "result.json") for folder in folders]},
+        {"runs.json": [RunFolder(Path(folder)).require_result() for folder in folders]},
     )
 
 

@@ -1,5 +1,6 @@
-"""What a served model is packed from: the run's network, the source that it needs, an example, and its card."""
+"""Pack a served model: the run's network, the source that it needs, an example, and the model card."""
 
+import functools
 import importlib.metadata
 import shutil
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ import numpy as np
 from storage.errors import InputError
 from storage.files import read_json, write_json
 from storage.prepared import DESCRIPTION, SPLITS, open_prepared
-from storage.source import ROOT, closure
+from storage.run_folder import JOB, RESULT, RunFolder
+from storage.source import ROOT, closure, numeric_digest
 
 SERVED_MODEL = Path(__file__).with_name("served_model.py")
 CARD = "model_card.md"
@@ -22,7 +24,7 @@ PACKAGES = {"text": ["blingfire"], "image": []}
 
 @dataclass(frozen=True)
 class Package:
-    """``network``: folder with weights and JSON; ``code_paths``: top folders of the source; ``example``: raw input."""
+    """network: folder with weights and JSON; code_paths: top folders of the source; example: raw input."""
 
     network: Path
     code_paths: list[Path]
@@ -31,27 +33,25 @@ class Package:
 
 
 def pack(run_directory: Path, folder: Path) -> Package:
-    """Lay out in ``folder`` (empty) what serving the network of a finished run needs.
+    """Copy into ``folder`` (empty) what serving the network of a finished run needs.
 
-    InputError when the run has no weights or its prepared data is gone.
+    InputError where the run has no result or weights, or its prepared data is gone.
     """
-    job = read_json(Path(run_directory) / "job.json")
+    run = RunFolder(Path(run_directory))
+    job = run.job
     prepared = open_prepared(Path(job["prepared"]))
     network = folder / "network"
     network.mkdir(parents=True)
-    needed = [Path(run_directory) / "best.safetensors", prepared.directory / DESCRIPTION]
+    needed = [run.weights, run.directory / RESULT, prepared.directory / DESCRIPTION]
     if prepared.kind == "text":
         needed.append(prepared.directory / "vocabulary.json")
     for file in needed:
         if not file.is_file():
-            raise InputError(f"{file} is missing: remove its folder and run again, it will be made anew")
+            raise InputError(f"{file} is missing: remove its folder and run again to make it")
         shutil.copyfile(file, network / file.name)
-    write_json(network / "job.json", job)
-    modules = [f"models.{job['model']}", "models.answers"]
-    if prepared.kind == "text":
-        modules.append("preprocessing.reading")
+    write_json(network / JOB, job)
     code = folder / "code"
-    for path in closure(modules):
+    for path in closure(served_modules(job["model"], prepared.kind)):
         copy = code / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
@@ -61,8 +61,19 @@ def pack(run_directory: Path, folder: Path) -> Package:
     return Package(network, sorted(code.iterdir()), requirements, _example(prepared))
 
 
+def served_modules(model: str, kind: str) -> list[str]:
+    """Return the modules that a served network imports."""
+    return [f"models.{model}", "models.answers", *(["preprocessing.reading"] if kind == "text" else [])]
+
+
+@functools.cache
+def served_source(model: str, kind: str) -> str:
+    """Return the digest of the code that decides a served network's answers."""
+    return numeric_digest(served_modules(model, kind))
+
+
 def _example(prepared: Any) -> Any:
-    """Raw input as a user would send it: the first test rows, a list of texts or uint8 [n, H, W, C]."""
+    """Return raw input as a user would send it: the first test rows, a list of texts or uint8 [n, H, W, C]."""
     if prepared.kind == "text":
         shown = read_json(prepared.directory / "shown.json")[:EXAMPLES]
         return [". ".join(" ".join(words) for words in document["words"]) for document in shown]
@@ -74,12 +85,12 @@ def model_card(
     description: Mapping[str, Any],
     data: Mapping[str, Any],
     metrics: Mapping[str, float],
-    of_variant: Mapping[str, float],
+    variant_metrics: Mapping[str, float],
 ) -> str:
-    """The model's card, markdown: what it is, what it learnt from, how good it is and where it ends.
+    """Return the model card as markdown: task, training data, results and limits.
 
-    ``description`` is its prepared.json, ``data`` its entry in data.manifest.json, ``metrics`` the figures of this run
-    and ``of_variant`` those of its parent (NAME.mean, .mean_low, .mean_high, variant.seeds).
+    description: prepared.json; data: the entry of data.manifest.json; metrics: of this run; variant_metrics: of its
+    parent run (NAME.mean, .mean_low, .mean_high, variant.seeds).
     """
     rows = {name: description["splits"][name] for name in SPLITS}
     splits = ", ".join(f"{stop - start:,} for {name}" for name, (start, stop) in rows.items())
@@ -105,10 +116,10 @@ def model_card(
         "|---|---|---|---|",
     ]
     for name in sorted(name for name in metrics if name.startswith(("test.", "validation."))):
-        mean, low, high = (of_variant.get(f"{name}.{end}") for end in ("mean", "mean_low", "mean_high"))
+        mean, low, high = (variant_metrics.get(f"{name}.{end}") for end in ("mean", "mean_low", "mean_high"))
         interval = "one seed: none" if low is None or high is None else f"{low:.4f} to {high:.4f}"
         lines.append(f"| {name} | {metrics[name]:.4f} | {mean if mean is None else format(mean, '.4f')} | {interval} |")
-    seeds = f"{of_variant.get('variant.seeds', 1):.0f}"
+    seeds = f"{variant_metrics.get('variant.seeds', 1):.0f}"
     lines += ["", f"Mean and interval (Student's t) are over the seeds of the variant, {seeds} so far."]
     lines += ["", "## Limits", ""]
     lines.append("- Chosen as the best of its seeds on validation: expect the mean of the variant, not better.")

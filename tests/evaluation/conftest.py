@@ -147,12 +147,13 @@ def write_run(directory: Path, variant: str, model: str, data: str, seed: int, e
     return directory
 
 
-def add_weights(run_directory: Path, model: str, description: dict, seed: int) -> None:
-    """Untrained weights of the debug size, as best.safetensors, named by result.json."""
+def add_weights(run_directory: Path, model: str, description: dict, seed: int, **settings) -> None:
+    """Untrained weights of the debug size with ``settings``, as best.safetensors, named by result.json."""
     job = read_json(run_directory / "job.json")
-    write_json(run_directory / "job.json", {**job, "network": asdict(models.debug(model))})
+    job["network"] = {**asdict(models.debug(model)), **settings}
+    write_json(run_directory / "job.json", job)
     torch.manual_seed(seed)
-    network = models.build(model, asdict(models.debug(model)), description)
+    network = models.build(model, job["network"], description)
     weights = run_directory / "best.safetensors"
     save_file(network.state_dict(), weights)
     result = read_json(run_directory / "result.json")

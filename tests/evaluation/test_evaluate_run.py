@@ -23,7 +23,8 @@ from evaluation.run import (
 from storage.errors import InputError
 from storage.files import read_json, write_json
 from storage.run_folder import RunFolder
-from storage.source import ROOT, closure
+from storage.source import closure
+from tests.rooms import copy_rooms
 
 
 @pytest.fixture
@@ -143,9 +144,6 @@ def test_an_evaluation_made_on_this_machine_s_gpu_of_a_run_that_another_trained_
     assert find_evaluation(run) == evaluate_run(run, text_data) == there
 
 
-PROJECT = ("evaluation", "models", "cuda_ext", "storage", "runtime", "training", "batches", "preprocessing", "kinds")
-
-
 @pytest.mark.parametrize(
     ("before", "after", "changed"),
     [
@@ -155,11 +153,7 @@ PROJECT = ("evaluation", "models", "cuda_ext", "storage", "runtime", "training",
 )
 def test_a_run_whose_network_s_code_has_changed_is_not_evaluated(run, text_data, tmp_path, before, after, changed):
     """In a copy of the project, by the command: a constant in models/han.py decides, a comment does not."""
-    project = tmp_path / "project"
-    for room in PROJECT:
-        if (ROOT / room).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "built")
-            shutil.copytree(ROOT / room, project / room, ignore=ignored)
+    project = copy_rooms(tmp_path / "project")
     network = project / "models/han.py"
     text = network.read_text()
     assert before in text
