@@ -1,8 +1,8 @@
 """The batches of an epoch, ready on the device.
 
-On a GPU whole splits are copied to its memory where they fit, and batches are gathered there: a step then has no work
-of the host but its own, and waits for no copy. Larger splits are collated in a thread and copied from pinned memory on a
-stream of their own, two batches ahead. On a CPU a batch is collated when it is asked for. All ways give the same values.
+On a GPU whole splits are copied to its memory where they fit, and batches are gathered there: the host then only
+launches the step, and waits for no copy. Larger splits are collated in a thread and copied from pinned memory on a
+stream of their own, two batches ahead. On a CPU a batch is collated on request. All ways give the same values.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ class Batch:
 class Loader:
     """Loads given lists of rows, each of which becomes a batch.
 
-    way: ``resident`` in the device's memory, ``prefetched`` or ``collated`` when asked for. By default a CPU collates, and
-    a GPU has the split resident where that takes at most a quarter of its free memory.
+    way: ``resident`` in the device's memory, ``prefetched``, or ``collated`` on request. By default a CPU collates, and
+    on a GPU the split is resident where that takes at most a quarter of the free memory, else prefetched.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class Loader:
 class Batches:
     """The batches of a training split, epoch by epoch: a function of (seed, epoch) alone.
 
-    Of several processes each has a share: rows rank, rank + world_size, ... of every batch. Augmentation is drawn for the
-    whole batch, so that the shares of any number of processes are the batch of one.
+    Each of several processes has a share: rows rank, rank + world_size, ... of every batch. Augmentation is drawn for
+    the whole batch, so that all shares together are the batch of one process.
     """
 
     def __init__(
@@ -175,5 +175,5 @@ class Batches:
             return
         generator = augmentations.make_generator(self.seed, epoch, self.device)
         for ((images,), target), rows, share in zip(self.loader.load(batches), batches, shares, strict=True):
-            images, target = (tensor[self.rank :: self.world_size] for tensor in (self.augment(images, generator), target))
-            yield Batch((images,), target, len(share), len(rows))
+            images = self.augment(images, generator)[self.rank :: self.world_size]
+            yield Batch((images,), target[self.rank :: self.world_size], len(share), len(rows))

@@ -1,6 +1,5 @@
 """Inputs and labels of rows, for each kind of data by its file: batches/KIND.py, which defines a ``Collator``."""
 
-import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -9,16 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from storage.prepared import Prepared
+from storage.registry import Registry
 
 
 class Resident(Protocol):
     """Rows that are on the device."""
 
     def batches(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
-        """Yield what ``Collator.collate`` gives for each of ``batches``, on the device."""
+        """Yield what ``KindCollator.collate`` gives for each of ``batches``, on the device."""
 
 
-class Collator(Protocol):
+class KindCollator(Protocol):
     """How rows of a kind of data become a network's inputs: ``finish(collate(rows) on the device)``."""
 
     def sizes(self, rows: np.ndarray) -> np.ndarray: ...
@@ -32,13 +32,17 @@ class Collator(Protocol):
     def resident(self, rows: np.ndarray) -> Resident: ...
 
 
-def make_collator(prepared: Prepared, device: torch.device | str = "cpu", ragged: bool = False) -> Collator:
+REGISTRY = Registry("batches", "kind of data", ("Collator",))
+COLLATORS = {kind: REGISTRY.module(kind).Collator for kind in REGISTRY.available()}
+
+
+def make_collator(prepared: Prepared, device: torch.device | str = "cpu", ragged: bool = False) -> KindCollator:
     """Make the collator of ``prepared``'s kind of data; ``ragged``: text without padding."""
-    return importlib.import_module(f"batches.{prepared.kind}").Collator(prepared, torch.device(device), ragged)
+    return COLLATORS[prepared.kind](prepared, torch.device(device), ragged)
 
 
 def reads_ragged(network: nn.Module, device: torch.device) -> bool:
-    """Whether ``network`` is given text without padding: on a GPU, which has the kernels, where its attribute says so."""
+    """Whether ``network`` reads text without padding: on a GPU, which has the kernels, where its attribute says so."""
     return device.type == "cuda" and getattr(network, "reads_ragged", False)
 
 

@@ -2,9 +2,9 @@
 
     padded   tokens int32 [n, S, W], word_counts int32 [n, S], sentence_counts int32 [n], truncated to the longest
              document and sentence of the batch. Networks ignore padding, so truncation changes no output.
-    ragged   tokens int32 [M], the words of the batch one after the other and then zeros up to a round length, and counts
-             as above. S is a power of two or all that the data set has. A data set's batches then have few shapes, as
-             CUDA graphs need.
+    ragged   tokens int32 [M], the words of the batch one after the other and then zeros up to a round length, and
+             counts as above. S is a power of two or all that the data set has. Batches then have few shapes, as CUDA
+             graphs need.
 
 Shape legend: n rows of a batch, S sentences a document, W words a sentence, M words of a batch, N resident rows.
 """
@@ -133,9 +133,7 @@ class ResidentText:
         word_counts = all_counts[:, :sentences].contiguous()
         starts = self.device_first_words.index_select(0, rows).unsqueeze(1) + word_counts.cumsum(1) - word_counts
         word = torch.arange(words, device=rows.device)
-        places = torch.where(
-            word < word_counts.unsqueeze(2), starts.unsqueeze(2) + word, len(self.device_tokens) - 1
-        )
+        places = torch.where(word < word_counts.unsqueeze(2), starts.unsqueeze(2) + word, len(self.device_tokens) - 1)
         return self.device_tokens.index_select(0, places.flatten()).view(places.shape), word_counts
 
 

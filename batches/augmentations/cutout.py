@@ -10,14 +10,14 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from storage.checked import Between, Checked
+from storage.settings import Range
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
+class Settings:
     """size: pixels of the square's side."""
 
-    size: Annotated[int, Between(1, 1024)] = 16
+    size: Annotated[int, Range(1, 1024)] = 16
 
 
 def apply(images: Tensor, generator: torch.Generator, settings: Settings) -> Tensor:

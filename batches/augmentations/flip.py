@@ -9,14 +9,14 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from storage.checked import Between, Checked
+from storage.settings import Range
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
+class Settings:
     """probability: of each image to be mirrored."""
 
-    probability: Annotated[float, Between(0, 1)] = 0.5
+    probability: Annotated[float, Range(0, 1)] = 0.5
 
 
 def apply(images: Tensor, generator: torch.Generator, settings: Settings) -> Tensor:

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from storage.checked import Between, Checked
 from storage.errors import InputError
+from storage.settings import Range
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
+class Settings:
     """pixels: the largest shift in each direction; padding: what moves in at the edges."""
 
-    pixels: Annotated[int, Between(0, 1024)] = 4
+    pixels: Annotated[int, Range(0, 1024)] = 4
     padding: Literal["zeros", "reflect"] = "zeros"
 
 
