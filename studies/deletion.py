@@ -26,10 +26,10 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
-from models.answers import attends
 from torch import nn
 
 from batches import collation, inference
+from batches.answers import attends
 from batches.subsets import delete_tokens, segment_arange
 from cuda_ext import library
 from evaluation.bootstrap import mean_of, two_way_of
