@@ -49,24 +49,32 @@ class Loader:
     """
 
     def __init__(
-        self, prepared: Prepared, rows: np.ndarray, device: torch.device, ragged: bool = False, way: Way | None = None
+        self,
+        prepared: Prepared,
+        rows: np.ndarray,
+        device: torch.device,
+        ragged: bool = False,
+        way: Way | None = None,
+        labelled: bool = True,
     ) -> None:
-        """rows: all that will ever be loaded, int [N], at least one."""
+        """rows: all that will ever be loaded, int [N], at least one; labelled: whether batches have a target."""
         self.prepared = prepared
         self.device = device
         self.collator = make_collator(prepared, device, ragged)
+        self.labelled = labelled
         self.way = way or self._choose(rows)
         if self.way == "resident":
             self.first = int(rows.min())
-            self.labels = labels(prepared, slice(self.first, int(rows.max()) + 1), device)
+            self.labels = labels(prepared, slice(self.first, int(rows.max()) + 1), device) if labelled else None
             self.resident = self.collator.resident(rows)
 
-    def load(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
-        """Yield inputs and target of each of ``batches`` (rows, int [n])."""
+    def load(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[tuple[Tensor, ...], Tensor | None]]:
+        """Yield inputs and target (None unless labelled) of each of ``batches`` (rows, int [n])."""
         if not batches:
             return
         loaded = {"resident": self._resident, "prefetched": self._prefetched, "collated": self._collated}[self.way]
-        for *tensors, target in loaded(batches):
+        for tensors in loaded(batches):
+            *tensors, target = tensors if self.labelled else (*tensors, None)
             yield self.collator.finish(tuple(tensors)), target
 
     def _choose(self, rows: np.ndarray) -> Way:
@@ -76,13 +84,17 @@ class Loader:
         return "resident" if self.collator.resident_bytes(rows) <= RESIDENT_SHARE * free else "prefetched"
 
     def _collate(self, rows: np.ndarray) -> tuple[Tensor, ...]:
-        return *self.collator.collate(rows), labels(self.prepared, rows)
+        tensors = self.collator.collate(rows)
+        return (*tensors, labels(self.prepared, rows)) if self.labelled else tensors
 
     def _collated(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
         for rows in batches:
             yield to_device(self._collate(rows), self.device)
 
     def _resident(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
+        if self.labels is None:
+            yield from self.resident.batches(batches)
+            return
         places = torch.from_numpy(np.concatenate(batches) - self.first).to(self.device)
         targets = self.labels.index_select(0, places).split([len(rows) for rows in batches])
         for tensors, target in zip(self.resident.batches(batches), targets, strict=True):

@@ -35,7 +35,8 @@ class Predictor:
         self.rows = rows
         self.classes = len(prepared.classes)
         # A single batch is copied once, wherever it comes from.
-        self.loader = Loader(prepared, rows, device, ragged, "collated" if len(rows) <= batch_size else None)
+        way = "collated" if len(rows) <= batch_size else None
+        self.loader = Loader(prepared, rows, device, ragged, way, labelled=False)
         self.order = np.argsort(self.loader.collator.sizes(rows), kind="stable")
         ordered = rows[self.order]
         self.batches = [ordered[start : start + batch_size] for start in range(0, len(rows), batch_size)]

@@ -45,6 +45,12 @@ def test_each_way_of_loading_gives_what_collation_gives(way, kind, rows, text, i
         for share, (given, target) in zip(chosen, loader.load(chosen), strict=True):
             assert_equal(given, inputs(prepared, share, ragged=ragged))
             assert_equal([target], [labels(prepared, share)])
+        # As in serving, where no row has a label.
+        bare = dataclasses.replace(prepared, arrays={k: v for k, v in prepared.arrays.items() if k != "labels"})
+        unlabelled = Loader(bare, rows, CPU, ragged, way, labelled=False)
+        for share, (given, target) in zip(chosen, unlabelled.load(chosen), strict=True):
+            assert_equal(given, inputs(prepared, share, ragged=ragged))
+            assert target is None
 
 
 @pytest.mark.parametrize("ragged", [False, True])
