@@ -6,9 +6,9 @@ python -m benchmarks.end_to_end                                   each on drawn 
 
 A run is training.loop.train with its validation and checkpoints, in a temporary folder. ``epoch`` is the pace of its
 steps; ``with validation`` adds validation, ``whole`` also the checkpoint and the history. ``step alone`` calls the same
-step on the batches of the last epoch, which are made before and are on the device. ``loading alone`` makes these batches.
-The first epochs capture a CUDA graph for each shape, so they are reported by themselves: figures are medians of the other
-epochs, and of passes over the batches. The GPU is synchronised between steps, validation and checkpoint.
+step on the batches of the last epoch, which are on the device already. ``loading alone`` makes these batches. The first
+epochs capture a CUDA graph for each new shape and are not counted: figures are medians of the other epochs, and of
+passes over the batches. The GPU is synchronised between steps, validation and checkpoint.
 """
 
 import argparse
@@ -93,22 +93,14 @@ def _drawn(kind: str, classes: int, rows: tuple[int, int], arrays: dict[str, np.
     return Prepared(Path("drawn"), about | more, arrays)
 
 
+IMDB = {"learning_rate": 0.005, "word_vector_rate": 0.05, "average_decay": 0.999, "adversarial": 1.0}
 PLAIN = {"batch_size": 64, "learning_rate": 1e-3, "deterministic": False, "clip_norm": 0}
 SUBJECTS = {
     # As benchmarks/han.py times it.
     "han": Subject("han", {"embedding": 200, "hidden": 50, "dropout": 0.0}, PLAIN, drawn_text),
     # As experiments/imdb.yaml trains it.
     "han-imdb": Subject(
-        "han",
-        {"embedding": 200, "hidden": 50, "dropout": 0.3},
-        {
-            "batch_size": 64,
-            "learning_rate": 0.005,
-            "word_vector_rate": 0.05,
-            "average_decay": 0.999,
-            "adversarial": 1.0,
-        },
-        drawn_text,
+        "han", {"embedding": 200, "hidden": 50, "dropout": 0.3}, {"batch_size": 64, **IMDB}, drawn_text
     ),
     "densenet": Subject(
         "densenet",
