@@ -9,7 +9,7 @@ Shape legend: N rows of a data set, n rows of a batch, K classes.
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -81,6 +81,60 @@ class RawDataSet(Protocol):
         """Describe in half a sentence how the new ``rows`` differ."""
 
 
+class Reader(Protocol):
+    """Reads a user's input for a served model. It is packed with the model, and so is what its module imports.
+
+    FILES       files of the prepared folder that it needs
+    PACKAGES    installed packages that it needs, beside numpy, pandas and torch
+    PARAMETERS  parameters of a request with their defaults
+    """
+
+    FILES: tuple[str, ...]
+    PACKAGES: tuple[str, ...]
+    PARAMETERS: Mapping[str, Any]
+
+    def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
+        """folder: where FILES are; description: the data set's prepared.json."""
+
+    @staticmethod
+    def model_input(values: Any, description: Mapping[str, Any]) -> Any:
+        """Return Python values as a model takes them: a DataFrame or an array. InputError for other values."""
+
+    @staticmethod
+    def example(prepared: Any, count: int) -> Any:
+        """Return the first ``count`` rows of the test split as Python values."""
+
+    @staticmethod
+    def limits(description: Mapping[str, Any]) -> list[str]:
+        """Return sentences for a model's card: what the network does not read."""
+
+    def check(self, model_input: Any) -> Sequence[Any]:
+        """Return the rows of a request; ValueError, in one line, for one that cannot be read."""
+
+    def parts(self, rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """Yield the rows in order, as many at a time as memory should hold."""
+
+    def blank(self) -> Sequence[Any]:
+        """Return one row that can be read: the columns of an answer to no rows are taken from its answer."""
+
+    def read(self, rows: Sequence[Any]) -> "Reading":
+        """Return a part as prepared arrays."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Some rows of a request.
+
+    arrays   as the collator reads them
+    columns  what the answer says of each row beside the network's result
+    words    of each row its sentences, each a list of words, where a network's attention can be shown on them
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    words: Sequence[Sequence[Sequence[str]]] | None = None
+
+
 @dataclass(frozen=True)
 class Kind:
     """What one kind of data needs.
@@ -110,7 +164,7 @@ class Kind:
     Evaluation and serving:
 
     baselines     what the networks are compared with; may be none
-    serving       class that reads a user's input, as tracking.served_model says; None: models are not served
+    reader        class that reads a user's input for a served model, a Reader; None: models are not served
     """
 
     row: str
@@ -123,7 +177,7 @@ class Kind:
     row_array: str
     libraries: Entry | None = None
     baselines: tuple[Baseline, ...] = ()
-    serving: Entry | None = None
+    reader: Entry | None = None
 
 
 def available() -> list[str]:
@@ -131,6 +185,7 @@ def available() -> list[str]:
     return REGISTRY.available()
 
 
+@functools.cache
 def kind(name: str) -> Kind:
     """Return the kind ``name``; InputError names the nearest one where there is none."""
     return REGISTRY.module(name).KIND

@@ -23,6 +23,7 @@ KIND = Kind(
     prepare="preprocessing.images:prepare",
     collator="batches.image:Collator",
     row_array="images",
+    reader="preprocessing.reading_images:ImageReader",
     baselines=(
         Baseline(
             name="linear",

@@ -52,6 +52,7 @@ KIND = Kind(
     libraries="preprocessing.documents:libraries",
     collator="batches.text:Collator",
     row_array="word_counts",
+    reader="preprocessing.reading:TextReader",
     baselines=(
         Baseline(
             name="tf-idf",

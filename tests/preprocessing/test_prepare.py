@@ -294,9 +294,7 @@ def test_an_array_of_another_shape_than_was_written_is_found(place, change):
     directory = prepare("corpus", WHOLE)
     tokens = np.load(directory / "tokens.npy")
     np.save(directory / "tokens.npy", change(tokens))
-    with pytest.raises(
-        InputError, match=r"tokens.npy is int32 \[3.*\], .* says int32 \[31\]: remove"
-    ) as caught:
+    with pytest.raises(InputError, match=r"tokens.npy is int32 \[3.*\], .* says int32 \[31\]: remove") as caught:
         open_prepared(directory, verify=False)
     assert "\n" not in str(caught.value)
 
