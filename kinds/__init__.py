@@ -160,6 +160,7 @@ class Kind:
 
     collator      class that makes a network's inputs of rows, a batches.collation.KindCollator
     row_array     the name of an array that ``prepare`` writes, with one entry per row
+    augmented     whether rows are images, float32 [n, C, H, W] for the network, to which augmentation applies
 
     Evaluation and serving:
 
@@ -175,6 +176,7 @@ class Kind:
     prepare: Entry
     collator: Entry
     row_array: str
+    augmented: bool = False
     libraries: Entry | None = None
     baselines: tuple[Baseline, ...] = ()
     reader: Entry | None = None

@@ -23,6 +23,7 @@ KIND = Kind(
     prepare="preprocessing.images:prepare",
     collator="batches.image:Collator",
     row_array="images",
+    augmented=True,
     reader="preprocessing.reading_images:ImageReader",
     baselines=(
         Baseline(

@@ -68,13 +68,15 @@ class TextReader:
 
     def check(self, model_input: Any) -> list[str]:
         """Return the column ``text``; ValueError names the first row that is not text."""
-        if not hasattr(model_input, "columns") or "text" not in model_input:
+        import pandas
+
+        if not isinstance(model_input, pandas.DataFrame) or "text" not in model_input:
             raise ValueError("there is no column 'text': send a table with one, a document per row")
         texts = model_input["text"].tolist()
         for row, text in enumerate(texts):
             if not isinstance(text, str):
-                # NaN is what pandas makes of null, and the only value that is not equal to itself.
-                found = "null" if text is None or text != text else f"of type {type(text).__name__}"
+                null = pandas.api.types.is_scalar(text) and pandas.isna(text)
+                found = "null" if null else f"of type {type(text).__name__}"
                 raise ValueError(f"row {row} of the column 'text' is {found}: send text, '' for an empty document")
         return texts
 
