@@ -26,7 +26,15 @@ SCHEMA = 2
 PREPARED_ROOT = Path("prepared")
 # Modules that decide no number: the processes that share the work, and how raw data came to be, which its hashes tell.
 # The settings' values are in the key, and their defaults never change (tests/golden).
-NOT_NUMERIC = ("storage", "kinds.text", "kinds.image", "preprocessing.sources", "preprocessing.workers")
+NOT_NUMERIC = (
+    "storage",
+    "kinds.__init__",
+    "kinds.text",
+    "kinds.image",
+    "preprocessing.settings",
+    "preprocessing.sources",
+    "preprocessing.workers",
+)
 
 
 def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: Path = MANIFEST_PATH) -> str:

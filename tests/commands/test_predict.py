@@ -205,7 +205,8 @@ assert sys.path == path and all(sys.modules[name] is ours[name] for name in ours
 rows = han.predict(["Draw a line.", "\\ud800"])
 print(list(rows), rows.words_read.tolist())
 print(list(han.predict(["Draw a line."], attention=False)), len(han.predict([])), list(flat.predict([])))
-print(type(han.pyfunc.unwrap_python_model().network).__module__, han.pyfunc.unwrap_python_model().reader.read.__code__.co_filename)
+served = han.pyfunc.unwrap_python_model()
+print(type(served.network).__module__, served.reader.read.__code__.co_filename)
 for wrong in ([3], [None], "Draw a line."):
     try:
         han.predict(wrong)
