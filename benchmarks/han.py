@@ -23,7 +23,7 @@ from cuda_ext.bench import environment, time_samples, warmed_up
 from models import feeding
 from storage.errors import InputError, command
 from storage.files import write_json
-from training.optimiser import make_optimiser
+from training.optimisers import make_optimiser
 from training.settings import Settings
 from training.step import Step
 
@@ -112,7 +112,7 @@ def our_step(amp: str, tokens: Tensor, word_counts: Tensor, labels: Tensor) -> C
     classes = [str(label) for label in range(CLASSES)]
     description = {"name": "drawn", "kind": "text", "vocabulary_size": VOCABULARY, "classes": classes}
     network = models.build("han", {"embedding": EMBEDDING, "hidden": HIDDEN, "dropout": 0.0}, description).cuda()
-    settings = Settings(amp=amp, learning_rate=1e-3, clip_norm=0, deterministic=False)
+    settings = Settings(amp=amp, learning_rate=1e-3, max_grad_norm=0, deterministic=False)
     step = Step(network, make_optimiser(network, settings), settings, torch.device("cuda", 0))
     ragged = torch.from_numpy(feeding.in_a_row([tokens[tokens > 0].numpy()])).cuda()
     sentence_counts = torch.full((len(labels),), SENTENCES, dtype=torch.int32)

@@ -29,7 +29,7 @@ import models
 from models import feeding
 from storage.prepared import Prepared
 from training.data_order import batches
-from training.optimiser import make_optimiser
+from training.optimisers import make_optimiser
 from training.settings import Settings
 from training.step import Step
 

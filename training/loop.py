@@ -20,8 +20,9 @@ from storage.prepared import Prepared
 from training import data_order
 from training.average import Average
 from training.checkpoint import Checkpoint
-from training.optimiser import learning_rate, make_optimiser
+from training.optimisers import make_optimiser
 from training.progress import Progress
+from training.schedules import Schedule
 from training.settings import Job, Settings
 from training.state import State
 from training.step import Outcome, Step
@@ -38,8 +39,9 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
     if settings.strict_kernels:
         refuse_references(network, device)
     optimiser = make_optimiser(network, settings)
+    schedule = Schedule(settings.schedule, settings.learning_rate, settings.max_epochs)
     step = Step(network, optimiser, settings, device)
-    average = Average(network, settings.average_decay)
+    average = Average(network, settings.ema_decay)
     checkpoint = Checkpoint(job.run_directory, network, average, optimiser, step.scaler)
     state = checkpoint.resume()
     rows = prepared.rows("train")
@@ -54,7 +56,7 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
         network.train()
         for number, batch in enumerate(batches):
             done = (epoch - 1) * len(batches) + number
-            rate = learning_rate(done, len(batches), settings)
+            rate = schedule(done, len(batches))
             inputs = feeding.inputs(prepared, batch, device, feeding.reads_ragged(network, device))
             told.step(len(batch), step(inputs, feeding.labels(prepared, batch, device), rate))
             average.update(done)
@@ -129,4 +131,4 @@ def refuse_references(network: torch.nn.Module, device: torch.device) -> None:
 
 def refuse_non_finite(loss: float, where: str, rate: float) -> None:
     if not math.isfinite(loss):
-        raise InputError(f"{where} is {loss}: lower learning_rate ({rate:g}) or clip_norm, then run again")
+        raise InputError(f"{where} is {loss}: lower learning_rate ({rate:g}) or max_grad_norm, then run again")

@@ -16,7 +16,7 @@ from models import feeding
 from models.layers.embedding import word_embedding
 from training.adversarial import Places, worst
 from training.device import mixed_precision
-from training.optimiser import set_rate
+from training.optimisers import set_learning_rate
 from training.settings import Settings
 
 
@@ -69,13 +69,13 @@ class Step:
         # A scaled step is passed over where its gradient overflows, which the CPU decides.
         self.graphed = device.type == "cuda" and settings.cuda_graphs and not self.scaler.is_enabled()
         self.parameters = list(network.parameters())
-        self.words = word_embedding(network, "adversarial", 0) if settings.adversarial else None
+        self.words = word_embedding(network, "adversarial_epsilon", 0) if settings.adversarial_epsilon else None
         self._captured: dict[tuple, Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphed else None
 
     def __call__(self, inputs: tuple[Tensor, ...], target: Tensor, rate: float) -> Outcome:
         """Train on one batch (``inputs`` as the network takes them) at learning rate ``rate``."""
-        set_rate(self.optimiser, rate)
+        set_learning_rate(self.optimiser, rate)
         outcome = self._replay(inputs, target) if self.graphed else None
         if outcome is None:
             self.optimiser.zero_grad()
@@ -90,8 +90,8 @@ class Step:
         self.scaler.unscale_(self.optimiser)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        if self.settings.clip_norm:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.clip_norm, norm)
+        if self.settings.max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.max_grad_norm, norm)
         return Outcome(loss.detach(), feeding.correct(logits, target).double().mean(), norm)
 
     def _backward(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,7 +110,7 @@ class Step:
         vectors.retain_grad()
         with places.read_as(vectors):
             outcome = self._backward((places.numbers, *inputs[1:]), target)
-        perturbation = worst(vectors.grad, tokens, word_counts, self.settings.adversarial)
+        perturbation = worst(vectors.grad, tokens, word_counts, self.settings.adversarial_epsilon)
         with places.read_as(places.vectors() + perturbation):
             self._backward((places.numbers, *inputs[1:]), target)
         return outcome
