@@ -17,6 +17,7 @@ class Settings(Checked):
     """Settings of training. Epochs are passes over the training split; batch_size counts rows.
 
     optimizer, schedule: a member of training/optimisers and of training/schedules, which says what it takes.
+    augmentation: members of batches/augmentations, applied in order to training images.
     Training stops when neither validation loss nor score has improved for ``patience`` epochs, or after max_epochs.
     max_grad_norm: the gradient's largest norm, beyond which it is scaled down; 0: none.
     ema_decay: of the moving average of the weights, which is then validated and kept (training/average.py); 0: off.
@@ -30,6 +31,7 @@ class Settings(Checked):
     optimizer: Annotated[Tagged, OneOf("training.optimisers")] = tagged("adamw")
     learning_rate: Annotated[float, Between(1e-8, 100)] = 0.01
     schedule: Annotated[Tagged, OneOf("training.schedules")] = tagged("cosine")
+    augmentation: tuple[Annotated[Tagged, OneOf("batches.augmentations")], ...] = ()
     batch_size: Annotated[int, Between(1, 65536)] = 64
     max_epochs: Annotated[int, Between(1, 100_000)] = 30
     patience: Annotated[int, Between(1, 100_000)] = 4

@@ -18,6 +18,8 @@ from training.settings import Job, Settings
         ({"optimizer": {"name": "sgd", "moment": 0.9}}, "unknown name 'moment' in optimizer: did you mean 'momentum'?"),
         ({"optimizer": {"name": "sgd", "momentum": 2}}, "optimizer.momentum is 2"),
         ({"optimizer": {"momentum": 0.9}}, "optimizer is {'momentum': 0.9}: give a name"),
+        ({"augmentation": "flip"}, "augmentation is 'flip': it must be a list"),
+        ({"augmentation": ["flop"]}, "'flop': did you mean 'flip'?"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": 2.5}, "batch_size is 2.5: it must be a whole number"),
         ({"patience": True}, "patience is True: it must be a whole number"),
