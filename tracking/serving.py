@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from models.objectives import DEFAULT
 from storage.errors import InputError
 from storage.files import read_json, write_json
 from storage.prepared import DESCRIPTION, SPLITS, open_prepared
@@ -48,6 +49,7 @@ def pack(run_directory: Path, folder: Path) -> Package:
         shutil.copyfile(file, network / file.name)
     write_json(network / "job.json", job)
     modules = [f"models.{job['model']}", "batches.answers", f"batches.{prepared.kind}"]
+    modules.append(f"models.objectives.{job['training'].get('objective', DEFAULT)['name']}")
     if prepared.kind == "text":
         modules.append("preprocessing.reading")
     code = folder / "code"

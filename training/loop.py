@@ -16,6 +16,7 @@ from batches.inference import Predictor
 from cuda_ext import library
 from models.layers import uses_kernels
 from models.layers.embedding import begin_with_prepared_vectors
+from models.objectives import make_objective
 from storage.errors import InputError
 from storage.files import write_text
 from storage.prepared import Prepared
@@ -41,7 +42,8 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
         refuse_references(network, device)
     optimiser = make_optimiser(network, settings)
     schedule = Schedule(settings.schedule, settings.learning_rate, settings.max_epochs)
-    step = Step(network, optimiser, settings, device)
+    objective = make_objective(settings.objective, prepared.description, prepared.labels[prepared.rows("train")])
+    step = Step(network, objective, optimiser, settings, device)
     average = Average(network, settings.ema_decay)
     checkpoint = Checkpoint(job.run_directory, network, average, optimiser, step.scaler)
     state = checkpoint.resume()
@@ -64,7 +66,7 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
             average.update(done)
         told.read()
         average.take_buffers()
-        validation = validate(average.network, prepared, predictor)
+        validation = validate(average.network, objective, prepared, predictor)
         refuse_non_finite(validation.loss, f"validation loss after epoch {epoch}", settings.learning_rate)
         row = {
             "epoch": epoch,

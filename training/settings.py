@@ -16,7 +16,8 @@ from training.schedules import Schedule
 class Settings(Checked):
     """Settings of training. Epochs are passes over the training split; batch_size counts rows.
 
-    optimizer, schedule: a member of training/optimisers and of training/schedules, which says what it takes.
+    optimizer, schedule, objective: a member of training/optimisers, training/schedules and models/objectives, with its
+    own settings.
     augmentation: members of batches/augmentations, applied in order to training images.
     Training stops when neither validation loss nor score has improved for ``patience`` epochs, or after max_epochs.
     max_grad_norm: the gradient's largest norm, beyond which it is scaled down; 0: none.
@@ -31,12 +32,12 @@ class Settings(Checked):
     optimizer: Annotated[Tagged, OneOf("training.optimisers")] = tagged("adamw")
     learning_rate: Annotated[float, Between(1e-8, 100)] = 0.01
     schedule: Annotated[Tagged, OneOf("training.schedules")] = tagged("cosine")
+    objective: Annotated[Tagged, OneOf("models.objectives")] = tagged("classification")
     augmentation: tuple[Annotated[Tagged, OneOf("batches.augmentations")], ...] = ()
     batch_size: Annotated[int, Between(1, 65536)] = 64
     max_epochs: Annotated[int, Between(1, 100_000)] = 30
     patience: Annotated[int, Between(1, 100_000)] = 4
     max_grad_norm: Annotated[float, Between(0, 1e6)] = 1.0
-    label_smoothing: Annotated[float, Between(0, 0.99)] = 0.1
     ema_decay: Annotated[float, Between(0, 0.99999)] = 0.0
     adversarial_epsilon: Annotated[float, Between(0, 100)] = 0.0
     amp: Literal["auto", "off", "bfloat16", "float16"] = "auto"

@@ -19,13 +19,14 @@ TRAINING = {
     "max_epochs": EPOCHS,
     "patience": EPOCHS,
     "max_grad_norm": 1.0,
-    "label_smoothing": 0.1,
+    "objective": {"name": "classification", "label_smoothing": 0.1},
 }
 SGD = {
     "optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 0.0005},
     "learning_rate": 0.1,
-    "label_smoothing": 0.0,
+    "objective": {"name": "classification", "label_smoothing": 0.0},
 }
+SMOOTH = {"objective": {"name": "classification", "label_smoothing": 0.1}}
 NO_MOMENTUM = {
     "optimizer": {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0005},
     "schedule": {"name": "cosine", "warmup_epochs": 0.0},
@@ -82,7 +83,7 @@ CASES = {
     "densenet-relu": Case("densenet", "images", SMALL_IMAGES | {"activation": "relu"}, SGD),
     "densenet-swish": Case("densenet", "images", SMALL_IMAGES | {"activation": "swish"}, SGD),
     "densenet-swish-beta": Case("densenet", "images", SMALL_IMAGES | {"activation": "swish-beta"}, SGD),
-    "densenet-dropout": Case("densenet", "images", SMALL_IMAGES | {"dropout": 0.2}, SGD | {"label_smoothing": 0.1}),
+    "densenet-dropout": Case("densenet", "images", SMALL_IMAGES | {"dropout": 0.2}, SGD | SMOOTH),
     "densenet-adamw": Case("densenet", "images", SMALL_IMAGES, {"ema_decay": 0.9}),
     "densenet_imagenet-relu": Case("densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": "relu"}, SLOW),
     "densenet_imagenet-swish-beta": Case(

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from cuda_ext.library import ReferenceWarning
+from models.objectives import make_objective
 from storage.files import sha256_file
 from training.optimisers import make_optimiser
 from training.progress import Progress
@@ -77,7 +78,8 @@ def batch():
 
 def step_of(network):
     settings = Settings(optimizer="sgd", learning_rate=0.1)
-    return Step(network, make_optimiser(network, settings), settings, torch.device("cuda", 0))
+    objective = make_objective(settings.objective, {"task": "single-label"})
+    return Step(network, objective, make_optimiser(network, settings), settings, torch.device("cuda", 0))
 
 
 def test_capturing_changes_neither_buffers_nor_random_numbers(batch):

@@ -24,7 +24,7 @@ from training.settings import Job, Settings
         ({"batch_size": 2.5}, "batch_size is 2.5: it must be a whole number"),
         ({"patience": True}, "patience is True: it must be a whole number"),
         ({"deterministic": 1}, "deterministic is 1: it must be true or false"),
-        ({"label_smoothing": 1.0}, "label_smoothing is 1.0: it must lie between 0 and 0.99"),
+        ({"objective": {"name": "classification", "label_smoothing": 1.0}}, "objective.label_smoothing is 1.0"),
         ({"ema_decay": 1.0}, "ema_decay is 1.0: it must lie between 0 and 0.99999"),
         ({"adversarial_epsilon": -0.1}, "adversarial_epsilon is -0.1: it must lie between 0 and 100"),
         ({"strict_kernels": "no"}, "strict_kernels is 'no': it must be true or false"),
