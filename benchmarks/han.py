@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import models
+from batches.text import concatenate
 from cuda_ext import library
 from cuda_ext.bench import environment, time_samples, warmed_up
-from models import feeding
+from models.objectives import make_objective
 from storage.errors import InputError, command
 from storage.files import write_json
-from training.optimiser import make_optimiser
+from training.optimisers import make_optimiser
 from training.settings import Settings
 from training.step import Step
 
@@ -110,11 +111,13 @@ def measure(batch: int) -> dict[str, Any]:
 
 def our_step(amp: str, tokens: Tensor, word_counts: Tensor, labels: Tensor) -> Callable[[], object]:
     classes = [str(label) for label in range(CLASSES)]
-    description = {"name": "drawn", "kind": "text", "vocabulary_size": VOCABULARY, "classes": classes}
+    description = {"name": "drawn", "kind": "text", "task": "single-label", "vocabulary_size": VOCABULARY}
+    description["classes"] = classes
     network = models.build("han", {"embedding": EMBEDDING, "hidden": HIDDEN, "dropout": 0.0}, description).cuda()
-    settings = Settings(amp=amp, learning_rate=1e-3, clip_norm=0, deterministic=False)
-    step = Step(network, make_optimiser(network, settings), settings, torch.device("cuda", 0))
-    ragged = torch.from_numpy(feeding.in_a_row([tokens[tokens > 0].numpy()])).cuda()
+    settings = Settings(amp=amp, learning_rate=1e-3, max_grad_norm=0, deterministic=False)
+    objective = make_objective(settings.objective, description)
+    step = Step(network, objective, make_optimiser(network, settings), settings, torch.device("cuda", 0))
+    ragged = torch.from_numpy(concatenate([tokens[tokens > 0].numpy()])).cuda()
     sentence_counts = torch.full((len(labels),), SENTENCES, dtype=torch.int32)
     inputs = (ragged, word_counts.cuda(), sentence_counts.cuda())
     return lambda: step(inputs, labels, settings.learning_rate)

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 import models
+from batches.answers import attends
+from batches.collation import inputs
 from evaluation.metrics import predicted
 from evaluation.page import render
-from evaluation.run import to_probabilities
-from models import feeding
-from models.answers import attends
+from models.objectives import to_probabilities
 from runtime.determinism import threads
 from storage.files import read_json, write_text
 from storage.prepared import Prepared
@@ -33,7 +33,7 @@ DARK = ((22, 27, 34), (121, 190, 255))
 
 def has_attention(run_directory: Path, prepared: Prepared) -> bool:
     """Whether the network attends, its weights are still there, and there are words to show it on."""
-    if prepared.kind != "text" or not (prepared.directory / "shown.json").is_file():
+    if not (prepared.directory / "shown.json").is_file():
         return False
     if not (run_directory / WEIGHTS).is_file():
         return False
@@ -67,11 +67,11 @@ def shown_documents(run_directory: Path, prepared: Prepared) -> list[dict[str, A
         network = models.load(run_directory, prepared.description).eval()
         for document in shown:
             rows = np.array([document["row"]])
-            logits, words, sentences = (part.numpy() for part in network.attend(*feeding.inputs(prepared, rows)))
+            logits, words, sentences = (part.numpy() for part in network.attend(*inputs(prepared, rows)))
             documents.append(
                 shade(document["words"], words[0], sentences[0])
                 | {"id": document["id"]}
-                | judged(to_probabilities(logits, prepared.task), prepared.labels[rows], prepared)
+                | judged(to_probabilities(network.objective, logits), prepared.labels[rows], prepared)
             )
     return documents
 

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch import nn
 
+import kinds
 import models
+from batches.inference import predict
 from cuda_ext import library
 from evaluation.metrics import split_metrics
-from models import feeding
 from models.layers import parameter_count
+from models.objectives import to_probabilities
 from runtime.determinism import determinism, threads
 from runtime.gpu_lease import acquire_gpu
 from storage.errors import InputError
@@ -47,16 +49,16 @@ def evaluation_key(
         {
             "run": run.job.get("run_key"),
             "splits": sorted(splits),
-            "source": source(),
+            "source": source(run.job.get("training", {}).get("objective", DEFAULT)["name"]),
             "machine": machine or machine_here(torch.device("cpu")),
         }
     )
 
 
 @functools.cache
-def source() -> str:
+def source(objective: str) -> str:
     """Return the digest of the code that decides an evaluation's results, the networks left out."""
-    return numeric_digest(["evaluation.run"])
+    return numeric_digest(["evaluation.run", "batches", f"models.objectives.{objective}"])
 
 
 def machine_here(device: torch.device) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence
             metrics: dict[str, Any] = {"parameters": parameter_count(network)}
             for split in splits:
                 rows = prepared.rows(split)
-                probabilities = to_probabilities(feeding.predict(network, prepared, rows, BATCH_SIZE), prepared.task)
+                probabilities = to_probabilities(network.objective, predict(network, prepared, rows, BATCH_SIZE))
                 metrics[split] = split_metrics(probabilities, prepared.labels[rows], prepared.task, prepared.classes)
                 np.save(working / f"{split}.npy", probabilities, allow_pickle=False)
             write_json(working / METRICS, metrics)
@@ -138,16 +140,6 @@ def _device_for(run: RunFolder) -> contextlib.AbstractContextManager[torch.devic
     return acquire_gpu() if training_machine(run)["gpu"] else contextlib.nullcontext(torch.device("cpu"))
 
 
-def to_probabilities(logits: np.ndarray, task: str) -> np.ndarray:
-    """Return softmax (one label) or sigmoid (several) of float32 logits [N, K], computed in float64, as float32."""
-    wide = logits.astype(np.float64)
-    if task == "single-label":
-        exponents = np.exp(wide - wide.max(axis=1, keepdims=True))
-        return (exponents / exponents.sum(axis=1, keepdims=True)).astype(np.float32)
-    decay = np.exp(-np.abs(wide))
-    return (np.where(wide >= 0, 1.0, decay) / (1 + decay)).astype(np.float32)
-
-
 def latency(network: nn.Module, prepared: Prepared, split: str) -> dict[str, Any]:
     """Measure seconds per document or image, one by one and in one batch: the median of repeats after a warm-up."""
     rows = prepared.rows(split)[:LATENCY_ROWS]
@@ -156,12 +148,12 @@ def latency(network: nn.Module, prepared: Prepared, split: str) -> dict[str, Any
         seconds = []
         for _ in range(LATENCY_REPEATS + 1):
             start = time.perf_counter()
-            feeding.predict(network, prepared, rows, batch_size)
+            predict(network, prepared, rows, batch_size)
             seconds.append((time.perf_counter() - start) / len(rows))
         return float(np.median(seconds[1:]))
 
     return {
-        "unit": f"seconds {'a document' if prepared.kind == 'text' else 'an image'}",
+        "unit": f"seconds per {kinds.kind(prepared.kind).row}",
         "one_by_one": median_seconds(1),
         "in_one_batch": median_seconds(len(rows)),
         "rows": len(rows),

@@ -59,12 +59,16 @@ def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]
 
 
 def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
-    """Return the network of a finished run with its best weights, on the CPU and in evaluation mode.
+    """Load the network of a finished run with its best weights, on the CPU and in evaluation mode.
+
+    Its ``objective`` (models/objectives), by which it was trained, turns its scores into probabilities.
 
     ``description``: prepared.json of the data. InputError where the run has not finished, its weights are missing, are
     not those that result.json names or do not fit the data; SourceChanged where the network's code has changed.
     """
     from safetensors.torch import load_file
+
+    from models.objectives import DEFAULT, make_objective
 
     run = RunFolder(Path(run_directory))
     job = read_object(run.directory / JOB, "model", "network")
@@ -78,6 +82,7 @@ def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
             f"{run.weights} does not fit {job['model']} on {description['name']} ({reason}): "
             "give the arrays that it was trained on"
         ) from None
+    network.objective = make_objective(job.get("training", {}).get("objective", DEFAULT), description)
     return network.eval()
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 import models
-from models import feeding
+from batches import collation, inference
+from batches.subsets import select_rows, truncate
 from preprocessing.lengths import LengthHistogram
 from storage.errors import InputError
 from storage.files import content_key, published_directory, read_json, sha256_file, write_json
-from storage.parts import cut, of_rows
 from storage.prepared import SPLITS, Prepared
 from storage.run_folder import JOB, RESULT, WEIGHTS
 from storage.source import source_digests
@@ -58,7 +58,7 @@ class Plan:
     rates: tuple[float, ...] = (0.001, 0.002, 0.004)
     tuning_seeds: int = 1
     network: Mapping[str, Any] = field(default_factory=lambda: {"embedding": 200, "hidden": 50, "dropout": 0.5})
-    training: Mapping[str, Any] = field(default_factory=lambda: {"maximum_epochs": 15, "patience": 3})
+    training: Mapping[str, Any] = field(default_factory=lambda: {"max_epochs": 15, "patience": 3})
     timed: int = 30
     rows: int | None = None
 
@@ -81,7 +81,7 @@ DEBUG = Plan(
     seeds=2,
     rates=(0.01, 0.02),
     network={"embedding": 8, "hidden": 4, "dropout": 0.5},
-    training={"maximum_epochs": 2, "warmup_epochs": 0, "batch_size": 8},
+    training={"max_epochs": 2, "schedule": {"name": "cosine", "warmup_epochs": 0}, "batch_size": 8},
     timed=2,
     rows=24,
 )
@@ -100,7 +100,7 @@ class Corpus:
                 f"{lengths[short[0]]['longest']}): prepare it with length_quantile {{words: 1.0, sentences: 1.0}}"
             )
         if rows is not None:
-            whole = of_rows(whole, np.concatenate([whole.rows(split)[:rows] for split in SPLITS]))
+            whole = select_rows(whole, np.concatenate([whole.rows(split)[:rows] for split in SPLITS]))
         self.whole = whole
         self.name: str = whole.description["name"]
         self.digest = {name: about["sha256"] for name, about in whole.description["arrays"].items()}
@@ -118,7 +118,7 @@ class Corpus:
         """The data set cut there; the last one is remembered."""
         if self._last is None or self._last[0] != quantiles:
             sentences, words = self.kept(quantiles)
-            self._last = quantiles, cut(self.whole, words, sentences)
+            self._last = quantiles, truncate(self.whole, words, sentences)
         return self._last[1]
 
     def shares(self, quantiles: Cut) -> dict[str, float]:
@@ -126,8 +126,8 @@ class Corpus:
         found = {}
         for split in SPLITS:
             rows = self.whole.rows(split)
-            before = feeding.sizes(self.whole, rows)
-            after = feeding.sizes(self.cut(quantiles), rows)
+            before = collation.sizes(self.whole, rows)
+            after = collation.sizes(self.cut(quantiles), rows)
             found[f"{split}_words_kept"] = float(after.sum() / before.sum())
             found[f"{split}_documents_whole"] = float((after == before).mean())
         return found
@@ -206,7 +206,7 @@ class Trainer:
         write_json(folder / RESULT, record)
         network = models.load(folder, prepared.description).to(self.device)
         rows = prepared.rows("test")
-        return feeding.predict(network, prepared, rows).argmax(axis=1) == np.asarray(prepared.labels[rows])
+        return inference.predict(network, prepared, rows).argmax(axis=1) == np.asarray(prepared.labels[rows])
 
     def read(self, run: Run) -> Trained:
         place = self.place(run)

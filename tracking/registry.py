@@ -17,11 +17,12 @@ import contextlib
 import re
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import kinds
 import models
 from preprocessing.manifest import MANIFEST_PATH, Manifest
 from storage.errors import InputError, nearest
@@ -59,7 +60,7 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
     job = RunFolder(run_directory).job
     description = read_json(Path(job["prepared"]) / DESCRIPTION)
     name = registered_name(job["data"])
-    source = served_source(job["model"], description["kind"])
+    source = served_source(job, description["kind"])
     with _locked(tracking):
         run = client.get_run(run_id)
         variant_metrics = client.get_run(run.data.tags["mlflow.parentRunId"]).data.metrics
@@ -117,40 +118,41 @@ def set_champion(tracking: Tracking, data: str, version: str) -> str:
 class LoadedModel:
     """A version of a registered model, ready to predict. Made by ``load_model``.
 
-    kind: ``text`` or ``image``.
+    description: prepared.json of the data that it was trained on.
     """
 
     name: str
     version: str
     variant: str
-    kind: str
+    description: Mapping[str, Any] = field(repr=False)
     served: "ServedModel" = field(repr=False)
 
     def predict(
-        self, given: "Sequence[str] | pandas.DataFrame | numpy.ndarray", attention: bool = True
+        self, values: "Sequence[str] | pandas.DataFrame | numpy.ndarray", attention: bool = True
     ) -> "pandas.DataFrame":
         """Return one row per text, given as a list or as a table's column ``text``, or per image of uint8 [N, H, W, C].
 
         tracking/served_model.py has the columns. Without ``attention`` that column is left out, which takes less time
         and memory. InputError for input that a model of this kind does not read.
         """
-        import numpy
-        import pandas
         from mlflow.exceptions import MlflowException
 
+        reader = kinds.load(kinds.kind(self.kind).reader)
+        parameters = {"attention": attention} if "attention" in reader.PARAMETERS else None
         try:
-            if self.kind == "image":
-                return self.served.predict(None, numpy.asarray(given))
-            if isinstance(given, pandas.DataFrame) and "text" in given:
-                given = given["text"]
-            if isinstance(given, str | bytes):
-                raise InputError("give the documents as a list: a single text would be read letter by letter")
-            if isinstance(given, pandas.DataFrame | Mapping | Set) or not isinstance(given, Iterable):
-                raise InputError(f"give the documents as a list of texts, not as {type(given).__name__}")
-            table = pandas.DataFrame({"text": list(given)}, dtype=object)
-            return self.served.predict(None, table, {"attention": attention})
+            return self.served.predict(None, reader.model_input(values, self.description), parameters)
         except MlflowException as error:
             raise InputError(f"{self.name} version {self.version}: {error.message.splitlines()[0]}") from None
+
+    @property
+    def kind(self) -> str:
+        """The kind of data."""
+        return self.description["kind"]
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a row of a request is a text."""
+        return isinstance(self.served.reader.blank()[0], str)
 
 
 def load_model(
@@ -175,13 +177,15 @@ def load_model(
     which = f"{chosen.name} version {chosen.version}"
     try:
         network = _fetch(tracking, chosen) / "artifacts" / "network"
-        kind = read_json(network / DESCRIPTION)["kind"]
-        model = RunFolder(network).job["model"]
-        if model not in models.available() or served_source(model, kind) != chosen.tags.get("source"):
+        description = read_json(network / DESCRIPTION)
+        job = RunFolder(network).job
+        known = job["model"] in models.available()
+        if not known or served_source(job, description["kind"]) != chosen.tags.get("source"):
             raise models.SourceChanged(
-                f"{which}: the code of network '{model}' or of what serves it has changed since it was registered; "
-                f"serve it by `mlflow models serve -m models:/{chosen.name}/{chosen.version} --env-manager local`, "
-                "which uses the code kept with it, or run its experiment again, which registers a new version"
+                f"{which}: the code of network '{job['model']}' or of what serves it has changed since it was "
+                f"registered; serve it by `mlflow models serve -m models:/{chosen.name}/{chosen.version} "
+                "--env-manager local`, which uses the code kept with it, or run its experiment again, which registers "
+                "a new version"
             )
         from tracking.served_model import ServedModel
 
@@ -191,7 +195,7 @@ def load_model(
         raise
     except (MlflowException, OSError, ValueError) as error:
         raise InputError(f"{which} does not load ({str(error).splitlines()[0]}): choose another version") from None
-    return LoadedModel(chosen.name, str(chosen.version), chosen.tags.get("variant", "unknown"), kind, served)
+    return LoadedModel(chosen.name, str(chosen.version), chosen.tags.get("variant", "unknown"), description, served)
 
 
 def _find(tracking: Tracking, data: str, variant: str | None, version: int | str | None) -> "ModelVersion":
@@ -245,17 +249,15 @@ def _merit(tags: Mapping[str, str]) -> tuple[int, float]:
 def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: str) -> str:
     """Log what serving the network needs as a model of the run; return the model's id."""
     import mlflow
-    import pandas
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model
 
     run_id = run.info.run_id
     with tempfile.TemporaryDirectory() as folder:
         package = pack(run_directory, Path(folder))
-        text = isinstance(package.example, list)
-        example = pandas.DataFrame({"text": package.example}) if text else package.example
         artifacts = {"network": str(package.network)}
-        signature = _signature(example, _served(artifacts).predict(None, example))
+        answer = _served(artifacts).predict(None, package.example)
+        signature = _signature(package.example, answer, package.parameters)
         # MLflow takes no dot or slash in a model's name, and a variant may have one (han-0.01).
         name = re.sub(r"[^\w-]", "_", run.info.run_name)
         logged = client.create_logged_model(
@@ -268,7 +270,7 @@ def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: 
             artifacts=artifacts,
             code_paths=[str(path) for path in package.code_paths],
             signature=signature,
-            input_example=example,
+            input_example=package.example,
             pip_requirements=package.requirements,
             mlflow_model=Model(artifact_path=logged.artifact_location, run_id=run_id, model_uuid=logged.model_id,
                                model_id=logged.model_id),
@@ -280,14 +282,14 @@ def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: 
     return logged.model_id
 
 
-def _signature(example: Any, answer: "pandas.DataFrame") -> Any:
-    """Infer the model's schema from an example of input and output; text has the parameter ``attention`` too."""
+def _signature(example: Any, answer: "pandas.DataFrame", parameters: Mapping[str, Any]) -> Any:
+    """Infer the model's schema from an example of each of input, output and parameters."""
     from mlflow.models import infer_signature
 
     with warnings.catch_warnings():
         # An integer column cannot have a missing value. Counts of words are never missing.
         warnings.filterwarnings("ignore", "Hint: Inferred schema contains integer", UserWarning)
-        return infer_signature(example, answer, {"attention": True} if "words_read" in answer else None)
+        return infer_signature(example, answer, dict(parameters) or None)
 
 
 def _served(artifacts: Mapping[str, str]) -> Any:

@@ -150,7 +150,7 @@ class RunLocks:
 
     def release_thread(self) -> None:
         """Release the locks that this thread acquired."""
-        for path in [path for path, (owner, _) in self.locks.items() if owner == threading.get_ident()]:
+        for path in [path for path, (owner, _) in list(self.locks.items()) if owner == threading.get_ident()]:
             self.release(path)
 
 

@@ -176,7 +176,7 @@ def test_a_person_reads_what_an_answer_rests_on(folder, monkeypatch, capsys):
         (["--data", "snipets", TEXT], b"", "did you mean 'snippets'?"),
         (["--data", "snippets", "--version", "9", TEXT], b"", "no version 9: choose from 1 (han), 2 (gru_flat)"),
         (["--data", "snippets", "--variant", "ham", TEXT], b"", "did you mean 'han'?"),
-        (["--data", "dots", TEXT], b"", "load_model('dots').predict(IMAGES)"),
+        (["--data", "dots", TEXT], b"", "load_model('dots').predict(ROWS)"),
         (["--data", "snippets", "--file", "no.txt"], b"", "'no.txt' cannot be read"),
         (["--data", "snippets", "--file", ""], b"", "'' cannot be read"),
         (["--data", "snippets", "--file", "."], b"", "cannot be read"),
@@ -210,7 +210,9 @@ rows = han.predict(["Draw a line.", "\\ud800"])
 print(list(rows), rows.words_read.tolist())
 print(list(han.predict(["Draw a line."], attention=False)), len(han.predict([])), list(flat.predict([])))
 import models, models.han
-print(type(han.served.network) is models.han.HierarchicalAttentionNetwork, models.__file__, han.served.reading.__file__)
+served = han.served
+print(type(served.network) is models.han.HierarchicalAttentionNetwork, models.__file__)
+print(served.reader.read.__code__.co_filename)
 for wrong in ([3], [None], "Draw a line."):
     try:
         han.predict(wrong)
@@ -225,10 +227,10 @@ def test_two_threads_load_models_with_the_project_s_code(folder):
         cwd=folder.directory, env=folder.environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rows, others, where, number, null, one = done.stdout.splitlines()
+    rows, others, network, reader, number, null, one = done.stdout.splitlines()
     seen = "['label', 'probability', 'probabilities', 'words_read', 'words_unknown', 'cut'"
     assert rows == f"{seen}, 'attention'] [4, 1]" and others == f"{seen}] 0 {seen}]"
-    assert where == f"True {ROOT / 'models/__init__.py'} {ROOT / 'preprocessing/reading.py'}"
+    assert network == f"True {ROOT / 'models/__init__.py'}" and reader == str(ROOT / "preprocessing/reading.py")
     assert "row 0 of the column 'text' is of type int" in number and "is null" in null and "as a list" in one
 
 

@@ -12,14 +12,8 @@ import pytest
 import torch
 
 from evaluation.__main__ import main
-from evaluation.run import (
-    evaluate_run,
-    evaluation_key,
-    find_evaluation,
-    machine_here,
-    to_probabilities,
-    training_machine,
-)
+from evaluation.run import evaluate_run, evaluation_key, find_evaluation, machine_here, training_machine
+from models.objectives import DEFAULT, make_objective, to_probabilities
 from storage.errors import InputError
 from storage.files import read_json, write_json
 from storage.run_folder import RunFolder
@@ -109,7 +103,7 @@ def test_the_key_is_of_all_that_decides_the_evaluation(run, text_data, monkeypat
 
     keys = {key(), key(H200), key(H200 | {"kernels": "reference (the library is not built)"})}
     keys |= {key(H200 | {"gpu": "NVIDIA A100"}), key(H200 | {"torch": "2.11.0+cu130"}), evaluation_key(RunFolder(run))}
-    monkeypatch.setattr("evaluation.run.source", lambda: "another")
+    monkeypatch.setattr("evaluation.run.source", lambda objective: "another")
     keys.add(key())
     write_json(run / "job.json", read_json(run / "job.json") | {"run_key": "another"})
     keys.add(key())
@@ -232,7 +226,7 @@ def test_the_command_evaluates_many_runs_and_tells_which_it_cannot(run, text_dat
 def test_the_command_needs_what_a_machine_that_trains_has():
     """torch, numpy, safetensors, scikit-learn and scipy: no pandas, no matplotlib, no jinja2."""
     allowed = {"torch", "numpy", "safetensors", "sklearn", "scipy"}
-    allowed |= {"storage", "cuda_ext", "runtime", "models", "evaluation"}
+    allowed |= {"storage", "kinds", "cuda_ext", "runtime", "models", "batches", "evaluation"}
     for path in closure(["evaluation.__main__"]):
         for node in ast.walk(ast.parse(path.read_bytes())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -243,5 +237,6 @@ def test_the_command_needs_what_a_machine_that_trains_has():
 
 def test_probabilities_do_not_overflow():
     logits = np.array([[1000, -1000], [0, 0]], np.float32)
-    assert to_probabilities(logits, "single-label") == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
-    assert to_probabilities(logits, "multi-label") == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
+    for task in ("single-label", "multi-label"):
+        objective = make_objective(DEFAULT, {"task": task})
+        assert to_probabilities(objective, logits) == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
