@@ -23,7 +23,7 @@ from batches.inference import predict
 from cuda_ext import library
 from evaluation.metrics import split_metrics
 from models.layers import parameter_count
-from models.objectives import to_probabilities
+from models.objectives import DEFAULT, to_probabilities
 from runtime.determinism import determinism, threads
 from runtime.gpu_lease import acquire_gpu
 from storage.errors import InputError
