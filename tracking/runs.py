@@ -532,7 +532,7 @@ def record_run(run_directory: Path, job: Mapping[str, Any], report: Callable[[st
 
 def _failure(what: str, error: Exception) -> str:
     """Return one line on an error of MLflow, whose own messages have many lines."""
-    reason = (str(error).splitlines() or [""])[0][:300]
+    reason = (str(error).splitlines() or [""])[0][:160]
     return f"MLflow cannot log {what} ({type(error).__name__}: {reason})"
 
 
