@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commands.comparison import Row, compare
-from planning.folders import runs_root
+from planning.environment import read_environment
 from planning.runs import Run, all_runs, find_run
 from storage.errors import InputError, command
 
@@ -102,7 +102,7 @@ def list_of_runs() -> list[dict[str, Any]]:
     """Every run there is: its key, what it is, how far it came; validation and epochs are None until it is finished."""
     runs = all_runs()
     if not runs:
-        raise InputError(f"{runs_root()}/ holds no run yet: `make run` trains some")
+        raise InputError(f"{read_environment().runs}/ holds no run yet: `make run` trains some")
     return [
         {
             "run_key": run.key,
@@ -117,7 +117,7 @@ def list_of_runs() -> list[dict[str, Any]]:
 
 
 def table_of_runs(listed: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), title=f"{runs_root()}/", title_justify="left")
+    table = Table(box=None, padding=(0, 3, 0, 0), title=f"{read_environment().runs}/", title_justify="left")
     for name in listed[0]:
         justify = "right" if name in ("seed", "validation", "epochs") else "left"
         # What is typed again is not shortened, however narrow the terminal.

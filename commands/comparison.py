@@ -41,7 +41,7 @@ def compare(a: Run, b: Run) -> dict[str, list[Row]]:
         for name, read in (
             ("parameters", _parameters),
             ("data", _data),
-            ("source", lambda run: run.job.get("source", {})),
+            ("source", lambda run: run.job.get("source", {}).get("files", {})),
             ("environment", lambda run: {**run.job.get("machine", {}), **run.environment}),
         )
     }
@@ -62,7 +62,7 @@ def _parameters(run: Run) -> dict[str, Any]:
 def _data(run: Run) -> dict[str, Any]:
     """What the run read: as its prepared.json has it, or the key alone where that is gone."""
     folder = Path(run.job["prepared"])
-    known = {"prepared": folder.name, "prepared.json": run.job.get("prepared_sha256")}
+    known = {"prepared": folder.name, "arrays": run.job.get("key_parts", {}).get("data")}
     file = folder / DESCRIPTION
     if not file.is_file():
         return {**known, "data version": f"unknown: {folder} is gone"}

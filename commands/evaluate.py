@@ -8,9 +8,9 @@ from storage.errors import command
 
 @command
 def main() -> None:
-    arguments = read_selection("evaluate", "Evaluate an experiment.", trains=False)
+    arguments, plan = read_selection("evaluate", "Evaluate an experiment.", trains=False)
     with prefect_session():
-        evaluate(arguments.experiment, arguments.variants, arguments.seeds)
+        evaluate(arguments.experiment, plan=plan.to_json())
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import argparse
 
 from commands.prefect_session import prefect_session
 from flows.ingest import ingest
-from planning.experiment import load_experiment
+from planning.plan import make_plan
 from storage.errors import command, refuse_unknown
+from tasks.ingest import ingest as ingest_data_set
 from tasks.ingest import known_names
 
 
@@ -18,11 +19,14 @@ def main() -> None:
     parser.add_argument("--data", nargs="+")
     arguments = parser.parse_args()
     # A wrong name is refused before a server is started for it.
-    if arguments.data is None:
-        load_experiment(arguments.experiment)
     refuse_unknown(arguments.data or (), known_names(), "the names given")
+    if arguments.data:
+        for name in arguments.data:
+            ingest_data_set.fn(name)
+        return
+    plan = make_plan(arguments.experiment)
     with prefect_session():
-        ingest(arguments.experiment, arguments.data)
+        ingest(arguments.experiment, plan=plan.to_json())
 
 
 if __name__ == "__main__":

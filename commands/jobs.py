@@ -11,8 +11,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from planning.experiment import load_experiment
-from planning.jobs import check, machine, unfinished
+from planning.plan import make_plan
 from storage.errors import command
 from storage.files import write_json
 from tasks.preprocess import preprocess
@@ -27,13 +26,11 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+")
     parser.add_argument("--seeds", nargs="+", type=int)
     arguments = parser.parse_args()
-    chosen = load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds)
-    machine()
-    check(chosen)
+    plan = make_plan(arguments.experiment, arguments.variants, arguments.seeds)
     # On stdout stand the paths alone, for `python -m training $(...)`.
     with contextlib.redirect_stdout(sys.stderr):
-        prepared = {data: preprocess.fn(chosen.name, data) for data in chosen.preprocessing}
-    jobs = list(unfinished(chosen, prepared))
+        prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
+    jobs = plan.unfinished(prepared)
     for job in jobs:
         path = Path(job["run_directory"]) / "job.json"
         write_json(path, job)

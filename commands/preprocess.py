@@ -4,8 +4,8 @@ import argparse
 
 from commands.prefect_session import prefect_session
 from flows.preprocess import preprocess
-from planning.experiment import load_experiment
-from storage.errors import command, refuse_unknown
+from planning.plan import make_plan
+from storage.errors import command
 
 
 @command
@@ -18,10 +18,11 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="prepare anew what is there already")
     arguments = parser.parse_args()
     # A wrong name is refused before a server is started for it.
-    known = load_experiment(arguments.experiment).preprocessing
-    refuse_unknown(arguments.data or (), known, f"the data sets of experiment '{arguments.experiment}'")
+    plan = make_plan(arguments.experiment)
+    if arguments.data:
+        plan = plan.select_data(arguments.data)
     with prefect_session():
-        preprocess(arguments.experiment, arguments.data, arguments.fresh)
+        preprocess(arguments.experiment, plan=plan.to_json(), fresh=arguments.fresh)
 
 
 if __name__ == "__main__":

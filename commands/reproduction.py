@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planning.experiment import experiments, load_experiment
-from planning.folders import runs_root
-from planning.jobs import source
+from planning import keys
+from planning.environment import read_environment
+from planning.experiment import experiments
+from planning.plan import job_settings, make_plan
 from planning.runs import Run
-from preprocessing.prepare import prepared_key
 from storage.errors import InputError
-from storage.files import file_lock, sha256_file
+from storage.files import file_lock, read_json
 from storage.prepared import DESCRIPTION
 from training.launcher import run_training
 from training.machine import machine
@@ -36,18 +36,19 @@ def reproduce(run: Run, on_event: Callable[[dict[str, Any]], None]) -> Run:
     prepared = Path(run.job["prepared"])
     if not (prepared / DESCRIPTION).is_file():
         raise InputError(f"{prepared} is gone: {_how_to_prepare(run)}")
-    directory = runs_root() / FOLDER / run.key
+    directory = read_environment().runs / FOLDER / run.key
     with file_lock(Path(".locks") / f"reproduce-{run.key}.lock", blocking=False) as free:
         if not free:
             raise InputError(f"{run.key} is being reproduced by another process: wait for it")
         # Anew from the start: what an earlier attempt left may be of another source.
         shutil.rmtree(directory, ignore_errors=True)
+        network, training = job_settings(run.job)
         job = {
             **run.job,
             "run_directory": str(directory),
-            "prepared_sha256": sha256_file(prepared / DESCRIPTION),
-            "source": source(run.job["model"]),
-            "machine": machine(),
+            "key_parts": {**run.job["key_parts"], "data": keys.data_digest(read_json(prepared / DESCRIPTION))},
+            "source": keys.source(run.job["model"], network, training),
+            "machine": keys.job_machine(machine(), training, run.job["processes"]),
         }
         run_training(job, on_event)
     return Run(directory)
@@ -64,8 +65,7 @@ def _how_to_prepare(run: Run) -> str:
     """The command that makes the prepared arrays of ``run`` again, or what stands against it."""
     data, key = run.job["data"], Path(run.job["prepared"]).name
     for name in experiments():
-        settings = load_experiment(name).preprocessing.get(data)
-        if settings is not None and prepared_key(data, settings) == key:
+        if any(variant.prepared_key == key for variant in make_plan(name).variants.values()):
             return f"make it again with `python -m commands.preprocess --experiment {name} --data {data}`"
     commit = run.environment.get("git_commit")
     where = f"of commit {commit[:12]}" if commit else "that it was made with"

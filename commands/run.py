@@ -17,10 +17,10 @@ from tasks.progress import BOARD
 
 @command
 def main() -> None:
-    arguments = read_selection("run", "Run an experiment end to end.", trains=True)
+    arguments, plan = read_selection("run", "Run an experiment end to end.", trains=True)
     start = time.monotonic()
     with prefect_session():
-        report = Path(pipeline(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh))
+        report = Path(pipeline(arguments.experiment, plan=plan.to_json(), fresh=arguments.fresh))
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
     BOARD.console.print(
         terminal_table(read_json(report / "metrics.json"), read_json(report / "verdicts.json")["verdicts"])
