@@ -43,11 +43,12 @@ def reproduce(run: Run, on_event: Callable[[dict[str, Any]], None]) -> Run:
         # Anew from the start: what an earlier attempt left may be of another source.
         shutil.rmtree(directory, ignore_errors=True)
         network, training = job_settings(run.job)
+        description = read_json(prepared / DESCRIPTION)
         job = {
             **run.job,
             "run_directory": str(directory),
-            "key_parts": {**run.job["key_parts"], "data": keys.data_digest(read_json(prepared / DESCRIPTION))},
-            "source": keys.source(run.job["model"], network, training),
+            "key_parts": {**run.job["key_parts"], "data": keys.data_digest(description)},
+            "source": keys.source(run.job["model"], description["kind"], network, training),
             "machine": keys.job_machine(machine(), training, run.job["processes"]),
         }
         run_training(job, on_event)

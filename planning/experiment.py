@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from evaluation.baseline_names import BASELINE_TITLES
-from planning.schema import ComparisonGroup, ExperimentFile, Parameters, VariantSection, parse_yaml, read_yaml
+from planning.schema import ComparisonGroup, ExperimentFile, Parameters, Text, parse_yaml, read_yaml
 from planning.validation import validate
 from storage.errors import InputError, nearest, refuse_unknown
 
@@ -37,7 +37,6 @@ PARAMETERS_FILE = Path("params.yaml")
 EXPERIMENTS = Path("experiments")
 SECTIONS = ("preprocessing", "network", "training")
 TUNED = ("variants", "defaults")
-BLANK = VariantSection()
 
 
 @dataclass(frozen=True)
@@ -145,13 +144,13 @@ def _known(name: str, root: Path, said: str) -> str:
 
 def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict[str, Any]:
     """The file's content with what it takes from other experiments: of one that it tunes, or comparisons by name."""
-    if isinstance(given.get("tunes"), str):
+    if "tunes" in given:
         for key in (*TUNED, "comparisons"):
             if key in given:
                 raise InputError(f"{path}: an experiment that tunes another takes its variants: remove '{key}'")
         if given.get("evaluate_on", "validation") != "validation":
             raise InputError(f"{path}: evaluate_on is {given['evaluate_on']!r}: tuning reads validation alone")
-        tuned = _other(given["tunes"], f"{path}: tunes", root)
+        tuned = _other(validate(Text, given["tunes"], f"{path}: tunes"), f"{path}: tunes", root)
         given = {**{key: tuned[key] for key in TUNED if key in tuned}, **given}
         layers = [one.get("parameters") or {} for one in (tuned, given)]
         if all(isinstance(one, Mapping) for one in layers):

@@ -47,13 +47,15 @@ def key_parts(
     }
 
 
-def source(model: str, *settings: Any, root: Path = ROOT) -> dict[str, Any]:
-    """Return the modules that compute a run of ``model`` with these settings, and the digest of all that they reach.
+def source(model: str, kind: str | None, *settings: Any, root: Path = ROOT) -> dict[str, Any]:
+    """Return the modules that compute a run of ``model`` on a kind of data, and the digest of all that they reach.
 
+    settings: those of the network and of training; the members of registries that they name are of these modules.
     ``files`` has the digest of each file by its path, so that a difference can be named; the paths are in no key.
     """
     named = {f"{package}.{tagged['name']}" for one in settings for package, tagged in members(one)}
-    modules = (*ROOTS, f"models.{model}", *sorted(named))
+    collator = [f"batches.{kind}"] if kind else []
+    modules = (*ROOTS, f"models.{model}", *collator, *sorted(named))
     files = _files(modules, root)
     return {"modules": list(modules), "digest": combined_digest(files), "files": dict(files)}
 

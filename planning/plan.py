@@ -203,17 +203,21 @@ class Plan:
             network, training = variant.settings()
             description = self.environment.prepared / (variant.prepared_key or "") / DESCRIPTION
             data = keys.data_digest(read_json(description)) if description.is_file() else ""
-            source = keys.source(variant.model, network, training)
+            source = keys.source(variant.model, self._kind(variant), network, training)
             parts = keys.key_parts(variant.model, network, training, 0, data, {}, source)
             del parts["seed"], parts["machine"]
             found[name] = {**parts, "data": data or None, "prepared_key": variant.prepared_key}
         return found
 
+    def _kind(self, variant: Variant) -> str | None:
+        about = self.data[variant.data]
+        return about["kind"] if about else models.kind(variant.model)
+
     def _job(self, variant: Variant, seed: int, prepared: str, description: Mapping[str, Any]) -> dict[str, Any]:
         network, training = variant.settings()
         processes = self.environment.processes_per_run
         machine = keys.job_machine(self.machine, training, processes)
-        source = keys.source(variant.model, network, training)
+        source = keys.source(variant.model, description["kind"], network, training)
         data = keys.data_digest(description)
         parts = keys.key_parts(variant.model, network, training, seed, data, machine, source)
         run_key = keys.run_key(parts)

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -53,9 +53,10 @@ def _resolved_members(cls: type, mapping: Mapping[str, Any], where: str) -> dict
         usual = field.default if field.default_factory is MISSING else field.default_factory()
         given = mapping.get(field.name, usual)
         for marker in (marker for one in alternatives(hints[field.name]) for marker in markers(one)):
-            if isinstance(given, list | tuple):
-                place = f"{where}.{field.name}"
-                resolved[field.name] = [_member(marker.registry, one, None, place) for one in given]
+            if get_origin(hints[field.name]) is tuple:
+                if isinstance(given, list | tuple):
+                    place = f"{where}.{field.name}"
+                    resolved[field.name] = [_member(marker.registry, one, None, place) for one in given]
             elif given is not None and given is not MISSING:
                 resolved[field.name] = _member(marker.registry, given, usual, f"{where}.{field.name}")
     return resolved

@@ -55,7 +55,7 @@ def make_small(project):
         "densenet-swish": {"model": "densenet", "data": "digits", "network": {"activation": "swish", "growth_rate": 5}},
     }
     small["parameters"]["training"] = {"maximum_epochs": 2}
-    small["pairs"] = [pair for pair in small["pairs"] if pair["name"] == "swish"]
+    small["comparisons"] = [one for one in small["comparisons"] if one["name"] == "swish"]
     (project.directory / "experiments/default.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
     (project.directory / "dvc.lock").unlink(missing_ok=True)
     project.run("dvc", "commit", "--quiet", "data.dvc")
