@@ -14,7 +14,9 @@ def read_selection(flow: str, description: str, trains: bool) -> tuple[argparse.
     parser.add_argument("--experiment", default="default")
     parser.add_argument("--variants", nargs="+")
     parser.add_argument("--seeds", nargs="+", type=int)
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.SETTING=VALUE", help="override a setting")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.SETTING=VALUE", help="override a setting"
+    )
     if trains:
         parser.add_argument("--fresh", action="store_true", help="train anew what is finished already")
     arguments = parser.parse_args()

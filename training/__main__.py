@@ -81,7 +81,9 @@ def refuse_other_sources(path: Path, given: dict) -> None:
     try:
         here = numeric_files(source["modules"])
     except (KeyError, ValueError) as error:
-        raise InputError(f"{path}: its 'source' names no modules of this project ({error}): write the job again") from None
+        raise InputError(
+            f"{path}: its 'source' names no modules of this project ({error}): write the job again"
+        ) from None
     if combined_digest(here) == source["digest"]:
         return
     then = source.get("files", {})

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+from planning.jobs import make_job
 
 from commands import prune
 from commands.pruning import find, remove
 from planning.experiment import load_experiment
-from planning.jobs import make_job
 from preprocessing.prepare import prepare
 from storage.errors import InputError
 from storage.files import content_key, file_lock, write_json
