@@ -219,7 +219,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         raise InputError("--rounds: give 1 or more")
-    network = {"embedding": arguments.embedding, "hidden": arguments.hidden}
+    network = {"embedding_dim": arguments.embedding, "hidden_size": arguments.hidden}
     about = (arguments.model, arguments.prepared, network)
     subject = open_subject(*about)
     counts = subject.prepared.arrays["word_counts"][subject.rows]
