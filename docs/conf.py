@@ -1,0 +1,105 @@
+"""Configuration of the documentation site: `make docs` builds it into site/, without a network."""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+ROOMS = [
+    "storage",
+    "cuda_ext",
+    "models",
+    "batches",
+    "kinds",
+    "preprocessing",
+    "training",
+    "evaluation",
+    "planning",
+    "tracking",
+    "tasks",
+    "studies",
+    "benchmarks",
+    "flows",
+    "commands",
+]
+
+project = "reread"
+author = "The reread authors"
+copyright = "2026, The reread authors"
+language = "en"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+myst_heading_anchors = 3
+
+autodoc_default_options = {"members": True, "show-inheritance": True}
+# Without this, methods that override a library's show the library's docstring, whose references do not resolve here.
+autodoc_inherit_docstrings = False
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+
+html_theme = "furo"
+html_title = "reread"
+html_copy_source = False
+html_show_sourcelink = False
+
+
+def module_names(room: str) -> list[str]:
+    """Return the dotted names of the modules of a room, the room itself first, programs left out."""
+    paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / room).rglob("*.py")]
+    names = {".".join(part for part in path.parts if part != "__init__") for path in paths if path.name != "__main__"}
+    return sorted(names)
+
+
+def write_api_pages(*_: object) -> None:
+    """Write docs/api/ROOM.rst: one section per module, whose content autodoc takes from the docstrings."""
+    folder = ROOT / "docs/api"
+    folder.mkdir(exist_ok=True)
+    rooms = [room for room in ROOMS if (ROOT / room).is_dir()]
+    for old in folder.glob("*.rst"):
+        if old.stem not in rooms:
+            old.unlink()
+    for room in rooms:
+        sections = [f"{room}\n{'=' * len(room)}"]
+        for name in module_names(room):
+            title = "" if name == room else f"{name}\n{'-' * len(name)}\n\n"
+            sections.append(f"{title}.. automodule:: {name}")
+        text = "\n\n".join(sections) + "\n"
+        page = folder / f"{room}.rst"
+        # An unchanged page keeps its time, so that Sphinx does not read it again.
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")
+
+
+def escape(line: str) -> str:
+    """Return a line of plain text as reStructuredText: ``code`` stays, other markup characters are escaped."""
+    parts = re.split(r"(``?[^`]+``?)", line)
+    return "".join(part if part.startswith("`") else re.sub(r"[|*]|_(?=\W|$)", r"\\\g<0>", part) for part in parts)
+
+
+def read_as_plain_text(app, what, name, subject, options, lines: list[str]) -> None:
+    """Turn a docstring in place into reStructuredText: an indented block becomes a literal block, lists stay lists."""
+    text: list[str] = []
+    literal = listed = False
+    for line in lines:
+        indented = line.startswith(" ")
+        if line and not indented:
+            listed = bool(re.match(r"[-*:.]\W|[-*] |:\w|\.\. ", line))
+            if literal:
+                text.append("")
+            literal = False
+        elif indented and not literal and not listed:
+            if next((kept for kept in reversed(text) if kept), "").endswith("::"):
+                text.append("")
+            else:
+                text += ["", "::", ""]
+            literal = True
+        text.append(line if literal or line.startswith((".. ", ":", "- ", "* ")) else escape(line))
+    lines[:] = [*text, ""]
+
+
+def setup(app) -> None:
+    app.connect("config-inited", write_api_pages)
+    app.connect("autodoc-process-docstring", read_as_plain_text)
