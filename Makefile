@@ -17,7 +17,7 @@ SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 .PHONY: install ext checked-data data run repro test test-packages lint format ui serve doctor clean
 
 run: data
-	$(PYTHON) -m flows.pipeline --experiment $(EXPERIMENT)
+	$(PYTHON) -m commands.run --experiment $(EXPERIMENT)
 
 install: $(VENV)/installed
 
@@ -65,15 +65,15 @@ format: install
 	ruff check --fix .
 
 ui: install
-	$(PYTHON) -m flows.ui
+	$(PYTHON) -m commands.ui
 
 serve: install
-	$(PYTHON) -m flows.serve
+	$(PYTHON) -m commands.serve
 
 doctor:
-	@if [ -x $(PYTHON) ]; then $(PYTHON) -m flows.doctor; else $(SYSTEM_PYTHON) -m flows.doctor; fi
+	@if [ -x $(PYTHON) ]; then $(PYTHON) -m commands.doctor; else $(SYSTEM_PYTHON) -m commands.doctor; fi
 
-# Caches alone: runs, prepared arrays and what MLflow remembers stay (see `python -m flows.prune`).
+# Caches alone: runs, prepared arrays and what MLflow remembers stay (see `python -m commands.prune`).
 clean:
 	rm -rf .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -4,9 +4,10 @@
     python docs/tables.py --check    # change nothing; exit with code 1 where a page differs
 
 A region begins with `<!-- table: NAME -->` and ends with `<!-- end of table -->`. NAME is a function of this file, with
-hyphens for underscores. The function returns the table's header and rows.
+hyphens for underscores. The function returns the table's header and rows, or text that is taken as it is.
 """
 
+import ast
 import csv
 import difflib
 import json
@@ -72,6 +73,17 @@ def interval(of: dict[str, float], digits: int, sign: bool = True) -> str:
 
 def verdict(name: str) -> str:
     return f"**{name}**" if name in ("holds", "fails") else name
+
+
+def rule() -> str:
+    """Return the rule of verdicts as evaluation/verdicts.py words it, in a block of plain text."""
+    tree = ast.parse((ROOT / "evaluation/verdicts.py").read_text(encoding="utf-8"))
+    (text,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["RULE"]
+    ]
+    return f"```text\n{text.strip()}\n```\n"
 
 
 def default_verdicts() -> Table:
@@ -248,7 +260,9 @@ def speed_preprocessing() -> Table:
     return ["program", "MB per second", "MB per second and core"], rows
 
 
-def markdown(table: Table) -> str:
+def markdown(table: Table | str) -> str:
+    if isinstance(table, str):
+        return table
     header, rows = table
     lines = [header, ["---"] * len(header), *rows]
     assert all(len(line) == len(header) for line in lines)

@@ -1,6 +1,6 @@
 """Flow: train the variants of an experiment on each of its seeds, some at a time.
 
-python -m flows.train [--experiment default] [--variants han ...] [--seeds 0 1 ...]
+python -m commands.train [--experiment default] [--variants han ...] [--seeds 0 1 ...]
 
 The same by deployment (`make serve` first):
 
@@ -12,17 +12,14 @@ from prefect.futures import wait
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.preprocess import preprocess
-from flows.selection import read_selection
-from preprocessing.manifest import Manifest
-from storage.errors import InputError, command
-from tasks.folders import runs_root
-from tasks.jobs import check
-from tasks.parameters import load_experiment
-from tasks.prefect_session import prefect_session
-from tasks.tracking import open_tracking
+from planning.experiment import load_experiment
+from planning.folders import runs_root
+from planning.jobs import check
+from storage.errors import InputError
 from tasks.train import train as train_run
 from tasks.train import workers
-from tasks.worker import stop_training
+from tracking.runs import open_tracking
+from training.launcher import stop_training
 
 STOP_SECONDS = 30
 
@@ -65,18 +62,3 @@ def train(
         wait(futures, timeout=STOP_SECONDS)
         raise
     return [future.result() for future in futures]
-
-
-@command
-def main() -> None:
-    arguments = read_selection("train", "Train variants of an experiment.", trains=True)
-    # Training fetches no data, as the pipeline does: what is missing is said before a server is started.
-    manifest = Manifest.load()
-    for data in load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds).preprocessing:
-        manifest.entry(data)
-    with prefect_session():
-        train(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh)
-
-
-if __name__ == "__main__":
-    main()

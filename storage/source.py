@@ -1,21 +1,36 @@
-"""Which source files a module depends on, read by ``ast`` and never imported: what keys name the code by.
+"""The source that a result depends on, read by ``ast`` and never imported: what keys name the code by.
 
-A key made of these digests changes when a file changes that the result can depend on, and does not change
-when a new network or a new data set is added beside it.
+``numeric_digest`` is a digest of the normalised syntax trees of all files that some modules reach by imports. It
+changes with a constant or an operation. It does not change with a docstring, a comment, a position, an annotation, the
+text of an exception or a warning, a file's name or place, or a new file that nothing here imports.
 """
 
 import ast
+import functools
+import hashlib
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from storage.files import sha256_file
+from storage.files import sha256_bytes, sha256_file
 
 ROOT = Path(__file__).resolve().parent.parent
 # Two threads that parse at once can fail with "AST constructor recursion depth mismatch" (CPython issue 106905): ours
 # take turns, and what fails because a library's thread parsed meanwhile is parsed again.
 PARSING = threading.Lock()
 ATTEMPTS = 20
+# What training uses that decides no number.
+NOT_NUMERIC = (
+    "storage",
+    "cuda_ext.build",
+    "cuda_ext.library",
+    "training.checkpoint",
+    "training.launcher",
+    "training.machine",
+    "training.progress",
+    "training.run",
+)
 
 
 def parse(path: Path) -> ast.Module:
@@ -28,6 +43,25 @@ def parse(path: Path) -> ast.Module:
             except SystemError:
                 continue
         return ast.parse(source, str(path))
+
+
+@functools.cache
+def _defined_names(path: Path, _changed: tuple[int, int]) -> frozenset[str]:
+    names: set[str] = set()
+    for node in parse(path).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return frozenset(names)
+
+
+def defined_names(path: Path) -> frozenset[str]:
+    """Return the names that a source file defines at its top level."""
+    about = path.stat()
+    return _defined_names(path, (about.st_mtime_ns, about.st_size))
 
 
 def module_file(name: str, root: Path = ROOT) -> Path | None:
@@ -57,8 +91,13 @@ def imported_files(path: Path, root: Path = ROOT) -> set[Path]:
     return files
 
 
-def closure(modules: Iterable[str], root: Path = ROOT) -> list[Path]:
-    """All the project's files that ``modules`` reach by imports; a package stands for each of its files."""
+def closure(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = ()) -> list[Path]:
+    """All the project's files that ``modules`` reach by imports; a package stands for each of its files.
+
+    The modules and packages of ``without`` are left out, and so is what only they reach.
+    """
+    left_out = {file for name in without if (file := module_file(name, root))}
+    left_out |= {file for name in without for file in root.joinpath(*name.split(".")).glob("**/*.py")}
     waiting: list[Path] = []
     for name in modules:
         file = module_file(name, root)
@@ -68,7 +107,7 @@ def closure(modules: Iterable[str], root: Path = ROOT) -> list[Path]:
     reached: set[Path] = set()
     while waiting:
         path = waiting.pop()
-        if path not in reached:
+        if path not in reached and path not in left_out:
             reached.add(path)
             waiting += imported_files(path, root)
     return sorted(reached)
@@ -77,3 +116,64 @@ def closure(modules: Iterable[str], root: Path = ROOT) -> list[Path]:
 def source_digests(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
     """sha256 of each file of the closure, by its path from the project's root."""
     return {path.relative_to(root).as_posix(): sha256_file(path) for path in closure(modules, root)}
+
+
+def numeric_digest(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> str:
+    """Return the sha256 of the normalised source of all files that ``modules`` reach, whatever their names."""
+    return sha256_bytes("\n".join(sorted(map(normalised_digest, closure(modules, root, without)))).encode())
+
+
+def normalised_digest(path: Path) -> str:
+    """Return the sha256 of a file's normalised syntax tree, equal on every version of Python."""
+    tree = _Normalise().visit(parse(path))
+    return hashlib.sha256(_text(tree).encode()).hexdigest()
+
+
+class _Normalise(ast.NodeTransformer):
+    """Removes what decides no number: docstrings, annotations, messages, and imports of the project's own modules."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for name in ("annotation", "returns", "type_comment", "type_params"):
+            if getattr(node, name, None):
+                setattr(node, name, None)
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        if isinstance(node.value, ast.Constant):
+            return None
+        if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in ("warnings.warn", "print"):
+            return None
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if node.value is None:
+            return ast.Expr(node.target)
+        return ast.Assign([node.target], self.visit(node.value))
+
+    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        return ast.Raise(raised, None)
+
+    def visit_Import(self, node: ast.Import) -> ast.AST | None:
+        node.names = [alias for alias in node.names if not _is_own(alias.name)]
+        return node if node.names else None
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
+        return None if node.level or _is_own(node.module or "") else node
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
+
+
+def _is_own(module: str) -> bool:
+    return module_file(module.split(".")[0]) is not None
+
+
+def _text(node: Any) -> str:
+    """A syntax tree as text. ``ast.dump`` writes empty fields by some versions of Python and not by others."""
+    if isinstance(node, ast.AST):
+        values = [(name, getattr(node, name, None)) for name in node._fields if name != "kind"]
+        inner = ",".join(f"{name}={_text(value)}" for name, value in values if value not in (None, []))
+        return f"{type(node).__name__}({inner})"
+    return f"[{','.join(map(_text, node))}]" if isinstance(node, list) else repr(node)

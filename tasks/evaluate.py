@@ -18,19 +18,19 @@ from evaluation.baselines import Baseline, evaluate_baseline
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import WEIGHTS, evaluate_run
+from planning.experiment import Experiment, load_experiment
+from planning.folders import reports_root, runs_root
+from planning.jobs import elsewhere, machine, make_job
 from preprocessing.uncut import uncut_rows
 from storage.errors import InputError, command
 from storage.files import read_json
 from storage.prepared import SPLITS, Prepared, open_prepared
-from tasks.folders import reports_root, runs_root
-from tasks.jobs import elsewhere, machine, make_job
-from tasks.parameters import Experiment, load_experiment
 from tasks.preprocess import preprocess
 from tasks.progress import say
 from tasks.provenance import commit
-from tasks.registry import log_model, set_champion
 from tasks.step import publish_results, step
-from tasks.tracking import Tracking, open_tracking
+from tracking.registry import log_model, set_champion
+from tracking.runs import Tracking, open_tracking
 
 
 @step(task_run_name="evaluate-{experiment}")
@@ -53,7 +53,7 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
     unfinished = [job for job in jobs if not (Path(job["run_directory"]) / "result.json").is_file()]
     if unfinished:
         first = unfinished[0]
-        module = "tasks.jobs" if elsewhere() else "flows.train"
+        module = "commands.jobs" if elsewhere() else "commands.train"
         raise InputError(
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first['variant']} seed "
             f"{first['seed']} is the first): run `python -m {module} --experiment {experiment}`"
@@ -73,7 +73,7 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
         records,
         baselines,
         destination,
-        command=f"python -m flows.pipeline --experiment {experiment}",
+        command=f"python -m commands.run --experiment {experiment}",
         environment={**machine(), "threads a run": jobs[0]["training"]["threads"], **commit()},
         repeated=repeated,
     )

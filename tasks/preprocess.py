@@ -5,10 +5,10 @@ python -m tasks.preprocess --data docstrings [--experiment default]
 
 import argparse
 
+from planning.experiment import load_experiment
+from planning.folders import prepared_root
 from preprocessing.prepare import prepare, summary
 from storage.errors import command, refuse_unknown
-from tasks.folders import prepared_root
-from tasks.parameters import load_experiment
 from tasks.progress import say
 from tasks.step import publish_results, step
 

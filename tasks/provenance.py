@@ -6,10 +6,10 @@ from typing import Any
 
 from prefect.runtime import flow_run
 
+from planning.experiment import read_yaml
+from planning.jobs import machine
 from storage.files import sha256_file
 from storage.git import checkout
-from tasks.jobs import machine
-from tasks.parameters import read_yaml
 
 
 def commit() -> dict[str, Any]:

@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from planning.experiment import load_experiment
+from planning.folders import run_lock
+from planning.jobs import check, elsewhere, make_job
 from storage.errors import InputError, command
 from storage.files import file_lock, read_json
-from tasks.folders import run_lock
-from tasks.jobs import check, elsewhere, make_job
-from tasks.parameters import load_experiment
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
 from tasks.step import publish_results, step
-from tasks.tracking import open_tracking
-from tasks.worker import STOPPING, TrainingFailed, TrainingStopped, run_training
+from tracking.runs import open_tracking
+from training.launcher import STOPPING, TrainingFailed, TrainingStopped, run_training
 from training.state import COLUMNS
 
 
@@ -53,7 +53,7 @@ def train(experiment: str, variant: str, seed: int, prepared: str, fresh: bool =
         if elsewhere():
             raise InputError(
                 f"{variant} seed {seed} is not trained, and REREAD_MACHINE names another machine than this: "
-                f"`python -m tasks.jobs --experiment {experiment}` writes the jobs to train there"
+                f"`python -m commands.jobs --experiment {experiment}` writes the jobs to train there"
             )
         _train(job)
     return str(run_directory)

@@ -14,16 +14,28 @@ FLOORS = [
     {"cuda_ext"},
     {"models"},
     {"preprocessing", "training", "evaluation"},
+    {"planning"},
+    {"tracking"},
     {"tasks", "benchmarks", "studies"},
     {"flows"},
+    {"commands"},
 ]
 LEVEL = {package: level for level, floor in enumerate(FLOORS) for package in floor}
 # Where a library may be imported: everything else goes through there.
 ONLY_IN = {
-    "prefect": ("flows/", "tasks/"),
-    "mlflow": ("tasks/tracking.py", "tasks/registry.py", "tasks/served_model.py"),
+    "prefect": ("flows/", "tasks/", "commands/"),
+    "mlflow": ("tracking/",),
     "dvc": (),
-    "pandas": ("preprocessing/", "evaluation/", "tasks/", "flows/", "benchmarks/", "studies/"),
+    "pandas": (
+        "preprocessing/",
+        "evaluation/",
+        "tracking/",
+        "tasks/",
+        "flows/",
+        "commands/",
+        "benchmarks/",
+        "studies/",
+    ),
     "sklearn": ("preprocessing/", "evaluation/", "benchmarks/"),
     "pickle": (),
     "joblib": (),

@@ -13,11 +13,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 # Commands that another test runs: its file, its name, and the words that it must name where those are others than the
 # command's program and long options. Where a test enters below the command, they say where.
-JOBS = ("tests/tasks/test_jobs.py", "test_runs_of_another_machine_come_back_without_their_weights")
-SERVE = ("tests/flows/test_serve.py", "test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it")
+JOBS = ("tests/planning/test_jobs.py", "test_runs_of_another_machine_come_back_without_their_weights")
+SERVE = ("tests/commands/test_serve.py", "test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it")
 WORKERS = ("tests/preprocessing/test_workers.py", "test_one_process_two_and_dask_give_the_same_bytes")
-COMPARE = "tests/flows/test_compare.py"
-PREDICT = "tests/flows/test_predict.py"
+COMPARE = "tests/commands/test_compare.py"
+PREDICT = "tests/commands/test_predict.py"
 STEPS = ("tests/benchmarks/test_training_steps.py", "test_without_a_gpu_a_benchmark_says_so_in_one_line")
 AS_A_COMMAND = "test_it_runs_as_a_command_and_repeats_byte_for_byte"
 ELSEWHERE = {
@@ -33,14 +33,14 @@ ELSEWHERE = {
         "repro",
     ),
     "make ext": ("tests/cuda_ext/test_build.py", "test_the_kernels_compile_for_every_gpu_and_are_published_whole"),
-    "make doctor": ("tests/flows/test_doctor.py", "test_it_runs_without_any_package_or_environment"),
-    "python -m flows.compare": (COMPARE, "test_without_a_name_the_runs_are_listed"),
-    "python -m flows.compare RUN_A RUN_B": (
+    "make doctor": ("tests/commands/test_doctor.py", "test_it_runs_without_any_package_or_environment"),
+    "python -m commands.compare": (COMPARE, "test_without_a_name_the_runs_are_listed"),
+    "python -m commands.compare RUN_A RUN_B": (
         COMPARE,
         "test_the_table_shows_differences_alone_unless_all_is_asked_for",
     ),
-    "python -m flows.reproduce RUN_KEY": (
-        "tests/flows/test_reproduce.py",
+    "python -m commands.reproduce RUN_KEY": (
+        "tests/commands/test_reproduce.py",
         "test_a_run_is_reproduced_and_what_has_changed_is_named",
     ),
     # The archives are too large to be fetched by a test; it reads them from a mirror where there is one.
@@ -79,18 +79,18 @@ ELSEWHERE = {
         "tests/training/test_several_jobs.py",
         "test_the_machine_is_printed_as_json",
     ),
-    "REREAD_MACHINE=machine.json python -m tasks.jobs --experiment imdb > jobs.txt": JOBS,
+    "REREAD_MACHINE=machine.json python -m commands.jobs --experiment imdb > jobs.txt": JOBS,
     "REREAD_RUNS_A_GPU=6 xargs -n 8 -P 6 python -m training < jobs.txt": JOBS,
     "xargs -n 1 dirname < jobs.txt | xargs python -m evaluation --test": JOBS,
-    'python -m flows.predict --data docstrings "Return the eigenvalues of a matrix. They are sorted."': (
+    'python -m commands.predict --data docstrings "Return the eigenvalues of a matrix. They are sorted."': (
         PREDICT,
         "test_a_person_reads_what_an_answer_rests_on",
     ),
-    "python -m flows.predict --data docstrings --variant han --file README.md": (
+    "python -m commands.predict --data docstrings --variant han --file README.md": (
         PREDICT,
         "test_a_program_reads_all_of_an_answer",
     ),
-    "python -m flows.predict --data docstrings --file DOCUMENTS.txt --lines --json": (
+    "python -m commands.predict --data docstrings --file DOCUMENTS.txt --lines --json": (
         PREDICT,
         "test_a_program_reads_all_of_an_answer",
     ),
@@ -102,16 +102,16 @@ FEW = "from benchmarks import prediction as it; it.ON_CPU, it.WAYS = {2: 4}, {'1
 RUN = {
     "make run": "make run EXPERIMENT=tiny",
     "make run EXPERIMENT=tiny": "make run EXPERIMENT=tiny",
-    "python -m flows.prune --dry-run": "python -m flows.prune --dry-run",
-    "REREAD_MACHINE=machine.json python -m flows.evaluate --experiment imdb": (
-        "env REREAD_MACHINE=machine.json python -m flows.evaluate --experiment tiny"
+    "python -m commands.prune --dry-run": "python -m commands.prune --dry-run",
+    "REREAD_MACHINE=machine.json python -m commands.evaluate --experiment imdb": (
+        "env REREAD_MACHINE=machine.json python -m commands.evaluate --experiment tiny"
     ),
     "python -m benchmarks.prediction --model runs/KEY": f'python -c "{FEW}" --rounds 1 --model',
-    "REREAD_PREPROCESSING=1 python -m flows.preprocess --data docstrings --fresh": (
-        "env REREAD_PREPROCESSING=1 python -m flows.preprocess --experiment tiny --data docstrings --fresh"
+    "REREAD_PREPROCESSING=1 python -m commands.preprocess --data docstrings --fresh": (
+        "env REREAD_PREPROCESSING=1 python -m commands.preprocess --experiment tiny --data docstrings --fresh"
     ),
-    "REREAD_PREPROCESSING=dask python -m flows.preprocess --data docstrings --fresh": (
-        "env REREAD_PREPROCESSING=dask python -m flows.preprocess --experiment tiny --data docstrings --fresh"
+    "REREAD_PREPROCESSING=dask python -m commands.preprocess --data docstrings --fresh": (
+        "env REREAD_PREPROCESSING=dask python -m commands.preprocess --experiment tiny --data docstrings --fresh"
     ),
 }
 
@@ -233,21 +233,21 @@ def test_make_run_ends_with_verdicts_a_report_and_what_to_type_next(project):
 
     # What another machine trained is reported here; this one may stand for it.
     (project.directory / "machine.json").write_text(project.run("python", "-m", "training.machine").stdout)
-    report_of = "REREAD_MACHINE=machine.json python -m flows.evaluate --experiment imdb"
+    report_of = "REREAD_MACHINE=machine.json python -m commands.evaluate --experiment imdb"
     assert "report: reports/tiny/report.html" in project.run(*shlex.split(RUN[report_of])).stdout
 
     (run, *_) = (path.parent for path in sorted(project.directory.glob("runs/*/result.json")) if of_han(path))
     timed = project.run(*shlex.split(RUN["python -m benchmarks.prediction --model runs/KEY"]), str(run)).stdout
     assert "best on the CPU, answer, batch 2: " in timed
 
-    pruned = project.run(*shlex.split(RUN["python -m flows.prune --dry-run"]))
+    pruned = project.run(*shlex.split(RUN["python -m commands.prune --dry-run"]))
     assert "last.safetensors" in pruned.stdout or "checkpoint" in pruned.stdout.lower()
 
 
 def test_text_is_prepared_anew_with_the_same_bytes_by_one_process_and_by_dask(project):
     made = []
     for how in ("1", "dask"):
-        line = f"REREAD_PREPROCESSING={how} python -m flows.preprocess --data docstrings --fresh"
+        line = f"REREAD_PREPROCESSING={how} python -m commands.preprocess --data docstrings --fresh"
         said = project.run(*shlex.split(RUN[line])).stdout
         (folder,) = (path for path in (project.directory / "prepared").iterdir() if not path.name.startswith("."))
         assert f"rows in prepared/{folder.name}" in said

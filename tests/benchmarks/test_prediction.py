@@ -11,7 +11,7 @@ from preprocessing.prepare import prepare
 from storage.errors import InputError
 from storage.files import sha256_file
 from storage.prepared import SPLITS
-from tests.tasks.examples import prepared_images
+from tests.tracking.examples import prepared_images
 
 
 @pytest.fixture

@@ -1,0 +1,162 @@
+"""What a registered model says of documents: label, probabilities, and where its attention was.
+
+python -m commands.predict --data docstrings "Return the eigenvalues of a matrix. They are sorted."
+python -m commands.predict --data docstrings --file README.md
+python -m commands.predict --data docstrings --file DOCUMENTS.txt --lines --json    one document a line
+... | python -m commands.predict --data docstrings [--variant han | --version 3]
+
+Without --variant or --version the champion of the data set answers. With --json each document is one line on stdout
+with everything that the model answers (tracking/served_model.py); without, what a person wants to know of it.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any, BinaryIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from storage.errors import InputError, command
+from tracking.registry import LoadedModel, load_model
+
+DOCUMENTS_AT_A_TIME = 256
+LIKELIEST, MOST_ATTENDED = 3, 5
+SHOWN_WORDS, SHOWN_LETTERS = 40, 40
+
+
+@command
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m commands.predict", description="What a registered model says of documents."
+    )
+    parser.add_argument("text", nargs="*", metavar="TEXT", help="one document each; none: --file, or standard input")
+    parser.add_argument("--data", required=True, help="the data set that the model has learnt from")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--variant", help="the version of this variant that is best on validation (default: the champion)"
+    )
+    which.add_argument("--version", type=int, help="this version")
+    parser.add_argument("--file", help="read the documents from this file; - is standard input")
+    parser.add_argument("--lines", action="store_true", help="one document a line, not one in all")
+    parser.add_argument("--json", action="store_true", help="on stdout, one line of JSON a document")
+    arguments = parser.parse_args()
+    if arguments.text and (arguments.file or arguments.lines):
+        raise InputError("documents are given as arguments and by --file or --lines: choose one")
+    with ExitStack() as stack:
+        if arguments.text:
+            documents = iter([_text(text.encode(errors="surrogateescape"), "an argument") for text in arguments.text])
+        else:
+            file, where = _open(arguments.file, stack)
+            documents = _lines(file, where) if arguments.lines else iter([_text(_read(file, where), where)])
+        model = load_model(arguments.data, variant=arguments.variant, version=arguments.version)
+        if model.kind == "image":
+            raise InputError(
+                f"'{arguments.data}' is image data, and this command reads text: in Python, "
+                f"tracking.registry.load_model('{arguments.data}').predict(IMAGES) reads uint8 [N, H, W, C]"
+            )
+        _answer(model, documents, arguments.json)
+
+
+def _open(name: str | None, stack: ExitStack) -> tuple[BinaryIO, str]:
+    """The file of that name, or standard input, and what to call it."""
+    if name in (None, "-"):
+        if sys.stdin is None:
+            raise InputError("standard input is closed: give a text, or --file")
+        if sys.stdin.isatty():
+            print("type the text, then Ctrl-D on a line of its own", file=sys.stderr)
+        return sys.stdin.buffer, "standard input"
+    try:
+        return stack.enter_context(open(name, "rb")), name
+    except OSError as error:
+        raise InputError(f"'{name}' cannot be read ({error.strerror}): name a file of text") from None
+
+
+def _read(file: BinaryIO, where: str) -> bytes:
+    try:
+        return file.read()
+    except OSError as error:
+        raise InputError(f"{where} cannot be read ({error.strerror}): name a file of text") from None
+
+
+def _lines(file: BinaryIO, where: str) -> Iterator[str]:
+    """Each line without its end, an empty one too: answers stand in the order of the lines."""
+    for number, line in enumerate(file, 1):
+        yield _text(line.removesuffix(b"\n").removesuffix(b"\r"), f"line {number} of {where}")
+
+
+def _text(content: bytes, where: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{where} is not UTF-8 (byte {error.start} is 0x{content[error.start]:02x}): convert it, with iconv say"
+        ) from None
+
+
+def _answer(model: LoadedModel, documents: Iterator[str], as_json: bool) -> None:
+    """Print the answers, some at a time, so that a file of any length is read."""
+    console = Console(highlight=False, soft_wrap=True)
+    heading, answered = f"{model.variant}, version {model.version} of {model.name}\n", False
+    while some := list(islice(documents, DOCUMENTS_AT_A_TIME)):
+        answered = True
+        for row in model.predict(some).to_dict("records"):
+            if as_json:
+                print(json.dumps(row, ensure_ascii=False))
+            else:
+                console.print(Text(heading), *_readable(row), sep="\n")
+                heading = ""
+    if not answered:
+        print("no document was given, and none is answered", file=sys.stderr)
+
+
+def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:
+    several = isinstance(row["label"], list)
+    label = ", ".join(row["label"]) or "none" if several else row["label"]
+    yield Text(label, style="bold")
+    yield from _caveats(row)
+    likeliest = Table.grid(padding=(0, 2))
+    for name, probability in sorted(row["probabilities"].items(), key=lambda item: -item[1])[:LIKELIEST]:
+        likeliest.add_row(f"  {probability:.3f}", "█" * round(20 * probability), Text(name))
+    yield likeliest
+    if row.get("attention"):
+        yield from _attended(row["attention"])
+
+
+def _caveats(row: Mapping[str, Any]) -> Iterable[Text]:
+    """How much of the document the answer rests on."""
+    read, unknown = row["words_read"], row["words_unknown"]
+    words = "word" if read == 1 else "words"
+    cut = ", the rest of the document was cut" if row["cut"] else ""
+    if not read:
+        yield Text("There is no word in the document: this is the answer to nothing.", style="yellow")
+    elif unknown == read:
+        said = f"None of its {read} {words} is known{cut}: this is the answer to no word in particular."
+        yield Text(said, style="yellow")
+    else:
+        yield Text(f"{read} {words} read, {unknown} of them unknown{cut}", style="dim")
+
+
+def _attended(attention: list[Mapping[str, Any]]) -> Iterable[Text]:
+    """The sentence with the most weight, and its words of most weight."""
+    most = max(attention, key=lambda sentence: sentence["weight"])
+    shown = [word if len(word) <= SHOWN_LETTERS else f"{word[:SHOWN_LETTERS]}…" for word in most["words"]]
+    weighted = sorted(zip(most["word_weights"], shown, strict=True), key=lambda pair: -pair[0])
+    words = shown[:SHOWN_WORDS] + ["…"] * (len(shown) > SHOWN_WORDS)
+    place = f"of {len(attention)} sentences, " if len(attention) > 1 else ""
+    yield Text(f"Most attended ({place}weight {most['weight']:.2f}): {_printable(' '.join(words))}")
+    said = ", ".join(f"{word} {weight:.2f}" for weight, word in weighted[:MOST_ATTENDED])
+    yield Text(f"In it: {_printable(said)}")
+
+
+def _printable(text: str) -> str:
+    """A document cannot move the cursor: what is no printable character is shown as U+FFFD."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The base of settings: plain frozen dataclasses whose annotations say what is allowed.
+
+@dataclass(frozen=True)
+class Settings:
+    hidden_size: Annotated[int, Range(1, 4096)] = 32
+    pooling: Literal["last", "mean"] = "last"
+    rows: Annotated[int, Range(1)] | None = None
+    lengths: Lengths = Lengths()                                              # settings within settings
+    optimizer: Annotated[Tagged, OneOf("training.optimisers")] = tagged("adamw")
+    augmentation: tuple[Annotated[Tagged, OneOf("batches.augmentations")], ...] = ()
+
+planning.validation checks values against the annotations (by pydantic). A machine that trains has no validation
+library: it is given resolved JSON, which ``from_json`` turns back into the dataclass.
+
+A field at its default enters no run's key (``without_defaults``), so that a new field changes no key. Therefore a
+default never changes: tests/golden holds them all.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from storage.errors import InputError
+
+# {"name": MEMBER, SETTING: VALUE, ...}: a member of a registry with its settings.
+Tagged = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number, both included; with ``exclusive``, ``low`` is not."""
+
+    low: float
+    high: float = math.inf
+    exclusive: bool = False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        schema = {**handler(source), "gt" if self.exclusive else "ge": self.low}
+        if self.high != math.inf:
+            schema["le"] = self.high
+        if schema["type"] == "float":
+            schema["allow_inf_nan"] = False
+        return schema
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Marks a ``Tagged`` field: a member of the registry that the package ``registry`` defines as REGISTRY."""
+
+    registry: str
+
+
+def tagged(name: str, **settings: Any) -> Any:
+    """Return the default of a ``Tagged`` field: the member ``name`` with ``settings``."""
+    return field(default_factory=lambda: {"name": name, **settings})
+
+
+def from_json(cls: type, values: Mapping[str, Any]) -> Any:
+    """Build the settings ``cls`` from resolved JSON; what is missing has its default. InputError for unknown names."""
+    hints = get_type_hints(cls, include_extras=True)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise InputError(f"unknown setting '{unknown[0]}' for {cls.__module__}: it knows {', '.join(hints)}")
+    return cls(**{name: _from_json(hints[name], value) for name, value in values.items()})
+
+
+def _from_json(kind: Any, value: Any) -> Any:
+    nested = [one for one in alternatives(kind) if is_dataclass(one)]
+    if nested and isinstance(value, Mapping):
+        return from_json(nested[0], value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def to_json(settings: Any) -> dict[str, Any]:
+    """Return every setting as JSON values, the inverse of ``from_json``."""
+    return {one.name: _to_json(getattr(settings, one.name)) for one in fields(settings)}
+
+
+def _to_json(value: Any) -> Any:
+    if is_dataclass(value):
+        return to_json(value)
+    if isinstance(value, Mapping):
+        return {name: _to_json(one) for name, one in value.items()}
+    return [_to_json(one) for one in value] if isinstance(value, tuple | list) else value
+
+
+def without_defaults(settings: Any) -> dict[str, Any]:
+    """Return the settings that differ from their default as JSON values, those of registries' members likewise."""
+    hints = get_type_hints(type(settings), include_extras=True)
+    default = type(settings)()
+    found = {}
+    for name in hints:
+        value, usual = (_reduced(hints[name], getattr(one, name)) for one in (settings, default))
+        if value != usual:
+            found[name] = value
+    return found
+
+
+def _reduced(kind: Any, value: Any) -> Any:
+    if is_dataclass(value):
+        return without_defaults(value)
+    package = next((marker.registry for one in alternatives(kind) for marker in markers(one)), None)
+    if package is None:
+        return _to_json(value)
+    if isinstance(value, Mapping):
+        return _reduced_member(package, value)
+    return [_reduced_member(package, one) for one in value]
+
+
+def _reduced_member(package: str, value: Tagged) -> Tagged:
+    from storage.registry import registry  # which reads settings itself
+
+    _, settings = registry(package).resolve(value)
+    return {"name": value["name"], **without_defaults(settings)}
+
+
+def members(settings: Any) -> Iterator[tuple[str, Tagged]]:
+    """Yield (registry's package, tagged mapping) for each member that the settings name, nested ones as well."""
+    hints = get_type_hints(type(settings), include_extras=True)
+    for name, kind in hints.items():
+        value = getattr(settings, name)
+        if is_dataclass(value):
+            yield from members(value)
+        for marker in (marker for one in alternatives(kind) for marker in markers(one)):
+            for one in [value] if isinstance(value, Mapping) else value or ():
+                yield marker.registry, one
+
+
+def alternatives(kind: Any) -> list[Any]:
+    """Return the parts of an annotation: of ``X | None`` both, of ``tuple[X, ...]`` X."""
+    if get_origin(kind) in (Union, UnionType):
+        return [part for one in get_args(kind) for part in alternatives(one)]
+    if get_origin(kind) in (tuple, list):
+        return [part for one in get_args(kind) if one is not ... for part in alternatives(one)]
+    return [kind]
+
+
+def markers(kind: Any) -> list[OneOf]:
+    """Return the OneOf markers of an annotation."""
+    return [one for one in get_args(kind)[1:] if isinstance(one, OneOf)] if get_origin(kind) is Annotated else []

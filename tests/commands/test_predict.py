@@ -1,0 +1,313 @@
+"""Prediction from a registered model: the command as a real process, and a real scoring server over HTTP."""
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from commands import predict
+from storage.errors import InputError
+from storage.files import read_json
+from storage.source import ROOT
+from tests.conftest import clean_environment
+from tests.tracking.examples import evaluate_run, finish_run, make_job, prepared_images, prepared_text
+from tracking.registry import load_model, log_model, set_champion
+from tracking.runs import open_tracking
+
+pytestmark = [
+    # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated, and warns of its own type hints.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
+]
+
+# prepared_text keeps 3 sentences of 6 words: this is cut.
+TEXT = "Return the sum of two numbers. Both must be positive."
+MOST_WORDS = 18
+SHORT = "Open a file. Close it afterwards."
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A project folder with registered models in it, and nothing else of the project."""
+
+    directory: Path
+
+    def predict(self, *arguments: str, given: bytes = b"", code: int = 0) -> str:
+        """What the command says on stdout; where it is refused, on stderr."""
+        done = subprocess.run(
+            [sys.executable, "-m", "commands.predict", *arguments],
+            cwd=self.directory, env=self.environment, input=given, capture_output=True,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr.decode()
+        return (done.stderr if code else done.stdout).decode()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**clean_environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Registered: of the data set snippets a HAN (version 1) and a flat GRU (2, the champion); of dots a DenseNet."""
+    directory = tmp_path_factory.mktemp("registered")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        tracking = open_tracking()
+        text, images = prepared_text(directory), prepared_images(directory)
+        for prepared, model in ((text, "han"), (text, "gru_flat"), (images, "densenet")):
+            job = make_job(directory, prepared, model)
+            run = finish_run(job, description=read_json(prepared / "prepared.json"))
+            version = log_model(tracking, tracking.record(run, evaluate_run(run)), run)
+            set_champion(tracking, job["data"], version)
+    return Folder(directory)
+
+
+def test_of_a_variant_the_best_version_answers_and_not_the_newest(folder, monkeypatch):
+    """A trial of a small experiment registers its networks too."""
+    monkeypatch.chdir(folder.directory)
+    client = open_tracking().client
+    best = client.get_model_version("reread-snippets", "1")
+    worse = {**best.tags, "validation.score": "0.01"}
+    newer = client.create_model_version("reread-snippets", best.source, best.run_id, tags=worse)
+    try:
+        assert load_model("snippets", variant="han").version == "1"
+        assert load_model("snippets", version=newer.version).version == str(newer.version)
+    finally:
+        client.delete_model_version("reread-snippets", newer.version)
+    with pytest.raises(InputError, match="variant 'han' and version 1 are given: choose one"):
+        load_model("snippets", variant="han", version=1)
+
+
+def test_a_table_is_read_by_its_column_and_what_is_no_list_is_refused(folder, monkeypatch):
+    monkeypatch.chdir(folder.directory)
+    model = load_model("snippets")
+    frame = pd.DataFrame({"text": [TEXT, SHORT]}, index=[7, 3])
+    assert model.predict(frame)["label"].tolist() == model.predict([TEXT, SHORT])["label"].tolist()
+    for given in ({"text": [TEXT]}, {TEXT}, 3, None, pd.DataFrame({"texts": [TEXT]})):
+        with pytest.raises(InputError, match="give the documents as a list of texts"):
+            model.predict(given)
+    with pytest.raises(InputError, match="row 1 of the column 'text' is null"):
+        model.predict([TEXT, pd.NA])
+
+
+def test_images_of_another_size_or_type_are_refused_in_one_line(folder, monkeypatch):
+    monkeypatch.chdir(folder.directory)
+    model = load_model("dots")
+    _, height, width, channels = model.pyfunc.metadata.signature.inputs.inputs[0].shape
+    images = np.zeros((2, height, width, channels), np.uint8)
+    assert len(model.predict(images)) == 2
+    for given in (images[..., 0], images.astype(np.float32), [[1, 2], [3, 4]]):
+        with pytest.raises(
+            InputError, match=rf"reads images of uint8 \[N, {height}, {width}, {channels}\], not"
+        ) as said:
+            model.predict(given)
+        assert "\n" not in str(said.value)
+
+
+def test_a_program_reads_all_of_an_answer(folder):
+    file = folder.directory / "documents.txt"
+    lines = [SHORT, "", "你好。再见。 مرحبا بالعالم 🙂", "nul \0 in it", "Draw a line. " * 20]
+    file.write_bytes("\r\n".join(lines).encode())
+    said = folder.predict("--data", "snippets", "--variant", "han", "--json", "--file", str(file), "--lines")
+    rows = [json.loads(line) for line in said.splitlines()]
+    assert len(rows) == len(lines)
+    for row in rows:
+        assert set(row["probabilities"]) == {"read", "draw"} and sum(row["probabilities"].values()) == pytest.approx(1)
+        assert row["probability"] == row["probabilities"][row["label"]]
+        assert row["words_read"] == sum(len(sentence["words"]) for sentence in row["attention"]) <= MOST_WORDS
+    first, empty, foreign, _, long = rows
+    assert 0 < first["words_unknown"] < first["words_read"] and not first["cut"]
+    assert (empty["words_read"], empty["words_unknown"], empty["attention"]) == (0, 0, [])
+    assert foreign["words_unknown"] == foreign["words_read"] > 6
+    assert long["cut"] and long["words_read"] == 3 * 4
+
+    assert folder.predict("--data", "snippets", given=b"\xff", code=2) == (
+        "error: standard input is not UTF-8 (byte 0 is 0xff): convert it, with iconv say\n"
+    )
+
+
+def said_here(monkeypatch, capsys, folder: Path, *arguments: str, given: bytes = b"", code: int = 0) -> str:
+    """What the command says, run in this process: on stdout or, where it is refused, its one line on stderr."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr("sys.argv", ["commands.predict", *arguments])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    with pytest.raises(SystemExit) as ended:
+        predict.main()
+    said = capsys.readouterr()
+    assert ended.value.code == code, said.err
+    if code:
+        assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
+    return said.err if code else said.out
+
+
+def test_a_person_reads_what_an_answer_rests_on(folder, monkeypatch, capsys):
+    def said(*arguments: str, given: bytes = b"") -> str:
+        return said_here(monkeypatch, capsys, folder.directory, "--data", "snippets", *arguments, given=given)
+
+    readable = said("--version", "1", SHORT, "", "你好\x1b[2J")
+    assert readable.startswith("han, version 1 of reread-snippets")
+    assert "8 words read, " in readable and "Most attended (of 2 sentences, weight 0." in readable
+    assert "There is no word in the document" in readable and "None of its" in readable
+    assert "\x1b" not in readable
+    long = said("--version", "1", ("a" * 5_000 + " ") * 40)
+    assert "the rest of the document was cut" in long and len(long) < 2000 and "aaa…" in long
+    # The champion has no attention. A whole file, and standard input, are one document.
+    whole = said(given=f"{TEXT}\n{TEXT}".encode())
+    assert whole.startswith("gru_flat, version 2") and "the rest of the document was cut" in whole
+    assert "Most attended" not in whole
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "said"),
+    [
+        (["--data", "snipets", TEXT], b"", "did you mean 'snippets'?"),
+        (["--data", "snippets", "--version", "9", TEXT], b"", "no version 9: choose from 1 (han), 2 (gru_flat)"),
+        (["--data", "snippets", "--variant", "ham", TEXT], b"", "did you mean 'han'?"),
+        (["--data", "dots", TEXT], b"", "load_model('dots').predict(IMAGES)"),
+        (["--data", "snippets", "--file", "no.txt"], b"", "'no.txt' cannot be read"),
+        (["--data", "snippets", "--file", ""], b"", "'' cannot be read"),
+        (["--data", "snippets", "--file", "."], b"", "cannot be read"),
+        (["--data", "snippets"], b"a\xff", "standard input is not UTF-8 (byte 1 is 0xff)"),
+        (["--data", "snippets", "--lines"], b"ok\nb\xff\n", "line 2 of standard input is not UTF-8"),
+        (["--data", "snippets", "--lines", TEXT], b"", "choose one"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_one_line(folder, monkeypatch, capsys, arguments, given, said):
+    assert said in said_here(monkeypatch, capsys, folder.directory, *arguments, given=given, code=2)
+
+
+def test_where_nothing_is_registered_nothing_is_made(tmp_path, monkeypatch, capsys):
+    assert "`make run`" in said_here(monkeypatch, capsys, tmp_path, "--data", "snippets", TEXT, code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+LOAD = """
+import models, preprocessing, storage, sys
+from storage.errors import InputError
+from tracking.registry import load_model
+ours, path = dict(sys.modules), list(sys.path)
+han, flat = load_model("snippets", variant="han"), load_model("snippets", version=2)
+assert sys.path == path and all(sys.modules[name] is ours[name] for name in ours)
+rows = han.predict(["Draw a line.", "\\ud800"])
+print(list(rows), rows.words_read.tolist())
+print(list(han.predict(["Draw a line."], attention=False)), len(han.predict([])), list(flat.predict([])))
+print(type(han.pyfunc.unwrap_python_model().network).__module__, han.pyfunc.unwrap_python_model().reading.__file__)
+for wrong in ([3], [None], "Draw a line."):
+    try:
+        han.predict(wrong)
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_models_are_loaded_beside_the_project_with_their_own_code(folder):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOAD],
+        cwd=folder.directory, env=folder.environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows, others, where, number, null, one = done.stdout.splitlines()
+    seen = "['label', 'probability', 'probabilities', 'words_read', 'words_unknown', 'cut'"
+    assert rows == f"{seen}, 'attention'] [4, 1]" and others == f"{seen}] 0 {seen}]"
+    assert where.startswith("models.han") and "mlartifacts" in where
+    assert "row 0 of the column 'text' is of type int" in number and "is null" in null and "as a list" in one
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    """MLflow's scoring server on the HAN; yields a function that posts a body and returns the status and the answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = folder.directory / "server.txt"
+    address = ["--host", "127.0.0.1", "--port", str(port)]
+    command = ["models", "serve", "-m", "models:/reread-snippets/1", "--env-manager", "local", *address]
+    # The model brings its code: the project is not needed.
+    environment = {name: value for name, value in folder.environment.items() if name != "PYTHONPATH"}
+    environment["MLFLOW_TRACKING_URI"] = "sqlite:///mlflow.db"
+    with open(log, "w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "mlflow", *command],
+            cwd=folder.directory, env=environment, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5).close()
+                break
+            except OSError:
+                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+        yield lambda body: post(f"http://127.0.0.1:{port}/invocations", body)
+    finally:
+        # The command's own group: it starts a server below itself.
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+    assert "Traceback" not in log.read_text()
+
+
+def post(url: str, body: object) -> tuple[int, dict]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def documents(*texts: object, **more: object) -> dict:
+    return {"dataframe_split": {"columns": ["text"], "data": [[text] for text in texts]}, **more}
+
+
+def test_a_server_answers_any_document(server):
+    enormous = "Draw a line from one point to another. " * 130_000
+    texts = [SHORT, "", " \n\t\u3000", "你好。再见。", "مرحبا بالعالم.", "🙂👍🏽", "a\0b", enormous]
+    status, answer = server(documents(*texts))
+    assert status == 200
+    rows = answer["predictions"]
+    assert len(rows) == len(texts)
+    assert [row["words_read"] for row in rows[1:3]] == [0, 0]
+    for row in rows[3:6]:
+        assert row["words_unknown"] == row["words_read"] > 0
+    assert [row["cut"] for row in rows] == [*[False] * 7, True]
+    assert rows[-1]["words_read"] == MOST_WORDS
+    assert sum(sentence["weight"] for sentence in rows[0]["attention"]) == pytest.approx(1, abs=1e-5)
+
+    assert server(documents()) == (200, {"predictions": []})
+    status, answer = server(documents(*[SHORT, TEXT] * 5000, params={"attention": False}))
+    assert status == 200 and len(answer["predictions"]) == 10_000 and "attention" not in answer["predictions"][0]
+    # Batches do not change an answer.
+    assert answer["predictions"][-2]["probability"] == pytest.approx(rows[0]["probability"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (documents(TEXT, None), "row 1 of the column 'text' is null"),
+        (documents(3), "row 0 of the column 'text' is of type int"),
+        (documents([TEXT]), "row 0 of the column 'text' is of type list"),
+        (documents("\ud800"), "surrogates not allowed"),
+        (documents(TEXT, params={"attention": "no"}), "'attention'"),
+        ({"dataframe_split": {"columns": ["words"], "data": [[TEXT]]}}, "missing inputs ['text']"),
+        ([TEXT], "must be a JSON dictionary"),
+    ],
+)
+def test_a_server_refuses_what_is_no_text_with_400(server, body, said):
+    status, answer = server(body)
+    assert status == 400 and said in answer["message"] and "stack_trace" not in answer

@@ -1,0 +1,80 @@
+"""Training a finished run again: with another source, with altered arrays, and without them."""
+
+import json
+import shutil
+
+import pytest
+
+from commands.reproduction import reproduce
+from planning.runs import Run
+from storage.errors import InputError
+from storage.files import write_json
+
+TRAIN = """
+import json
+from preprocessing.prepare import prepare
+from planning.jobs import make_job
+from planning.experiment import load_experiment
+from training.launcher import run_training
+
+experiment = load_experiment("tiny")
+job = make_job(experiment, "densenet-swish", 1, prepare("digits", experiment.preprocessing["digits"]))
+run_training({**job, "training": {**job["training"], "maximum_epochs": 2}}, lambda event: None)
+print(json.dumps(job))
+"""
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def test_a_run_is_reproduced_and_what_has_changed_is_named(project):
+    job = json.loads(project.run("python", "-c", TRAIN).stdout)
+    key, prepared = job["run_key"], project.directory / job["prepared"]
+    original = project.directory / "runs" / key
+    again = project.directory / "runs" / ".reproduced" / key
+    before = contents(original)
+
+    def reproduce(code):
+        return project.run("python", "-m", "commands.reproduce", key[:8], code=code)
+
+    # A comment is another source and the same weights.
+    project.edit("training/data_order.py", "POOL = 16\n", "POOL = 16  # batches\n")
+    done = reproduce(code=0)
+    assert "epoch 2 of at most 2" in done.stdout
+    assert "equal: weights" in done.stdout and "source (training/data_order.py)" in done.stdout
+    assert not again.parent.exists()
+
+    # Another order of the data is another result.
+    project.edit("training/data_order.py", "PCG64([seed, epoch])", "PCG64([seed, epoch, 1])")
+    done = reproduce(code=1)
+    assert "different" in done.stdout and "weights_sha256" in done.stdout
+    assert "source (training/data_order.py)" in done.stdout
+    compared = json.loads(project.run("python", "-m", "commands.compare", key, str(again), "--json").stdout)
+    assert [row["name"] for row in compared["sections"]["source"]] == ["training/data_order.py"]
+    assert contents(original) == before
+
+    # Arrays that were altered, and arrays that are gone: one line.
+    images = (prepared / "images.npy").read_bytes()
+    (prepared / "images.npy").write_bytes(images[:-1] + b"\1")
+    told = reproduce(code=2).stderr
+    assert "does not match its sha256" in told and told.count("\n") == 1
+    shutil.rmtree(prepared)
+    told = reproduce(code=2).stderr
+    assert f"prepared/{prepared.name} is gone: make it again with" in told and told.count("\n") == 1
+    assert "python -m commands.preprocess --experiment tiny --data digits" in told
+
+
+def test_a_run_that_is_not_finished_cannot_be_reproduced(tmp_path):
+    write_json(tmp_path / "job.json", {"prepared": "prepared/0"})
+    with pytest.raises(InputError, match="is not finished"):
+        reproduce(Run(tmp_path), print)
+
+
+def test_arrays_that_no_experiment_prepares_any_more_name_their_commit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "job.json", {"prepared": "prepared/0", "data": "digits"})
+    write_json(tmp_path / "result.json", {})
+    write_json(tmp_path / "environment.json", {"git_commit": "0123456789abcdef"})
+    with pytest.raises(InputError, match="prepared/0 is gone: .* of commit 0123456789ab do"):
+        reproduce(Run(tmp_path), print)

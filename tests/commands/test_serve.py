@@ -1,0 +1,168 @@
+"""`make serve` and `make ui` with real servers, in a copy of the project."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+from mlflow import MlflowClient
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
+# The tiny experiment.
+VARIANTS, SEEDS, EPOCHS = ("han", "gru-flat", "densenet-relu", "densenet-swish"), ("0", "1"), 3
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def call(url: str, body: object | None = None) -> object:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        text = answer.read()
+    return json.loads(text) if answer.headers["Content-Type"].startswith("application/json") else text.decode()
+
+
+@contextmanager
+def started(project, *command: str, until: str):
+    """A command of the project in the background, from when it says ``until``; stopped afterwards, by exit code 0."""
+    output = project.directory.parent / f"{command[-1]}.txt"
+    with open(output, "w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=project.directory,
+            env={**project.environment, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while until not in output.read_text():
+                assert process.poll() is None, output.read_text()
+                time.sleep(0.2)
+            yield process, output
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0, output.read_text()
+
+
+def test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it(project):
+    ports = {"prefect": str(free_port()), "mlflow": str(free_port())}
+    page = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+    api = f"{page['prefect']}/api"
+    serve = ["-m", "commands.serve", "--prefect-port", ports["prefect"]]
+    with started(project, *serve, until="Ctrl-C") as (_, output):
+        said = output.read_text()
+        assert f"PREFECT_API_URL={api} .venv/bin/prefect deployment run pipeline/default --watch" in said
+        deployments = {one["name"]: one for one in call(f"{api}/deployments/filter", {})}
+        assert set(deployments) == {"default", "nightly", "variant"}
+        assert [one["active"] for one in deployments["nightly"]["schedules"]] == [False]
+        assert deployments["variant"]["parameters"] == {"experiment": "default", "variants": ["han"]}
+
+        home = {"PREFECT_API_URL": api, "PREFECT_HOME": str(project.directory / ".prefect")}
+        run = ["-m", "prefect", "deployment", "run", "pipeline/default", "-p", "experiment=tiny", "--watch"]
+        done = project.run("python", *run, **home)
+        assert "finished successfully in 'Completed'" in done.stdout
+
+        # One variant by its own deployment: found trained.
+        select = ["-p", "experiment=tiny", "-p", 'variants=["han"]', "-p", "seeds=[0]"]
+        one = project.run("python", "-m", "prefect", "deployment", "run", "train/variant", *select, "--watch", **home)
+        assert "finished successfully in 'Completed'" in one.stdout
+
+        by_deployment = {"flow_runs": {"deployment_id": {"any_": [deployments["default"]["id"]]}}}
+        (flow_run,) = call(f"{api}/flow_runs/filter", by_deployment)
+        assert flow_run["state_type"] == "COMPLETED"
+        artifacts = call(f"{api}/artifacts/filter", {"limit": 200})
+        kinds = [one["type"] for one in artifacts]
+        assert kinds.count("progress") == len(VARIANTS) * len(SEEDS)
+        assert all(one["data"] == 100 for one in artifacts if one["type"] == "progress")
+        assert {"table", "markdown"} <= set(kinds)
+        flow_runs = {one["id"] for one in call(f"{api}/flow_runs/filter", {})}
+        # Prefect's page must ask its own port, not 4200.
+        assert call(f"{page['prefect']}/ui-settings")["api_url"] == api
+
+        # `make ui` beside `make serve`: MLflow is started, Prefect is there, and either Ctrl-C leaves the other alone.
+        ui = ["-m", "commands.ui", "--mlflow-port", ports["mlflow"], "--prefect-port", ports["prefect"]]
+        with started(project, *ui, until="Ctrl-C") as (pages, output):
+            assert page["mlflow"] in output.read_text() and page["prefect"] in output.read_text()
+            assert "<html" in call(page["mlflow"]).lower()
+            again = project.run("python", *ui)
+            assert "nothing to do" in again.stdout and page["mlflow"] in again.stdout
+            check_runs(MlflowClient(page["mlflow"]), flow_runs)
+            pages.send_signal(signal.SIGINT)
+        assert call(f"{api}/health") is True
+    assert project.processes() == {}
+    assert (project.directory / "reports/tiny/report.html").is_file()
+
+
+def check_runs(client: MlflowClient, flow_runs: set[str]) -> None:
+    """MLflow has each (variant, seed) of tiny, finished, by a flow run of ours, with its epochs and its files."""
+    experiment = client.get_experiment_by_name("tiny").experiment_id
+    children = [run for run in client.search_runs([experiment]) if "seed" in run.data.tags]
+    told = sorted((run.data.params["variant"], run.data.params["seed"]) for run in children)
+    assert told == sorted((variant, seed) for variant in VARIANTS for seed in SEEDS)
+    assert {run.info.status for run in children} == {"FINISHED"}
+    assert {run.data.tags["prefect.flow_run"] for run in children} <= flow_runs
+    first = children[0].info.run_id
+    assert len(client.get_metric_history(first, "training_loss")) == EPOCHS
+    assert "result.json" in [file.path for file in client.list_artifacts(first)]
+
+
+def test_a_killed_parent_leaves_no_server(project):
+    port = free_port()
+    with open(project.directory.parent / "ui.txt", "w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "commands.ui", "--prefect-port", str(port)],
+            cwd=project.directory,
+            env={**project.environment, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"},
+            stdout=file,
+            stderr=file,
+        )
+        while not any("prefect server start" in " ".join(one) for one in project.processes().values()):
+            assert process.poll() is None
+            time.sleep(0.1)
+        time.sleep(0.5)
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 30
+    while project.processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert project.processes() == {}
+
+
+def test_a_port_in_use_is_told_in_one_line(project):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for command in ("ui", "serve"):
+            mlflow = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+            done = project.run("python", "-m", f"flows.{command}", "--prefect-port", str(port), code=2, **mlflow)
+            assert done.stderr.count("\n") == 1 and f"port {port}" in done.stderr and "--prefect-port" in done.stderr
+
+
+def test_servers_that_the_environment_names_are_only_told(project):
+    named = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_URL": "http://127.0.0.1:8/api"}
+    done = project.run("python", "-m", "commands.ui", **named)
+    assert "http://127.0.0.1:9 " in done.stdout and "http://127.0.0.1:8 " in done.stdout
+    assert project.processes() == {}
+
+
+def test_a_server_that_does_not_come_up_or_answer_is_told_in_one_line(project):
+    named = {"PREFECT_API_URL": "http://127.0.0.1:8/api"}
+    done = project.run("python", "-m", "commands.serve", code=2, **named)
+    assert done.stderr.count("\n") == 1 and "PREFECT_API_URL=http://127.0.0.1:8/api does not answer" in done.stderr
+
+    broken = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_DATABASE_CONNECTION_URL": "nonsense://"}
+    done = project.run("python", "-m", "commands.ui", "--prefect-port", str(free_port()), code=1, **broken)
+    assert done.stderr.count("\n") == 1 and "Prefect has ended with exit code" in done.stderr
+    assert "server.log" in done.stderr
+    assert project.processes() == {}

@@ -1,0 +1,317 @@
+"""What MLflow remembers: on a real sqlite database, from several real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from storage.errors import InputError
+from storage.files import read_json
+from storage.source import ROOT
+from tests.tracking.comparison import server
+from tests.tracking.examples import evaluate_run, finish_run, history, make_job, prepared_text
+from tracking.registry import log_model, set_champion
+from tracking.runs import MAXIMUM_METRICS, open_tracking
+
+# MLflow 3.17 uses what SQLAlchemy and pandas have deprecated.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty project folder as the current one, which no server of the user's reaches."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path
+
+
+def python(code: str, folder: Path) -> subprocess.Popen:
+    """Start a Python process in ``folder`` that imports from the project."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=folder, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def runs_with(tracking, tag: str, value: str) -> list:
+    everywhere = [one.experiment_id for one in tracking.client.search_experiments()]
+    return list(tracking.client.search_runs(everywhere, f"tags.{tag} = '{value}'"))
+
+
+def steps(tracking, run_id: str, key: str) -> list[int]:
+    return [metric.step for metric in tracking.client.get_metric_history(run_id, key)]
+
+
+def test_importing_it_does_not_import_mlflow(folder):
+    process = python("import sys; from tracking import registry, runs; print('mlflow' in sys.modules)", folder)
+    assert process.communicate() == ("False\n", "")
+
+
+def test_four_processes_meet_a_fresh_database_and_a_finished_run(folder):
+    """All get through, the database is whole, and the run that all of them record is there once, exactly."""
+    job = make_job(folder, prepared_text(folder), "han")
+    run = finish_run(job)
+    code = f"""
+        from tracking.runs import open_tracking
+        print(open_tracking().record({str(run)!r}, {str(evaluate_run(run))!r}))
+    """
+    answers = [process.communicate() for process in [python(code, folder) for _ in range(4)]]
+    assert len({answer for answer, _ in answers}) == 1, answers
+    tracking = open_tracking()
+    (found,) = runs_with(tracking, "run_key", job["run_key"])
+    assert found.info.run_id == answers[0][0].strip()
+    assert found.info.status == "FINISHED"
+    assert steps(tracking, found.info.run_id, "training_loss") == [1, 2, 3]
+    assert steps(tracking, found.info.run_id, "test.accuracy") == [0]
+    assert [path.name for path in folder.glob("*mlflow.db*")] == ["mlflow.db"]
+
+
+def test_a_run_carries_what_it_was(folder):
+    prepared = prepared_text(folder)
+    job = make_job(folder, prepared, "han", seed=3)
+    tracking = open_tracking()
+    run_id = tracking.start(job, {"git.commit": "0123abc", "git.dirty": True, "prefect": {"url": None}, "cuda": None})
+    assert tracking.client.get_run(run_id).info.status == "RUNNING"
+    run_directory = finish_run(job)
+    tracking.finish(run_id, run_directory, evaluate_run(run_directory))
+    run = tracking.client.get_run(run_id)
+    assert run.info.run_name == "han-seed-3"
+    assert run.info.status == "FINISHED"
+    assert run.data.params["network.hidden"] == "4"
+    assert run.data.params["training.learning_rate"] == "0.01"
+    assert run.data.params["preprocessing.minimum_count"] == "1"
+    assert run.data.params["seed"] == "3"
+    assert run.data.tags["git.commit"] == "0123abc"
+    assert run.data.tags["git.dirty"] == "true"
+    assert run.data.tags["kernels"] == "none"
+    assert "cuda" not in run.data.tags
+    assert run.data.metrics["test.accuracy"] == 0.9
+    assert run.data.metrics["validation.accuracy"] == 0.9
+    assert run.data.metrics["converged"] == 1.0
+    assert "test.rows" not in run.data.metrics
+    assert len(run.data.metrics) <= MAXIMUM_METRICS
+    (data,) = run.inputs.dataset_inputs
+    assert data.dataset.name == "snippets"
+    assert data.dataset.digest == ("0123456789abcdef" * 4)[:36]
+    names = {artifact.path for artifact in tracking.client.list_artifacts(run_id)}
+    assert names >= {"job.json", "result.json", "environment.json"}
+
+
+def test_a_resumed_run_is_the_same_run_and_repeats_no_step(folder):
+    job = make_job(folder, prepared_text(folder), "gru_flat")
+    tracking = open_tracking()
+    run_id = tracking.start(job, {"prefect.flow_run": "first"})
+    tracking.log_epochs(run_id, history(2))
+    tracking.fail(run_id, "KILLED", "stopped from outside")
+    assert tracking.client.get_run(run_id).info.status == "KILLED"
+
+    again = open_tracking()
+    assert again.start(job, {"prefect.flow_run": "second"}) == run_id
+    again.log_epochs(run_id, history(3)[1:])
+    again.finish(run_id, finish_run(job, epochs=3))
+    run = again.client.get_run(run_id)
+    assert "ended_by" not in run.data.tags
+    assert (run.info.status, run.data.tags["prefect.flow_run"]) == ("FINISHED", "second")
+    for key in ("training_loss", "validation_loss", "validation_score"):
+        assert steps(again, run_id, key) == [1, 2, 3]
+    # Nor does recording it again, whole.
+    again.record(Path(job["run_directory"]))
+    assert steps(again, run_id, "training_loss") == [1, 2, 3]
+    assert steps(again, run_id, "best_epoch") == [0]
+
+
+def test_seeds_trained_later_join_their_variant(folder):
+    prepared = prepared_text(folder)
+    tracking = open_tracking()
+    for seed, score in enumerate((0.8, 0.9)):
+        job = make_job(folder, prepared, "han", seed)
+        tracking.record(finish_run(job, score), evaluate_run(Path(job["run_directory"]), score))
+        parent_id = tracking.parent(job)
+        if seed == 0:
+            first = tracking.client.get_run(parent_id)
+            assert first.data.metrics["test.accuracy.mean"] == 0.8
+            assert "test.accuracy.mean_low" not in first.data.metrics
+    parent = tracking.client.get_run(parent_id)
+    assert parent.info.run_id == first.info.run_id
+    assert (parent.info.run_name, parent.info.status) == ("han", "FINISHED")
+    assert "seed" not in parent.data.params
+    # Two values 0.8 and 0.9: half width t(0.975, 1) * s / sqrt(2) = 12.706 * 0.05.
+    assert parent.data.metrics["variant.seeds"] == 2
+    assert parent.data.metrics["test.accuracy.mean"] == pytest.approx(0.85)
+    assert parent.data.metrics["test.accuracy.mean_low"] == pytest.approx(0.85 - 12.7062 * 0.05, abs=1e-4)
+    assert parent.data.metrics["test.accuracy.mean_high"] == pytest.approx(0.85 + 12.7062 * 0.05, abs=1e-4)
+    assert len(parent.data.metrics) <= MAXIMUM_METRICS
+    assert len(runs_with(tracking, "mlflow.parentRunId", parent_id)) == 2
+
+    # Nothing new: nothing is written. Another setting or another data version: another parent.
+    before = steps(tracking, parent_id, "test.accuracy.mean")
+    tracking.update_parent(parent_id)
+    assert steps(tracking, parent_id, "test.accuracy.mean") == before
+    assert tracking.parent(make_job(folder, prepared, "han", learning_rate=0.02)) != parent_id
+    assert tracking.parent(make_job(folder, prepared, "han", experiment="other")) != parent_id
+    described = prepared / "prepared.json"
+    described.write_text(json.dumps({**json.loads(described.read_text()), "data_version": "f" * 64}))
+    assert tracking.parent(job) != parent_id
+
+
+def test_kill_9_leaves_a_run_that_is_settled_later(folder):
+    prepared = prepared_text(folder)
+    broken, done = make_job(folder, prepared, "han", 0), make_job(folder, prepared, "han", 1)
+    code = f"""
+        import time
+        from tracking.runs import open_tracking
+        for job in ({broken!r}, {done!r}):
+            print(open_tracking().start(job, {{}}), flush=True)
+        time.sleep(600)
+    """
+    process = python(code, folder)
+    try:
+        broken_id, done_id = (process.stdout.readline().strip() for _ in range(2))
+        tracking = open_tracking()
+        # It lives: nobody takes its runs away.
+        assert tracking.reconcile(folder / "runs") == {}
+        assert tracking.client.get_run(broken_id).info.status == "RUNNING"
+        finish_run(done)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert tracking.client.get_run(broken_id).info.status == "RUNNING"
+    assert tracking.reconcile(folder / "runs") == {broken_id: "KILLED", done_id: "FINISHED"}
+    assert tracking.client.get_run(broken_id).info.status == "KILLED"
+    assert "the process was gone" in tracking.client.get_run(broken_id).data.tags["ended_by"]
+    assert steps(tracking, done_id, "training_loss") == [1, 2, 3]
+    assert tracking.reconcile(folder / "runs") == {}
+    # What was killed goes on as the same run.
+    assert tracking.start(broken, {}) == broken_id
+    tracking.fail(broken_id)
+
+
+def test_runs_of_another_folder_are_left_to_it(folder, tmp_path_factory, monkeypatch):
+    job = make_job(folder, prepared_text(folder), "han")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'shared.db'}")
+    run_id = open_tracking().start(job, {})
+    other = tmp_path_factory.mktemp("other")
+    assert open_tracking(other).reconcile(other / "runs") == {}
+    open_tracking().fail(run_id)
+
+
+def test_a_deleted_database_is_written_anew(folder):
+    job = make_job(folder, prepared_text(folder), "han")
+    run = finish_run(job)
+    evaluation = evaluate_run(run)
+    first = open_tracking()
+    run_id = first.start(job, {"git.commit": "0123abc", "data.dvc.md5": "89ef.dir"})
+    first.finish(run_id, run, evaluation)
+    before = first.client.get_run(run_id).data
+    # Another process, as a user would: this one's connection is to a file that is gone.
+    (folder / "mlflow.db").unlink()
+    code = f"""
+        from tracking.runs import open_tracking
+        tracking = open_tracking()
+        tracking.record({str(run)!r}, {str(evaluation)!r})
+        run_id = tracking.record({str(run)!r}, {str(evaluation)!r})
+        data = tracking.client.get_run(run_id).data
+        assert data.metrics == {before.metrics!r}, data.metrics
+        assert data.params == {before.params!r}, data.params
+        assert data.tags["git.commit"] == "0123abc" and data.tags["data.dvc.md5"] == "89ef.dir", data.tags
+        assert len(tracking.client.search_runs([tracking.experiment("trial")])) == 2
+    """
+    assert python(code, folder).communicate() == ("", "")
+
+
+def test_an_evaluation_that_changed_is_the_latest_value(folder):
+    """And the score that training saw does not come back over it."""
+    job = make_job(folder, prepared_text(folder), "han")
+    run = finish_run(job)
+    tracking = open_tracking()
+    run_id = tracking.record(run, evaluate_run(run, 0.8))
+    tracking.record(run, evaluate_run(run, 0.7))
+    assert tracking.client.get_run(run_id).data.metrics["test.accuracy"] == 0.7
+    assert steps(tracking, run_id, "test.accuracy") == [0, 1]
+    tracking.record(run)
+    assert tracking.client.get_run(run_id).data.metrics["validation.accuracy"] == 0.7
+
+
+def test_one_run_in_two_experiments(folder):
+    """The same run_key, trained once: each experiment has it in its own place."""
+    job = make_job(folder, prepared_text(folder), "han")
+    run = finish_run(job)
+    tracking = open_tracking()
+    ids = {tracking.record(run), tracking.record(run, job={**job, "experiment": "other"})}
+    assert len(ids) == 2
+    assert {tracking.record(run), tracking.record(run, job={**job, "experiment": "other"})} == ids
+
+
+def test_more_than_25_metrics_are_named_and_left_out(folder):
+    job = make_job(folder, prepared_text(folder), "han")
+    tracking = open_tracking()
+    run_id = tracking.start(job, {})
+    tracking.log_epochs(
+        run_id, [{"epoch": 1, "gap": float("nan"), **{f"m{number:02}": number for number in range(30)}}]
+    )
+    tracking.fail(run_id)
+    run = tracking.client.get_run(run_id)
+    assert sorted(run.data.metrics) == [f"m{number:02}" for number in range(25)]
+    assert run.data.tags["metrics_left_out"] == "m25, m26, m27, m28, m29"
+
+
+def test_the_report_of_an_experiment(folder):
+    tracking = open_tracking()
+    (folder / "report.html").write_text("<p>first</p>")
+    run_id = tracking.report("trial", [folder / "report.html"], {"verdict.β > 1?": "holds"})
+    assert tracking.client.get_run(run_id).data.tags["verdict.β _ 1_"] == "holds"
+    (folder / "report.html").write_text("<p>second</p>")
+    assert tracking.report("trial", [folder / "report.html"]) == run_id
+    kept = tracking.client.download_artifacts(run_id, "report.html")
+    assert Path(kept).read_text() == "<p>second</p>"
+    assert tracking.client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_what_cannot_be_opened_is_one_line(folder, monkeypatch):
+    (folder / "mlflow.db").write_text("this is no database, whatever its name may say of it")
+    with pytest.raises(InputError, match="MLflow cannot open sqlite:.*mlflow.db: .*Move that file away") as error:
+        open_tracking()
+    assert "\n" not in str(error.value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(InputError, match="does not answer.*start that server or unset the variable"):
+        open_tracking()
+
+
+def test_an_experiment_deleted_in_mlflow(folder):
+    tracking = open_tracking()
+    tracking.client.delete_experiment(tracking.experiment("trial"))
+    with pytest.raises(InputError, match="'trial' was deleted in MLflow.*restore"):
+        tracking.experiment("trial")
+
+
+def test_a_server_instead_of_the_database(folder, monkeypatch):
+    """Through MLFLOW_TRACKING_URI everything is the server's, and nothing is made beside us."""
+    project = folder / "project"
+    project.mkdir()
+    with server(f"sqlite:///{folder / 'server.db'}", folder / "artifacts", folder / "server.log") as address:
+        monkeypatch.chdir(project)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        prepared = prepared_text(folder)
+        job = make_job(folder, prepared, "han")
+        run = finish_run(job, description=read_json(prepared / "prepared.json"))
+        tracking = open_tracking()
+        run_id = tracking.start(job, {})
+        tracking.log_epochs(run_id, history(2))
+        tracking.finish(run_id, run, evaluate_run(run))
+        assert tracking.record(run, evaluate_run(run)) == run_id
+        assert steps(tracking, run_id, "training_loss") == [1, 2, 3]
+        assert "result.json" in {artifact.path for artifact in tracking.client.list_artifacts(run_id)}
+        assert tracking.reconcile(folder / "runs") == {}
+        version = log_model(tracking, run_id, run)
+        assert set_champion(tracking, "snippets", version) == version == log_model(tracking, run_id, run)
+        assert list((folder / "artifacts").rglob("best.safetensors"))
+    assert [path.name for path in project.iterdir()] == [".locks"]

@@ -1,0 +1,1 @@
+"""The only door to MLflow: runs, the registry of models, the served model."""
