@@ -1,5 +1,6 @@
 """Configuration of the documentation site: `make docs` builds it into site/, without a network."""
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -51,6 +52,19 @@ def module_names(room: str) -> list[str]:
     paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / room).rglob("*.py")]
     names = {".".join(part for part in path.parts if part != "__init__") for path in paths if path.name != "__main__"}
     return sorted(names)
+
+
+def documented_names(room: str) -> set[str]:
+    """Return the dotted names of the public functions and classes with a docstring, read from the source."""
+    names = set()
+    for module in module_names(room):
+        path = ROOT / module.replace(".", "/")
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            is_public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+            if is_public and ast.get_docstring(node):
+                names.add(f"{module}.{node.name}")
+    return names
 
 
 def write_api_pages(*_: object) -> None:

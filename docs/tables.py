@@ -175,6 +175,18 @@ def cuts() -> Table:
     return header, [[quantile, *cells] for quantile, cells in sorted(rows.items(), key=lambda one: float(one[0]))]
 
 
+def padding() -> Table:
+    """Return the time of a step and the share of padding on IMDB, words and sentences truncated at the same quantile."""
+    rows: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for row in read_rows("results/studies/quantiles/steps.csv"):
+        if row["data"] == "imdb" and row["words"] == row["sentences"]:
+            cells = [f"{float(row['median_ms']):.2f}", f"{100 * float(row['padding']):.1f} %"]
+            rows[row["words"]][row["way"]] = cells
+    header = ["quantile", "lengths respected: ms", "padding", "padded to the cut: ms", "padding"]
+    ordered = sorted(rows.items(), key=lambda one: float(one[0]))
+    return header, [[quantile, *ways["project"], *ways["cut length"]] for quantile, ways in ordered]
+
+
 def copying() -> Table:
     parts = {
         "gru-rnn": "a plain recurrent network",
@@ -191,9 +203,26 @@ def copying() -> Table:
     return ["the GRU recalls more than", "verdict", "difference in the share of symbols recalled"], rows
 
 
+def copying_recall() -> Table:
+    recall: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in read_rows("results/studies/copying/recall.csv"):
+        recall[row["cell"]][int(row["lag"])].append(float(row["recall"]))
+    lags = sorted({lag for of_cell in recall.values() for lag in of_cell})
+    rows = [[f"`{cell}`", *(f"{mean(of_cell[lag]):.2f}" for lag in lags)] for cell, of_cell in recall.items()]
+    return ["cell", *(f"lag {lag}" for lag in lags)], rows
+
+
 def claims_of(study: str) -> Table:
     claims = read_json(f"results/studies/{study}/results.json")["claims"]
-    return ["claim", "verdict", "measured"], [[one["claim"], verdict(one["verdict"]), one["says"]] for one in claims]
+    rows = []
+    for one in claims:
+        claim = f"`{one['claim']}`" if "\\" in one["claim"] else one["claim"]
+        rows.append([claim, verdict(one["verdict"]), one["says"]])
+    return ["claim", "verdict", "measured"], rows
+
+
+def gradients() -> Table:
+    return claims_of("gradients")
 
 
 def gates() -> Table:
