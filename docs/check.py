@@ -14,7 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 # Elements whose URL a browser fetches by itself.
-LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "audio": "src", "video": "src", "link": "href"}
+LOADED = {"link": "href", **dict.fromkeys(("audio", "iframe", "img", "script", "source", "video"), "src")}
+REMOTE = re.compile(r"(?:url\(|@import )[\"']?((?:https?:)?//[^\"')]+)")
 
 
 @dataclass
@@ -79,7 +80,7 @@ def remote_resources(site: Path, pages: dict[Path, Page]) -> list[str]:
         if urlsplit(address).netloc
     ]
     for path in site.rglob("*.css"):
-        for address in re.findall(r"(?:url\(|@import )[\"']?((?:https?:)?//[^\"')]+)", path.read_text(encoding="utf-8")):
+        for address in REMOTE.findall(path.read_text(encoding="utf-8")):
             wrong.append(f"{path.relative_to(site)}: loads {address} from another host")
     return wrong
 

@@ -65,9 +65,7 @@ def signed(value: float, digits: int) -> str:
 
 def interval(of: dict[str, float], digits: int, sign: bool = True) -> str:
     """Return `mean [low, high]`, with signs for differences."""
-    first, low, high = (
-        signed(of[key], digits) if sign else f"{of[key]:.{digits}f}" for key in ("mean", "low", "high")
-    )
+    first, low, high = (signed(of[key], digits) if sign else f"{of[key]:.{digits}f}" for key in ("mean", "low", "high"))
     return f"{first} [{low}, {high}]"
 
 
@@ -176,7 +174,7 @@ def cuts() -> Table:
 
 
 def padding() -> Table:
-    """Return the time of a step and the share of padding on IMDB, words and sentences truncated at the same quantile."""
+    """Return the time of a step and the share of padding on IMDB, by the quantile of words and sentences alike."""
     rows: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for row in read_rows("results/studies/quantiles/steps.csv"):
         if row["data"] == "imdb" and row["words"] == row["sentences"]:
@@ -195,7 +193,8 @@ def copying() -> Table:
         "gru-minimal": "one gate for both (Zhou et al. 2016)",
         "gru-gru-relu": "ReLU in place of tanh in the candidate",
     }
-    measured = {one["measured"]["name"]: one["measured"] for one in read_json("results/studies/copying/results.json")["claims"]}
+    claims = [one["measured"] for one in read_json("results/studies/copying/results.json")["claims"]]
+    measured = {one["name"]: one for one in claims}
     rows = [
         [title, verdict(measured[name]["verdict"]), interval(measured[name]["over_seeds"], 3)]
         for name, title in parts.items()
@@ -239,8 +238,8 @@ def deletion() -> Table:
     for removed in sorted({removed for removed, _ in measured} - {0}):
         cells = [str(removed)]
         for method in methods:
-            values = measured[removed, method]
-            cells.append(f"{mean(fall for fall, _ in values):.3f}; {mean(right for _, right in values):.3f}" if values else "")
+            falls, accuracies = zip(*measured[removed, method], strict=True)
+            cells.append(f"{mean(falls):.3f}; {mean(accuracies):.3f}")
         rows.append(cells)
     return ["words removed", *methods], rows
 
