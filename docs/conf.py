@@ -1,6 +1,7 @@
 """Configuration of the documentation site: `make docs` builds it into site/, without a network."""
 
 import ast
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -35,7 +36,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_heading_anchors = 3
 
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 # Without this, methods that override a library's show the library's docstring, whose references do not resolve here.
 autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
@@ -93,25 +94,34 @@ def escape(line: str) -> str:
     return "".join(part if part.startswith("`") else re.sub(r"[|*]|_(?=\W|$)", r"\\\g<0>", part) for part in parts)
 
 
+def as_paragraphs(block: list[str]) -> list[str]:
+    """Return a paragraph of a docstring as reStructuredText; aligned and indented lines become literal blocks."""
+    first = block[0]
+    if re.match(r"[-*] |:\w|\.\. |>>> ", first):
+        return [*block, ""]
+    if first.startswith(" "):
+        return ["::", "", *block, ""]
+    if any(re.search(r"\S {3,}\S", line) for line in block):
+        return ["::", "", *(f"    {line}" for line in block), ""]
+    inside = next((number for number, line in enumerate(block) if line.startswith(" ")), None)
+    if inside is None:
+        return [*map(escape, block), ""]
+    # Lines that end in a colon introduce the indented rest; any other mixture is shown as it is written.
+    if block[inside - 1].endswith(":"):
+        return [*map(escape, block[:inside]), "", "::", "", *block[inside:], ""]
+    return ["::", "", *(f"    {line}" for line in block), ""]
+
+
 def read_as_plain_text(app, what, name, subject, options, lines: list[str]) -> None:
-    """Turn a docstring in place into reStructuredText: an indented block becomes a literal block, lists stay lists."""
+    """Turn a docstring of plain text into reStructuredText, in place."""
     text: list[str] = []
-    literal = listed = False
-    for line in lines:
-        indented = line.startswith(" ")
-        if line and not indented:
-            listed = bool(re.match(r"[-*:.]\W|[-*] |:\w|\.\. ", line))
-            if literal:
-                text.append("")
-            literal = False
-        elif indented and not literal and not listed:
-            if next((kept for kept in reversed(text) if kept), "").endswith("::"):
-                text.append("")
-            else:
-                text += ["", "::", ""]
-            literal = True
-        text.append(line if literal or line.startswith((".. ", ":", "- ", "* ")) else escape(line))
-    lines[:] = [*text, ""]
+    for blank, block in itertools.groupby(lines, key=lambda line: not line.strip()):
+        paragraph = [] if blank else list(block)
+        if paragraph and paragraph[0].startswith(" ") and any(line.endswith("::") for line in text[-2:]):
+            text += [*paragraph, ""]
+        elif paragraph:
+            text += as_paragraphs(paragraph)
+    lines[:] = text
 
 
 def setup(app) -> None:

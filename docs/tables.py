@@ -66,7 +66,8 @@ def signed(value: float, digits: int) -> str:
 def interval(of: dict[str, float], digits: int, sign: bool = True) -> str:
     """Return `mean [low, high]`, with signs for differences."""
     first, low, high = (signed(of[key], digits) if sign else f"{of[key]:.{digits}f}" for key in ("mean", "low", "high"))
-    return f"{first} [{low}, {high}]"
+    # The interval is not broken over two lines.
+    return f"{first} [{low},\N{NO-BREAK SPACE}{high}]"
 
 
 def verdict(name: str) -> str:
