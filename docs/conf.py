@@ -42,6 +42,7 @@ autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 
+highlight_language = "none"
 html_theme = "furo"
 html_title = "reread"
 html_copy_source = False
