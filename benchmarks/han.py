@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import models
+from batches.text import concatenate
 from cuda_ext import library
 from cuda_ext.bench import environment, time_samples, warmed_up
-from models import feeding
 from storage.errors import InputError, command
 from storage.files import write_json
 from training.optimiser import make_optimiser
@@ -114,7 +114,7 @@ def our_step(amp: str, tokens: Tensor, word_counts: Tensor, labels: Tensor) -> C
     network = models.build("han", {"embedding": EMBEDDING, "hidden": HIDDEN, "dropout": 0.0}, description).cuda()
     settings = Settings(amp=amp, learning_rate=1e-3, clip_norm=0, deterministic=False)
     step = Step(network, make_optimiser(network, settings), settings, torch.device("cuda", 0))
-    ragged = torch.from_numpy(feeding.in_a_row([tokens[tokens > 0].numpy()])).cuda()
+    ragged = torch.from_numpy(concatenate([tokens[tokens > 0].numpy()])).cuda()
     sentence_counts = torch.full((len(labels),), SENTENCES, dtype=torch.int32)
     inputs = (ragged, word_counts.cuda(), sentence_counts.cuda())
     return lambda: step(inputs, labels, settings.learning_rate)

@@ -30,8 +30,8 @@ import torch
 from torch import nn
 
 import models
+from batches import answers, inference
 from cuda_ext import library
-from models import answers, feeding
 from storage.errors import InputError, command
 from storage.files import read_json, read_object, write_json
 from storage.prepared import Prepared, open_prepared
@@ -71,7 +71,7 @@ class Subject:
 
     def read(self, places: np.ndarray, batch: int) -> None:
         for start in range(0, len(places), batch):
-            feeding.predict(self.network, self.prepared, self.rows[places[start : start + batch]], batch)
+            inference.predict(self.network, self.prepared, self.rows[places[start : start + batch]], batch)
 
     def spans(self) -> dict[str, Callable[[np.ndarray, int], None]]:
         return {"network": self.read} | ({"answer": self.answer} if self.texts else {})

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 import models
+from batches.answers import attends
+from batches.collation import inputs
 from evaluation.metrics import predicted
 from evaluation.page import render
 from evaluation.run import one_thread, to_probabilities
-from models import feeding
-from models.answers import attends
 from storage.files import read_json, write_text
 from storage.prepared import Prepared
 
@@ -65,7 +65,7 @@ def shown_documents(run_directory: Path, prepared: Prepared) -> list[dict[str, A
         network = models.load(run_directory, prepared.description).eval()
         for document in shown:
             rows = np.array([document["row"]])
-            logits, words, sentences = (part.numpy() for part in network.attend(*feeding.inputs(prepared, rows)))
+            logits, words, sentences = (part.numpy() for part in network.attend(*inputs(prepared, rows)))
             documents.append(
                 shade(document["words"], words[0], sentences[0])
                 | {"id": document["id"]}

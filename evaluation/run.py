@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 import models
+from batches.inference import predict
 from evaluation.metrics import split_metrics
-from models import feeding
 from models.layers import parameter_count
 from storage.errors import InputError
 from storage.files import content_key, published_directory, read_json, write_json
@@ -48,7 +48,7 @@ def evaluation_key(splits: Sequence[str] = ("validation", "test"), gpu: str | No
 @functools.cache
 def source() -> dict[str, str]:
     """sha256 of each source file that an evaluation's results depend on."""
-    return source_digests(["evaluation.run"])
+    return source_digests(["evaluation.run", "batches"])
 
 
 def trained_on(run_directory: Path) -> str | None:
@@ -104,7 +104,7 @@ def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence
             metrics: dict[str, Any] = {"parameters": parameter_count(network)}
             for split in splits:
                 rows = prepared.rows(split)
-                probabilities = to_probabilities(feeding.predict(network, prepared, rows, BATCH_SIZE), prepared.task)
+                probabilities = to_probabilities(predict(network, prepared, rows, BATCH_SIZE), prepared.task)
                 metrics[split] = split_metrics(probabilities, prepared.labels[rows], prepared.task, prepared.classes)
                 np.save(working / f"{split}.npy", probabilities, allow_pickle=False)
             write_json(working / METRICS, metrics)
@@ -130,7 +130,7 @@ def latency(network: nn.Module, prepared: Prepared, split: str) -> dict[str, Any
         seconds = []
         for _ in range(LATENCY_REPEATS + 1):
             start = time.perf_counter()
-            feeding.predict(network, prepared, rows, batch_size)
+            predict(network, prepared, rows, batch_size)
             seconds.append((time.perf_counter() - start) / len(rows))
         return float(np.median(seconds[1:]))
 

@@ -66,7 +66,7 @@ def read_machine(path: Path) -> dict[str, Any]:
 @functools.cache
 def source(model: str) -> dict[str, str]:
     """sha256 of each source file that training ``model`` reaches."""
-    return source_digests(["training", "models.feeding", f"models.{model}"])
+    return source_digests(["training", "batches", "batches.augmentations", f"models.{model}"])
 
 
 def make_job(experiment: Experiment, variant_name: str, seed: int, prepared_directory: Path) -> dict[str, Any]:

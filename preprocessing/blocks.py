@@ -21,12 +21,12 @@ import numpy as np
 import pyarrow
 import pyarrow.compute
 
+from batches.subsets import segment_arange
 from preprocessing.manifest import DataSetEntry, encode_labels, parse_document
 from preprocessing.text import SENTENCE_END, find_words, keep, mark_sentences
 from preprocessing.vocabulary import UNKNOWN_INDEX
 from storage.errors import InputError
 from storage.files import published_directory, read_json
-from storage.parts import counted_up
 from storage.prepared import SPLITS
 
 Job = dict[str, Any]
@@ -263,7 +263,7 @@ def cut(
 
 def kept_lengths(lengths: np.ndarray, sentence_counts: np.ndarray, kept_sentences: int, kept_words: int) -> np.ndarray:
     """The words that are kept of each sentence, int64 [sentences]; arguments as for ``cut``."""
-    return np.where(counted_up(sentence_counts) < kept_sentences, np.minimum(lengths, kept_words), 0)
+    return np.where(segment_arange(sentence_counts) < kept_sentences, np.minimum(lengths, kept_words), 0)
 
 
 def count_kept(block: Block, kept_sentences: int, kept_words: int) -> list[int]:

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 import models
-from models import feeding
+from batches import collation, inference
+from batches.subsets import select_rows, truncate
 from preprocessing.lengths import LengthHistogram
 from storage.errors import InputError
 from storage.files import content_key, published_directory, read_json, write_json
-from storage.parts import cut, of_rows
 from storage.prepared import SPLITS, Prepared
 from storage.source import source_digests
 from studies.evidence import kernels_where_there_are, make_once
@@ -99,7 +99,7 @@ class Corpus:
                 f"{lengths[short[0]]['longest']}): prepare it with length_quantile {{words: 1.0, sentences: 1.0}}"
             )
         if rows is not None:
-            whole = of_rows(whole, np.concatenate([whole.rows(split)[:rows] for split in SPLITS]))
+            whole = select_rows(whole, np.concatenate([whole.rows(split)[:rows] for split in SPLITS]))
         self.whole = whole
         self.name: str = whole.description["name"]
         self.digest = {name: about["sha256"] for name, about in whole.description["arrays"].items()}
@@ -117,7 +117,7 @@ class Corpus:
         """The data set cut there; the last one is remembered."""
         if self._last is None or self._last[0] != quantiles:
             sentences, words = self.kept(quantiles)
-            self._last = quantiles, cut(self.whole, words, sentences)
+            self._last = quantiles, truncate(self.whole, words, sentences)
         return self._last[1]
 
     def shares(self, quantiles: Cut) -> dict[str, float]:
@@ -125,8 +125,8 @@ class Corpus:
         found = {}
         for split in SPLITS:
             rows = self.whole.rows(split)
-            before = feeding.sizes(self.whole, rows)
-            after = feeding.sizes(self.cut(quantiles), rows)
+            before = collation.sizes(self.whole, rows)
+            after = collation.sizes(self.cut(quantiles), rows)
             found[f"{split}_words_kept"] = float(after.sum() / before.sum())
             found[f"{split}_documents_whole"] = float((after == before).mean())
         return found
@@ -203,7 +203,7 @@ class Trainer:
         write_json(folder / "job.json", {"model": "han", "network": dict(self.plan.network)})
         network = models.load(folder, prepared.description).to(self.device)
         rows = prepared.rows("test")
-        return feeding.predict(network, prepared, rows).argmax(axis=1) == np.asarray(prepared.labels[rows])
+        return inference.predict(network, prepared, rows).argmax(axis=1) == np.asarray(prepared.labels[rows])
 
     def read(self, run: Run) -> Trained:
         place = self.place(run)

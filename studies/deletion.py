@@ -28,16 +28,16 @@ import torch
 from matplotlib.axes import Axes
 from torch import nn
 
+from batches import collation, inference
+from batches.answers import attends
+from batches.subsets import delete_tokens, segment_arange
 from cuda_ext import library
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
 from evaluation.run import to_probabilities
 from evaluation.statistics import mean_interval, paired_interval
 from evaluation.verdicts import RULE, Measured, Pair, judge
-from models import feeding
-from models.answers import attends
 from storage.errors import InputError, command
-from storage.parts import counted_up, without_words
 from storage.prepared import Prepared
 from studies import evidence, trained
 
@@ -71,7 +71,7 @@ def highest(scores: np.ndarray, sizes: np.ndarray, k: int) -> np.ndarray:
     group = np.repeat(np.arange(len(sizes)), sizes)
     order = np.lexsort((-scores, group))
     chosen = np.empty(len(scores), bool)
-    chosen[order] = counted_up(sizes) < np.repeat(np.minimum(k, sizes - 1), sizes)
+    chosen[order] = segment_arange(sizes) < np.repeat(np.minimum(k, sizes - 1), sizes)
     return chosen
 
 
@@ -96,14 +96,14 @@ class Reader:
         before = self.probabilities(prepared)
         self.predicted = before.argmax(axis=1)
         self.before = before[self.rows, self.predicted]
-        self.sizes = feeding.sizes(prepared, self.rows)
+        self.sizes = collation.sizes(prepared, self.rows)
         self.sentence_counts = np.asarray(prepared.arrays["sentence_counts"]).astype(np.int64)
         counts = np.asarray(prepared.arrays["word_counts"])
         self.sentence_lengths = counts[counts > 0]
 
     def probabilities(self, prepared: Prepared) -> np.ndarray:
         """float64 [documents, K]."""
-        return to_probabilities(feeding.predict(self.network, prepared, self.rows), prepared.task).astype(np.float64)
+        return to_probabilities(inference.predict(self.network, prepared, self.rows), prepared.task).astype(np.float64)
 
     def whole(self) -> Fallen:
         return Fallen(np.zeros(len(self.rows)), (self.predicted == self.labels).astype(np.float64), 0.0)
@@ -118,7 +118,7 @@ class Reader:
         return self._mean([self._without(np.repeat(one, self.sentence_lengths)) for one in chosen])
 
     def _without(self, removed: np.ndarray) -> Fallen:
-        after = self.probabilities(without_words(self.prepared, removed))
+        after = self.probabilities(delete_tokens(self.prepared, removed))
         fall = self.before - after[self.rows, self.predicted]
         lost = np.add.reduceat(removed, self.prepared.first_words[:-1]) / self.sizes
         return Fallen(fall, (after.argmax(axis=1) == self.labels).astype(np.float64), float(lost.mean()))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from batches import collation
 from cuda_ext.gru import Gates, gates
-from models import feeding
 from models.layers.cells import BidirectionalRecurrence, Recurrence
 from models.layers.embedding import UNKNOWN
 from models.layers.recurrent import BidirectionalGRU
@@ -41,7 +41,7 @@ def layer_of(network: nn.Module, level: str) -> BidirectionalGRU:
 
 @torch.no_grad()
 def read(network: nn.Module, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> dict[str, Gates]:
-    """Documents as models.feeding gives them ragged -> the gates of their words, [M, D], and of their sentences,
+    """Documents as batches gives them ragged -> the gates of their words, [M, D], and of their sentences,
     [sentences of all, D]."""
     words, sentences = network.word_gru.flat_parameters(), network.sentence_gru.flat_parameters()
     offsets = functional.pad(word_counts.flatten().cumsum(0), (1, 0))
@@ -94,7 +94,7 @@ def distribution(network: nn.Module, prepared: Prepared, asked: Sequence[int]) -
     found = {(level, gate): Histogram() for level in LEVELS for gate in GATES}
     sums, counts = {gate: np.zeros(1 + len(asked)) for gate in GATES}, np.zeros(1 + len(asked))
     for rows, _ in batches(prepared):
-        given = feeding.inputs(prepared, rows, device, ragged=True)
+        given = collation.inputs(prepared, rows, device, ragged=True)
         of_levels = read(network, *given)
         for (level, gate), histogram in found.items():
             histogram.add(getattr(of_levels[level], gate))
@@ -134,7 +134,7 @@ def drawn_sequences(network: nn.Module, prepared: Prepared, level: str, count: i
     chosen = np.sort(generator.choice(long, min(count, len(long)), replace=False))
     if not len(chosen):
         return torch.zeros(0, steps, network.sentence_gru.forwards.input_size, dtype=DTYPE)
-    tokens, counts, _ = feeding.inputs(prepared, chosen, device, ragged=True)
+    tokens, counts, _ = collation.inputs(prepared, chosen, device, ragged=True)
     vectors = network.read_ragged_sentences(tokens, counts.flatten()).unflatten(0, counts.shape)
     return vectors[:, :steps].to("cpu", DTYPE)
 

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import models
-from models import feeding
+from batches import collation
+from batches.order import batches
 from storage.prepared import Prepared
-from training.data_order import batches
 from training.optimiser import make_optimiser
 from training.settings import Settings
 from training.step import Step
@@ -112,7 +112,7 @@ class Steps:
 def rows_of_batches(prepared: Prepared, batch_size: int, count: int, like_length: bool) -> list[np.ndarray]:
     """The first ``count`` batches of an epoch, of the training split: as the project makes them, or by chance."""
     rows = prepared.rows("train")
-    sizes = feeding.sizes(prepared, rows) if like_length else np.zeros(len(rows), np.int64)
+    sizes = collation.sizes(prepared, rows) if like_length else np.zeros(len(rows), np.int64)
     return batches(rows, sizes, batch_size, seed=0, epoch=1)[:count]
 
 
@@ -193,7 +193,7 @@ class Timer:
         for timed in (False, True):
             found = []
             for batch in rows:
-                inputs, labels = self.inputs(way, batch), feeding.labels(self.prepared, batch, self.device)
+                inputs, labels = self.inputs(way, batch), collation.labels(self.prepared, batch, self.device)
                 self.wait()
                 start = time.perf_counter()
                 step(inputs, labels, 1e-4)
@@ -204,18 +204,18 @@ class Timer:
 
     def inputs(self, way: str, batch: np.ndarray) -> tuple[Tensor, ...]:
         ragged = way.startswith("project") and self.device.type == "cuda"
-        found = feeding.inputs(self.prepared, batch, self.device, ragged=ragged)
+        found = collation.inputs(self.prepared, batch, self.device, ragged=ragged)
         return padded_to(found, *self.kept) if way == "cut length" else found
 
     def places(self, way: str, rows: list[np.ndarray]) -> tuple[list[int], int]:
         """How many places each batch gives the network to read, and how many words all of them have."""
         found, words = [], 0
         for batch in rows:
-            words += int(feeding.sizes(self.prepared, batch).sum())
+            words += int(collation.sizes(self.prepared, batch).sum())
             if way == "cut length":
                 found.append(len(batch) * math.prod(self.kept))
             elif way.startswith("project") and self.device.type == "cuda":
-                found.append(feeding.inputs(self.prepared, batch, ragged=True)[0].numel())
+                found.append(collation.inputs(self.prepared, batch, ragged=True)[0].numel())
             else:
                 counts = self.prepared.arrays["word_counts"][batch]
                 sentences = self.prepared.arrays["sentence_counts"][batch].max()

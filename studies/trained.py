@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import models
-from models import feeding
+from batches import collation
+from batches.subsets import segment_arange, select_rows
 from storage.errors import InputError
 from storage.files import read_object
-from storage.parts import counted_up, of_rows
 from storage.prepared import Prepared, open_prepared
 from studies import evidence
 from training.device import claimed, configure
@@ -77,16 +77,16 @@ def drawn_rows(prepared: Prepared, split: str, count: int) -> Prepared:
     """``count`` documents of a split, or all where it has fewer, drawn by chance and the same each time."""
     rows = prepared.rows(split)
     drawn = np.random.default_rng(0).choice(rows, min(count, len(rows)), replace=False)
-    return of_rows(prepared, np.sort(drawn))
+    return select_rows(prepared, np.sort(drawn))
 
 
 def batches(prepared: Prepared, size: int = BATCH) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Rows of like length, int [n], and where their words stand in ``tokens``, int [their words]: every row once."""
-    sizes = feeding.sizes(prepared, np.arange(len(prepared.labels)))
+    sizes = collation.sizes(prepared, np.arange(len(prepared.labels)))
     order = np.argsort(sizes, kind="stable")
     for start in range(0, len(order), size):
         rows = order[start : start + size]
-        yield rows, np.repeat(prepared.first_words[rows], sizes[rows]) + counted_up(sizes[rows])
+        yield rows, np.repeat(prepared.first_words[rows], sizes[rows]) + segment_arange(sizes[rows])
 
 
 @torch.no_grad()
@@ -98,7 +98,7 @@ def attention(network: nn.Module, prepared: Prepared) -> tuple[np.ndarray, np.nd
     word_counts = np.asarray(prepared.arrays["word_counts"])
     sentences = np.empty(word_counts.shape)
     for rows, places in batches(prepared):
-        given = feeding.inputs(prepared, rows, device)
+        given = collation.inputs(prepared, rows, device)
         _, of_words, of_sentences = (part.double().cpu().numpy() for part in network.attend(*given))
         real = np.arange(of_words.shape[2]) < word_counts[rows, : of_words.shape[1], None]
         words[places] = (of_words * of_sentences[..., None])[real]
@@ -116,7 +116,7 @@ def gradient_times_input(network: nn.Module, prepared: Prepared) -> np.ndarray:
     try:
         for rows, places in batches(prepared):
             vectors.clear()
-            logits = network(*feeding.inputs(prepared, rows, device, ragged=True))
+            logits = network(*collation.inputs(prepared, rows, device, ragged=True))
             (gradient,) = torch.autograd.grad(logits.amax(dim=1).sum(), vectors)
             scores = (gradient * vectors[0]).sum(dim=-1).detach().double().cpu().numpy()
             if scores.ndim == 2:

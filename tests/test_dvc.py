@@ -172,7 +172,7 @@ def stage_dependencies() -> dict[str, list[str]]:
 def test_dvc_knows_every_file_that_a_run_depends_on(variant):
     model = yaml.safe_load((ROOT / "experiments/default.yaml").read_text())["variants"][variant]["model"]
     known = stage_dependencies()[variant]
-    for path in closure(["training", "models.feeding", f"models.{model}"]):
+    for path in closure(["training", "batches", "batches.augmentations", f"models.{model}"]):
         name = path.relative_to(ROOT).as_posix()
         assert any(name == one or name.startswith(f"{one}/") for one in known), f"dvc.yaml: {name} of {variant}"
 

@@ -13,6 +13,7 @@ FLOORS = [
     {"storage"},
     {"cuda_ext"},
     {"models"},
+    {"batches"},
     {"preprocessing", "training", "evaluation"},
     {"planning"},
     {"tracking"},
@@ -44,7 +45,7 @@ ONLY_IN = {
     "cloudpickle": (),
 }
 # A machine that trains has torch, numpy and safetensors, and nothing else of ours.
-BARE = ("storage/", "cuda_ext/", "models/", "training/")
+BARE = ("storage/", "cuda_ext/", "models/", "batches/", "training/")
 BARE_LIBRARIES = {"torch", "numpy", "safetensors"}
 SOURCES = sorted(path for package in LEVEL for path in (ROOT / package).rglob("*.py"))
 

@@ -8,7 +8,7 @@ GPU where PyTorch sees one (CUDA_VISIBLE_DEVICES= hides it), else on the CPU.
     image  uint8 array [N, H, W, C], pixels 0 to 255, of the height and width that the network was trained on
 
 Answers a DataFrame, one row a document or image, none for none: ``label``, ``probability`` and ``probabilities`` as
-models/answers.py has them. Of a document also how much of it the network saw: ``words_read``, ``words_unknown`` (those
+batches/answers.py has them. Of a document also how much of it the network saw: ``words_read``, ``words_unknown`` (those
 of them that are not in the vocabulary: an answer to a text of which all are says nothing) and ``cut`` (it was longer
 than what the network reads). A network with attention adds ``attention``, unless the parameter ``attention`` is false.
 
@@ -36,7 +36,7 @@ class ServedModel(PythonModel):
         # All that a prediction needs is imported here: in a process that has modules of these names already, the
         # registry has put those aside for as long as this takes.
         import models
-        from models import answers
+        from batches import answers
         from storage.files import read_json
         from storage.prepared import Prepared
 

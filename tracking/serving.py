@@ -47,7 +47,7 @@ def pack(run_directory: Path, folder: Path) -> Package:
             raise InputError(f"{file} is missing: remove its folder and run again, it will be made anew")
         shutil.copyfile(file, network / file.name)
     write_json(network / "job.json", job)
-    modules = [f"models.{job['model']}", "models.answers"]
+    modules = [f"models.{job['model']}", "batches.answers", f"batches.{prepared.kind}"]
     if prepared.kind == "text":
         modules.append("preprocessing.reading")
     code = folder / "code"

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 
 import models
+from batches.batches import Batches
+from batches.collation import reads_ragged
+from batches.inference import Predictor
 from cuda_ext import library
-from models import feeding
 from models.layers import uses_kernels
 from models.layers.embedding import begin_with_prepared_vectors
 from storage.errors import InputError
 from storage.files import write_text
 from storage.prepared import Prepared
-from training import data_order
 from training.average import Average
 from training.checkpoint import Checkpoint
 from training.optimiser import learning_rate, make_optimiser
@@ -42,25 +43,24 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
     average = Average(network, settings.average_decay)
     checkpoint = Checkpoint(job.run_directory, network, average, optimiser, step.scaler)
     state = checkpoint.resume()
-    rows = prepared.rows("train")
-    sizes = feeding.sizes(prepared, rows)
+    rows, ragged = prepared.rows("train"), reads_ragged(network, device)
+    batches = Batches(prepared, rows, device, settings.batch_size, job.seed, ragged=ragged)
+    predictor = Predictor(prepared, prepared.rows("validation"), device, ragged)
     progress.started(state.epoch, str(device))
 
     while not state.stopped(settings):
         epoch = state.epoch + 1
         draw_from(job.seed, epoch)
-        batches = data_order.batches(rows, sizes, settings.batch_size, job.seed, epoch)
         told = EpochSoFar(epoch, len(batches), settings, progress)
         network.train()
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(batches.epoch(epoch)):
             done = (epoch - 1) * len(batches) + number
             rate = learning_rate(done, len(batches), settings)
-            inputs = feeding.inputs(prepared, batch, device, feeding.reads_ragged(network, device))
-            told.step(len(batch), step(inputs, feeding.labels(prepared, batch, device), rate))
+            told.step(batch.rows, step(batch.inputs, batch.target, rate))
             average.update(done)
         told.read()
         average.take_buffers()
-        validation = validate(average.network, prepared)
+        validation = validate(average.network, prepared, predictor)
         refuse_non_finite(validation.loss, f"validation loss after epoch {epoch}", settings.learning_rate)
         row = {
             "epoch": epoch,

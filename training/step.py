@@ -1,7 +1,7 @@
 """One training step: forward pass, loss, backward pass, clipping, update.
 
 On a GPU a small network's step is hundreds of launches that take the CPU longer to issue than the GPU to do. There the
-step is captured in a CUDA graph, one for each shape of its inputs (models/feeding.py sees to it that there are few),
+step is captured in a CUDA graph, one for each shape of its inputs (batches/text.py sees to it that there are few),
 and replayed; the update, a launch or two, stays outside, so that the learning rate is a plain number. What replays and
 what is called give the same bits, so that a run that was killed ends as one that was not.
 """

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from batches.collation import labels
+from batches.inference import Predictor
 from models import feeding
 from storage.prepared import Prepared
 
@@ -20,11 +22,10 @@ class Validation:
     accuracy: float
 
 
-def validate(network: nn.Module, prepared: Prepared) -> Validation:
-    """Loss, score and accuracy on the validation split."""
-    rows = prepared.rows("validation")
-    logits = feeding.predict(network, prepared, rows)
-    target = feeding.labels(prepared, rows)
+def validate(network: nn.Module, prepared: Prepared, predictor: Predictor) -> Validation:
+    """Loss, score and accuracy on the rows of ``predictor``, those of the validation split."""
+    logits = predictor(network)
+    target = labels(prepared, predictor.rows)
     loss = float(feeding.loss(torch.from_numpy(logits), target))
     accuracy = float(feeding.correct(torch.from_numpy(logits), target).double().mean())
     score = macro_auroc(logits, target.numpy()) if prepared.task == "multi-label" else accuracy

@@ -39,19 +39,19 @@ def test_a_run_is_reproduced_and_what_has_changed_is_named(project):
         return project.run("python", "-m", "commands.reproduce", key[:8], code=code)
 
     # A comment is another source and the same weights.
-    project.edit("training/data_order.py", "POOL = 16\n", "POOL = 16  # batches\n")
+    project.edit("batches/order.py", "POOL = 16\n", "POOL = 16  # batches\n")
     done = reproduce(code=0)
     assert "epoch 2 of at most 2" in done.stdout
-    assert "equal: weights" in done.stdout and "source (training/data_order.py)" in done.stdout
+    assert "equal: weights" in done.stdout and "source (batches/order.py)" in done.stdout
     assert not again.parent.exists()
 
     # Another order of the data is another result.
-    project.edit("training/data_order.py", "PCG64([seed, epoch])", "PCG64([seed, epoch, 1])")
+    project.edit("batches/order.py", "PCG64([seed, epoch])", "PCG64([seed, epoch, 1])")
     done = reproduce(code=1)
     assert "different" in done.stdout and "weights_sha256" in done.stdout
-    assert "source (training/data_order.py)" in done.stdout
+    assert "source (batches/order.py)" in done.stdout
     compared = json.loads(project.run("python", "-m", "commands.compare", key, str(again), "--json").stdout)
-    assert [row["name"] for row in compared["sections"]["source"]] == ["training/data_order.py"]
+    assert [row["name"] for row in compared["sections"]["source"]] == ["batches/order.py"]
     assert contents(original) == before
 
     # Arrays that were altered, and arrays that are gone: one line.

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 import models
+from batches import collation
 from evaluation.attention import DARK, LEVELS, LIGHT, attention_page, contrast, has_attention, palette, shade
-from models import feeding
 from storage.files import read_json, write_json
 from storage.prepared import open_prepared
 
@@ -45,7 +45,7 @@ def test_weights_and_probability_are_the_networks(run, text_data):
     row = read_json(text_data / "shown.json")[0]["row"]
     with torch.no_grad():
         logits, words, sentences = models.load(run, prepared.description).attend(
-            *feeding.inputs(prepared, np.array([row]))
+            *collation.inputs(prepared, np.array([row]))
         )
     first = page.split("<article")[1]
     probability = torch.softmax(logits.double(), 1).max().item()

@@ -177,7 +177,18 @@ def test_the_command_evaluates_many_runs_and_tells_which_it_cannot(run, text_dat
 
 def test_the_command_needs_what_a_machine_that_trains_has():
     """torch, numpy, safetensors, scikit-learn and scipy: no pandas, no matplotlib, no jinja2."""
-    allowed = {"torch", "numpy", "safetensors", "sklearn", "scipy", "storage", "cuda_ext", "models", "evaluation"}
+    allowed = {
+        "torch",
+        "numpy",
+        "safetensors",
+        "sklearn",
+        "scipy",
+        "storage",
+        "cuda_ext",
+        "models",
+        "batches",
+        "evaluation",
+    }
     for path in closure(["evaluation.__main__"]):
         for node in ast.walk(ast.parse(path.read_bytes())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import models
-from models import feeding
+from batches import collation
 from models.layers.embedding import WordDropout, WordEmbedding, begin_with_prepared_vectors
 from storage.errors import InputError
 from storage.prepared import Prepared
@@ -36,7 +36,7 @@ def test_every_text_network_drops_words_in_training_alone_padded_and_ragged(text
     network = models.build(model, settings | {"dropout": 0.0, "word_dropout": 0.5}, text.description)
     rows = text.rows("train")
     for ragged in (False, True):
-        given = feeding.inputs(text, rows, ragged=ragged)
+        given = collation.inputs(text, rows, ragged=ragged)
         assert not torch.equal(network.train()(*given), network(*given))
         torch.testing.assert_close(network.eval()(*given), network(*given), rtol=0, atol=0)
 

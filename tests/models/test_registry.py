@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import models
+from batches import collation, inference
 from models import feeding
 from storage.errors import InputError
 from storage.files import write_json
@@ -79,7 +80,7 @@ def test_the_debug_size_trains_a_step(model, prepared):
     optimiser = torch.optim.SGD(network.parameters(), lr=0.05)
 
     def loss():
-        return feeding.loss(network(*feeding.inputs(prepared, rows)), feeding.labels(prepared, rows))
+        return feeding.loss(network(*collation.inputs(prepared, rows)), collation.labels(prepared, rows))
 
     network.eval()
     before = loss()
@@ -104,7 +105,7 @@ EXPORTED = [
 @pytest.mark.parametrize(("model", "settings"), EXPORTED)
 def test_an_exported_network_gives_the_same_for_any_batch_size(model, settings, prepared):
     network = models.build(model, dataclasses.asdict(models.debug(model)) | settings, prepared.description).eval()
-    arguments = feeding.inputs(prepared, prepared.rows("train"))
+    arguments = collation.inputs(prepared, prepared.rows("train"))
     batch = torch.export.Dim("batch", min=1, max=1024)
     exported = torch.export.export(network, arguments, dynamic_shapes=[{0: batch}] * len(arguments)).module()
     with torch.no_grad():
@@ -129,4 +130,4 @@ def test_a_run_s_network_is_loaded_with_its_best_weights(tmp_path, text):
     loaded = models.load(tmp_path, text.description)
     rows = text.rows("train")
     assert not loaded.training
-    assert (feeding.predict(loaded, text, rows) == feeding.predict(network, text, rows)).all()
+    assert (inference.predict(loaded, text, rows) == inference.predict(network, text, rows)).all()

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 import models
+from batches import collation
 from models import feeding
 from models.layers import cells
 
@@ -57,7 +58,7 @@ def attention(layer, states):
 def test_han_is_the_network_of_yang_et_al(text):
     torch.manual_seed(1)
     han = models.build("han", {"embedding": 6, "hidden": 5}, text.description).eval().double()
-    tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
+    tokens, word_counts, sentence_counts = collation.inputs(text, text.rows("train"))
     logits, word_weights, sentence_weights = han.attend(tokens, word_counts, sentence_counts)
     for n in range(len(tokens)):
         vectors = []
@@ -82,7 +83,7 @@ SHOWN = [
 @pytest.mark.parametrize(("model", "settings"), SHOWN)
 def test_weights_sum_to_one_over_what_is_real(text, model, settings):
     network = models.build(model, settings, text.description).eval()
-    tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
+    tokens, word_counts, sentence_counts = collation.inputs(text, text.rows("train"))
     with torch.no_grad():
         logits, words, sentences = network.attend(tokens, word_counts, sentence_counts)
     assert words.shape == tokens.shape and sentences.shape == word_counts.shape
@@ -102,7 +103,7 @@ def test_the_flat_gru_s_attention_is_over_all_words_of_the_document(text):
     torch.manual_seed(1)
     flat = models.build("gru_flat", {"embedding": 6, "hidden": 5, "summary": "attention"}, text.description)
     flat = flat.eval().double()
-    tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
+    tokens, word_counts, sentence_counts = collation.inputs(text, text.rows("train"))
     logits, words, sentences = flat.attend(tokens, word_counts, sentence_counts)
     for n in range(len(tokens)):
         vectors = [flat.embedding.weight[token] for token in tokens[n].flatten() if token]
@@ -115,7 +116,7 @@ def test_the_flat_gru_s_attention_is_over_all_words_of_the_document(text):
 def test_the_flat_gru_reads_the_words_of_all_sentences_in_order(text):
     torch.manual_seed(1)
     flat = models.build("gru_flat", {"embedding": 6, "hidden": 5}, text.description).eval().double()
-    tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
+    tokens, word_counts, sentence_counts = collation.inputs(text, text.rows("train"))
     logits = flat(tokens, word_counts, sentence_counts)
     for n in range(len(tokens)):
         words = [flat.embedding.weight[token] for token in tokens[n].flatten() if token]
@@ -126,7 +127,7 @@ def test_the_flat_gru_reads_the_words_of_all_sentences_in_order(text):
 @torch.no_grad()
 def test_the_mean_of_words_is_the_mean_of_all_words_of_a_document(text):
     network = models.build("word_average", {"embedding": 6}, text.description).eval()
-    tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
+    tokens, word_counts, sentence_counts = collation.inputs(text, text.rows("train"))
     logits = network(tokens, word_counts, sentence_counts)
     for n in range(len(tokens)):
         mean = torch.stack([network.embedding.weight[token] for token in tokens[n].flatten() if token]).mean(0)
@@ -134,7 +135,7 @@ def test_the_mean_of_words_is_the_mean_of_all_words_of_a_document(text):
 
 
 def test_pads_and_empty_sentences_change_no_output_and_get_no_gradient(network, text):
-    tokens, word_counts, sentence_counts = feeding.inputs(text, text.rows("train"))
+    tokens, word_counts, sentence_counts = collation.inputs(text, text.rows("train"))
     padding = (0, 4, 0, 3)
     more_tokens = functional.pad(tokens, padding)
     more_counts = functional.pad(word_counts, (0, 3))
@@ -153,8 +154,8 @@ def test_pads_and_empty_sentences_change_no_output_and_get_no_gradient(network, 
 def test_a_document_alone_gives_what_it_gives_in_a_batch(network, text):
     rows = text.rows("train")
     with torch.no_grad():
-        together = network(*feeding.inputs(text, rows))
-        alone = torch.cat([network(*feeding.inputs(text, rows[n : n + 1])) for n in range(len(rows))])
+        together = network(*collation.inputs(text, rows))
+        alone = torch.cat([network(*collation.inputs(text, rows[n : n + 1])) for n in range(len(rows))])
     torch.testing.assert_close(alone, together, rtol=0, atol=1e-6)
 
 
@@ -169,11 +170,11 @@ def test_ragged_text_gives_what_padded_text_gives_and_its_gradients(network, tex
     """Two documents have no word and an empty sentence in the middle; padding follows the last word."""
     network.double()
     rows = text.rows("train")
-    tokens, word_counts, sentence_counts = feeding.inputs(text, rows)
+    tokens, word_counts, sentence_counts = collation.inputs(text, rows)
     word_counts[2] = word_counts[5, 0] = word_counts[7, -1] = 0
     real = torch.arange(tokens.shape[2]) < word_counts.unsqueeze(-1)
     words = functional.pad(tokens[real], (0, 9))
-    target = feeding.labels(text, rows)
+    target = collation.labels(text, rows)
     found = []
     for given in (tokens.masked_fill(~real, 0), words):
         network.zero_grad()

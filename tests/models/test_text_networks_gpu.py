@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import models
+from batches import collation, inference
 from cuda_ext import library
 from models import feeding
 
@@ -33,9 +34,9 @@ def strict(monkeypatch):
 
 def loss_and_gradients(network, prepared, rows, device, ragged, half=None):
     network.zero_grad()
-    target = feeding.labels(prepared, rows, device)
+    target = collation.labels(prepared, rows, device)
     with torch.autocast(torch.device(device).type, half, enabled=half is not None):
-        logits = network(*feeding.inputs(prepared, rows, device, ragged))
+        logits = network(*collation.inputs(prepared, rows, device, ragged))
     loss = feeding.loss(logits.to(next(network.parameters()).dtype), target)
     loss.backward()
     # Copies: moving the network to the GPU takes its gradients along.
@@ -57,7 +58,7 @@ def test_losses_and_gradients_are_the_plain_network_s(text, model, settings, rag
     network = models.build(model, settings, text.description)
     exact = loss_and_gradients(network.double(), text, rows, "cpu", ragged=False)
     network.float().cuda()
-    assert feeding.reads_ragged(network, torch.device("cuda"))
+    assert collation.reads_ragged(network, torch.device("cuda"))
     in_float32 = error(loss_and_gradients(network, text, rows, "cuda", ragged), exact)
     assert max(in_float32) < 1e-5
     in_half = error(loss_and_gradients(network, text, rows, "cuda", ragged, torch.bfloat16), exact)
@@ -70,13 +71,13 @@ def test_predictions_are_those_of_the_cpu(text, model, settings):
     torch.manual_seed(0)
     network = models.build(model, settings, text.description)
     rows = text.rows("train")
-    on_the_cpu = torch.from_numpy(feeding.predict(network, text, rows))
-    on_the_gpu = torch.from_numpy(feeding.predict(network.cuda(), text, rows))
+    on_the_cpu = torch.from_numpy(inference.predict(network, text, rows))
+    on_the_gpu = torch.from_numpy(inference.predict(network.cuda(), text, rows))
     torch.testing.assert_close(on_the_gpu, on_the_cpu, rtol=1e-4, atol=1e-5)
 
 
 def test_a_network_too_wide_for_the_kernels_reads_padded_text(text):
     for model, settings in (("han", {}), ("han", {"cell": "gru-relu"}), ("gru_flat", {"summary": "attention"})):
         network = models.build(model, {"embedding": 8, "hidden": 96} | settings, text.description).cuda()
-        assert not feeding.reads_ragged(network, torch.device("cuda"))
-        assert feeding.predict(network, text, text.rows("train")).shape == (len(text.rows("train")), 3)
+        assert not collation.reads_ragged(network, torch.device("cuda"))
+        assert inference.predict(network, text, text.rows("train")).shape == (len(text.rows("train")), 3)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import models
+from batches import collation
+from batches.subsets import select_rows
 from evaluation.run import to_probabilities
-from models import feeding
 from storage.errors import command
-from storage.parts import of_rows
 from studies import deletion, trained
 from studies.deletion import ATTENDED, DEBUG, GRADIENT, RANDOM, highest
 
@@ -43,7 +43,7 @@ def test_attention_and_gradients_are_the_networks_word_by_word(runs, prepared):
     gradients = trained.gradient_times_input(network, prepared)
     first = 0
     for row in range(5):
-        given = feeding.inputs(prepared, np.array([row]))
+        given = collation.inputs(prepared, np.array([row]))
         vectors = []
         handle = network.embedding.register_forward_hook(
             lambda module, given, out, vectors=vectors: vectors.append(out)
@@ -68,7 +68,7 @@ def test_attention_and_gradients_are_the_networks_word_by_word(runs, prepared):
 
 
 def test_a_document_is_read_without_the_word_as_if_it_had_not_been_written(runs, prepared):
-    one = of_rows(prepared, np.array([0]))
+    one = select_rows(prepared, np.array([0]))
     reader = deletion.Reader(models.load(runs[0], prepared.description), one)
     scores = np.zeros(len(one.arrays["tokens"]))
     scores[3] = 1
@@ -101,7 +101,7 @@ def test_a_flat_network_with_attention_is_read_too(prepared):
 
 
 def test_random_removals_are_averaged_over_draws(runs, prepared):
-    part = of_rows(prepared, np.arange(6))
+    part = select_rows(prepared, np.arange(6))
     reader = deletion.Reader(models.load(runs[0], prepared.description), part)
     generator = np.random.default_rng(0)
     draws = [generator.random(len(part.arrays["tokens"])) for _ in range(3)]

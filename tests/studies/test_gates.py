@@ -12,9 +12,9 @@ import torch
 from scipy.stats import spearmanr
 
 import models
+from batches import collation
 from evaluation.statistics import mean_interval
 from evaluation.verdicts import FAILS, HOLDS, INCONCLUSIVE
-from models import feeding
 from models.layers.cells import BidirectionalRecurrence, Recurrence
 from storage.errors import command
 from studies import gate_measures, gates
@@ -65,8 +65,8 @@ def test_gates_of_ragged_documents_are_those_of_the_for_loop(runs, prepared):
     network = models.load(runs[0], prepared.description)
     rows = np.array([3, 0, 5])
     with torch.no_grad():
-        found = gate_measures.read(network, *feeding.inputs(prepared, rows, ragged=True))
-        tokens, word_counts, sentence_counts = feeding.inputs(prepared, rows)
+        found = gate_measures.read(network, *collation.inputs(prepared, rows, ragged=True))
+        tokens, word_counts, sentence_counts = collation.inputs(prepared, rows)
         loop = BidirectionalRecurrence(8, 4)
         loop.load_state_dict(network.word_gru.state_dict())
         counts = word_counts.flatten()
@@ -88,7 +88,7 @@ def test_the_distribution_counts_every_word_once_and_asks_for_some(runs, prepare
     every, where = [], []
     with torch.no_grad():
         for row in range(len(prepared.labels)):
-            given = feeding.inputs(prepared, np.array([row]), ragged=True)
+            given = collation.inputs(prepared, np.array([row]), ragged=True)
             of_words = gate_measures.read(network, *given)["words"].reset
             every.append(of_words)
             where.append(given[0][: len(of_words)])

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 import torch
 
+from batches import collation
 from evaluation.statistics import mean_interval
-from models import feeding
 from storage.errors import command
 from storage.files import read_json, write_json
 from studies import cuts, quantiles
@@ -84,7 +84,7 @@ def test_what_padding_is_read_in_each_way(text_directory):
     timer = Timer(corpus.whole, (5, 8), dict(DEBUG.network), DEBUG.settings, CPU, count=100)
     ways = {steps.way: steps for steps in timer.all_ways()}
     assert tuple(ways) == WAYS
-    words = feeding.sizes(corpus.whole, corpus.whole.rows("train")).sum()
+    words = collation.sizes(corpus.whole, corpus.whole.rows("train")).sum()
     assert ways["cut length"].padding == pytest.approx(1 - words / (48 * 5 * 8))
     # Batches of like length have less than those by chance, and these than all that there could be.
     like, chance, most = (ways[name].padding for name in ("longest, like length", "longest, any length", "cut length"))
@@ -97,7 +97,7 @@ def test_what_padding_is_read_in_each_way(text_directory):
 
 
 def test_padding_up_to_the_cut_adds_nothing_but_padding(prepared):
-    given = feeding.inputs(prepared, np.array([4, 7]))
+    given = collation.inputs(prepared, np.array([4, 7]))
     tokens, word_counts, sentence_counts = padded_to(given, 6, 9)
     assert tokens.shape == (2, 6, 9) and word_counts.shape == (2, 6)
     assert tokens.sum() == given[0].sum() and word_counts.sum() == given[1].sum()

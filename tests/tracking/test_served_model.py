@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import models
-from models import feeding
+from batches import inference
 from storage.files import read_json
 from storage.prepared import open_prepared
 from tests.tracking.examples import TEXTS, evaluate_run, finish_run, make_job, prepared_images, prepared_text
@@ -109,7 +109,7 @@ def test_a_han_reads_raw_text_where_the_project_is_not(folder):
     # The very numbers of the prepared arrays: serving cuts and numbers a text as preparing does.
     opened = open_prepared(prepared)
     network = models.load(run, opened.description)
-    logits = torch.from_numpy(feeding.predict(network, opened, np.arange(len(TEXTS))))
+    logits = torch.from_numpy(inference.predict(network, opened, np.arange(len(TEXTS))))
     expected = torch.softmax(logits.double(), 1).numpy()
     np.testing.assert_allclose(
         [[row["probabilities"][one] for one in ("read", "draw")] for row in rows], expected, atol=1e-6
@@ -167,7 +167,7 @@ def test_an_image_model_takes_pixels(folder):
     assert "blingfire" not in (files / "requirements.txt").read_text()
     opened = open_prepared(prepared)
     rows = answer_elsewhere(folder, tracking.uri, f"models:/reread-dots/{version}", opened.arrays["images"].tolist())
-    logits = torch.from_numpy(feeding.predict(models.load(run, opened.description), opened, np.arange(6)))
+    logits = torch.from_numpy(inference.predict(models.load(run, opened.description), opened, np.arange(6)))
     expected = torch.softmax(logits.double(), 1).numpy()
     np.testing.assert_allclose([list(row["probabilities"].values()) for row in rows], expected, atol=1e-6)
     assert "attention" not in rows[0]

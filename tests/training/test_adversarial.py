@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 import models
-from models import feeding
+from batches import collation
 from models.layers.embedding import word_embedding
 from storage.errors import InputError
 from storage.prepared import open_prepared
@@ -34,7 +34,7 @@ def build(model, settings, prepared):
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_network_reads_the_table_as_it_reads_its_words(prepared, model, settings, ragged):
     network = build(model, settings, prepared)
-    inputs = feeding.inputs(prepared, prepared.rows("train"), ragged=ragged)
+    inputs = collation.inputs(prepared, prepared.rows("train"), ragged=ragged)
     places = Places(word_embedding(network, "adversarial", 0), inputs[0])
     with places.read_as(places.vectors()):
         logits = network(places.numbers, *inputs[1:])
@@ -43,7 +43,7 @@ def test_a_network_reads_the_table_as_it_reads_its_words(prepared, model, settin
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_the_perturbation_has_its_norm_in_each_document_and_the_gradient_s_direction(prepared, ragged):
-    tokens, word_counts, _ = feeding.inputs(prepared, prepared.rows("train")[:9], ragged=ragged)
+    tokens, word_counts, _ = collation.inputs(prepared, prepared.rows("train")[:9], ragged=ragged)
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(tokens.numel(), 4, generator=generator) * (tokens.flatten() != 0).unsqueeze(-1)
     found = worst(gradient, tokens, word_counts, 0.7)
@@ -61,14 +61,14 @@ def test_a_step_s_gradients_are_those_of_both_losses(prepared, ragged):
     settings = Settings(adversarial=0.7, label_smoothing=0.0, clip_norm=0.0)
     network = build("word_average", {}, prepared)
     rows = prepared.rows("train")
-    target = feeding.labels(prepared, rows)
-    inputs = feeding.inputs(prepared, rows, ragged=ragged)
+    target = collation.labels(prepared, rows)
+    inputs = collation.inputs(prepared, rows, ragged=ragged)
     step = Step(network, make_optimiser(network, settings), settings, torch.device("cpu"))
     outcome = step._gradients(inputs, target)
     found = [parameter.grad.clone() for parameter in network.parameters()]
 
     network.zero_grad()
-    documents = [words[words != 0] for words in feeding.inputs(prepared, rows)[0].flatten(1)]
+    documents = [words[words != 0] for words in collation.inputs(prepared, rows)[0].flatten(1)]
     vectors = [network.embedding.weight[words] for words in documents]
     clean = functional.cross_entropy(network.classifier(torch.stack([v.mean(0) for v in vectors])), target)
     gradients = torch.autograd.grad(clean, vectors, retain_graph=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.parts import cut, of_rows, without_words
+from batches.subsets import delete_tokens, select_rows, truncate
 from storage.prepared import Prepared
 
 # Three documents: [[1, 2, 3], [4]], [[5, 6]], [[7], [8, 9, 10, 11], [12, 13]].
@@ -42,24 +42,24 @@ def test_the_case_by_hand_is_what_it_says(text):
 
 
 def test_texts_are_cut_at_words_of_a_sentence_and_sentences_of_a_document(text):
-    found = cut(text, words=2, sentences=2)
+    found = truncate(text, words=2, sentences=2)
     assert documents(found) == [[[1, 2], [4]], [[5, 6]], [[7], [8, 9]]]
     assert found.arrays["word_counts"].shape == (3, 2)
-    assert documents(cut(text, words=4, sentences=3)) == documents(text)
-    assert documents(cut(text, words=1, sentences=1)) == [[[1]], [[5]], [[7]]]
+    assert documents(truncate(text, words=4, sentences=3)) == documents(text)
+    assert documents(truncate(text, words=1, sentences=1)) == [[[1]], [[5]], [[7]]]
 
 
 def test_words_are_removed_and_a_sentence_without_words_is_gone(text):
     removed = np.isin(text.arrays["tokens"], [2, 6, 7, 9, 11])
-    found = without_words(text, removed)
+    found = delete_tokens(text, removed)
     assert documents(found) == [[[1, 3], [4]], [[5]], [[8, 10], [12, 13]]]
     assert found.first_words.tolist() == [0, 3, 4, 8]
     with pytest.raises(ValueError, match="row 1 has no word left"):
-        without_words(text, np.isin(text.arrays["tokens"], [5, 6]))
+        delete_tokens(text, np.isin(text.arrays["tokens"], [5, 6]))
 
 
 def test_rows_are_chosen_with_their_words_labels_and_splits(text):
-    found = of_rows(text, np.array([0, 2]))
+    found = select_rows(text, np.array([0, 2]))
     assert documents(found) == [[[1, 2, 3], [4]], [[7], [8, 9, 10, 11], [12, 13]]]
     assert found.description["splits"] == {"train": [0, 1], "validation": [1, 1], "test": [1, 2]}
     assert found.labels.tolist() == [0, 0] and found.rows("test").tolist() == [1]

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from models import feeding
+from batches.collation import inputs, sizes
+from batches.inference import predict
 from models.layers.attention import Attention
 from storage.prepared import Prepared
 
@@ -29,7 +30,7 @@ def answer(network: nn.Module, prepared: Prepared) -> dict[str, list[Any]]:
     label: the likeliest class, and probability its own; where a row can have several labels, the list of those with a
     probability of 0.5 or more, and the list of theirs. probabilities: each class by name.
     """
-    logits = feeding.predict(network, prepared, np.arange(_rows(prepared)), ROWS_AT_A_TIME)
+    logits = predict(network, prepared, np.arange(_rows(prepared)), ROWS_AT_A_TIME)
     return _columns(logits, prepared)
 
 
@@ -42,13 +43,13 @@ def answer_with_attention(
     sentences the ``weight``, the ``words``, and the weight of each in the sentence, ``word_weights``.
     """
     device = next(network.parameters()).device
-    order = np.argsort(feeding.sizes(prepared, np.arange(_rows(prepared))), kind="stable")
+    order = np.argsort(sizes(prepared, np.arange(_rows(prepared))), kind="stable")
     logits = np.empty((len(order), len(prepared.classes)), np.float32)
     attention: list[Any] = [None] * len(order)
     for start in range(0, len(order), ROWS_AT_A_TIME):
         rows = order[start : start + ROWS_AT_A_TIME]
         with torch.no_grad():
-            found = network.attend(*feeding.inputs(prepared, rows, device))
+            found = network.attend(*inputs(prepared, rows, device))
         logits[rows], of_words, of_sentences = (one.float().cpu().numpy() for one in found)
         for place, row in enumerate(rows):
             attention[row] = [

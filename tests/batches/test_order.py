@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from training.data_order import batches
+from batches.order import batches
 
 ROWS = np.arange(100, 1103)
 SIZES = np.random.default_rng(0).integers(1, 300, len(ROWS))

@@ -1,0 +1,11 @@
+"""Rows of prepared data as batches on the device: order, collation, augmentation, subsets and prediction.
+
+    order          which rows make which batch of an epoch, a function of (seed, epoch)
+    batches        the batches of an epoch, ready on the device
+    text, image    collation, one file for each kind of data: the file's name is the kind
+    augmentations  random changes of training images, one file each
+    inference      logits of given rows, and answers made of them
+    subsets        parts of a prepared text, in memory
+
+Nothing is imported here, so that ``batches.subsets`` needs no torch.
+"""

@@ -1,0 +1,69 @@
+"""Inputs and labels of rows, for each kind of data by its file: batches/KIND.py, which defines a ``Collator``."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from storage.prepared import Prepared
+from storage.registry import Registry
+
+
+class Resident(Protocol):
+    """Rows that are on the device."""
+
+    def batches(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
+        """Yield what ``KindCollator.collate`` gives for each of ``batches``, on the device."""
+
+
+class KindCollator(Protocol):
+    """How rows of a kind of data become a network's inputs: ``finish(collate(rows) on the device)``."""
+
+    def sizes(self, rows: np.ndarray) -> np.ndarray: ...
+
+    def collate(self, rows: np.ndarray) -> tuple[Tensor, ...]: ...
+
+    def finish(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]: ...
+
+    def resident_bytes(self, rows: np.ndarray) -> int: ...
+
+    def resident(self, rows: np.ndarray) -> Resident: ...
+
+
+REGISTRY = Registry("batches", "kind of data", ("Collator",))
+COLLATORS = {kind: REGISTRY.module(kind).Collator for kind in REGISTRY.available()}
+
+
+def make_collator(prepared: Prepared, device: torch.device | str = "cpu", ragged: bool = False) -> KindCollator:
+    """Make the collator of ``prepared``'s kind of data; ``ragged``: text without padding."""
+    return COLLATORS[prepared.kind](prepared, torch.device(device), ragged)
+
+
+def reads_ragged(network: nn.Module, device: torch.device) -> bool:
+    """Whether ``network`` reads text without padding: on a GPU, which has the kernels, where its attribute says so."""
+    return device.type == "cuda" and getattr(network, "reads_ragged", False)
+
+
+def inputs(
+    prepared: Prepared, rows: np.ndarray, device: torch.device | str = "cpu", ragged: bool = False
+) -> tuple[Tensor, ...]:
+    """The network's inputs for ``rows`` (int [n]), as the file of the kind of data documents them."""
+    collator = make_collator(prepared, device, ragged)
+    return collator.finish(to_device(collator.collate(rows), torch.device(device)))
+
+
+def sizes(prepared: Prepared, rows: np.ndarray) -> np.ndarray:
+    """What each row costs to read, int64 [n]: its words, or 1 for an image."""
+    return make_collator(prepared).sizes(rows)
+
+
+def labels(prepared: Prepared, rows: np.ndarray | slice, device: torch.device | str = "cpu") -> Tensor:
+    """The labels of ``rows``: int64 [n] of a single-label task, float32 [n, K] of 0 and 1 of a multi-label task."""
+    dtype = torch.float32 if prepared.task == "multi-label" else torch.int64
+    return torch.from_numpy(np.array(prepared.labels[rows])).to(device, dtype)
+
+
+def to_device(tensors: tuple[Tensor, ...], device: torch.device, **how: Any) -> tuple[Tensor, ...]:
+    return tuple(tensor.to(device, **how) for tensor in tensors)

@@ -1,0 +1,240 @@
+"""Rows per second of whole training runs, beside the step alone: ``python -m benchmarks.end_to_end``, on a GPU.
+
+python -m benchmarks.end_to_end han --prepared prepared/KEY       HAN on a prepared text
+python -m benchmarks.end_to_end densenet --prepared prepared/KEY  DenseNet-BC-100-12 on prepared images
+python -m benchmarks.end_to_end                                   each on drawn data of the size of IMDB or CIFAR-10
+
+A run is training.loop.train with its validation and checkpoints, in a temporary folder. ``epoch`` is the pace of its
+steps; ``with validation`` adds validation, ``whole`` also the checkpoint and the history. ``step alone`` calls the same
+step on the batches of the last epoch, which are on the device already. ``loading alone`` makes these batches. The first
+epochs capture a CUDA graph for each new shape and are not counted: figures are medians of the other epochs, and of
+passes over the batches. The GPU is synchronised between steps, validation and checkpoint.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+import models
+from batches.batches import Batches
+from batches.collation import reads_ragged
+from cuda_ext import bench
+from storage.errors import InputError, command, refuse_unknown
+from storage.files import write_json
+from storage.prepared import Prepared, open_prepared
+from training import loop
+from training.device import configure
+from training.optimiser import make_optimiser
+from training.progress import Progress
+from training.settings import Job, Settings
+from training.step import Step
+
+EPOCHS, WARM_EPOCHS, PASSES = 8, 3, 5
+# Rows of training and validation, as of IMDB and CIFAR-10 here.
+DOCUMENTS, IMAGES = (22_488, 2_512), (45_000, 5_000)
+VOCABULARY, SENTENCES, WORDS = 50_000, 44, 75
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network and its training; ``draw`` makes data where none is prepared."""
+
+    model: str
+    network: dict[str, Any]
+    training: dict[str, Any]
+    draw: Callable[[], Prepared] = field(repr=False)
+
+
+def drawn_text(rows: tuple[int, int] = DOCUMENTS) -> Prepared:
+    """Documents of about 11 sentences of about 21 words, both log-normal."""
+    random = np.random.default_rng(0)
+    count = sum(rows)
+    sentence_counts = np.clip(random.lognormal(2.25, 0.62, count), 1, SENTENCES).astype(np.int32)
+    word_counts = np.clip(random.lognormal(2.83, 0.65, (count, SENTENCES)), 1, WORDS).astype(np.int32)
+    word_counts[np.arange(SENTENCES) >= sentence_counts[:, None]] = 0
+    arrays = {
+        "tokens": random.integers(2, VOCABULARY, word_counts.sum(), np.int32),
+        "word_counts": word_counts,
+        "sentence_counts": sentence_counts,
+        "labels": random.integers(0, 2, count, np.int32),
+    }
+    return _drawn("text", 2, rows, arrays, {"vocabulary_size": VOCABULARY})
+
+
+def drawn_images(rows: tuple[int, int] = IMAGES) -> Prepared:
+    """Images of 32 x 32 pixels in three colours."""
+    random = np.random.default_rng(0)
+    arrays = {
+        "images": random.integers(0, 256, (sum(rows), 32, 32, 3), np.uint8),
+        "labels": random.integers(0, 10, sum(rows), np.int32),
+    }
+    return _drawn("image", 10, rows, arrays, {"mean": [0.5] * 3, "deviation": [0.25] * 3})
+
+
+def _drawn(kind: str, classes: int, rows: tuple[int, int], arrays: dict[str, np.ndarray], more: dict) -> Prepared:
+    about = {
+        "name": "drawn",
+        "kind": kind,
+        "task": "single-label",
+        "classes": [str(label) for label in range(classes)],
+        "splits": {"train": [0, rows[0]], "validation": [rows[0], sum(rows)], "test": [sum(rows), sum(rows)]},
+        "arrays": {name: {"shape": list(array.shape)} for name, array in arrays.items()},
+    }
+    return Prepared(Path("drawn"), about | more, arrays)
+
+
+IMDB = {"learning_rate": 0.005, "word_vector_rate": 0.05, "average_decay": 0.999, "adversarial": 1.0}
+PLAIN = {"batch_size": 64, "learning_rate": 1e-3, "deterministic": False, "clip_norm": 0}
+SUBJECTS = {
+    # As benchmarks/han.py times it.
+    "han": Subject("han", {"embedding": 200, "hidden": 50, "dropout": 0.0}, PLAIN, drawn_text),
+    # As experiments/imdb.yaml trains it.
+    "han-imdb": Subject(
+        "han", {"embedding": 200, "hidden": 50, "dropout": 0.3}, {"batch_size": 64, **IMDB}, drawn_text
+    ),
+    "densenet": Subject(
+        "densenet",
+        {"depth": 100, "growth_rate": 12},
+        {"batch_size": 512, "learning_rate": 0.1, "optimizer": "sgd", "deterministic": False, "clip_norm": 0},
+        drawn_images,
+    ),
+}
+
+
+class Clock(Progress):
+    """Notes when the steps, the validation and the checkpoint of each epoch end."""
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        super().__init__(job, events=False)
+        self.live = False
+        self.device = device
+        self.spans: dict[str, list[float]] = {"steps": [], "validation": [], "checkpoint": []}
+
+    def started(self, epoch: int, device: str) -> None:
+        super().started(epoch, device)
+        self.last = synchronised(self.device)
+
+    def note(self, span: str) -> None:
+        now = synchronised(self.device)
+        self.spans[span].append(now - self.last)
+        self.last = now
+
+    def epoch(self, row: dict[str, float], steps: int) -> None:
+        self.note("checkpoint")
+
+
+def synchronised(device: torch.device) -> float:
+    """The time, when the device has done all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: int, warm: int) -> dict[str, Any]:
+    """Train ``epochs`` epochs, of which ``warm`` are not counted, and time the step on the last epoch's batches."""
+    settings = Settings(**{"warmup_epochs": 0, **subject.training, "maximum_epochs": epochs, "patience": epochs})
+    configure(settings)
+    rows = prepared.rows("train")
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job("benchmark", subject.model, subject.model, 0, subject.network, settings, Path(), Path(folder))
+        clock, validate = Clock(job, device), loop.validate
+
+        def timed(*arguments: Any) -> Any:
+            clock.note("steps")
+            validation = validate(*arguments)
+            clock.note("validation")
+            return validation
+
+        with mock.patch.object(loop, "validate", timed):
+            network, _ = loop.train(job, prepared, device, clock)
+    spans = {name: np.array(seconds) for name, seconds in clock.spans.items()}
+    whole = {
+        "epoch": spans["steps"],
+        "with validation": spans["steps"] + spans["validation"],
+        "whole": sum(spans.values()),
+    }
+    pace = {name: len(rows) / statistics.median(seconds[warm:].tolist()) for name, seconds in whole.items()}
+    made = Batches(prepared, rows, device, settings.batch_size, job.seed, ragged=reads_ragged(network, device))
+    loading = timed_passes(lambda: list(made.epoch(epochs)), device)
+    batches = list(made.epoch(epochs))
+    step = Step(network.train(), make_optimiser(network, settings), settings, device)
+
+    def steps() -> None:
+        for batch in batches:
+            step(batch.inputs, batch.target, settings.learning_rate)
+
+    alone = timed_passes(steps, device)
+    shapes = {tuple(tensor.shape for tensor in batch.inputs) for batch in batches}
+    return {
+        "loading": made.loader.way,
+        "rows": len(rows),
+        "steps_per_epoch": len(made),
+        "shapes_of_the_last_epoch": len(shapes),
+        "rows_per_second": {**pace, "step alone": len(rows) / alone, "loading alone": len(rows) / loading},
+        "share_of_step": {name: value * alone / len(rows) for name, value in pace.items()},
+        "seconds": {name: seconds.tolist() for name, seconds in spans.items()},
+    }
+
+
+def timed_passes(run: Callable[[], Any], device: torch.device) -> float:
+    """Median seconds of PASSES calls, after one that is not timed."""
+    seconds = []
+    for _ in range(PASSES + 1):
+        start = synchronised(device)
+        run()
+        seconds.append(synchronised(device) - start)
+    return statistics.median(seconds[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.end_to_end", description=__doc__.split("\n\n")[0])
+    parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"which: {', '.join(SUBJECTS)} (default: all)")
+    parser.add_argument("--prepared", type=Path, metavar="FOLDER", help="a folder of prepared/, for the subjects named")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"more than {WARM_EPOCHS} (%(default)s)")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    refuse_unknown(arguments.subjects, SUBJECTS, "the arguments")
+    if arguments.epochs <= WARM_EPOCHS:
+        raise InputError(f"--epochs is {arguments.epochs}: the first {WARM_EPOCHS} are not counted, give more")
+    bench.refuse_without_kernels()
+    device = torch.device("cuda", torch.cuda.current_device())
+    measured: dict[str, Any] = {"environment": bench.environment(), "results": {}}
+    for name in arguments.subjects or SUBJECTS:
+        subject = SUBJECTS[name]
+        prepared = open_prepared(arguments.prepared) if arguments.prepared else subject.draw()
+        models.refuse_other_kind(subject.model, prepared.description["name"], prepared.kind)
+        found = measure(subject, prepared, device, arguments.epochs, WARM_EPOCHS)
+        measured["results"][name] = {"data": prepared.description["name"], "training": subject.training, **found}
+        print(table(name, found), flush=True)
+    print(json.dumps(measured))
+    if arguments.json:
+        write_json(arguments.json, measured)
+
+
+def table(name: str, found: dict[str, Any]) -> str:
+    lines = [
+        f"\n{name}: {found['rows']:,} rows, {found['steps_per_epoch']} steps per epoch of "
+        f"{found['shapes_of_the_last_epoch']} shapes, batches {found['loading']}",
+        "| timed | rows per second | share of the step alone |",
+        "|---|---|---|",
+    ]
+    for timed, pace in found["rows_per_second"].items():
+        share = found["share_of_step"].get(timed)
+        lines.append(f"| {timed} | {pace:,.0f} | {'' if share is None else f'{share:.1%}'} |")
+    for span, seconds in found["seconds"].items():
+        lines.append(f"seconds of {span}, by epoch: {', '.join(f'{one:.3f}' for one in seconds)}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    command(main)()

@@ -1,0 +1,88 @@
+"""What augmentations do to images, and how often."""
+
+import numpy as np
+import pytest
+import torch
+
+from batches.augmentations import REGISTRY, build, cutout, flip, make_generator, shift
+from storage.errors import InputError
+
+CPU = torch.device("cpu")
+SIZE = 32
+
+
+def generator(seed=0, epoch=1):
+    return make_generator(seed, epoch, CPU)
+
+
+def numbered(count, size=SIZE):
+    """Images [count, 2, size, size] whose pixels are all different and not zero."""
+    return torch.arange(1.0, count * 2 * size * size + 1).view(count, 2, size, size)
+
+
+def test_each_augmentation_is_a_file():
+    assert REGISTRY.available() == ["cutout", "flip", "shift"]
+
+
+@pytest.mark.parametrize("name", REGISTRY.available())
+def test_an_augmentation_is_a_function_of_seed_and_epoch_and_keeps_what_it_is_given(name):
+    images = numbered(16)
+    before, apply = images.clone(), build([{"name": name}], "image")
+    expected = apply(images, generator(3, 2))
+    assert torch.equal(images, before) and expected.shape == images.shape and expected.dtype == images.dtype
+    assert torch.equal(apply(images, generator(3, 2)), expected)
+    assert not torch.equal(apply(images, generator(3, 1)), expected)
+    assert not torch.equal(apply(images, generator(2, 2)), expected)
+
+
+def test_about_half_of_the_images_are_mirrored():
+    images = numbered(2000, 4)
+    found = flip.apply(images, generator(), flip.Settings())
+    mirrored = (found == images.flip(3)).flatten(1).all(dim=1)
+    assert ((found == images).flatten(1).all(dim=1) ^ mirrored).all()
+    # Five standard deviations.
+    assert abs(int(mirrored.sum()) - 1000) < 112
+    assert torch.equal(flip.apply(images, generator(), flip.Settings(0.0)), images)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "reflect"])
+def test_each_image_is_shifted_as_a_crop_of_the_padded_image_is(padding):
+    images, pixels = numbered(3000, 6), 2
+    found = shift.apply(images, generator(), shift.Settings(pixels, padding))
+    mode = {"zeros": "constant", "reflect": "reflect"}[padding]
+    padded = torch.nn.functional.pad(images, (pixels,) * 4, mode)
+    crops = torch.stack([padded[:, :, y : y + 6, x : x + 6] for y in range(5) for x in range(5)])
+    equal = (crops == found).flatten(2).all(dim=2)
+    assert (equal.sum(dim=0) == 1).all()
+    # Each of 25 crops is as likely: 120 of each, with a standard deviation of 10.7.
+    assert (equal.sum(dim=1) - 120).abs().max() < 54
+
+
+def test_an_image_may_stay_where_it_is():
+    images = numbered(4)
+    assert torch.equal(shift.apply(images, generator(), shift.Settings(0)), images)
+    with pytest.raises(InputError, match="shift.pixels is 32"):
+        shift.apply(images, generator(), shift.Settings(32, "reflect"))
+
+
+def test_a_square_is_cut_out_whose_centre_is_any_pixel():
+    images = torch.ones(4000, 2, SIZE, SIZE)
+    found = cutout.apply(images, generator(), cutout.Settings(16))
+    assert torch.equal(found[:, 0], found[:, 1])
+    gone = found[:, 0] == 0
+    height, width = gone.any(dim=2).sum(dim=1), gone.any(dim=1).sum(dim=1)
+    assert torch.equal(gone.sum(dim=(1, 2)), height * width)
+    # A side is 8 pixels at the first centre, and 8, 9, ... at the last ones; it is whole at the 17 in between.
+    sides = np.minimum(np.arange(SIZE) + 8, SIZE) - np.maximum(np.arange(SIZE) - 8, 0)
+    assert sides.min() == 8 and sides.max() == 16
+    for side in (height, width):
+        assert side.min() == 8 and side.max() == 16
+        assert abs(float(side.double().mean()) - sides.mean()) < 5 * sides.std() / 4000**0.5
+    assert torch.equal(found.bool(), ~gone.unsqueeze(1).expand_as(found))
+
+
+def test_augmentations_are_applied_in_the_order_of_the_list():
+    images = numbered(8)
+    both = [{"name": "cutout", "size": 8}, {"name": "flip", "probability": 1.0}]
+    expected = flip.apply(cutout.apply(images, draws := generator(), cutout.Settings(8)), draws, flip.Settings(1.0))
+    assert torch.equal(build(both, "image")(images, generator()), expected)
