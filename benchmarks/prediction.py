@@ -33,6 +33,7 @@ import models
 from batches import answers, inference
 from cuda_ext import library
 from kinds import Reader, kind, load
+from models.objectives import DEFAULT, make_objective
 from storage.errors import InputError, command
 from storage.files import read_json, read_object, write_json
 from storage.prepared import Prepared, open_prepared
@@ -85,6 +86,7 @@ def open_subject(run: str | None, folder: str | None, network: dict[str, int]) -
         prepared = drawn() if folder is None else open_prepared(Path(folder))
         torch.manual_seed(0)
         loaded = models.build("han", network, prepared.description).eval()
+        loaded.objective = make_objective(DEFAULT, prepared.description)
     if prepared.kind != "text":
         raise InputError(f"{run or folder} is of image data: name one of documents")
     rows = prepared.rows("test")

@@ -19,7 +19,8 @@ from batches.answers import attends
 from batches.collation import inputs
 from evaluation.metrics import predicted
 from evaluation.page import render
-from evaluation.run import one_thread, to_probabilities
+from evaluation.run import one_thread
+from models.objectives import to_probabilities
 from storage.files import read_json, write_text
 from storage.prepared import Prepared
 
@@ -69,7 +70,7 @@ def shown_documents(run_directory: Path, prepared: Prepared) -> list[dict[str, A
             documents.append(
                 shade(document["words"], words[0], sentences[0])
                 | {"id": document["id"]}
-                | judged(to_probabilities(logits, prepared.task), prepared.labels[rows], prepared)
+                | judged(to_probabilities(network.objective, logits), prepared.labels[rows], prepared)
             )
     return documents
 

@@ -149,8 +149,10 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with ``over`` laid on it: mappings are merged key by key, anything else is replaced."""
     result = copy.deepcopy(dict(base))
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
-            result[key] = merged(result[key], value)
+        old = result.get(key)
+        # A mapping with another name is another member of a registry: it replaces the old one.
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and value.get("name") in (None, old.get("name")):
+            result[key] = merged(old, value)
         else:
             result[key] = copy.deepcopy(value)
     return result

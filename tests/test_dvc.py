@@ -54,7 +54,7 @@ def make_small(project):
         "densenet-relu": {"model": "densenet", "data": "digits", "network": {"activation": "relu", "growth_rate": 4}},
         "densenet-swish": {"model": "densenet", "data": "digits", "network": {"activation": "swish", "growth_rate": 5}},
     }
-    small["parameters"]["training"] = {"maximum_epochs": 2}
+    small["parameters"]["training"] = {"max_epochs": 2}
     small["pairs"] = [pair for pair in small["pairs"] if pair["name"] == "swish"]
     (project.directory / "experiments/default.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
     (project.directory / "dvc.lock").unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import kinds
+from models.objectives import DEFAULT
 from storage.errors import InputError
 from storage.files import read_json, write_json
 from storage.prepared import DESCRIPTION, SPLITS, open_prepared
@@ -54,7 +55,8 @@ def pack(run_directory: Path, folder: Path) -> Package:
         shutil.copyfile(file, network / file.name)
     write_json(network / "job.json", job)
     addresses = map(kinds.module_of, (kind.collator, kind.reader))
-    modules = [f"models.{job['model']}", "batches.answers", f"kinds.{prepared.kind}", *addresses]
+    objective = f"models.objectives.{job['training'].get('objective', DEFAULT)['name']}"
+    modules = [f"models.{job['model']}", objective, "batches.answers", f"kinds.{prepared.kind}", *addresses]
     code = folder / "code"
     for path in closure(modules):
         copy = code / path.relative_to(ROOT)

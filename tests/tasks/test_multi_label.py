@@ -55,7 +55,7 @@ def test_several_labels_from_rows_to_a_verdict(project):
         "title": "Topics",
         "variants": {name: {"model": name, "data": "topics"} for name in ("han", "gru_flat")},
         "seeds": [0, 1],
-        "parameters": {"training": {"maximum_epochs": 6, "learning_rate": 0.02}},
+        "parameters": {"training": {"max_epochs": 6, "learning_rate": 0.02}},
         "pairs": [
             {"name": "p", "claim": "c", "source": "s", "better": "han", "worse": "gru_flat", "metric": "macro_auroc"},
         ],
