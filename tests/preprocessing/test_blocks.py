@@ -37,7 +37,7 @@ def test_numbered_words_are_those_of_the_segmented_texts():
 
 
 def test_a_block_without_words_or_without_documents():
-    words, numbers, lengths, counts = number_words(list(map(mark_sentences, ["\u200b", "a b", ""])))
+    _words, numbers, lengths, counts = number_words(list(map(mark_sentences, ["\u200b", "a b", ""])))
     assert (len(numbers), lengths.tolist(), counts.tolist()) == (2, [2], [0, 1, 0])
     assert [array.tolist() for array in number_words([])[1:]] == [[], [], []]
 
