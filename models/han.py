@@ -30,7 +30,7 @@ LENGTH_GROUPS = 2  # of a batch's sentences: on docstrings 2 train a quarter fas
 
 @dataclass(frozen=True)
 class Settings:
-    """embedding_dim: numbers per word; hidden_size: units per direction of both GRUs; dropout: of embeddings and vectors;
+    """embedding_dim: numbers per word; hidden_size: units per direction of both GRUs; dropout: of embeddings, vectors;
     word_dropout: of whole words; embedding_lr_scale: the word vectors' share of the learning rate, at 0 they stay as
     they began; word_vectors: what they begin as; pooling: of words and of sentences; cell: of both
     levels."""

@@ -57,7 +57,9 @@ class Plan:
     seeds: int = 8
     rates: tuple[float, ...] = (0.001, 0.002, 0.004)
     tuning_seeds: int = 1
-    network: Mapping[str, Any] = field(default_factory=lambda: {"embedding_dim": 200, "hidden_size": 50, "dropout": 0.5})
+    network: Mapping[str, Any] = field(
+        default_factory=lambda: {"embedding_dim": 200, "hidden_size": 50, "dropout": 0.5}
+    )
     training: Mapping[str, Any] = field(default_factory=lambda: {"max_epochs": 15, "patience": 3})
     timed: int = 30
     rows: int | None = None
