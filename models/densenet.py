@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from models.layers.activations import Name
 from models.layers.dense import Composite, DenseLayer, ImageClassifier
 from storage.checked import Between, Checked
 from storage.errors import InputError
+from storage.settings import OneOf, Tagged, tagged
 
 KIND = "image"
 BLOCKS = 3
@@ -30,7 +30,7 @@ class Settings(Checked):
     depth: Annotated[int, Between(10, 1000)] = 16
     growth_rate: Annotated[int, Between(1, 512)] = 8
     compression: Annotated[float, Between(0.01, 1)] = 0.5
-    activation: Name = "relu"
+    activation: Annotated[Tagged, OneOf("models.activations")] = tagged("relu")
     dropout: Annotated[float, Between(0, 0.95)] = 0.0
 
     def __post_init__(self) -> None:

@@ -64,9 +64,9 @@ def read_machine(path: Path) -> dict[str, Any]:
     return found
 
 
-def source(model: str, training: Mapping[str, Any]) -> dict[str, str]:
+def source(model: str, network: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, str]:
     """sha256 of each source file that training ``model`` with these settings reaches."""
-    chosen = members(TrainingSettings.read(training, "the training settings"))
+    chosen = [*members(models.settings(model, network)), *members(TrainingSettings.read(training, "training"))]
     return _source(f"models.{model}", *(f"{package}.{tagged['name']}" for package, tagged in chosen))
 
 
@@ -90,7 +90,7 @@ def make_job(experiment: Experiment, variant_name: str, seed: int, prepared_dire
         **job,
         # It holds the sha256 of each array, and so stands for them.
         "prepared_sha256": sha256_file(prepared_directory / DESCRIPTION),
-        "source": source(variant.model, job["training"]),
+        "source": source(variant.model, job["network"], job["training"]),
         "machine": machine(),
     }
     run_key = content_key(determined_by)

@@ -56,7 +56,7 @@ def test_the_names_are_known_without_torch():
         ("han", {"cell": "lstm"}, "cell is 'lstm'"),
         ("han", {"word_vectors": "glove"}, "word_vectors is 'glove': choose from: random, word2vec"),
         ("word_average", {"word_dropout": 1.0}, "word_dropout is 1.0: it must lie between 0 and 0.95"),
-        ("densenet", {"activation": "swish_beta"}, "did you mean 'swish-beta'?"),
+        ("densenet", {"activation": "swish-beta"}, "did you mean 'swish_beta'?"),
     ],
 )
 def test_bad_names_and_values_are_refused_in_one_line(model, settings, message):
@@ -92,8 +92,8 @@ def test_the_debug_size_trains_a_step(model, prepared):
 
 EXPORTED = [
     *((model, {}) for model in models.available()),
-    ("densenet", {"activation": "swish-beta"}),
-    ("densenet_imagenet", {"activation": "swish-beta"}),
+    ("densenet", {"activation": "swish_beta"}),
+    ("densenet_imagenet", {"activation": "swish_beta"}),
     ("han", {"pooling": "mean", "cell": "rnn", "word_dropout": 0.1}),
     ("han", {"pooling": "max", "cell": "minimal"}),
     ("gru_flat", {"summary": "attention"}),

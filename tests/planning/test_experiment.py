@@ -51,7 +51,7 @@ def test_a_variant_takes_the_nearest_value_of_each_setting(tmp_path):
     assert experiment.variants["relu"].training == {"learning_rate": 0.01, "batch_size": 64}
     assert list(experiment.preprocessing) == ["digits"]
     # Every setting is filled in for the record, those nobody wrote as well.
-    assert resolved_network(experiment, "relu")["activation"] == "relu"
+    assert resolved_network(experiment, "relu")["activation"] == {"name": "relu"}
     assert resolved_training(experiment, "relu")["threads"] == 1
 
 
@@ -91,7 +91,7 @@ def test_selecting_variants_drops_the_pairs_that_lose_a_side(tmp_path):
         (("variants", "swish", "network"), {True: "swish"}, "the name True is True: it must be text"),
         (("variants", "swish", "network"), {5: 1}, "the name 5 is 5: it must be text"),
         (("variants", "swish", "training"), {"learning_rate": 10**400}, "learning_rate is"),
-        (("variants", "swish", "network"), {"activation": "swoosh"}, "did you mean 'swish'?"),
+        (("variants", "swish", "network"), {"activation": "swoosh"}, "'swoosh'"),
         (("variants", "swish", "training"), {"learning_rat": 1}, "did you mean 'learning_rate'?"),
         (("variants", "swish", "training"), {"learning_rate": -1}, "learning_rate is -1"),
         (("variants", "swish", "data"), "digit", "did you mean 'digits'?"),
