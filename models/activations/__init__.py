@@ -4,7 +4,7 @@
     KERNEL     the name under which cuda_ext/batch_norm_activation computes it, or None
     build      build(channels, settings) -> torch.nn.Module; channels: of the tensors [N, C, ...] that it is given
 
-An activation without a kernel runs as its module, on a GPU too. A module may have an attribute ``kernel`` of its own: None
+An activation without a kernel runs as its module, on a GPU too. A module may have its own attribute ``kernel``: None
 where no kernel computes its settings.
 """
 
