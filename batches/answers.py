@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import kinds
 from batches.collation import inputs, sizes
 from batches.inference import predict
 from models.layers.attention import Attention
@@ -60,7 +61,7 @@ def answer_with_attention(
 
 
 def _rows(prepared: Prepared) -> int:
-    return len(prepared.arrays["images" if prepared.kind == "image" else "word_counts"])
+    return len(prepared.arrays[kinds.kind(prepared.kind).row_array])
 
 
 def _columns(network: nn.Module, scores: np.ndarray, prepared: Prepared) -> dict[str, list[Any]]:

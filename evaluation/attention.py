@@ -32,7 +32,7 @@ DARK = ((22, 27, 34), (121, 190, 255))
 
 def has_attention(run_directory: Path, prepared: Prepared) -> bool:
     """Whether the network attends, its weights are still there, and there are words to show it on."""
-    if prepared.kind != "text" or not (prepared.directory / "shown.json").is_file():
+    if not (prepared.directory / "shown.json").is_file():
         return False
     if not (run_directory / "best.safetensors").is_file():
         return False

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import kinds
 import models
 from batches.inference import predict
 from evaluation.metrics import split_metrics
@@ -126,7 +127,7 @@ def latency(network: nn.Module, prepared: Prepared, split: str) -> dict[str, Any
         return float(np.median(seconds[1:]))
 
     return {
-        "unit": f"seconds {'a document' if prepared.kind == 'text' else 'an image'}",
+        "unit": f"seconds per {kinds.kind(prepared.kind).row}",
         "one_by_one": median_seconds(1),
         "in_one_batch": median_seconds(len(rows)),
         "rows": len(rows),

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import kinds
 import models
 import training.machine
-from evaluation.baseline_names import BASELINES
 from models.layers.embedding import refuse_missing_vectors
 from planning.experiment import Experiment, networks
 from planning.folders import runs_root
@@ -152,7 +152,7 @@ def check(experiment: Experiment) -> None:
     for pair in experiment.pairs:
         data = next(experiment.variants[name].data for name in networks(pair))
         if data in known:
-            there = (*experiment.variants, *BASELINES[known[data].kind])
+            there = (*experiment.variants, *(baseline.name for baseline in kinds.kind(known[data].kind).baselines))
             refuse_unknown(
                 (pair["better"], pair["worse"]),
                 there,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from preprocessing.settings import Share
+from kinds.text import Share
 from storage.checked import checked
 
 LEVELS = {"words": "sentence", "sentences": "document"}  # what is counted: in what

@@ -2,7 +2,7 @@
 
     Settings   a frozen dataclass of its settings
     build      build(settings, description, labels) -> Objective; description: the data set's prepared.json; labels:
-               the training split's while a network is trained, else None
+               those of the training split while a network is trained, else None
 
 A network's outputs are scores float [n, K], or a tuple whose first entry they are: what else is in it only the loss
 reads. ``target`` is int64 [n] where a row has one label, float32 [n, K] of 0 and 1 where it has several.

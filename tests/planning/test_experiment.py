@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evaluation.baselines import GRIDS
+import kinds
 from evaluation.statistics import least_seeds
 from planning.experiment import load_experiment, merged, networks
 from planning.jobs import check, resolved_network, resolved_training
@@ -14,7 +14,7 @@ from training.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = {
-    "preprocessing": {"digits": {"rows_per_class": None}, "docstrings": {"minimum_count": 5}},
+    "preprocessing": {"digits": {"rows_per_class": None}, "docstrings": {"min_count": 5}},
     "training": {"learning_rate": 0.003, "batch_size": 32},
     "models": {"densenet": {"network": {"depth": 16}, "training": {"batch_size": 64}}},
 }
@@ -292,7 +292,8 @@ def test_enough_seeds_and_equal_budgets_on_the_real_corpora(name):
     assert not set(experiment.seeds) & set(tuning.seeds) and tuning.evaluate_on == "validation"
     assert set(tuning.trials) == set(experiment.variants)
     # As many trials for each network as for a baseline; each variant is in a pair, and is of its own settings.
-    assert {len(trials) for trials in tuning.trials.values()} == {len(grid) for grid in GRIDS.values()}
+    grids = {len(baseline.grid) for baseline in kinds.baselines().values()}
+    assert {len(trials) for trials in tuning.trials.values()} == grids
     assert {side for pair in experiment.pairs for side in networks(pair)} == set(experiment.variants)
     settings = [(one.model, resolved_network(experiment, key)) for key, one in experiment.variants.items()]
     assert all(one not in settings[:number] for number, one in enumerate(settings))
