@@ -57,7 +57,7 @@ def read_machine(path: Path) -> dict[str, Any]:
         raise InputError(f"{where}: {error}; {hint}") from None
     if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in ("torch", "device")):
         raise InputError(f"{where} does not name torch and device: {hint}")
-    refuse_unknown(found, ("torch", "cuda", "device", "kernels"), where)
+    refuse_unknown(found, ("torch", "cuda", "device", "kernels", "processes"), where)
     of_a_gpu = all(isinstance(found.get(name), str) for name in ("cuda", "kernels"))
     if not of_a_gpu and (found.get("cuda", "") is not None or "kernels" in found):
         raise InputError(f"{where} has cuda and kernels neither of a GPU (both text) nor of a CPU (null, none): {hint}")

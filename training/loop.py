@@ -4,6 +4,8 @@ Everything random in an epoch is drawn from (seed, epoch), so a run that was kil
 weights as one that was not.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -22,6 +24,7 @@ from training.average import Average
 from training.checkpoint import Checkpoint
 from training.epoch_metrics import EpochMetrics, refuse_non_finite
 from training.optimisers import make_optimiser
+from training.processes import ONE, Processes, refuse_local_statistics
 from training.progress import Progress
 from training.schedules import Schedule
 from training.settings import Job
@@ -30,42 +33,53 @@ from training.step import Step
 from training.validation import validate
 
 
-def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress) -> tuple[torch.nn.Module, State]:
-    """Train to the end, from the last checkpoint if there is one: the network as it last was, and the final state."""
+def train(
+    job: Job, prepared: Prepared, device: torch.device, progress: Progress, processes: Processes = ONE
+) -> tuple[torch.nn.Module, State]:
+    """Train to the end, from the last checkpoint if there is one; return the network as it last was and the state."""
     settings = job.training
     seed_epoch(job.seed, epoch=0)
     network = models.build(job.model, job.network, prepared.description)
     begin_with_prepared_vectors(network, prepared)
+    refuse_local_statistics(network, processes)
     network.to(device)
     if settings.strict_kernels:
         refuse_references(network, device)
     optimiser = make_optimiser(network, settings)
     schedule = Schedule(settings.schedule, settings.learning_rate, settings.max_epochs)
     objective = make_objective(settings.objective, prepared.description, prepared.labels[prepared.rows("train")])
-    step = Step(network, objective, optimiser, settings, device)
+    step = Step(network, objective, optimiser, settings, device, processes)
     average = Average(network, settings.ema_decay)
-    checkpoint = Checkpoint(job.run_directory, network, average, optimiser, step.scaler)
+    checkpoint = Checkpoint(job.run_directory, network, average, optimiser, step.scaler, processes.main)
     state = checkpoint.resume()
     rows, ragged = prepared.rows("train"), reads_ragged(network, device)
     batches = Batches(
-        prepared, rows, device, settings.batch_size, job.seed, ragged=ragged, augmentation=settings.augmentation
+        prepared,
+        rows,
+        device,
+        settings.batch_size,
+        job.seed,
+        ragged=ragged,
+        augmentation=settings.augmentation,
+        rank=processes.rank,
+        world_size=processes.world_size,
     )
     predictor = Predictor(prepared, prepared.rows("validation"), device, ragged)
     progress.started(state.epoch, str(device))
 
     while not state.stopped(settings):
         epoch = state.epoch + 1
-        seed_epoch(job.seed, epoch)
+        seed_epoch(job.seed, epoch, processes.rank)
         metrics = EpochMetrics(epoch, len(batches), settings.learning_rate, progress)
         network.train()
         for number, batch in enumerate(batches.epoch(epoch)):
             done = (epoch - 1) * len(batches) + number
             rate = schedule(done, len(batches))
-            metrics.add(batch.global_rows, step(batch.inputs, batch.target, rate))
+            metrics.add(batch.global_rows, step(batch.inputs, batch.target, rate, batch.rows / batch.global_rows))
             average.update(done)
         training = metrics.row()
         average.take_buffers()
-        validation = validate(average.network, objective, prepared, predictor)
+        validation = processes.lead(partial(validate, average.network, objective, prepared, predictor))
         refuse_non_finite(validation.loss, f"validation loss after epoch {epoch}", settings.learning_rate)
         row = {
             "epoch": epoch,
@@ -76,16 +90,18 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
             "validation_score": validation.score,
         }
         state.record(row, validation)
-        # Before the checkpoint, so that no run is taken up after an epoch that history lacks.
-        write_text(job.run_directory / "history.csv", state.history_csv())
-        checkpoint.save(state)
+        if processes.main:
+            # Before the checkpoint, so that no run is resumed after an epoch that history lacks.
+            write_text(job.run_directory / "history.csv", state.history_csv())
+            checkpoint.save(state)
         progress.epoch(row, len(batches))
     return network, state
 
 
-def seed_epoch(seed: int, epoch: int) -> None:
-    """Seed torch's generators, of which weights (epoch 0) and dropout are drawn, from (seed, epoch)."""
-    torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]))
+def seed_epoch(seed: int, epoch: int, rank: int = 0) -> None:
+    """Seed torch's generators, from which weights (epoch 0) and dropout are drawn, by (seed, epoch, rank)."""
+    entropy = [seed, epoch, rank] if rank else [seed, epoch]
+    torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
 
 
 def refuse_references(network: torch.nn.Module, device: torch.device) -> None:

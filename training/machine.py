@@ -13,16 +13,20 @@ import torch
 
 from cuda_ext import library
 from storage.errors import command
+from training.processes import Processes
 
 
 def machine() -> dict[str, Any]:
-    """torch, CUDA, and the GPU's name or the CPU's instruction set.
+    """torch, CUDA, the GPU's name or the CPU's instruction set, and the number of processes if there are several.
 
     On a GPU also the kernels: their CUDA sources, or that there is no library of them that fits.
     """
+    several = {"processes": size} if (size := Processes.of_environment().world_size) > 1 else {}
     if not torch.cuda.is_available():
-        return {"torch": torch.__version__, "cuda": None, "device": torch.backends.cpu.get_cpu_capability()}
+        device = torch.backends.cpu.get_cpu_capability()
+        return {"torch": torch.__version__, "cuda": None, "device": device, **several}
     return {
+        **several,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name(),
