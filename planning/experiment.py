@@ -135,7 +135,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping. InputError names the file, and the line of a syntax error or of a name that stands twice."""
     try:
         # _Loader is a SafeLoader.
-        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506
+        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise InputError(f"{path} is missing: run this from the project's folder") from None
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
