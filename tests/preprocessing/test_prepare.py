@@ -367,8 +367,8 @@ def test_the_key_changes_with_what_makes_the_arrays(place, copied_source, name, 
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("preprocessing/blocks.py", "Written rather than mapped", "Written, not mapped"),
-        ("preprocessing/text.py", "# Bling Fire is given", "# Bling Fire gets"),
+        ("preprocessing/blocks.py", "Not by a memory map", "Never by a memory map"),
+        ("preprocessing/text.py", "# The longest piece, in", "# The longest part, in"),
         ("preprocessing/manifest.py", "restore it from git", "restore that from git"),
         ("preprocessing/workers.py", "SECONDS_TO_CONNECT = 10", "SECONDS_TO_CONNECT = 20"),
         ("preprocessing/sources/imdb.py", "REVIEWS = 50_000", "REVIEWS = 50_001"),
