@@ -26,7 +26,8 @@ from planning.jobs import resolved_network, resolved_training, source
 from planning.runs import Run, all_runs
 from preprocessing.manifest import Manifest
 from preprocessing.prepare import prepared_key
-from storage.files import file_lock, sha256_file
+from storage.files import sha256_file
+from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
 
 # A hidden file younger than this may be one that somebody writes now.

@@ -16,7 +16,8 @@ from planning.jobs import source
 from planning.runs import Run
 from preprocessing.prepare import prepared_key
 from storage.errors import InputError
-from storage.files import file_lock, sha256_file
+from storage.files import sha256_file
+from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
 from training.launcher import run_training
 from training.machine import machine

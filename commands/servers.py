@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tasks
 from storage.errors import InputError, PassingError
-from storage.files import file_lock
+from storage.locks import file_lock
 from tracking.runs import ARTIFACTS, open_tracking, tracking_uri
 
 HOST = "127.0.0.1"

@@ -19,7 +19,7 @@ from storage.errors import InputError
 from tasks.train import train as train_run
 from tasks.train import workers
 from tracking.runs import open_tracking
-from training.launcher import stop_training
+from training.launcher import allow_training, stop_training
 
 STOP_SECONDS = 30
 
@@ -43,6 +43,7 @@ def train(
 
     REREAD_WORKERS says how many run at a time. When one fails the others still finish, and then the flow fails.
     """
+    allow_training()
     workers()
     chosen = load_experiment(experiment).select(variants, seeds)
     check(chosen)

@@ -17,8 +17,3 @@ def prepared_root() -> Path:
 def reports_root() -> Path:
     """The folder of the reports: REREAD_REPORTS, or reports/."""
     return Path(os.environ.get("REREAD_REPORTS", "reports"))
-
-
-def run_lock(run_key: str) -> Path:
-    """The lock that is held while somebody trains a run."""
-    return Path(".locks") / f"run-{run_key}.lock"

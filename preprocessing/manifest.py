@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from storage.errors import InputError, nearest, refuse_unknown
-from storage.files import file_lock, read_json, sha256_file, write_json
+from storage.files import read_json, sha256_file, write_json
+from storage.locks import file_lock
 from storage.prepared import SPLITS
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from preprocessing import documents, images
 from preprocessing.manifest import DATA_DIRECTORY, MANIFEST_PATH, Manifest, open_data_set
 from preprocessing.settings import settings_for
 from preprocessing.workers import open_workers
-from storage.files import content_key, file_lock, published_directory, read_json, sha256_file, write_json
+from storage.files import content_key, published_directory, read_json, sha256_file, write_json
+from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
 
 SCHEMA = 2

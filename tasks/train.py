@@ -8,13 +8,13 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from planning.experiment import load_experiment
-from planning.folders import run_lock
 from planning.jobs import check, elsewhere, make_job
 from storage.errors import InputError, command
-from storage.files import file_lock, read_json
+from storage.files import read_json
+from storage.locks import file_lock, run_lock
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
@@ -43,7 +43,7 @@ def train(experiment: str, variant: str, seed: int, prepared: str, fresh: bool =
     job = make_job(load_experiment(experiment).select([variant], [seed]), variant, seed, Path(prepared))
     run_directory = Path(job["run_directory"])
     # Another process may train the very same run (a deployment beside `dvc repro`): it is trained once.
-    with file_lock(run_lock(job["run_key"])):
+    with file_lock(run_lock(run_directory)) as lock:
         if fresh and run_directory.exists() and not elsewhere():
             shutil.rmtree(run_directory)
         if (run_directory / "result.json").is_file():
@@ -55,11 +55,11 @@ def train(experiment: str, variant: str, seed: int, prepared: str, fresh: bool =
                 f"{variant} seed {seed} is not trained, and REREAD_MACHINE names another machine than this: "
                 f"`python -m commands.jobs --experiment {experiment}` writes the jobs to train there"
             )
-        _train(job)
+        _train(job, lock)
     return str(run_directory)
 
 
-def _train(job: dict[str, Any]) -> None:
+def _train(job: dict[str, Any], lock: TextIO) -> None:
     tracking = open_tracking()
     run_id = tracking.start(job, provenance(job))
     progress = RunProgress(job)
@@ -70,7 +70,7 @@ def _train(job: dict[str, Any]) -> None:
             tracking.log_epochs(run_id, [{name: event[name] for name in COLUMNS}])
 
     try:
-        run_training(job, follow)
+        run_training(job, follow, lock)
     except (InputError, TrainingFailed) as error:
         stopped = isinstance(error, TrainingStopped)
         tracking.fail(run_id, "KILLED" if stopped else "FAILED", str(error))

@@ -1,4 +1,4 @@
-"""Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events]
+"""Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events [FD]]
 
 A run that is finished (it has a result.json) is passed over, one that was killed goes on after its last whole epoch.
 When one of several fails, the others are trained still. Exit code 0: all finished; 2: bad input or a non-finite loss,
@@ -6,11 +6,13 @@ one line on stderr for each; 1: a failure of another kind among them; 143: stopp
 """
 
 import argparse
+import contextlib
 import gc
 import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import TextIO
 
 from storage.errors import InputError, command
 from storage.files import read_json, sha256_file
@@ -25,17 +27,24 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m training", description="Train networks, each with one seed, one after the other."
     )
     parser.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="a job file (JSON)")
-    parser.add_argument("--events", action="store_true", help="one JSON object a line on stdout")
+    parser.add_argument(
+        "--events", type=int, nargs="?", const=1, metavar="FD", help="write one JSON object per line to FD (default: 1)"
+    )
+    parser.add_argument("--locked", action="store_true", help="the launcher holds the run's lock")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    codes = [attempt(path, options.events) for path in options.jobs]
+    with contextlib.ExitStack() as stack:
+        events = None
+        if options.events is not None:
+            events = stack.enter_context(open(options.events, "w", encoding="utf-8", closefd=options.events > 2))
+        codes = [attempt(path, events, options.locked) for path in options.jobs]
     return min((code for code in codes if code), default=0)
 
 
-def attempt(path: Path, events: bool) -> int:
-    """Train the job of a file, or find it trained; a failure is told on stderr and is the exit code."""
+def attempt(path: Path, events: TextIO | None, locked: bool) -> int:
+    """Train the job of a file, or find it trained; print a failure on stderr and return the exit code."""
     try:
-        train(path, events)
+        train(path, events, locked)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
@@ -47,7 +56,7 @@ def attempt(path: Path, events: bool) -> int:
     return 0
 
 
-def train(path: Path, events: bool) -> None:
+def train(path: Path, events: TextIO | None, locked: bool) -> None:
     job = Job.read(path)
     given = read_json(path)
     progress = Progress(job, events)
@@ -60,7 +69,7 @@ def train(path: Path, events: bool) -> None:
             from training.run import run  # torch takes two seconds, and a finished run does without
 
             warn_of_another_machine(path, given)
-            result = run(job, given, progress)
+            result = run(job, given, progress, locked)
     except SystemExit:
         progress.failed("stopped by SIGTERM; run the same command again to go on")
         raise

@@ -22,7 +22,7 @@ import numpy
 import torch
 
 from storage.errors import InputError
-from storage.files import file_lock
+from storage.locks import file_lock
 from storage.git import checkout
 from training.settings import Settings
 

@@ -1,5 +1,6 @@
 """One job from its file to its result: runs/RUN_KEY/ is written here, result.json last of all."""
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from cuda_ext.library import ReferenceWarning
 from models.layers import kernels, parameter_count
 from storage.errors import InputError
-from storage.files import file_lock, read_json, sha256_file, write_json
+from storage.files import read_json, sha256_file, write_json
+from storage.locks import file_lock, run_lock
 from storage.prepared import open_prepared
 from training.checkpoint import BEST
 from training.device import claimed, configure, environment
@@ -17,20 +19,22 @@ from training.progress import Progress
 from training.settings import Job
 
 
-def run(job: Job, given: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def run(job: Job, given: dict[str, Any], progress: Progress, locked: bool = False) -> dict[str, Any]:
     """Train ``job`` (``given`` is its file's content, kept as job.json) and return its result.
 
-    Two processes with the same job: the second waits, and finds it finished.
+    Two processes with the same job: the second waits, and finds it finished. ``locked``: the launcher of this process
+    holds the run's lock.
     """
     directory = job.run_directory
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        run_lock(directory).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{directory}, where the run is to be written, cannot be made ({error.strerror})") from None
-    with file_lock(directory / ".lock"):
+        raise InputError(f"{directory}, the run's folder, cannot be made ({error.strerror})") from None
+    with contextlib.nullcontext() if locked else file_lock(run_lock(directory)):
         if (directory / "result.json").is_file():
             return read_json(directory / "result.json")
         prepared = open_prepared(job.prepared)
+        directory.mkdir(exist_ok=True)
         write_json(directory / "job.json", given)
         configure(job.training)
         with claimed() as device, warnings.catch_warnings():

@@ -12,7 +12,8 @@ import pytest
 
 from commands import diagnosis as doctor
 from commands.diagnosis import MISSING, OK, OPTIONAL
-from storage.files import file_lock, sha256_file, write_json
+from storage.files import sha256_file, write_json
+from storage.locks import file_lock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NEEDED = ("flows/__init__.py", "commands/doctor.py", "tasks/__init__.py", "commands/diagnosis.py")

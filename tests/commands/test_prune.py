@@ -13,7 +13,8 @@ from planning.experiment import load_experiment
 from planning.jobs import make_job
 from preprocessing.prepare import prepare
 from storage.errors import InputError
-from storage.files import content_key, file_lock, write_json
+from storage.files import content_key, write_json
+from storage.locks import file_lock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOUR = 3600
