@@ -1,6 +1,6 @@
 """Flow: evaluate what is trained of an experiment and write its report.
 
-python -m commands.evaluate [--experiment default]
+reread evaluate
 """
 
 from prefect import flow

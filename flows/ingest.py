@@ -1,6 +1,6 @@
 """Flow: bring the raw data of an experiment into data/ and check it against the manifest.
 
-python -m commands.ingest [--experiment default] [--data NAME ...]
+reread data
 """
 
 from prefect import flow

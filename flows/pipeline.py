@@ -1,6 +1,6 @@
 """Flow: an experiment from raw data to verdicts. What `make run` and the deployments call.
 
-python -m commands.run [--experiment default] [--variants han ...] [--seeds 0 1 ...] [--fresh]
+reread run
 """
 
 from prefect import flow

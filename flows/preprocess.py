@@ -1,6 +1,6 @@
 """Flow: prepare the arrays that an experiment's networks read.
 
-python -m commands.preprocess [--experiment default]
+reread preprocess
 """
 
 from prefect import flow

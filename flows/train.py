@@ -1,6 +1,6 @@
 """Flow: train the variants of an experiment on each of its seeds, some at a time.
 
-python -m commands.train [--experiment default] [--variants han ...] [--seeds 0 1 ...]
+reread train
 
 The same by deployment (`make serve` first):
 

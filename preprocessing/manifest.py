@@ -136,7 +136,7 @@ class Manifest:
         """The entry of ``name``; InputError names the command that makes it, or the nearest data set there is."""
         if name not in self.datasets:
             if Path(__file__).with_name("sources").joinpath(f"{name}.py").is_file():
-                raise InputError(f"data set '{name}' is not here yet: run `python -m tasks.ingest {name}`")
+                raise InputError(f"data set '{name}' is not here yet: run `reread data {name}`")
             known = nearest(name, self.datasets) if self.datasets else "it has none yet, run 'make data'"
             raise InputError(f"no data set '{name}' in {self.path}: {known}")
         return self.datasets[name]

@@ -56,7 +56,7 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
         module = "commands.jobs" if elsewhere() else "commands.train"
         raise InputError(
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first['variant']} seed "
-            f"{first['seed']} is the first): run `python -m {module} --experiment {experiment}`"
+            f"{first['seed']} is the first): run `reread {command} --experiment {experiment}`"
         )
     tracking = open_tracking()
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
@@ -73,7 +73,7 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
         records,
         baselines,
         destination,
-        command=f"python -m commands.run --experiment {experiment}",
+        command=f"reread run --experiment {experiment}",
         environment={**machine(), "threads a run": jobs[0]["training"]["threads"], **commit()},
         repeated=repeated,
     )

@@ -53,7 +53,7 @@ def train(experiment: str, variant: str, seed: int, prepared: str, fresh: bool =
         if elsewhere():
             raise InputError(
                 f"{variant} seed {seed} is not trained, and REREAD_MACHINE names another machine than this: "
-                f"`python -m commands.jobs --experiment {experiment}` writes the jobs to train there"
+                f"`reread jobs --experiment {experiment}` writes the jobs to train there"
             )
         _train(job, lock)
     return str(run_directory)

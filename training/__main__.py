@@ -93,7 +93,7 @@ def refuse_other_sources(path: Path, given: dict) -> None:
         named = others[0] + (f" and {len(others) - 1} more" if len(others) > 1 else "")
         raise InputError(
             f"{path} was made of other sources than those here ({named}): bring the sources that it was made of, or "
-            "write the job anew where it comes from (`python -m commands.jobs`)"
+            "write the job anew where it comes from (`reread jobs`)"
         )
 
 
