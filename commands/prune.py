@@ -61,10 +61,10 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     console = Console(highlight=False, soft_wrap=True)
+    if as_json and not dry_run:
+        raise InputError("--json lists and removes nothing: give --dry-run as well")
     items = find()
     if as_json:
-        if not dry_run:
-            raise InputError("--json lists and removes nothing: give --dry-run as well")
         print_json([{**vars(item), "path": str(item.path), "lock": item.lock and str(item.lock)} for item in items])
         return
     if not items:

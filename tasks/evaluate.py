@@ -53,7 +53,7 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
     unfinished = [job for job in jobs if not (Path(job["run_directory"]) / "result.json").is_file()]
     if unfinished:
         first = unfinished[0]
-        module = "commands.jobs" if elsewhere() else "commands.train"
+        command = "jobs" if elsewhere() else "train"
         raise InputError(
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first['variant']} seed "
             f"{first['seed']} is the first): run `reread {command} --experiment {experiment}`"

@@ -1,20 +1,23 @@
 """What prune finds, and what it leaves alone."""
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from commands import prune
-from commands.pruning import find, remove
+from commands.app import main
+from commands.prune import find, remove
 from planning.experiment import load_experiment
 from planning.jobs import make_job
 from preprocessing.prepare import prepare
 from storage.errors import InputError
 from storage.files import content_key, write_json
-from storage.locks import file_lock
+from storage.locks import file_lock, is_held, run_lock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOUR = 3600
@@ -88,21 +91,44 @@ def test_a_run_that_no_experiment_reaches_goes_and_the_reason_is_told(prepared):
     }  # fmt: skip
     assert found("run") == stale
     remove(find())
-    assert {path for path in Path("runs").iterdir()} == {kept, elsewhere}
+    assert {path for path in Path("runs").iterdir() if path.name != ".locks"} == {kept, elsewhere}
 
 
-def test_a_run_in_training_is_left_alone_by_either_lock(prepared):
+def test_a_run_whose_lock_is_held_is_left_alone(prepared):
     stale = write_run(prepared, 0, variant="gone")
     finished = write_run(prepared, 0)
-    for lock in (Path(".locks") / f"run-{stale.name}.lock", stale / ".lock"):
-        with file_lock(lock):
-            assert set(found("run")) == set()
+    with file_lock(run_lock(stale)):
+        assert set(found("run")) == set()
     items = find()
     # Somebody may begin between the list and the answer.
-    with file_lock(Path(".locks") / f"run-{stale.name}.lock"):
+    with file_lock(run_lock(stale)):
         freed, in_use = remove(items)
     assert [item.path for item in in_use] == [stale] and stale.is_dir()
     assert freed == 1000 and not (finished / "last.safetensors").exists()
+
+
+def test_a_run_that_begins_to_train_between_list_and_removal_is_left_alone(prepared):
+    """By its job alone, as on a machine without the flows."""
+    job = make_job(load_experiment("tiny"), "densenet-relu", 0, prepared)
+    many = {**job["training"], "maximum_epochs": 9000, "patience": 9000}
+    stale = write_run(prepared, 0, finished=False, training=many)
+    for checkpoint in stale.glob("*.safetensors"):
+        checkpoint.unlink()
+    items = find()
+    assert [item.path for item in items] == [stale]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "training", str(stale / "job.json")]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        while not is_held(run_lock(stale)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        freed, in_use = remove(items)
+        assert (freed, [item.path for item in in_use]) == (0, [stale]) and stale.is_dir()
+    finally:
+        process.kill()
+        process.wait()
+    assert remove(items)[1] == [] and not stale.exists()
 
 
 def test_runs_of_arrays_that_can_be_prepared_again_are_kept(prepared):
@@ -117,7 +143,7 @@ def test_arrays_go_when_neither_an_experiment_nor_a_kept_run_refers_to_them(prep
     of_a_held_run = Path("prepared") / "fedcba9876543210"
     shutil.copytree(prepared, of_a_held_run)
     run = write_run(prepared, 0, prepared=str(of_a_held_run), variant="gone")
-    with file_lock(run / ".lock"):
+    with file_lock(run_lock(run)):
         assert set(found("prepared")) == {unused}
     assert set(found("prepared")) == {unused, of_a_held_run}
 
@@ -145,27 +171,26 @@ def test_a_broken_experiment_stops_it(prepared):
         find()
 
 
-def run_main(monkeypatch, *arguments, answer=None):
-    monkeypatch.setattr("sys.argv", ["prune", *arguments])
-    monkeypatch.setattr("sys.stdin.isatty", lambda: answer is not None)
-    monkeypatch.setattr("builtins.input", lambda *_: answer)
-    with pytest.raises(SystemExit) as ended:
-        prune.main()
-    return ended.value.code
-
-
-def test_it_asks_first(prepared, monkeypatch, capsys):
+def test_it_asks_first(prepared, reread, folder, monkeypatch):
+    monkeypatch.chdir(folder)
     stale = write_run(prepared, 0, variant="gone")
     size = sum(file.stat().st_size for file in stale.iterdir())
-    assert run_main(monkeypatch, "--dry-run") == 0
-    assert run_main(monkeypatch) == 2
-    assert "--yes" in capsys.readouterr().err
-    for answer in ("", "n"):
-        assert run_main(monkeypatch, answer=answer) == 0
-        assert "nothing was removed" in capsys.readouterr().out
+    (listed,) = json.loads(reread("prune", "--dry-run", "--json"))
+    assert (listed["path"], listed["kind"], listed["bytes"]) == (str(stale), "run", size)
+    assert str(stale) in reread("prune", "--dry-run")
+
+    def answer(text):
+        monkeypatch.setattr("sys.stdin.isatty", lambda: text is not None)
+        monkeypatch.setattr("builtins.input", lambda *_: text)
+
+    answer(None)
+    with pytest.raises(SystemExit):
+        main(["prune"])
+    for text in ("", "n"):
+        answer(text)
+        assert "nothing was removed" in reread("prune")
     assert stale.is_dir()
-    assert run_main(monkeypatch, answer="y") == 0
-    assert f"freed {size / 1000:.1f} kB" in capsys.readouterr().out
+    answer("y")
+    assert f"freed {size / 1000:.1f} kB" in reread("prune")
     assert not stale.exists()
-    assert run_main(monkeypatch, "--yes") == 0
-    assert "nothing to remove" in capsys.readouterr().out
+    assert "nothing to remove" in reread("prune", "--yes")

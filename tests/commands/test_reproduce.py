@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from commands.reproduction import reproduce
+from commands.reproduce import reproduce
 from planning.runs import Run
 from storage.errors import InputError
 from storage.files import write_json
@@ -36,7 +36,7 @@ def test_a_run_is_reproduced_and_what_has_changed_is_named(project):
     before = contents(original)
 
     def reproduce(code):
-        return project.run("python", "-m", "commands.reproduce", key[:8], code=code)
+        return project.run("python", "-m", "commands", "reproduce", key[:8], code=code)
 
     # A comment is another source and the same weights.
     project.edit("batches/order.py", "POOL = 16\n", "POOL = 16  # batches\n")
@@ -50,7 +50,7 @@ def test_a_run_is_reproduced_and_what_has_changed_is_named(project):
     done = reproduce(code=1)
     assert "different" in done.stdout and "weights_sha256" in done.stdout
     assert "source (batches/order.py)" in done.stdout
-    compared = json.loads(project.run("python", "-m", "commands.compare", key, str(again), "--json").stdout)
+    compared = json.loads(project.run("python", "-m", "commands", "compare", key, str(again), "--json").stdout)
     assert [row["name"] for row in compared["sections"]["source"]] == ["batches/order.py"]
     assert contents(original) == before
 
@@ -62,7 +62,7 @@ def test_a_run_is_reproduced_and_what_has_changed_is_named(project):
     shutil.rmtree(prepared)
     told = reproduce(code=2).stderr
     assert f"prepared/{prepared.name} is gone: make it again with" in told and told.count("\n") == 1
-    assert "python -m commands.preprocess --experiment tiny --data digits" in told
+    assert "reread preprocess --experiment tiny --data digits" in told
 
 
 def test_a_run_that_is_not_finished_cannot_be_reproduced(tmp_path):
