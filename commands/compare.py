@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commands.options import RUNS, AsJson, print_json, print_table
-from planning.folders import runs_root
+from planning.environment import read_environment
 from planning.runs import Run, all_runs, find_run
 from storage.errors import InputError
 from storage.files import read_json
@@ -58,7 +58,7 @@ def compare(a: Run, b: Run) -> dict[str, list[Row]]:
         for name, read in (
             ("parameters", _parameters),
             ("data", _data),
-            ("source", lambda run: run.job.get("source", {})),
+            ("source", lambda run: run.job.get("source", {}).get("files", {})),
             ("environment", lambda run: {**run.job.get("machine", {}), **run.environment}),
         )
     }
@@ -79,7 +79,7 @@ def _parameters(run: Run) -> dict[str, Any]:
 def _data(run: Run) -> dict[str, Any]:
     """What the run read: as its prepared.json has it, or the key alone where that is gone."""
     folder = Path(run.job["prepared"])
-    known = {"prepared": folder.name, "prepared.json": run.job.get("prepared_sha256")}
+    known = {"prepared": folder.name, "arrays": run.job.get("key_parts", {}).get("data")}
     file = folder / DESCRIPTION
     if not file.is_file():
         return {**known, "data version": f"unknown: {folder} is gone"}
@@ -186,7 +186,7 @@ def list_of_runs() -> list[dict[str, Any]]:
     """Every run there is: its key, what it is, how far it came; validation and epochs are None until it is finished."""
     runs = all_runs()
     if not runs:
-        raise InputError(f"{runs_root()}/ holds no run yet: `make run` trains some")
+        raise InputError(f"{read_environment().runs}/ holds no run yet: `make run` trains some")
     return [
         {
             "run_key": run.key,
@@ -201,7 +201,7 @@ def list_of_runs() -> list[dict[str, Any]]:
 
 
 def table_of_runs(listed: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), title=f"{runs_root()}/", title_justify="left")
+    table = Table(box=None, padding=(0, 3, 0, 0), title=f"{read_environment().runs}/", title_justify="left")
     for name in listed[0]:
         justify = "right" if name in ("seed", "validation", "epochs") else "left"
         # A key that is typed again is not shortened, however narrow the terminal.

@@ -38,7 +38,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     refuse_unknown(names or (), known_names(), "the data sets")
-    names = names or sorted(plan_of(experiment).preprocessing)
+    names = names or sorted(plan_of(experiment).data)
 
     from tasks.ingest import ingest
 

@@ -11,10 +11,10 @@ from commands.options import Experiment, Overrides, Seeds, Variants, plan_of
 def command(
     experiment: Experiment = "default", variants: Variants = None, seeds: Seeds = None, overrides: Overrides = None
 ) -> None:
-    plan_of(experiment, variants, seeds, overrides)
+    plan = plan_of(experiment, variants, seeds, overrides)
 
     from commands.servers import prefect_session
     from flows.evaluate import evaluate
 
     with prefect_session():
-        evaluate(experiment, variants, seeds)
+        evaluate(experiment, plan=plan.to_json())

@@ -21,16 +21,15 @@ def command(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    plan = plan_of(experiment, variants, seeds, overrides, trains=True)
+    plan = plan_of(experiment, variants, seeds, overrides)
 
-    from planning.jobs import unfinished
     from storage.files import write_json
     from tasks.preprocess import preprocess
 
     # Only the paths go to stdout, for `python -m training $(...)`.
     with contextlib.redirect_stdout(sys.stderr):
-        prepared = {data: preprocess.fn(plan.name, data) for data in plan.preprocessing}
-    jobs = {Path(job["run_directory"]) / "job.json": job for job in unfinished(plan, prepared)}
+        prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
+    jobs = {Path(job["run_directory"]) / "job.json": job for job in plan.unfinished(prepared)}
     for path, job in jobs.items():
         write_json(path, job)
     if as_json:

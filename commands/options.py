@@ -5,7 +5,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,6 +13,9 @@ from rich.table import Table
 
 from planning.experiment import experiments, load_experiment
 from planning.runs import all_runs
+
+if TYPE_CHECKING:
+    from planning.plan import Plan
 
 
 def completion(names: Callable[[typer.Context], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
@@ -26,9 +29,14 @@ def completion(names: Callable[[typer.Context], Iterable[str]]) -> Callable[[typ
     return complete
 
 
+def variants_of(context: typer.Context) -> dict[str, Any]:
+    """The variants of the experiment that the command line names."""
+    return load_experiment(context.params.get("experiment") or "default").variants
+
+
 EXPERIMENTS = completion(lambda context: experiments())
-VARIANTS = completion(lambda context: load_experiment(context.params.get("experiment") or "default").variants)
-DATA = completion(lambda context: load_experiment(context.params.get("experiment") or "default").preprocessing)
+VARIANTS = completion(variants_of)
+DATA = completion(lambda context: {variant.data: None for variant in variants_of(context).values()})
 RUNS = completion(lambda context: [run.key for run in all_runs()])
 
 Experiment = Annotated[
@@ -53,17 +61,11 @@ def plan_of(
     variants: list[str] | None = None,
     seeds: list[int] | None = None,
     overrides: list[str] | None = None,
-    trains: bool = False,
-):
+) -> "Plan":
     """Resolve and check an experiment at the entrance, before a server is started for it."""
-    chosen = load_experiment(experiment).select(variants or None, seeds or None)
-    if trains:
-        from planning.jobs import check
-        from tasks.train import workers
+    from planning.plan import make_plan
 
-        check(chosen)
-        workers()
-    return chosen
+    return make_plan(experiment, variants or None, seeds or None, overrides or ())
 
 
 def print_json(value: Any) -> None:

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from commands.options import DATA, Experiment, NoCache, Overrides, plan_of
-from storage.errors import refuse_unknown
 
 
 def command(
@@ -23,10 +22,11 @@ def command(
     no_cache: NoCache = False,
 ) -> None:
     plan = plan_of(experiment, overrides=overrides)
-    refuse_unknown(data or (), plan.preprocessing, f"--data: the data sets of experiment '{experiment}'")
+    if data:
+        plan = plan.select_data(data)
 
     from commands.servers import prefect_session
     from flows.preprocess import preprocess
 
     with prefect_session():
-        preprocess(experiment, data, no_cache)
+        preprocess(experiment, plan=plan.to_json(), fresh=no_cache)

@@ -32,11 +32,10 @@ from rich.text import Text
 
 from commands.options import AsJson, print_json, print_table
 from commands.reproduce import FOLDER as REPRODUCED
-from planning.experiment import experiments, load_experiment
-from planning.folders import prepared_root, reports_root, runs_root
+from planning.environment import read_environment
+from planning.experiment import experiments
 from planning.runs import Run, all_runs
 from storage.errors import InputError
-from storage.files import sha256_file
 from storage.locks import file_lock, holder, is_held, run_lock
 from storage.prepared import DESCRIPTION
 
@@ -87,7 +86,10 @@ def command(
 
 def find() -> list[Item]:
     """Everything that can go, the kinds in the order above. InputError where an experiment cannot be read."""
-    wanted = {name: list(_wanted(name)) for name in experiments()}
+    from planning.plan import make_plan  # torch
+
+    wanted = {name: make_plan(name).parts() for name in experiments()}
+    prepared_root = read_environment().prepared
     kept, items = [], []
     for run in all_runs():
         lock = run_lock(run.directory)
@@ -103,10 +105,10 @@ def find() -> list[Item]:
             for file in sorted(run.directory.glob("last.*")):
                 items.append(Item("checkpoint", file, "the run is finished", _size(file), lock))
     used = {Path(run.job["prepared"]).name for run in kept}
-    used |= {one["prepared_key"] for variants in wanted.values() for one in variants}
-    for folder in sorted(prepared_root().glob(f"*/{DESCRIPTION}")):
+    used |= {one["prepared_key"] for variants in wanted.values() for one in variants.values()}
+    for folder in sorted(prepared_root.glob(f"*/{DESCRIPTION}")):
         if not folder.parent.name.startswith(".") and folder.parent.name not in used:
-            lock = prepared_root() / ".locks" / f"{folder.parent.name}.lock"
+            lock = prepared_root / ".locks" / f"{folder.parent.name}.lock"
             if not is_held(lock):
                 items.append(Item("prepared", folder.parent, "nothing refers to it", _size(folder.parent), lock))
     items += _leftovers({item.path for item in items})
@@ -133,64 +135,44 @@ def remove(items: Iterable[Item]) -> tuple[int, list[Item]]:
     return freed, in_use
 
 
-def _wanted(experiment_name: str) -> Iterator[dict[str, Any]]:
-    """What each variant of an experiment would train with today, as its job has it."""
-    from planning.jobs import resolved_network, resolved_training, source  # torch
-    from preprocessing.manifest import Manifest
-    from preprocessing.prepare import prepared_key
-
-    experiment = load_experiment(experiment_name)
-    known = Manifest.load().datasets
-    for name, variant in experiment.variants.items():
-        # A published data set that is not in data/ yet: nothing can be said of its arrays.
-        key = prepared_key(variant.data, experiment.preprocessing[variant.data]) if variant.data in known else None
-        description = prepared_root() / (key or "") / DESCRIPTION
-        yield {
-            "variant": name,
-            "model": variant.model,
-            "network": resolved_network(experiment, name),
-            "training": resolved_training(experiment, name),
-            "prepared_key": key,
-            # Unknown while the arrays are gone: they may be made again, and with them the runs are reached.
-            "prepared_sha256": sha256_file(description) if description.is_file() else None,
-            "source": source(variant.model),
-        }
-
-
-def _why_stale(run: Run, wanted: dict[str, list[dict[str, Any]]]) -> str | None:
-    """Why no experiment takes up ``run``: by the one that comes nearest; None where one does."""
-    candidates = [one for variants in wanted.values() for one in variants if one["variant"] == run.job["variant"]]
-    if not candidates:
+def _why_stale(run: Run, wanted: dict[str, dict[str, dict[str, Any]]]) -> str | None:
+    """Why no experiment would reuse ``run``: what differs from the nearest variant; None where one would."""
+    changes = [(_changes(run.job, one), name) for name, variants in wanted.items() for one in variants.values()]
+    own = [
+        _changes(run.job, variants[run.job["variant"]])
+        for variants in wanted.values()
+        if run.job["variant"] in variants
+    ]
+    if not all(change for change, _ in changes):
+        return None
+    if not own:
         return f"no experiment has a variant '{run.job['variant']}'"
-    changes = min((_changes(run.job, one) for one in candidates), key=len)
-    if changes and run.job.get("experiment", "") not in wanted:
+    if run.job.get("experiment", "") not in wanted:
         return f"experiment '{run.job.get('experiment', '')}' is gone, and no other has this variant as it was"
-    return changes or None
+    return min(own, key=len)
 
 
 def _changes(job: dict[str, Any], today: dict[str, Any]) -> str:
-    """What of a job is another today, in words; empty where nothing is."""
+    """What of a job differs from the parts of a key today, in words; empty where nothing does."""
+    then = job["key_parts"]
     parts = []
-    if (job["model"], job["network"], job["training"]) != (today["model"], today["network"], today["training"]):
+    if any(then[name] != today[name] for name in ("model", "network", "training")):
         parts.append("parameters")
-    same_data = job.get("prepared_sha256") == today["prepared_sha256"]
-    if today["prepared_sha256"] is None:
+    same_data = then["data"] == today["data"]
+    if today["data"] is None:
         same_data = today["prepared_key"] in (None, Path(job["prepared"]).name)
     if not same_data:
         parts.append("data")
-    source_then = job.get("source", {})
-    files = sorted(
-        name for name in {*source_then, *today["source"]} if source_then.get(name) != today["source"].get(name)
-    )
-    if files:
-        parts.append(f"source ({files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''})")
+    if then["source"] != today["source"]:
+        parts.append("source")
     return f"{', '.join(parts)} changed" if parts else ""
 
 
 def _leftovers(found: set[Path]) -> Iterator[Item]:
     """Hidden files and folders that have not been touched for an hour; reproductions that were kept."""
-    data = Path("data")
-    hidden = [path for root in (runs_root(), prepared_root(), reports_root(), data) for path in root.glob(".*")]
+    environment = read_environment()
+    roots = (environment.runs, environment.prepared, environment.reports, Path("data"))
+    hidden = [path for root in roots for path in root.glob(".*")]
     hidden += [path for run in all_runs() if run.directory not in found for path in run.directory.glob(".*.*")]
     hidden += Path().glob(".mlflow.db.*")
     for path in sorted(hidden):

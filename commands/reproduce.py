@@ -16,11 +16,11 @@ from rich.console import Console
 
 from commands.compare import Row, compare, same_outcome, table_of_sections
 from commands.options import RunKey, print_table
-from planning.experiment import experiments, load_experiment
-from planning.folders import runs_root
+from planning.environment import read_environment
+from planning.experiment import experiments
 from planning.runs import Run, find_run
 from storage.errors import InputError
-from storage.files import sha256_file
+from storage.files import read_json
 from storage.locks import file_lock, holder, run_lock
 from storage.prepared import DESCRIPTION
 
@@ -73,7 +73,8 @@ def reproduce(run: Run, on_event: Callable[[dict[str, Any]], None]) -> Run:
 
     InputError when the run is not finished, its prepared arrays are gone, or the source of today refuses its job.
     """
-    from planning.jobs import source  # torch
+    from planning import keys  # torch
+    from planning.plan import job_settings
     from training.launcher import run_training
     from training.machine import machine
 
@@ -84,19 +85,21 @@ def reproduce(run: Run, on_event: Callable[[dict[str, Any]], None]) -> Run:
     prepared = Path(run.job["prepared"])
     if not (prepared / DESCRIPTION).is_file():
         raise InputError(f"{prepared} is gone: {_how_to_prepare(run)}")
-    directory = runs_root() / FOLDER / run.key
+    directory = read_environment().runs / FOLDER / run.key
     # The original's lock too: it is not removed while it is read.
     with file_lock(run_lock(run.directory)), file_lock(run_lock(directory), blocking=False) as lock:
         if lock is None:
             raise InputError(f"{run.key} is being reproduced by {holder(run_lock(directory))}: wait for it")
         # From the start: an earlier attempt may have been of another source.
         shutil.rmtree(directory, ignore_errors=True)
+        network, training = job_settings(run.job)
+        description = read_json(prepared / DESCRIPTION)
         job = {
             **run.job,
             "run_directory": str(directory),
-            "prepared_sha256": sha256_file(prepared / DESCRIPTION),
-            "source": source(run.job["model"]),
-            "machine": machine(),
+            "key_parts": {**run.job["key_parts"], "data": keys.data_digest(description)},
+            "source": keys.source(run.job["model"], description["kind"], network, training),
+            "machine": keys.job_machine(machine(), training, run.job["processes"]),
         }
         run_training(job, on_event, lock)
     return Run(directory)
@@ -111,12 +114,11 @@ def forget(again: Run) -> None:
 
 def _how_to_prepare(run: Run) -> str:
     """The command that makes the prepared arrays of ``run`` again, or what stands against it."""
-    from preprocessing.prepare import prepared_key
+    from planning.plan import make_plan
 
     data, key = run.job["data"], Path(run.job["prepared"]).name
     for name in experiments():
-        settings = load_experiment(name).preprocessing.get(data)
-        if settings is not None and prepared_key(data, settings) == key:
+        if any(variant.prepared_key == key for variant in make_plan(name).variants.values()):
             return f"make it again with `reread preprocess --experiment {name} --data {data}`"
     commit = run.environment.get("git_commit")
     where = f"of commit {commit[:12]}" if commit else "that it was made with"

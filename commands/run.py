@@ -23,7 +23,7 @@ def command(
     no_cache: NoCache = False,
     as_json: AsJson = False,
 ) -> None:
-    plan = plan_of(experiment, variants, seeds, overrides, trains=True)
+    plan = plan_of(experiment, variants, seeds, overrides)
     start = time.monotonic()
 
     from commands.servers import prefect_session
@@ -33,7 +33,7 @@ def command(
     from tasks.progress import say
 
     with prefect_session():
-        report = Path(pipeline(experiment, variants, seeds, no_cache))
+        report = Path(pipeline(experiment, plan=plan.to_json(), fresh=no_cache))
     metrics, verdicts = read_json(report / "metrics.json"), read_json(report / "verdicts.json")["verdicts"]
     if as_json:
         print_json({"report": str(report), "metrics": metrics, "verdicts": verdicts})

@@ -15,15 +15,12 @@ def command(
     overrides: Overrides = None,
     no_cache: NoCache = False,
 ) -> None:
-    plan = plan_of(experiment, variants, seeds, overrides, trains=True)
+    plan = plan_of(experiment, variants, seeds, overrides)
 
     from commands.servers import prefect_session
     from flows.train import train
-    from preprocessing.manifest import Manifest
 
-    # Training fetches no data, as `reread run` does: what is missing is reported before a server is started.
-    manifest = Manifest.load()
-    for data in plan.preprocessing:
-        manifest.entry(data)
+    # Training fetches no data, as `reread run` does: what is missing is refused before a server is started.
+    plan.preparations()
     with prefect_session():
-        train(experiment, variants, seeds, no_cache)
+        train(experiment, plan=plan.to_json(), fresh=no_cache)

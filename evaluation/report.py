@@ -38,7 +38,7 @@ def evaluate_experiment(
 ) -> dict[str, Any]:
     """Judge the pairs of an experiment, write its report to ``destination`` (replaced whole), and return what it says.
 
-    experiment: the resolved experiment (name, title, variants, seeds, pairs, smallest_effect, alpha, evaluate_on,
+    experiment: the resolved experiment (name, title, variants, seeds, comparisons, equivalence_margin, alpha, evaluate_on,
     tuning). baselines: by data set and name. command and environment: how it was run, for the report alone.
     repeated: by data set which test rows, bool [m], stand in another split too.
     Returns {"metrics": metrics.json, "verdicts": [...], "files": [paths]}.
@@ -101,11 +101,14 @@ def judge_experiment(
     split: str,
 ) -> list[Verdict]:
     """The verdicts of the experiment's primary pairs on ``split``."""
-    pairs = [Pair(**pair) for pair in experiment.get("pairs", ())]
+    pairs = [
+        Pair(one["name"], one["claim"], one["source"], one["treatment"], one["control"], one["metric"])
+        for one in experiment.get("comparisons", ())
+    ]
     if not pairs:
         return []
     measured = [measure(pair, records, baselines, split, experiment["alpha"]) for pair in pairs]
-    return judge(pairs, measured, experiment["smallest_effect"], experiment["alpha"])
+    return judge(pairs, measured, experiment["equivalence_margin"], experiment["alpha"])
 
 
 @dataclass(frozen=True)

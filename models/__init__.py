@@ -40,6 +40,11 @@ def refuse_other_kind(model: str, data: str, kind_of_data: str) -> None:
         raise InputError(f"{model} reads {kind(model)}, and {data} is {kind_of_data} data: choose another")
 
 
+def settings_class(model: str) -> type:
+    """The Settings of ``model``, a frozen dataclass; InputError for an unknown model."""
+    return _module(model).Settings
+
+
 def settings(model: str, mapping: Mapping[str, Any]) -> Any:
     """The Settings of ``model`` with the values of ``mapping``; InputError for an unknown model, name or value."""
     return _module(model).Settings.read(mapping, f"the network settings of {model}")

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from planning.folders import runs_root
+from planning.environment import read_environment
 from storage.errors import InputError
 from storage.files import read_json
 
@@ -52,16 +52,16 @@ class Run:
 
 
 def all_runs(root: Path | None = None) -> list[Run]:
-    """The runs in ``root`` (default: runs/), whether finished or not, by key."""
-    root = runs_root() if root is None else root
+    """Return the runs in ``root`` (default: where the environment says), finished or not, by key."""
+    root = root or read_environment().runs
     return [Run(path.parent) for path in sorted(root.glob("*/job.json")) if not path.parent.name.startswith(".")]
 
 
-def find_run(name: str) -> Run:
+def find_run(name: str, root: Path | None = None) -> Run:
     """The run whose key is or begins with ``name``, or whose folder it is. InputError names the nearest."""
     if (Path(name) / "job.json").is_file():
         return Run(Path(name))
-    root = runs_root()
+    root = root or read_environment().runs
     runs = {run.key: run for run in all_runs(root)}
     key = Path(name).name
     matching = [one for one in runs if one.startswith(key)]

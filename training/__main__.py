@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TextIO
 
 from storage.errors import InputError, command
-from storage.files import read_json, sha256_file
-from storage.source import ROOT
+from storage.files import read_json
+from storage.source import combined_digest, numeric_files
 from training.progress import Progress
 from training.settings import Job
 
@@ -83,18 +83,20 @@ def train(path: Path, events: TextIO | None, locked: bool) -> None:
 
 
 def refuse_other_sources(path: Path, given: dict) -> None:
-    """InputError where a source file is not the one that the job's key names: the run would be another than it says."""
-    others = [
-        name
-        for name, digest in given.get("source", {}).items()
-        if not (ROOT / name).is_file() or sha256_file(ROOT / name) != digest
-    ]
-    if others:
-        named = others[0] + (f" and {len(others) - 1} more" if len(others) > 1 else "")
-        raise InputError(
-            f"{path} was made of other sources than those here ({named}): bring the sources that it was made of, or "
-            "write the job anew where it comes from (`reread jobs`)"
-        )
+    """InputError where the source here computes something else than the source that the job's key names."""
+    source = given.get("source")
+    if source is None:
+        return
+    here = numeric_files(source["modules"])
+    if combined_digest(here) == source["digest"]:
+        return
+    then = source.get("files", {})
+    others = [name for name in sorted({**then, **here}) if then.get(name) != here.get(name)]
+    named = (others[0] if others else "") + (f" and {len(others) - 1} more" if len(others) > 1 else "")
+    raise InputError(
+        f"{path} was made of another source than this one ({named}): bring the source that it was made of, or write "
+        "the job again where it comes from (`reread jobs`)"
+    )
 
 
 def warn_of_another_machine(path: Path, given: dict) -> None:
@@ -102,9 +104,9 @@ def warn_of_another_machine(path: Path, given: dict) -> None:
     from training.machine import machine
 
     meant, here = given.get("machine"), machine()
-    if meant is None or meant == here:
+    names = [name for name in here if meant is not None and meant.get(name) != here[name]]
+    if not names:
         return
-    names = [name for name in {**meant, **here} if meant.get(name) != here.get(name)]
     said = ", ".join(f"{name} {meant.get(name)} and not {here.get(name)}" for name in names)
     print(f"warning: {path} was made for another machine ({said})", file=sys.stderr, flush=True)
 

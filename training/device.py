@@ -22,8 +22,8 @@ import numpy
 import torch
 
 from storage.errors import InputError
-from storage.locks import file_lock
 from storage.git import checkout
+from storage.locks import file_lock
 from training.settings import Settings
 
 LOCKS = Path(".locks")

@@ -40,8 +40,8 @@ def write_run(key, seed, depth, source, score, evaluation="one", variant="net"):
             "network": {"depth": depth, "activation": "relu"},
             "training": {"learning_rate": 0.01},
             "prepared": "prepared/data",
-            "prepared_sha256": "4" * 64,
-            "source": source,
+            "key_parts": {"data": "4" * 16},
+            "source": {"files": source},
             "machine": {"torch": "2.13.0", "cuda": None, "device": "AVX2"},
         },
     )

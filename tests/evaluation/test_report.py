@@ -34,11 +34,11 @@ def experiment_of(variants: dict, pairs: list[tuple[str, str, str]], **others) -
         "title": "Does <b>it</b> help?",
         "variants": variants,
         "seeds": list(SEEDS),
-        "pairs": [
-            {"name": f"{a} {b}", "claim": CLAIM, "source": "Yang 2016", "better": a, "worse": b, "metric": metric}
+        "comparisons": [
+            {"name": f"{a} {b}", "claim": CLAIM, "source": "Yang 2016", "treatment": a, "control": b, "metric": metric}
             for a, b, metric in pairs
         ],
-        "smallest_effect": 0.02,
+        "equivalence_margin": 0.02,
         "alpha": 0.05,
         "evaluate_on": "test",
         "tuning": {"budget": "3 trials a variant", "learning_rate": [0.001, 0.003]},
@@ -201,7 +201,7 @@ def test_a_grid_says_which_trial_of_each_variant_is_best_and_draws_that_one(tmp_
 
     for picture in ("learning_curves", "reliability", "confusion_matrices"):
         monkeypatch.setattr(pictures, picture, draw)
-    tuning = {**experiment, "trials": {"reader": ["flat", "han"]}, "pairs": [], "evaluate_on": "validation"}
+    tuning = {**experiment, "trials": {"reader": ["flat", "han"]}, "comparisons": [], "evaluate_on": "validation"}
     found = evaluate_experiment(tuning, records, {}, tmp_path / "tune")
     (name, choice), means = found["metrics"]["tuned"].popitem(), found["metrics"]["variants"]
     assert (name, choice["chosen"]) == ("reader", "han")
