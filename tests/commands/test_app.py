@@ -12,8 +12,8 @@ from commands.app import REGISTRY
 from storage.source import ROOT
 
 COMMANDS = {
-    "compare", "data", "doctor", "evaluate", "jobs", "predict", "preprocess", "prune", "reproduce", "run", "serve",
-    "study", "train", "ui",
+    "adopt", "compare", "data", "doctor", "evaluate", "jobs", "predict", "preprocess", "prune", "publish",
+    "reproduce", "run", "serve", "study", "train", "ui",
 }  # fmt: skip
 ADDED = '''"""Print a number.
 
