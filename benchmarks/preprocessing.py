@@ -28,10 +28,11 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.feature_extraction.text import CountVectorizer
 
-from preprocessing.documents import count_blocks, write_documents
-from preprocessing.manifest import DOCUMENTS, TextDataSet, open_data_set
-from preprocessing.settings import TextSettings
-from preprocessing.workers import ADDRESS_VARIABLE, VARIABLE, open_workers
+from kinds.text import Settings
+from preprocessing.documents import prepare
+from preprocessing.manifest import open_data_set
+from preprocessing.raw_text import DOCUMENTS, TextDataSet
+from preprocessing.workers import ADDRESS_VARIABLE, VARIABLE
 from storage.errors import InputError, command
 from storage.files import sha256_file
 
@@ -43,8 +44,7 @@ def ours(data: TextDataSet, how: str) -> str:
     os.environ[VARIABLE] = how
     with tempfile.TemporaryDirectory() as folder:
         working = Path(folder)
-        with open_workers(count_blocks(data), working) as run:
-            write_documents(data, TextSettings(), working, run)
+        prepare(data, Settings(), working)
         return sha256_file(working / "tokens.npy")
 
 

@@ -59,10 +59,10 @@ def command(
         from tracking.registry import load_model
 
         model = load_model(data, variant=variant, version=version)
-        if model.kind == "image":
+        if not model.reads_text:
             raise InputError(
-                f"--data {data} is image data, and this command reads text: in Python, "
-                f"tracking.registry.load_model('{data}').predict(IMAGES) reads uint8 [N, H, W, C]"
+                f"--data {data} is {model.kind} data, and this command reads text: in Python, "
+                f"tracking.registry.load_model('{data}').predict(ROWS) reads it"
             )
         _answer(model, documents, as_json)
 

@@ -38,8 +38,8 @@ def evaluate_experiment(
 ) -> dict[str, Any]:
     """Judge the pairs of an experiment, write its report to ``destination`` (replaced whole), and return what it says.
 
-    experiment: the resolved experiment (name, title, variants, seeds, comparisons, equivalence_margin, alpha, evaluate_on,
-    tuning). baselines: by data set and name. command and environment: how it was run, for the report alone.
+    experiment: the plan (name, title, variants, seeds, comparisons, equivalence_margin, alpha, evaluate_on, tuning).
+    baselines: by data set and name. command and environment: how it was run, for the report alone.
     repeated: by data set which test rows, bool [m], stand in another split too.
     Returns {"metrics": metrics.json, "verdicts": [...], "files": [paths]}.
 

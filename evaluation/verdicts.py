@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from evaluation.baseline_names import BASELINE_TITLES
+import kinds
 from evaluation.bootstrap import TwoWay
 from evaluation.statistics import (
     EQUAL,
@@ -45,7 +45,7 @@ must all agree before a claim holds."""
 class Pair:
     """A primary pair: the claim, where it is from, and the variants and metric that it is about.
 
-    One of the two may be a baseline of the same data, by its name in evaluation/baseline_names.py.
+    One of the two may be a baseline of the same data, by its name in kinds.baselines().
     """
 
     name: str
@@ -58,7 +58,7 @@ class Pair:
     @property
     def baseline(self) -> str | None:
         """Which of the two is a baseline, or None."""
-        return next((name for name in (self.better, self.worse) if name in BASELINE_TITLES), None)
+        return next((name for name in (self.better, self.worse) if name in kinds.baselines()), None)
 
 
 @dataclass(frozen=True)

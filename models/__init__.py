@@ -1,6 +1,6 @@
 """The networks by name. A network is one file, models/NAME.py, with
 
-    Settings   a frozen dataclass (storage.checked.Checked) of what the network can be told
+    Settings   a frozen dataclass (storage.settings) of what the network can be told
     DEBUG      Settings of a size for tests
     build      build(settings, description) -> torch.nn.Module, description being the data set's prepared.json
     KIND       optional: "text" or "image", the only kind of data that the network reads
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError, nearest
 from storage.files import read_object
+from storage.settings import from_json
 from storage.source import parse
 
 if TYPE_CHECKING:
@@ -46,8 +47,11 @@ def settings_class(model: str) -> type:
 
 
 def settings(model: str, mapping: Mapping[str, Any]) -> Any:
-    """The Settings of ``model`` with the values of ``mapping``; InputError for an unknown model, name or value."""
-    return _module(model).Settings.read(mapping, f"the network settings of {model}")
+    """Return the Settings of ``model`` with the values of ``mapping``; InputError for an unknown model or name.
+
+    planning.validation checks values before a job is made of them.
+    """
+    return from_json(settings_class(model), mapping)
 
 
 def debug(model: str) -> Any:
@@ -62,12 +66,16 @@ def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]
 
 
 def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
-    """The network of a finished run with its best weights, on the CPU and in evaluation mode.
+    """Load the network of a finished run with its best weights, on the CPU and in evaluation mode.
+
+    Its ``objective`` (models/objectives), by which it was trained, turns its scores into probabilities.
 
     InputError where the run has no weights yet, where they are not whole, or do not fit the data of ``description``.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
+
+    from models.objectives import DEFAULT, make_objective
 
     job = read_object(Path(run_directory) / "job.json", "model", "network")
     weights = Path(run_directory) / "best.safetensors"
@@ -84,6 +92,7 @@ def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
             f"{weights} does not fit {job['model']} on {description['name']} ({said}): "
             "give the arrays and the source that it was trained on"
         ) from None
+    network.objective = make_objective(job.get("training", {}).get("objective", DEFAULT), description)
     return network.eval()
 
 

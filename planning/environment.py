@@ -29,7 +29,9 @@ class Environment(BaseSettings):
         "and none is trained here",
     )
     workers: Count = Field(2, description="runs that train at a time")
-    runs_per_gpu: Count = Field(1, description="runs that share a GPU; what they compute is the same, their pace is not")
+    runs_per_gpu: Count = Field(
+        1, description="runs that share a GPU; what they compute is the same, their pace is not"
+    )
     processes_per_run: Count = Field(1, description="processes that train one run together, each with a GPU of its own")
     preprocessing: Count | Literal["dask"] | None = Field(
         None, description="processes that preprocess, or `dask`; by default one for each core"
@@ -39,7 +41,9 @@ class Environment(BaseSettings):
         validation_alias="DASK_SCHEDULER_ADDRESS",
         description="the scheduler of a Dask cluster, which then preprocesses by default",
     )
-    mirror: Path | None = Field(None, description="folder with the archives of published data sets, used before the net")
+    mirror: Path | None = Field(
+        None, description="folder with the archives of published data sets, used before the net"
+    )
     project: Path | None = Field(None, description="folder in which a Prefect worker runs deployments; set by `serve`")
 
     def to_json(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from evaluation.baseline_names import BASELINE_TITLES
+import kinds
 from planning.schema import ComparisonGroup, ExperimentFile, Parameters, Text, parse_yaml, read_yaml
 from planning.validation import validate
 from storage.errors import InputError, nearest, refuse_unknown
@@ -76,7 +76,7 @@ def experiments(root: Path = Path()) -> list[str]:
 
 def networks(comparison: Mapping[str, str]) -> list[str]:
     """Return the sides of a comparison that are variants: both, or the one that is no baseline."""
-    return [comparison[side] for side in ("treatment", "control") if comparison[side] not in BASELINE_TITLES]
+    return [comparison[side] for side in ("treatment", "control") if comparison[side] not in kinds.baselines()]
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict
     if isinstance(given.get("comparisons"), str):
         other = _other(given["comparisons"], f"{path}: comparisons", root)
         groups = validate(list[ComparisonGroup], other.get("comparisons") or [], f"{given['comparisons']}: comparisons")
-        here = {*BASELINE_TITLES, *(given.get("variants") or ())}
+        here = {*kinds.baselines(), *(given.get("variants") or ())}
         every = _expanded(groups, f"{path}: comparisons")
         given = {**given, "comparisons": [one for one in every if {one["treatment"], one["control"]} <= here]}
     return given
@@ -229,8 +229,8 @@ def _overrides(overrides: Iterable[str], chosen: list[str], names: list[str]) ->
 
 def _variant(name: str, layers: list[dict[str, Any]], parameters: Parameters, path: Path) -> VariantSettings:
     where = f"{path}: variants.{name}"
-    if name in BASELINE_TITLES:
-        raise InputError(f"{where} has the name of a baseline ({BASELINE_TITLES[name]}): give it another")
+    if name in kinds.baselines():
+        raise InputError(f"{where} has the name of a baseline ({kinds.baselines()[name].title}): give it another")
     own: dict[str, Any] = {}
     for layer in layers:
         own = merged(own, {key: value for key, value in layer.items() if value is not None})
@@ -295,7 +295,7 @@ def _comparisons(
         sides = networks(one)
         if not sides:
             raise InputError(f"{said} compares two baselines: name a variant on one side")
-        refuse_unknown(sides, variants, f"{said} (a side is a variant, or one of {', '.join(BASELINE_TITLES)})")
+        refuse_unknown(sides, variants, f"{said} (a side is a variant, or one of {', '.join(kinds.baselines())})")
         if len({variants[name].data for name in sides}) > 1:
             raise InputError(f"{said} compares variants on two data sets: choose one data set")
         yield one

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import kinds
 from planning.environment import Environment, variable
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, read_json
@@ -19,6 +20,8 @@ from storage.source import ROOT, combined_digest, numeric_files
 ROOTS = ("training.loop",)
 # Entries of prepared.json that name or describe the arrays and change nothing that is computed.
 NOT_NUMERIC_ENTRIES = ("schema", "name", "settings", "data_version", "cut", "arrays")
+# Arrays that no network reads: where rows come from.
+NOT_READ = ("source_rows", "groups")
 MACHINE_HINT = "write it on the machine that trains, by `python -m training.machine > machine.json`"
 MACHINE_NAMES = ("torch", "cuda", "cudnn", "numpy", "device", "kernels")
 
@@ -54,7 +57,7 @@ def source(model: str, kind: str | None, *settings: Any, root: Path = ROOT) -> d
     ``files`` has the digest of each file by its path, so that a difference can be named; the paths are in no key.
     """
     named = {f"{package}.{tagged['name']}" for one in settings for package, tagged in members(one)}
-    collator = [f"batches.{kind}"] if kind else []
+    collator = [kinds.module_of(kinds.kind(kind).collator)] if kind else []
     modules = (*ROOTS, f"models.{model}", *collator, *sorted(named))
     files = _files(modules, root)
     return {"modules": list(modules), "digest": combined_digest(files), "files": dict(files)}
@@ -68,7 +71,7 @@ def _files(modules: tuple[str, ...], root: Path) -> dict[str, str]:
 def data_digest(description: Mapping[str, Any]) -> str:
     """Return the key of prepared arrays, by what a network reads of them: ``description`` is their prepared.json."""
     read = {name: value for name, value in description.items() if name not in NOT_NUMERIC_ENTRIES}
-    arrays = {name: array["sha256"] for name, array in description["arrays"].items()}
+    arrays = {name: array["sha256"] for name, array in description["arrays"].items() if name not in NOT_READ}
     return content_key({**read, "arrays": arrays})
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import kinds
 import models
-from evaluation.baseline_names import BASELINES
 from models.layers.embedding import refuse_missing_vectors
 from planning import keys
 from planning.environment import Environment, read_environment
@@ -22,7 +22,6 @@ from planning.schema import SEEDS
 from planning.validation import read
 from preprocessing.manifest import MANIFEST_PATH, Manifest
 from preprocessing.prepare import prepared_key
-from preprocessing.settings import settings_for
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, read_json, read_object
 from storage.prepared import DESCRIPTION
@@ -117,7 +116,9 @@ class Plan:
     def key_parts(self) -> dict[str, Any]:
         """Return what decides the evidence, part by part ("variant han"), so that a difference can be named."""
         settings = ("model", "data", "preprocessing", "network", "training")
-        variants = {f"variant {name}": {one: vars(variant)[one] for one in settings} for name, variant in self.variants.items()}
+        variants = {
+            f"variant {name}": {one: vars(variant)[one] for one in settings} for name, variant in self.variants.items()
+        }
         versions = {f"data {name}": about and about["version"] for name, about in self.data.items()}
         rule = {"equivalence_margin": self.equivalence_margin, "alpha": self.alpha, "evaluate_on": self.evaluate_on}
         comparisons = [{key: one[key] for key in ("treatment", "control", "metric")} for one in self.comparisons]
@@ -285,7 +286,8 @@ def make_plan(
         tuning=chosen.tuning,
         trials=chosen.trials,
         overrides=overrides,
-        partial=bool(overrides) or (list(chosen.variants), set(chosen.seeds)) != (list(whole.variants), set(whole.seeds)),
+        partial=bool(overrides)
+        or (list(chosen.variants), set(chosen.seeds)) != (list(whole.variants), set(whole.seeds)),
         data={name: _about(known[name]) if name in known else None for name in used},
         machine=keys.target_machine(environment),
         environment=environment,
@@ -361,7 +363,7 @@ def _resolve(name: str, settings: VariantSettings, kind: str | None, manifest_pa
 
 
 def _with_preprocessing(variant: Variant, kind: str) -> Variant:
-    typed = settings_for(kind, variant.data, variant.preprocessing)
+    typed = read(kinds.load(kinds.kind(kind).settings), variant.preprocessing, f"preprocessing.{variant.data}")
     return dataclasses.replace(variant, preprocessing=to_json(typed))
 
 
@@ -393,5 +395,7 @@ def _check(plan: Plan) -> None:
         if about:
             where = f"experiment '{plan.name}', comparison '{comparison['name']}' on {data}"
             sides = (comparison["treatment"], comparison["control"])
-            refuse_unknown(sides, (*plan.variants, *BASELINES[about["kind"]]), where)
+            refuse_unknown(
+                sides, (*plan.variants, *(baseline.name for baseline in kinds.kind(about["kind"]).baselines)), where
+            )
             refuse_unknown([comparison["metric"]], metric_names(about["task"]), f"{where}, metric")

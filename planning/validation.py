@@ -4,6 +4,7 @@
 Numbers, text and truth values are never converted, apart from whole numbers where a number is expected.
 """
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -33,12 +34,17 @@ def read(cls: type, mapping: Any, where: str) -> Any:
 
 def validate(kind: Any, value: Any, where: str) -> Any:
     """Return ``value``, which YAML or JSON held, as ``kind``. InputError names the place, which begins at ``where``."""
-    adapter = TypeAdapter(dict[str, kind], config=None if _is_model(kind) else CONFIG)
     try:
         # By way of JSON: there pydantic takes mappings for dataclasses and lists for tuples also where it is strict.
-        return adapter.validate_json(json.dumps({where: value}, default=str))[where]
+        return _adapter(kind).validate_json(json.dumps({where: value}, default=str))[where]
     except ValidationError as error:
         raise InputError(_one_line(error, kind)) from None
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """What reads {place: value}, so that the place begins the path of an error."""
+    return TypeAdapter(dict[str, kind], config=None if _is_model(kind) else CONFIG)
 
 
 def _is_model(kind: Any) -> bool:
@@ -63,7 +69,7 @@ def _resolved_members(cls: type, mapping: Mapping[str, Any], where: str) -> dict
 
 
 def _member(package: str, given: Any, usual: Any, where: str) -> Tagged:
-    """A member and its settings. ``given`` may be its name alone, or settings of the ``usual`` member without a name."""
+    """A member and its settings. ``given`` may be its name alone, or settings of the ``usual`` member without one."""
     values = {"name": given} if isinstance(given, str) else given
     if not isinstance(values, Mapping):
         raise InputError(f"{where} is {given!r}: give a name, or a mapping such as {{name: NAME}}")

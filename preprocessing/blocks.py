@@ -22,7 +22,8 @@ import pyarrow
 import pyarrow.compute
 
 from batches.subsets import segment_arange
-from preprocessing.manifest import DataSetEntry, encode_labels, parse_document
+from preprocessing.manifest import DataSetEntry, encode_labels
+from preprocessing.raw_text import parse_document
 from preprocessing.text import SENTENCE_END, find_words, keep, mark_sentences
 from preprocessing.vocabulary import UNKNOWN_INDEX
 from storage.errors import InputError
@@ -304,6 +305,3 @@ def write_rows(path: Path, first: int, rows: np.ndarray) -> None:
 def _narrow(integers: np.ndarray) -> np.ndarray:
     """The same numbers in the narrowest unsigned type that holds them."""
     return integers.astype(np.min_scalar_type(int(integers.max(initial=0))))
-
-
-STEPS = {step.__name__: step for step in (read_block, write_block)}

@@ -12,13 +12,14 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import version
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kinds.text import Settings as TextSettings
+from kinds.text import WordVectors
 from preprocessing.blocks import (
     BLOCK_BYTES,
     SHOWN_DOCUMENTS,
@@ -31,29 +32,31 @@ from preprocessing.blocks import (
     write_block,
 )
 from preprocessing.lengths import LengthHistogram, length_table, plot_lengths, quantile_table, write_table
-from preprocessing.manifest import DOCUMENTS, TextDataSet
+from preprocessing.raw_text import DOCUMENTS, TextDataSet
 from preprocessing.rows import Census, choose_documents
-from preprocessing.settings import TextSettings, WordVectors
 from preprocessing.vocabulary import UNKNOWN_INDEX, WordCounts, build_vocabulary, word_index
 from preprocessing.word_vectors import train_word_vectors
+from preprocessing.workers import open_workers
 from storage.errors import InputError
 from storage.files import write_json
 from storage.prepared import SPLITS
 
-# What the arrays depend on beside the data and the settings: part of the key of a prepared data set.
-SOURCES = ("blocks", "documents", "lengths", "rows", "text", "vocabulary")
-LIBRARIES = {"blingfire": version("blingfire"), "pyarrow": version("pyarrow")}
+LIBRARIES = ("blingfire", "pyarrow")  # they find the words
 
 
-def made_by(settings: TextSettings) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The source files and the libraries' versions on which the arrays depend."""
-    if settings.word_vectors is None:
-        return SOURCES, LIBRARIES
-    return (*SOURCES, "word_vectors"), LIBRARIES | {"gensim": version("gensim")}
+def libraries(settings: TextSettings) -> tuple[str, ...]:
+    """Return the names of the libraries on whose version the arrays depend."""
+    return LIBRARIES if settings.word_vectors is None else (*LIBRARIES, "gensim")
+
+
+def prepare(data: TextDataSet, settings: TextSettings, working: Path) -> dict[str, Any]:
+    """Write the arrays as ``write_documents`` does, in as many processes as preprocessing/workers.py chooses."""
+    with open_workers(count_blocks(data), working) as run:
+        return write_documents(data, settings, working, run)
 
 
 def count_blocks(data: TextDataSet) -> int:
-    """How many blocks the data set's file has, near enough to know how many processes can share them."""
+    """Return about how many blocks the data set's file has: no more processes can share the work."""
     return math.ceil((data.directory / DOCUMENTS).stat().st_size / BLOCK_BYTES)
 
 
@@ -71,7 +74,7 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
     temporary.mkdir()
     found = _read(data, settings, temporary, run)
     splits, first_rows = _place(found.rows)
-    vocabulary = build_vocabulary(found.counts.at_least(settings.minimum_count), settings.minimum_count)
+    vocabulary = build_vocabulary(found.counts.at_least(settings.min_count), settings.min_count)
     quantiles = settings.length_quantile
     kept_words = found.words.quantile(quantiles.words)
     kept_sentences = found.sentences.quantile(quantiles.sentences)

@@ -16,21 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from preprocessing.manifest import ImageDataSet
+from kinds.image import Settings as ImageSettings
+from preprocessing.raw_images import ImageDataSet
 from preprocessing.rows import choose_rows
-from preprocessing.settings import ImageSettings
 from storage.errors import InputError
 
 LARGEST_PIXEL = 255
 ROWS_AT_A_TIME = 4096
-
-# What the arrays depend on beside the data and the settings: part of the key of a prepared data set.
-SOURCES = ("images", "rows")
-
-
-def made_by(settings: ImageSettings) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The source files and the libraries' versions on which the arrays depend."""
-    return SOURCES, {}
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,7 @@ def pixel_sums(images: np.ndarray) -> PixelSums:
     )
 
 
-def write_images(data: ImageDataSet, settings: ImageSettings, working: Path) -> dict[str, Any]:
+def prepare(data: ImageDataSet, settings: ImageSettings, working: Path) -> dict[str, Any]:
     """Write the arrays of an image data set into ``working`` and return what prepared.json says of them.
 
     images.npy uint8 [N, H, W, C], as they are; labels.npy int32 [N] or uint8 [N, K];

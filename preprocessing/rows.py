@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from preprocessing.manifest import DOCUMENTS, TextDataSet, check_census
+from preprocessing.manifest import check_census
+from preprocessing.raw_text import DOCUMENTS, TextDataSet
 from storage.errors import InputError
 from storage.prepared import SPLITS
 

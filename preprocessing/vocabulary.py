@@ -1,7 +1,7 @@
 """The vocabulary: the words of the training split that are frequent enough, and the number of each.
 
-Words seen fewer than ``minimum_count`` times become <unk>, after Yang et al. 2016, section 3.3, who keep words that
-appear more than five times (a minimum_count of 6). The tokeniser takes "<unk>" apart, so that no word of a text can be
+Words seen fewer than ``min_count`` times become <unk>, after Yang et al. 2016, section 3.3, who keep words that
+appear more than five times (a min_count of 6). The tokeniser takes "<unk>" apart, so that no word of a text can be
 mistaken for one of the two special entries.
 """
 
@@ -34,12 +34,12 @@ class WordCounts:
         if len(self.in_memory) > MOST_IN_MEMORY:
             self._pour_out()
 
-    def at_least(self, minimum_count: int) -> Counter[str]:
-        """The counts of the words seen at least ``minimum_count`` times."""
+    def at_least(self, min_count: int) -> Counter[str]:
+        """The counts of the words seen at least ``min_count`` times."""
         if self.on_disk is None:
-            return Counter({word: count for word, count in self.in_memory.items() if count >= minimum_count})
+            return Counter({word: count for word, count in self.in_memory.items() if count >= min_count})
         self._pour_out()
-        frequent = Counter(dict(self.on_disk.execute("SELECT * FROM words WHERE count >= ?", (minimum_count,))))
+        frequent = Counter(dict(self.on_disk.execute("SELECT * FROM words WHERE count >= ?", (min_count,))))
         self.on_disk.close()
         return frequent
 
@@ -64,12 +64,12 @@ def count_words(sentences: Iterable[Iterable[str]]) -> Counter[str]:
     return Counter(chain.from_iterable(sentences))
 
 
-def build_vocabulary(counts: Counter[str], minimum_count: int) -> list[str]:
-    """Return <pad>, <unk>, and the words seen at least ``minimum_count`` times, most frequent first, ties by the word.
+def build_vocabulary(counts: Counter[str], min_count: int) -> list[str]:
+    """Return <pad>, <unk>, and the words seen at least ``min_count`` times, most frequent first, ties by the word.
 
     The order depends on the counts alone, never on the order in which they were counted.
     """
-    frequent = [word for word, count in counts.items() if count >= minimum_count]
+    frequent = [word for word, count in counts.items() if count >= min_count]
     return [PADDING, UNKNOWN, *sorted(frequent, key=lambda word: (-counts[word], word))]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from preprocessing.settings import WordVectors
+from kinds.text import WordVectors
 
 SEED = 0
 NEGATIVE_SAMPLES = 5  # words drawn against each true neighbour: 5 to 20 for small corpora, section 2.2

@@ -23,6 +23,7 @@ ATTEMPTS = 20
 # What training uses that decides no number.
 NOT_NUMERIC = (
     "storage",
+    "kinds.__init__",
     "cuda_ext.build",
     "cuda_ext.library",
     "training.checkpoint",
@@ -199,7 +200,8 @@ class _Normalise(ast.NodeTransformer):
 
     def visit_Import(self, node: ast.Import) -> list[ast.AST]:
         """One statement for each module; `import a.b as c` of the project: the content of a.b, and c."""
-        return [one for alias in node.names if (one := self._imported(alias.name, [ast.alias("", alias.asname)], alias))]
+        found = (self._imported(alias.name, [ast.alias("", alias.asname)], alias) for alias in node.names)
+        return [one for one in found if one]
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | list[ast.AST]:
         module = node.module or ""

@@ -13,13 +13,13 @@ import numpy as np
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.context import TaskRunContext
 
-from evaluation.baseline_names import BASELINES
+import kinds
 from evaluation.baselines import Baseline, evaluate_baseline
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import WEIGHTS, evaluate_run
 from planning.plan import Plan, make_plan
-from preprocessing.uncut import uncut_rows
+from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
 from storage.files import read_json, write_json
 from storage.prepared import SPLITS, Prepared, open_prepared
@@ -56,10 +56,10 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
     baselines, repeated = {}, {}
     for name, data in _rows_of_data_sets(chosen, prepared).items():
-        uncut = uncut_rows(data, [split for split in SPLITS if split == "train" or split in splits])
-        baselines[name] = _baselines(data, uncut, chosen.environment.runs / "baselines")
+        raw = load_raw_rows(data, [split for split in SPLITS if split == "train" or split in splits])
+        baselines[name] = _baselines(data, raw, chosen.environment.runs / "baselines")
         if "test" in splits:
-            repeated[name] = repeated_rows(uncut)
+            repeated[name] = repeated_rows(raw)
     destination = chosen.report_directory
     found = evaluate_experiment(
         chosen.to_json(),
@@ -103,23 +103,23 @@ def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, Pre
     return found
 
 
-def _baselines(prepared: Prepared, uncut: Mapping[str, Any], cache: Path) -> dict[str, Baseline]:
-    """What a user would try first, on the very rows that the networks have, but uncut."""
-    labels = {split: prepared.labels[prepared.rows(split)] for split in uncut}
+def _baselines(prepared: Prepared, raw: Mapping[str, Any], cache: Path) -> dict[str, Baseline]:
+    """What a user would try first, on the very rows that the networks have, as raw data."""
+    labels = {split: prepared.labels[prepared.rows(split)] for split in raw}
     return {
-        name: evaluate_baseline(name, uncut, labels, prepared.task, prepared.classes, cache)
-        for name in BASELINES[prepared.kind]
+        baseline.name: evaluate_baseline(baseline.name, raw, labels, prepared.task, prepared.classes, cache)
+        for baseline in kinds.kind(prepared.kind).baselines
     }
 
 
-def repeated_rows(uncut: Mapping[str, Any]) -> np.ndarray:
+def repeated_rows(raw: Mapping[str, Any]) -> np.ndarray:
     """Which test rows, bool [m], stand byte for byte in the training or validation split too."""
 
     def content(row: Any) -> Any:
         return row if isinstance(row, str) else row.tobytes()
 
-    seen = {content(row) for split in ("train", "validation") for row in uncut[split]}
-    return np.array([content(row) in seen for row in uncut["test"]], bool)
+    seen = {content(row) for split in ("train", "validation") for row in raw[split]}
+    return np.array([content(row) in seen for row in raw["test"]], bool)
 
 
 def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tracking: Tracking) -> None:
@@ -129,7 +129,11 @@ def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tr
     is a run whose weights lie on another machine: one line says which are missing.
     """
     tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
-    tracking.report(experiment.name, [Path(file) for file in found["files"] if Path(file).is_file()] + [experiment.report_directory / PLAN], tags)
+    tracking.report(
+        experiment.name,
+        [Path(file) for file in found["files"] if Path(file).is_file()] + [experiment.report_directory / PLAN],
+        tags,
+    )
     if experiment.evaluate_on == "validation":
         return
     missing: list[str] = []

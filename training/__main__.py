@@ -87,7 +87,12 @@ def refuse_other_sources(path: Path, given: dict) -> None:
     source = given.get("source")
     if source is None:
         return
-    here = numeric_files(source["modules"])
+    try:
+        here = numeric_files(source["modules"])
+    except (KeyError, ValueError) as error:
+        raise InputError(
+            f"{path}: its 'source' names no modules of this project ({error}): write the job again"
+        ) from None
     if combined_digest(here) == source["digest"]:
         return
     then = source.get("files", {})

@@ -17,7 +17,7 @@ from storage.errors import InputError, command
 
 
 def machine() -> dict[str, Any]:
-    """Return the versions of torch, numpy, CUDA and cuDNN, the device, and the kernels; on a CPU None for those of a GPU.
+    """Return the versions of torch, numpy, CUDA and cuDNN, the device and its kernels; None for a GPU's on a CPU.
 
     device: the GPU's name or the CPU's instruction set. kernels: the digest of their CUDA sources, or that no library
     of them fits. InputError where the visible GPUs are of several kinds, since a run may get any of them.

@@ -12,7 +12,8 @@ import numpy as np
 
 from preprocessing.archives import check_count, read_members
 from preprocessing.download import Archive
-from preprocessing.raw import About, ImageRows, published_splits
+from preprocessing.raw import About, published_splits
+from preprocessing.raw_images import ImageRows
 
 ARCHIVES = (
     Archive(

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from preprocessing.manifest import SPLITS
-from preprocessing.raw import About, ImageRows, split_by_quota
+from preprocessing.raw import About, split_by_quota
+from preprocessing.raw_images import ImageRows
+from storage.prepared import SPLITS
 
 SHARES = {"test": 0.15, "validation": 0.15}
 HIGHEST = 16

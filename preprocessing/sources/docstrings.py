@@ -21,8 +21,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from preprocessing.manifest import Document
-from preprocessing.raw import About, TextRows, split_by_quota
+from preprocessing.raw import About, split_by_quota
+from preprocessing.raw_text import Document, TextRows
 from preprocessing.sources.descriptions import count_sentences, describe
 from preprocessing.sources.duplicates import NearDuplicates
 from storage.errors import InputError
@@ -88,8 +88,14 @@ def rows(progress: Callable[[str], None] = lambda line: None) -> TextRows:
         "scipy, sympy), Matplotlib's (matplotlib), MIT (sqlalchemy), Apache 2.0 (mlflow, prefect)",
         packages=installed_versions(),
         dropped=dropped,
+        groups="docstrings",
     )
     return TextRows(about, documents)
+
+
+def group_of(document: Document) -> str:
+    """Return the source file of a document: its siblings are in the same one."""
+    return document.id.partition(":")[0]
 
 
 def installed_versions() -> dict[str, str]:

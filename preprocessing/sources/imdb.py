@@ -17,8 +17,8 @@ from pathlib import Path
 
 from preprocessing.archives import ANEW, check_count, read_members
 from preprocessing.download import Archive
-from preprocessing.manifest import Document
-from preprocessing.raw import About, TextRows
+from preprocessing.raw import About
+from preprocessing.raw_text import Document, TextRows
 from storage.errors import InputError
 
 ARCHIVES = (
@@ -36,10 +36,12 @@ ABOUT = About(
     classes=("neg", "pos"),
     source="Large Movie Review Dataset v1.0 (Maas et al., 2011), https://ai.stanford.edu/~amaas/data/sentiment/",
     licence="none stated; the authors ask to cite their paper",
+    groups="imdb",
 )
 REVIEW = re.compile(r"aclImdb/((train|test)/(neg|pos)/(\d+)_\d+\.txt)")
 # Whole films: the first, and of those without a positive review as many as make about as many negative ones.
 VALIDATION = {"pos": (range(1250),), "neg": (range(347), range(11_602, 12_500))}
+MOST_REVIEWS_OF_A_FILM = 30
 LINE_BREAK = re.compile(r"(?:\s*<br\s*/?>\s*)+")
 
 
@@ -64,3 +66,13 @@ def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line
         for document in documents
     ]
     return TextRows(ABOUT, documents)
+
+
+def group_of(document: Document) -> str:
+    """Return the run of neighbouring reviews that a review is in, of one split and class.
+
+    The archive names no film, but a film's reviews are neighbours. So runs as long as the longest film's are nearly
+    independent of one another: the blocks of a block bootstrap (Künsch 1989) where the films are unknown.
+    """
+    _, label, name = document.id.split("/")
+    return f"{document.split}/{label}/{int(name.partition('_')[0]) // MOST_REVIEWS_OF_A_FILM}"

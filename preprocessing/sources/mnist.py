@@ -11,7 +11,8 @@ import numpy as np
 
 from preprocessing.archives import check_count, read_idx
 from preprocessing.download import Archive
-from preprocessing.raw import About, ImageRows, published_splits
+from preprocessing.raw import About, published_splits
+from preprocessing.raw_images import ImageRows
 
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 ARCHIVES = tuple(

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from preprocessing.archives import ANEW, check_count, read_members
 from preprocessing.download import Archive
-from preprocessing.manifest import Document
-from preprocessing.raw import About, TextRows
+from preprocessing.raw import About
+from preprocessing.raw_text import Document, TextRows
 from storage.errors import InputError
 
 ARCHIVES = (

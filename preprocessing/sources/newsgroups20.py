@@ -14,8 +14,8 @@ from pathlib import Path
 
 from preprocessing.archives import check_count, read_members
 from preprocessing.download import Archive
-from preprocessing.manifest import Document
-from preprocessing.raw import About, TextRows, held_out
+from preprocessing.raw import About, held_out
+from preprocessing.raw_text import Document, TextRows
 
 ARCHIVES = (
     Archive(

@@ -79,10 +79,10 @@ def test_resident_batches_never_wait_after_the_epoch_is_laid_out(kind, text, ima
         assert len(list(batches)) == len(made) - 1
 
 
-@pytest.mark.parametrize("name", ["flip", "shift", "cutout"])
-def test_an_augmentation_is_drawn_on_the_gpu_and_repeats(name):
+@pytest.mark.parametrize("settings", [{"name": "flip"}, {"name": "shift"}, {"name": "cutout", "size": 3}])
+def test_an_augmentation_is_drawn_on_the_gpu_and_repeats(settings):
     images = torch.randn(64, 3, 8, 8, device=GPU)
-    apply = build([{"name": name}], "image")
+    apply = build([settings], "image")
     first, again, other = (apply(images, make_generator(0, epoch, GPU)) for epoch in (1, 1, 2))
     assert first.is_cuda and torch.equal(first, again) and not torch.equal(first, other)
 

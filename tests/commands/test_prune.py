@@ -122,8 +122,8 @@ def test_a_run_whose_lock_is_held_is_left_alone(prepared):
 
 def test_a_run_that_begins_to_train_between_list_and_removal_is_left_alone(prepared):
     """By its job alone, as on a machine without the flows."""
-    many = {**make_job()["training"], "maximum_epochs": 9000, "patience": 9000}
-    stale = write_run(0, finished=False, changed={"training": {"maximum_epochs": 9000}}, training=many)
+    many = {**make_job()["training"], "max_epochs": 9000, "patience": 9000}
+    stale = write_run(0, finished=False, changed={"training": {"max_epochs": 9000}}, training=many)
     for checkpoint in stale.glob("*.safetensors"):
         checkpoint.unlink()
     items = find()

@@ -61,8 +61,8 @@ def changed(tmp_path, monkeypatch):
             "are cut.\n    length_quantile: {words: 1.5",
             "length_quantile: words is 1.5",
         ),
-        ("minimum_count: 5        #", "minimun_count: 5        #", "'minimum_count'"),
-        ("clip_norm: 1.0", "clip_nrom: 1.0", "'clip_norm'"),
+        ("min_count: 5        #", "min_cuont: 5        #", "'min_count'"),
+        ("max_grad_norm: 1.0", "max_grad_nrom: 1.0", "'max_grad_norm'"),
     ],
 )
 def test_a_wrong_parameter_is_refused_before_anything_starts(reread, changed, old, new, named):

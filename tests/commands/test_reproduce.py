@@ -20,7 +20,7 @@ plan = make_plan("tiny", ["densenet-swish"], [1])
 for about in plan.preparations().values():
     prepare(about["data"], about["settings"])
 (job,) = plan.jobs()
-run_training({**job, "training": {**job["training"], "maximum_epochs": 2}}, lambda event: None)
+run_training({**job, "training": {**job["training"], "max_epochs": 2}}, lambda event: None)
 print(json.dumps(job))
 """
 

@@ -86,7 +86,14 @@ def test_what_changes_weights_changes_the_key(tmp_path, monkeypatch):
         assert run_keys(tmp_path, seeds=[0], overrides=[override])["relu"] != usual
     for change in ({"mean": [0.4]}, {"splits": {"train": [0, 1]}}, {"arrays": {"images": {"sha256": "bb"}}}):
         assert run_keys(tmp_path, None, {**DESCRIPTION, **change}, seeds=[0])["relu"] != usual
-    for change in ({"torch": "1"}, {"numpy": "1"}, {"device": "AVX"}, {"cuda": "1"}, {"cudnn": "1"}, {"kernels": "none"}):
+    for change in (
+        {"torch": "1"},
+        {"numpy": "1"},
+        {"device": "AVX"},
+        {"cuda": "1"},
+        {"cudnn": "1"},
+        {"kernels": "none"},
+    ):
         with monkeypatch.context() as context:
             context.setattr(keys, "this_machine", lambda change=change: {**this_machine(), **change})
             assert run_keys(tmp_path, seeds=[0])["relu"] != usual
@@ -154,7 +161,11 @@ def test_a_moved_file_is_not_in_the_key(sources):
     if (root / "models/layers/activations.py").exists():
         (root / "models/layers/activations.py").rename(moved)
         for path in (root / "models").rglob("*.py"):
-            path.write_text(path.read_text().replace("models.layers.activations import", "models.layers.activations_elsewhere import"))
+            path.write_text(
+                path.read_text().replace(
+                    "models.layers.activations import", "models.layers.activations_elsewhere import"
+                )
+            )
     else:
         (root / "models/layers/dense.py").rename(root / "models/layers/denser.py")
         for path in (root / "models").rglob("*.py"):

@@ -205,9 +205,9 @@ def test_the_published_archives_have_the_recorded_content(tmp_path, mirror, name
         assert len(opened.images) == sum(published)
         assert sum(rows.values()) == published[1] and (name == "mnist" or set(rows.values()) == {1000})
     else:
-        frame = opened.frame()
-        assert len(frame) == entry.rows and frame["text"].str.strip().all()
-        assert not frame["text"].str.contains("<br />", regex=False).any()
+        texts = [document.text for document in opened.documents()]
+        assert len(texts) == entry.rows and all(map(str.strip, texts))
+        assert not any("<br />" in text for text in texts)
 
 
 @pytest.mark.mirror

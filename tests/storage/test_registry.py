@@ -59,6 +59,9 @@ def test_a_package_s_registry_is_found_by_its_name(things):
 
 
 def test_listing_the_optimisers_and_augmentations_imports_no_torch():
-    code = "import sys; from storage.registry import Registry; print(Registry('batches.augmentations', 'x', ('apply',)).available(), 'torch' in sys.modules)"
+    code = (
+        "import sys; from storage.registry import Registry; "
+        "print(Registry('batches.augmentations', 'x', ('apply',)).available(), 'torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "'flip'" in done.stdout and done.stdout.strip().endswith("False")

@@ -15,7 +15,7 @@ from storage.locks import file_lock, holder, is_held, run_lock
 from storage.source import ROOT
 from training import launcher
 
-ROOMS = ("storage", "cuda_ext", "models", "batches", "training")
+ROOMS = ("storage", "cuda_ext", "models", "batches", "kinds", "runtime", "training")
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ with file_lock(run_lock(job["run_directory"])) as lock:
 
 def test_the_training_process_keeps_the_lock_when_its_launcher_is_killed(bare, write_job, text_directory):
     path = write_job(text_directory, model="word_average")
-    many = {"maximum_epochs": 9000, "patience": 9000}
+    many = {"max_epochs": 9000, "patience": 9000}
     path.write_text(json.dumps(read_job(path, **many)))
     lock = run_lock(json.loads(path.read_text())["run_directory"])
     process = subprocess.Popen([sys.executable, "-c", LAUNCH, str(path)], stdout=subprocess.PIPE, text=True)
