@@ -14,7 +14,7 @@ from typing import TextIO
 
 @contextlib.contextmanager
 def file_lock(path: Path, blocking: bool = True) -> Iterator[TextIO | None]:
-    """Hold an exclusive lock on ``path`` and yield its open file; yield None where ``blocking`` is false and it is held.
+    """Hold an exclusive lock on ``path``; yield its open file, or None where it is held and ``blocking`` is false.
 
     The file contains the holder's process id. A process that inherits its descriptor holds the lock too.
     """

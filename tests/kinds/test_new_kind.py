@@ -187,7 +187,7 @@ assert prepared.groups.dtype == np.int64 and len(set(prepared.groups.tolist())) 
 assert "| slow | 100 | 25 | 25 |" in data_card("waves")
 job = {
     "run_key": "key", "variant": "line", "model": "line", "data": "waves", "seed": 1, "network": {"channels": 8},
-    "training": {"maximum_epochs": 15, "batch_size": 20, "label_smoothing": 0.0}, "prepared": str(folder),
+    "training": {"max_epochs": 15, "batch_size": 20, "objective": {"name": "classification", "label_smoothing": 0.0}}, "prepared": str(folder),
     "run_directory": "runs/key",
 }
 Path("job.json").write_text(json.dumps(job))
