@@ -16,10 +16,10 @@ from storage.errors import refuse_unknown
 
 def known_names() -> list[str]:
     """The data sets that can be made here, and those of the manifest."""
-    from preprocessing.ingest import available_sources
     from preprocessing.manifest import Manifest
+    from preprocessing.sources import SOURCES
 
-    return sorted({*available_sources(), *Manifest.load().datasets})
+    return sorted({*SOURCES.available(), *Manifest.load().datasets})
 
 
 def command(

@@ -59,7 +59,7 @@ def changed(tmp_path, monkeypatch):
         (
             "are cut.\n    length_quantile: {words: 0.95",
             "are cut.\n    length_quantile: {words: 1.5",
-            "length_quantile: words is 1.5",
+            "length_quantile.words is 1.5",
         ),
         ("min_count: 5        #", "min_cuont: 5        #", "'min_count'"),
         ("max_grad_norm: 1.0", "max_grad_nrom: 1.0", "'max_grad_norm'"),
