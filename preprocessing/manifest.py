@@ -18,7 +18,8 @@ import numpy as np
 import kinds
 from preprocessing.sources import SOURCES
 from storage.errors import InputError, nearest, refuse_unknown
-from storage.files import file_lock, read_json, sha256_file, write_json
+from storage.files import read_json, sha256_file, write_json
+from storage.locks import file_lock
 from storage.prepared import SPLITS, Prepared
 
 SCHEMA = 1
@@ -127,7 +128,7 @@ class Manifest:
         """Return the entry of ``name``; InputError names the command that makes it, or the nearest data set."""
         if name not in self.datasets:
             if name in SOURCES.available():
-                raise InputError(f"data set '{name}' is not here yet: run `python -m tasks.ingest {name}`")
+                raise InputError(f"data set '{name}' is not here yet: run `reread data {name}`")
             known = nearest(name, self.datasets) if self.datasets else "it has none yet, run 'make data'"
             raise InputError(f"no data set '{name}' in {self.path}: {known}")
         return self.datasets[name]

@@ -47,10 +47,10 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
     unfinished = [job for job in jobs if not (Path(job["run_directory"]) / "result.json").is_file()]
     if unfinished:
         first = unfinished[0]
-        module = "commands.jobs" if chosen.targets_remote_machine else "commands.train"
+        command = "jobs" if chosen.targets_remote_machine else "train"
         raise InputError(
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first['variant']} seed "
-            f"{first['seed']} is the first): run `python -m {module} --experiment {experiment}`"
+            f"{first['seed']} is the first): run `reread {command} --experiment {experiment}`"
         )
     tracking = open_tracking()
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
@@ -66,7 +66,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         records,
         baselines,
         destination,
-        command=f"python -m commands.run --experiment {experiment}",
+        command=f"reread run --experiment {experiment}",
         environment={**chosen.machine, "threads a run": jobs[0]["training"]["threads"], **commit()},
         repeated=repeated,
     )

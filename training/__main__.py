@@ -1,4 +1,4 @@
-"""Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events]
+"""Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events [FD]]
 
 Several processes train each network together:  torchrun --nproc-per-node 2 -m training JOB.json
 
@@ -8,11 +8,13 @@ one line on stderr for each; 1: a failure of another kind among them; 143: stopp
 """
 
 import argparse
+import contextlib
 import gc
 import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import TextIO
 
 from storage.errors import InputError, command
 from storage.files import read_json
@@ -28,29 +30,35 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m training", description="Train networks, each with one seed, one after the other."
     )
     parser.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="a job file (JSON)")
-    parser.add_argument("--events", action="store_true", help="one JSON object a line on stdout")
+    parser.add_argument(
+        "--events", type=int, nargs="?", const=1, metavar="FD", help="write one JSON object per line to FD (default: 1)"
+    )
+    parser.add_argument("--locked", action="store_true", help="the launcher holds the run's lock")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     processes = Processes.of_environment()
-    with processes.joined():
-        codes = [attempt(path, options.events, processes) for path in options.jobs]
+    with processes.joined(), contextlib.ExitStack() as stack:
+        events = None
+        if options.events is not None:
+            events = stack.enter_context(open(options.events, "w", encoding="utf-8", closefd=options.events > 2))
+        codes = [attempt(path, events, options.locked, processes) for path in options.jobs]
     return min((code for code in codes if code), default=0)
 
 
-def attempt(path: Path, events: bool, processes: Processes) -> int:
+def attempt(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> int:
     """Train the job of a file and return the exit code; a failure is printed on stderr.
 
     One of several processes exits at its first failure, upon which torchrun ends the others.
     """
-    code = _attempt(path, events, processes)
+    code = _attempt(path, events, locked, processes)
     if code and processes.several:
         sys.exit(code)
     return code
 
 
-def _attempt(path: Path, events: bool, processes: Processes) -> int:
+def _attempt(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> int:
     try:
-        train(path, events, processes)
+        train(path, events, locked, processes)
     except InputError as error:
         if processes.main:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -63,7 +71,7 @@ def _attempt(path: Path, events: bool, processes: Processes) -> int:
     return 0
 
 
-def train(path: Path, events: bool, processes: Processes) -> None:
+def train(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> None:
     job = Job.read(path)
     given = read_json(path)
     progress = Progress(job, events, quiet=not processes.main)
@@ -76,7 +84,7 @@ def train(path: Path, events: bool, processes: Processes) -> None:
 
             if processes.main:
                 warn_of_another_machine(path, given)
-            result = run(job, given, progress, processes)
+            result = run(job, given, progress, locked, processes)
     except SystemExit:
         progress.failed("stopped by SIGTERM; run the same command again to go on")
         raise
@@ -107,7 +115,7 @@ def refuse_other_sources(path: Path, given: dict) -> None:
     named = (others[0] if others else "") + (f" and {len(others) - 1} more" if len(others) > 1 else "")
     raise InputError(
         f"{path} was made of another source than this one ({named}): bring the source that it was made of, or write "
-        "the job again where it comes from (`python -m commands.jobs`)"
+        "the job again where it comes from (`reread jobs`)"
     )
 
 

@@ -1,6 +1,6 @@
 """What a run tells while it runs: a live line on a terminal, one line an epoch elsewhere, or JSON events.
 
-An event is one JSON object a line on stdout, flushed, for the program that started the run:
+An event is one JSON object per line, flushed, in a stream of its own for the program that started the run:
 
     {"event": "started", "run_key", "variant", "seed", "epoch", "max_epochs", "device"}
     {"event": "progress", "variant", "seed", "epoch", "step", "steps", "loss", "samples_per_second", "seconds_left"}
@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from training.settings import Job
 
@@ -26,11 +26,11 @@ INTERVAL = 0.5  # seconds between two live lines or progress events
 class Progress:
     """The voice of one job."""
 
-    def __init__(self, job: Job, events: bool, quiet: bool = False) -> None:
+    def __init__(self, job: Job, events: TextIO | None, quiet: bool = False) -> None:
         """quiet: show and log nothing, as all but one of several processes do."""
         self.job = job
         self.quiet = quiet
-        self.events = events and not quiet
+        self.events = None if quiet else events
         self.live = not events and not quiet and sys.stdout.isatty()
         self.log: Path = job.run_directory / "log.txt"
         self.began = self.shown = time.perf_counter()
@@ -97,7 +97,8 @@ class Progress:
 
     def _event(self, event: str, **values: Any) -> None:
         if self.events:
-            print(json.dumps({"event": event, "variant": self.job.variant, "seed": self.job.seed} | values), flush=True)
+            line = json.dumps({"event": event, "variant": self.job.variant, "seed": self.job.seed} | values)
+            print(line, file=self.events, flush=True)
 
     def _line(self, text: str) -> None:
         self._show(text)
