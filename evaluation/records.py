@@ -27,7 +27,7 @@ class RunRecord:
 
     @property
     def result(self) -> dict[str, Any]:
-        """result.json: epochs, best_epoch, converged, parameters, ..."""
+        """result.json: epochs, best_epoch, stopped, parameters, ..."""
         return read_json(Path(self.run_directory) / "result.json")
 
     @property

@@ -151,7 +151,6 @@ def _show_in_prefect(experiment: Experiment, found: dict[str, Any]) -> None:
             "seeds": about["n"],
             about["score"]: _interval(about[split][about["score"]]),
             "parameters": about["parameters"],
-            "converged": about["converged"],
         }
         for name, about in found["metrics"]["variants"].items()
     ]

@@ -12,8 +12,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evaluation.verdicts import FAILS, HOLDS, INCONCLUSIVE
-
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 # A figure as the pages write it: the minus is U+2212, and a nought before the point may be left out.
@@ -171,9 +169,9 @@ def check(cell: str, expected: str, values: list[float]) -> None:
 
 def verdict_in_words(verdict: dict, leaning: str) -> str:
     """The page's words: bold where a claim is decided, and ``leaning`` where the whole interval speaks against it."""
-    if verdict["verdict"] in (HOLDS, FAILS):
+    if verdict["verdict"] in ("holds", "fails"):
         return f"**{verdict['verdict']}**"
-    against = verdict["verdict"] == INCONCLUSIVE and verdict["over_seeds_and_items"]["high"] < 0
+    against = verdict["verdict"] == "inconclusive" and verdict["over_seeds_and_items"]["high"] < 0
     return verdict["verdict"] + leaning * against
 
 
@@ -228,7 +226,7 @@ def test_the_default_experiment_s_verdicts_are_those_of_its_report():
         assert words == verdict_in_words(verdict, ", and leaning the other way")
         values = [*span(verdict["over_seeds"]), *span(verdict["over_seeds_and_items"])[1:]]
         # Where both intervals lie on one side of 0 it is Holm's p that keeps a pair undecided.
-        holm = verdict["verdict"] == INCONCLUSIVE
+        holm = verdict["verdict"] == "inconclusive"
         expected = "± [±, ±], [±, ±]" + "; p after Holm #" * holm
         check(cell, expected, [*values, *([verdict["holm_p"]] if holm else [])])
 

@@ -53,7 +53,6 @@ def run(job: Job, given: dict[str, Any], progress: Progress) -> dict[str, Any]:
             "epochs": state.epoch,
             "best_epoch": state.best_epoch,
             "stopped": state.stopped(job.training),
-            "converged": state.stopped(job.training) == "patience",
             "validation": state.best_validation(),
             "weights_sha256": sha256_file(directory / BEST),
             "parameters": parameter_count(network),

@@ -28,17 +28,17 @@ SEEDS = range(6)
 CLAIM = "A <script>hierarchy</script> reads better."
 
 
-def experiment_of(variants: dict, pairs: list[tuple[str, str, str]], **others) -> dict:
+def experiment_of(variants: dict, comparisons: list[tuple[str, str, str]], **others) -> dict:
     return {
         "name": "trial",
         "title": "Does <b>it</b> help?",
         "variants": variants,
         "seeds": list(SEEDS),
-        "pairs": [
-            {"name": f"{a} {b}", "claim": CLAIM, "source": "Yang 2016", "better": a, "worse": b, "metric": metric}
-            for a, b, metric in pairs
+        "comparisons": [
+            {"name": f"{a} {b}", "claim": CLAIM, "source": "Yang 2016", "treatment": a, "control": b, "metric": metric}
+            for a, b, metric in comparisons
         ],
-        "smallest_effect": 0.02,
+        "equivalence_margin": 0.02,
         "alpha": 0.05,
         "evaluate_on": "test",
         "tuning": {"budget": "3 trials a variant", "learning_rate": [0.001, 0.003]},
@@ -94,7 +94,10 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
     values = [han["seeds"][str(seed)]["test"]["accuracy"] for seed in SEEDS]
     assert han["test"]["accuracy"]["mean"] == pytest.approx(np.mean(values)) and han["n"] == 6
     assert han["test"]["accuracy"]["low"] < np.mean(values) < han["test"]["accuracy"]["high"]
-    assert not han["converged"] and han["not_converged_seeds"] == [3]
+    assert han["still_improving_seeds"] == []
+    assert {seed: one["ended"] for seed, one in han["seeds"].items() if one["ended"] != "stopped early"} == {
+        "3": "schedule completed"
+    }
     validation = {seed: one["validation"]["accuracy"] for seed, one in han["seeds"].items()}
     assert validation[str(han["best_seed"])] == max(validation.values())
     assert metrics["champions"]["corpus"]["variant"] == "han"
@@ -105,7 +108,7 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
     differences = [values[seed] - flat["seeds"][str(seed)]["test"]["accuracy"] for seed in SEEDS]
     assert verdict["differences"] == pytest.approx(differences)
     assert verdict["over_seeds_and_items"]["mean"] == pytest.approx(np.mean(differences))
-    assert verdict["verdict"] == "holds" and verdict["p"] == 2 / 64
+    assert verdict["verdict"] == "supported" and verdict["p"] == 2 / 64
 
 
 def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools, tmp_path, texts, text_data):
@@ -118,7 +121,7 @@ def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools
     (verdict,) = found["verdicts"]
     han, flat = (found["metrics"]["variants"][name]["seeds"] for name in ("han", "flat"))
     expected = [han[str(seed)]["test"]["accuracy"] - svm.metrics["test"]["accuracy"] for seed in SEEDS]
-    assert verdict["differences"] == pytest.approx(expected) and verdict["verdict"] == "holds"
+    assert verdict["differences"] == pytest.approx(expected) and verdict["verdict"] == "supported"
     assert verdict["baseline"] == "nb-svm"
     # The bootstrap over seeds and items is the one of the network's seeds against as many copies of the baseline.
     of_seeds = [record.probabilities("test") for record in records if record.variant == "han"]
@@ -133,7 +136,7 @@ def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools
     alone = (svm.probabilities["test"][5:].argmax(axis=1) == labels[5:]).mean()
     assert again["baselines"] == {"nb-svm": pytest.approx(alone)}
     page = (tmp_path / "trial" / "report.html").read_text()
-    assert "Without the 5 test rows that stand byte for byte" in page
+    assert "Without the 5 test rows that also occur, byte for byte" in page
     assert page.count("nb-svm has no seeds: each seed of the network is compared with its one figure") == 1
     assert "A baseline has no seeds" in page and "by one temperature, also chosen on validation: 0.25" in page
     assert "nb-svm" in (tmp_path / "trial" / "differences.csv").read_text()
@@ -146,8 +149,8 @@ def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools
     # A network that has not run, a baseline that the data set does not have.
     kept = [record for record in records if record.variant == "han"]
     (verdict,) = judge_experiment(turned, kept, {"corpus": {"nb-svm": svm}}, "test")
-    assert verdict.sentence == "Not measured: flat has no seed that has finished."
-    with pytest.raises(InputError, match="unknown name 'nb-svm' in pair 'han nb-svm': the baselines of corpus"):
+    assert verdict.sentence == "Not measured: flat has no finished seed."
+    with pytest.raises(InputError, match="unknown name 'nb-svm' in comparison 'han nb-svm': the baselines of corpus"):
         judge_experiment(experiment, records, {"corpus": {"tf-idf": svm}}, "test")
 
 
@@ -161,7 +164,15 @@ def test_the_page_is_escaped_self_contained_and_opens_with_the_verdicts(tools, t
     assert "://" not in page
     order = [page.index(f'id="{name}"') for name in re.findall(r'<section id="(\w+)"', page)]
     assert re.findall(r'<section id="(\w+)"', page)[:2] == ["verdicts", "variants"] and order == sorted(order)
-    for said in ("✓ holds", "not converged (1 of 6)", "TF-IDF", "3 trials a variant", "make run", "0123abcd", "93.1 %"):
+    for said in (
+        "✓ supported",
+        "(schedule completed)",
+        "TF-IDF",
+        "3 trials a variant",
+        "make run",
+        "0123abcd",
+        "93.1 %",
+    ):
         assert said in page
 
 
@@ -201,7 +212,7 @@ def test_a_grid_says_which_trial_of_each_variant_is_best_and_draws_that_one(tmp_
 
     for picture in ("learning_curves", "reliability", "confusion_matrices"):
         monkeypatch.setattr(pictures, picture, draw)
-    tuning = {**experiment, "trials": {"reader": ["flat", "han"]}, "pairs": [], "evaluate_on": "validation"}
+    tuning = {**experiment, "trials": {"reader": ["flat", "han"]}, "comparisons": [], "evaluate_on": "validation"}
     found = evaluate_experiment(tuning, records, {}, tmp_path / "tune")
     (name, choice), means = found["metrics"]["tuned"].popitem(), found["metrics"]["variants"]
     assert (name, choice["chosen"]) == ("reader", "han")
@@ -256,7 +267,7 @@ def test_the_terminal_table(tools, tmp_path, texts, text_data):
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(terminal_table(found["metrics"], found["verdicts"]))
     text = console.export_text()
-    for said in ("han ★", "not converged", "TF-IDF", "holds", CLAIM, "Holm p 0.0312"):
+    for said in ("han ★", "TF-IDF", "supported", CLAIM, "corrected p of a difference 0.0312"):
         assert said in text
 
 
@@ -284,7 +295,7 @@ def test_runs_that_do_not_fit_are_refused(tools, tmp_path, texts):
         ("curves", "epoch", "validation_loss"),
         ("calibration", "confidence", "accuracy"),
         ("confusion", "predicted", "actual"),
-        ("differences", "difference", "pair"),
+        ("differences", "difference", "comparison"),
     ],
 )
 def test_dvc_draws_each_table_with_its_template(tmp_path, texts, name, x, y):
