@@ -8,14 +8,27 @@ each seed, all but q_i with mean 0. So seeds and items are both drawn from popul
 accuracies are counts of m. The verdicts come from the functions that judge an experiment.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.bootstrap import TwoWay, mean_of, two_way_of
+from evaluation.bootstrap import mean_of, two_way_of
+from evaluation.statistics import EQUAL, Interval, paired_interval
 from evaluation.verdicts import EQUIVALENT, REFUTED, SUPPORTED, Comparison, Measured, judge
 
+# Paired differences of n seeds whose true mean is TRUE_MEAN, by distribution.
+TRUE_MEAN = 0.01
+DIFFERENCES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "normal": lambda rng, n: rng.normal(TRUE_MEAN, 0.01, n),
+    # Accuracies that some seeds miss by far (gamma of shape 2), those of the treatment by half as much again.
+    "skewed": lambda rng, n: (0.04 - rng.gamma(2, 0.015, n)) - (0.02 - rng.gamma(2, 0.01, n)),
+    "counts of 611": lambda rng, n: (
+        (rng.binomial(611, rng.normal(0.74 + TRUE_MEAN, 0.01, n)) - rng.binomial(611, rng.normal(0.74, 0.01, n))) / 611
+    ),
+    # A control without spread, and a treatment that fails by an exponential amount: no test of so few seeds covers it.
+    "exponential": lambda rng, n: TRUE_MEAN + 0.01 * (1 - rng.exponential(1, n)),
+}
 RESAMPLES = 200  # of items: the relative standard error of their variance is 10 %, far below that of seeds
 
 
@@ -71,9 +84,30 @@ def draw(world: World, difference: float, rng: np.random.Generator) -> tuple[np.
 def measured(treatment: np.ndarray, control: np.ndarray, confidence: float) -> Measured:
     """Return what an experiment measures of these answers."""
     pairs = [(mean_of(first), mean_of(second)) for first, second in zip(treatment, control, strict=True)]
-    both: TwoWay = two_way_of(pairs, treatment.shape[1], confidence=confidence, resamples=RESAMPLES)
+    both = two_way_of(pairs, treatment.shape[1], confidence=confidence, resamples=RESAMPLES)
     differences = treatment.mean(axis=1) - control.mean(axis=1)
     return Measured(range(len(treatment)), differences.tolist(), both)
+
+
+def covers(interval: Interval, truth: float) -> bool:
+    """Return whether the interval holds ``truth``, up to rounding."""
+    return interval.low - EQUAL <= truth <= interval.high + EQUAL
+
+
+def coverage_over_seeds(
+    differences: str, seeds: int, draws: int, method: Callable[[np.ndarray], Interval] = paired_interval, seed: int = 0
+) -> float:
+    """Return the share of draws of DIFFERENCES whose 95 % interval holds the true mean."""
+    rng = np.random.default_rng([seed, seeds])
+    found = (method(DIFFERENCES[differences](rng, seeds)) for _ in range(draws))
+    return sum(covers(one, TRUE_MEAN) for one in found) / draws
+
+
+def coverage_over_items(world: World, draws: int, seed: int = 0) -> float:
+    """Return the share of draws whose 95 % interval over seeds and items holds the first true difference."""
+    rng, truth = np.random.default_rng(seed), world.differences[0]
+    found = (measured(*draw(world, truth, rng), 1 - world.alpha).two_way.interval for _ in range(draws))
+    return sum(covers(one, truth) for one in found) / draws
 
 
 def experiments(world: World, draws: int, seed: int = 0) -> Iterator[list]:

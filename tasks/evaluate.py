@@ -15,6 +15,7 @@ from prefect.context import TaskRunContext
 
 from evaluation.baseline_names import BASELINES
 from evaluation.baselines import Baseline, evaluate_baseline
+from evaluation.ledger import plan_parts, record_read
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import WEIGHTS, evaluate_run
@@ -60,13 +61,17 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
         )
     tracking = open_tracking()
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
-    baselines, repeated = {}, {}
+    baselines, repeated, versions = {}, {}, {}
     for name, folder in sorted(prepared.items()):
         data = open_prepared(Path(folder))
+        versions[name] = data.description["data_version"]
         uncut = uncut_rows(data, [split for split in SPLITS if split == "train" or split in splits])
         baselines[name] = _baselines(data, uncut)
         if "test" in splits:
             repeated[name] = repeated_rows(uncut)
+    reads, plan = [], ""
+    if "test" in splits:
+        reads, plan = record_read(experiment, list(prepared), plan_parts(whole.as_dictionary(), versions))
     destination = reports_root() / (f"{experiment}-part" if part else experiment)
     found = evaluate_experiment(
         chosen.as_dictionary(),
@@ -76,6 +81,8 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
         command=f"python -m commands.run --experiment {experiment}",
         environment={**machine(), "threads a run": jobs[0]["training"]["threads"], **commit()},
         repeated=repeated,
+        reads=reads,
+        plan=plan,
     )
     if not part:
         _track(chosen, records, found, tracking)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.power import Design, reach, reachable, tuned_deviation, tuned_score
+from evaluation.power import ITEM_SHARE, Design, reach, reachable, tuned_deviation, tuned_score
 from evaluation.statistics import holm, paired_interval, sign_flip_p
 from evaluation.verdicts import Comparison
 
@@ -104,7 +104,7 @@ def test_a_tuning_gives_spread_scores_and_room():
     ]
     first, second = reachable(comparisons, 8, 0.01, 0.05, {"swish": 266, "linear": 266}, TUNING)
     spread = math.hypot(0.012, math.sqrt((0.003**2 + 0.004**2) / 2))
-    item = math.sqrt(0.2 * (0.98 * 0.02 + 0.95 * 0.05) / 266)
+    item = math.sqrt(ITEM_SHARE * (0.98 * 0.02 + 0.95 * 0.05) / 266)
     expected = reach(Design("swish", "swish", "relu", 8, 2, 0.01, 0.05, spread, item, 0.02))
     assert first.smallest_detectable == pytest.approx(expected.smallest_detectable)
     assert (first.sentences, first.warnings) == (expected.sentences, expected.warnings)

@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 import vl_convert
 from dvc_render.vega import VegaRenderer
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from evaluation import pictures
 from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
+from evaluation.ledger import record_read
 from evaluation.metrics import split_metrics
 from evaluation.page import TEMPLATES
 from evaluation.report import evaluate_experiment, judge_experiment
+from evaluation.tables import differences
 from evaluation.terminal import terminal_table
 from storage.errors import InputError
-from storage.files import read_json
+from storage.files import read_json, write_json
 from storage.prepared import open_prepared
 
 SEEDS = range(6)
@@ -174,6 +177,61 @@ def test_the_page_is_escaped_self_contained_and_opens_with_the_verdicts(tools, t
         "93.1 %",
     ):
         assert said in page
+
+
+def test_a_second_read_of_the_test_split_is_marked_and_all_are_listed(tmp_path, texts):
+    experiment, records = texts
+    ledger = tmp_path / "results" / "test-reads.jsonl"
+    found = {}
+    for name, seeds in (("first", [0]), ("second", list(SEEDS))):
+        reads, plan = record_read("trial", ["corpus"], {"seeds": seeds}, ledger)
+        found[name] = evaluate_experiment(experiment, records, {}, tmp_path / name, reads=reads, plan=plan)
+    first, second = (found[name]["verdicts"][0] for name in ("first", "second"))
+    assert (first["earlier_reads"], second["earlier_reads"]) == (0, 1) and "read before" not in first["sentence"]
+    page = (tmp_path / "second" / "report.html").read_text()
+    assert "The test split had been read before with other settings: once." in page
+    assert "has been read with 2 different plans" in page and all(read.plan in page for read in reads)
+    validation = {**experiment, "evaluate_on": "validation"}
+    tuned = evaluate_experiment(validation, records, {}, tmp_path / "tune", reads=reads, plan=plan)
+    assert tuned["verdicts"][0]["earlier_reads"] == 0
+
+
+def test_documents_of_a_group_are_drawn_together(tmp_path, texts):
+    experiment, records = texts
+    alone = evaluate_experiment(experiment, records, {}, tmp_path / "alone")["verdicts"][0]
+    groups = {"corpus": np.arange(60) // 10}
+    together = evaluate_experiment(experiment, records, {}, tmp_path / "groups", groups=groups)["verdicts"][0]
+    assert "6 groups of 60 items" in together["over_seeds_and_items"]["method"]
+    assert together["over_seeds"] == alone["over_seeds"]
+
+
+def test_a_constant_schedule_that_ends_at_its_best_epoch_was_still_improving(tmp_path, texts):
+    experiment, records = texts
+    result = records[0].result
+    for file, changes in {
+        "result.json": {**result, "stopped": "max_epochs", "best_epoch": result["epochs"]},
+        "job.json": {**records[0].job, "training": {"schedule": {"name": "constant"}}},
+    }.items():
+        write_json(records[0].run_directory / file, changes)
+    found = evaluate_experiment(experiment, records, {}, tmp_path / "trial")["metrics"]["variants"]
+    assert found[records[0].variant]["still_improving_seeds"] == [records[0].seed]
+    assert "still improving at the end (1 of 6)" in (tmp_path / "trial" / "report.html").read_text()
+    write_json(records[0].run_directory / "job.json", {**records[0].job, "training": {"schedule": {"name": "cosine"}}})
+    found = evaluate_experiment(experiment, records, {}, tmp_path / "trial")["metrics"]["variants"]
+    assert found[records[0].variant]["still_improving_seeds"] == []
+
+
+def test_the_picture_names_its_confidence_and_method(tmp_path, texts, monkeypatch):
+    experiment, records = texts
+    labels = []
+
+    def legend(figure, **_):
+        labels.extend(figure.axes[0].get_legend_handles_labels()[1])
+
+    monkeypatch.setattr(Figure, "legend", legend)
+    table = differences(judge_experiment({**experiment, "alpha": 0.1}, records, {}, "test"))
+    pictures.paired_differences(table, tmp_path / "differences.png")
+    assert "90 % over seeds (inverted sign-flip test)" in labels and "90 % over seeds and items" in labels
 
 
 def test_two_evaluations_are_byte_equal(tmp_path, texts):
