@@ -168,6 +168,6 @@ def test_what_is_committed_is_what_the_code_says_and_follows_from_its_data():
     wide = recall[recall["lag"] == Plan().primary_lag].pivot(index="seed", columns="cell", values="recall")
     for claim in said["claims"]:
         measured = claim["measured"]
-        differences = (wide[measured["treatment"]] - wide[measured["control"]]).to_numpy()
+        differences = (wide[measured["better"]] - wide[measured["worse"]]).to_numpy()
         assert np.allclose(differences, measured["differences"], atol=1e-5)
         assert measured["p"] == pytest.approx(sign_flip_p(measured["differences"]))
