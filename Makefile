@@ -14,7 +14,7 @@ data.dvc and data.manifest.json; else remove data/ and run 'make data' again
 # Python 3.11, or the nearest there is.
 SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: install ext checked-data data run repro test test-packages lint format ui serve doctor clean
+.PHONY: install ext checked-data data run repro test test-packages lint format docs docs-check ui serve doctor clean
 
 run: data
 	$(PYTHON) -m commands.run --experiment $(EXPERIMENT)
@@ -28,6 +28,7 @@ $(VENV)/installed: requirements.lock
 	$(SYSTEM_PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/pip check --disable-pip-version-check
 	touch $@
 
@@ -59,10 +60,19 @@ test: data test-packages
 lint: install
 	ruff format --check .
 	ruff check .
+	mypy
 
 format: install
 	ruff format .
 	ruff check --fix .
+
+# The site, without a network. -W: a broken reference or a module that cannot be imported fails the build.
+docs: install
+	sphinx-build --quiet --fail-on-warning --keep-going -d .cache/docs docs site
+
+docs-check: docs
+	$(PYTHON) docs/check.py site
+	$(PYTHON) docs/tables.py --check
 
 ui: install
 	$(PYTHON) -m commands.ui
@@ -75,5 +85,5 @@ doctor:
 
 # Caches alone: runs, prepared arrays and what MLflow remembers stay (see `python -m commands.prune`).
 clean:
-	rm -rf .pytest_cache .ruff_cache
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .cache/docs site docs/api
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -2,7 +2,7 @@
 
     order          which rows make which batch of an epoch, a function of (seed, epoch)
     batches        the batches of an epoch, ready on the device
-    text, image    collation, one file for each kind of data: the file's name is the kind
+    text, image    collation of documents and of images, named by kinds/KIND.py; array: of rows of one shape
     augmentations  random changes of training images, one file each
     inference      logits of given rows, and answers made of them
     subsets        parts of a prepared text, in memory

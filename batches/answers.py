@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import kinds
 from batches.collation import inputs, sizes
 from batches.inference import predict
 from models.layers.attention import Attention
@@ -30,8 +31,8 @@ def answer(network: nn.Module, prepared: Prepared) -> dict[str, list[Any]]:
     label: the likeliest class, and probability its own; where a row can have several labels, the list of those with a
     probability of 0.5 or more, and the list of theirs. probabilities: each class by name.
     """
-    logits = predict(network, prepared, np.arange(_rows(prepared)), ROWS_AT_A_TIME)
-    return _columns(logits, prepared)
+    scores = predict(network, prepared, np.arange(_rows(prepared)), ROWS_AT_A_TIME)
+    return _columns(network, scores, prepared)
 
 
 def answer_with_attention(
@@ -56,24 +57,22 @@ def answer_with_attention(
                 {"weight": float(weight), "words": sentence, "word_weights": weights[: len(sentence)].tolist()}
                 for weight, sentence, weights in zip(of_sentences[place], words[row], of_words[place], strict=False)
             ]
-    return {**_columns(logits, prepared), "attention": attention}
+    return {**_columns(network, logits, prepared), "attention": attention}
 
 
 def _rows(prepared: Prepared) -> int:
-    return len(prepared.arrays["images" if prepared.kind == "image" else "word_counts"])
+    return len(prepared.arrays[kinds.kind(prepared.kind).row_array])
 
 
-def _columns(logits: np.ndarray, prepared: Prepared) -> dict[str, list[Any]]:
-    """logits float32 [n, K] -> label, probability, probabilities."""
+def _columns(network: nn.Module, scores: np.ndarray, prepared: Prepared) -> dict[str, list[Any]]:
+    """scores float32 [n, K] -> label, probability, probabilities by the network's ``objective``."""
     classes = np.array(prepared.classes)
-    scores = torch.from_numpy(logits).double()
+    probabilities = network.objective.probabilities(torch.from_numpy(scores).double()).numpy()
     if prepared.task == "multi-label":
-        probabilities = torch.sigmoid(scores).numpy()
         likely = [row >= LIKELY for row in probabilities]
         label = [classes[chosen].tolist() for chosen in likely]
         probability = [row[chosen].tolist() for row, chosen in zip(probabilities, likely, strict=True)]
     else:
-        probabilities = torch.softmax(scores, dim=1).numpy()
         label = classes[probabilities.argmax(axis=1)].tolist()
         probability = probabilities.max(axis=1).tolist()
     by_name = [dict(zip(prepared.classes, row.tolist(), strict=True)) for row in probabilities]

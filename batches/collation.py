@@ -1,4 +1,4 @@
-"""Inputs and labels of rows, for each kind of data by its file: batches/KIND.py, which defines a ``Collator``."""
+"""Inputs and labels of rows. Each kind of data names its own collator (kinds/KIND.py)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import kinds
 from storage.prepared import Prepared
-from storage.registry import Registry
 
 
 class Resident(Protocol):
@@ -32,13 +32,9 @@ class KindCollator(Protocol):
     def resident(self, rows: np.ndarray) -> Resident: ...
 
 
-REGISTRY = Registry("batches", "kind of data", ("Collator",))
-COLLATORS = {kind: REGISTRY.module(kind).Collator for kind in REGISTRY.available()}
-
-
 def make_collator(prepared: Prepared, device: torch.device | str = "cpu", ragged: bool = False) -> KindCollator:
     """Make the collator of ``prepared``'s kind of data; ``ragged``: text without padding."""
-    return COLLATORS[prepared.kind](prepared, torch.device(device), ragged)
+    return kinds.load(kinds.kind(prepared.kind).collator)(prepared, torch.device(device), ragged)
 
 
 def reads_ragged(network: nn.Module, device: torch.device) -> bool:

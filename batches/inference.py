@@ -12,6 +12,7 @@ from torch import nn
 from batches.batches import Loader
 from batches.collation import reads_ragged
 from cuda_ext.library import ReferenceWarning
+from models.objectives import scores
 from storage.prepared import Prepared
 
 BATCH_SIZE = 128
@@ -53,7 +54,7 @@ class Predictor:
             if self.loader.device.type == "cpu":
                 # References are what is meant to run on a CPU.
                 warnings.simplefilter("ignore", ReferenceWarning)
-            found = [network(*inputs).float() for inputs, _ in self.loader.load(self.batches)]
+            found = [scores(network(*inputs)).float() for inputs, _ in self.loader.load(self.batches)]
         network.train(training)
         logits = np.empty((len(self.rows), self.classes), np.float32)
         logits[self.order] = torch.cat(found).cpu().numpy()

@@ -29,16 +29,18 @@ import models
 from batches.batches import Batches
 from batches.collation import reads_ragged
 from cuda_ext import bench
+from models.objectives import make_objective
 from storage.errors import InputError, command, refuse_unknown
 from storage.files import write_json
 from storage.prepared import Prepared, open_prepared
 from training import loop
 from training.device import configure
-from training.optimiser import make_optimiser
+from training.optimisers import make_optimiser
 from training.progress import Progress
 from training.settings import Job, Settings
 from training.step import Step
 
+WITHOUT_WARM_UP = {"name": "cosine", "warmup_epochs": 0}
 EPOCHS, WARM_EPOCHS, PASSES = 8, 3, 5
 # Rows of training and validation, as of IMDB and CIFAR-10 here.
 DOCUMENTS, IMAGES = (22_488, 2_512), (45_000, 5_000)
@@ -93,19 +95,22 @@ def _drawn(kind: str, classes: int, rows: tuple[int, int], arrays: dict[str, np.
     return Prepared(Path("drawn"), about | more, arrays)
 
 
-IMDB = {"learning_rate": 0.005, "word_vector_rate": 0.05, "average_decay": 0.999, "adversarial": 1.0}
-PLAIN = {"batch_size": 64, "learning_rate": 1e-3, "deterministic": False, "clip_norm": 0}
+IMDB = {"learning_rate": 0.005, "ema_decay": 0.999, "adversarial_epsilon": 1.0}
+PLAIN = {"batch_size": 64, "learning_rate": 1e-3, "deterministic": False, "max_grad_norm": 0}
 SUBJECTS = {
     # As benchmarks/han.py times it.
     "han": Subject("han", {"embedding": 200, "hidden": 50, "dropout": 0.0}, PLAIN, drawn_text),
     # As experiments/imdb.yaml trains it.
     "han-imdb": Subject(
-        "han", {"embedding": 200, "hidden": 50, "dropout": 0.3}, {"batch_size": 64, **IMDB}, drawn_text
+        "han",
+        {"embedding": 200, "hidden": 50, "dropout": 0.3, "embedding_lr_scale": 0.05},
+        {"batch_size": 64, **IMDB},
+        drawn_text,
     ),
     "densenet": Subject(
         "densenet",
         {"depth": 100, "growth_rate": 12},
-        {"batch_size": 512, "learning_rate": 0.1, "optimizer": "sgd", "deterministic": False, "clip_norm": 0},
+        {"batch_size": 512, "learning_rate": 0.1, "optimizer": "sgd", "deterministic": False, "max_grad_norm": 0},
         drawn_images,
     ),
 }
@@ -142,7 +147,7 @@ def synchronised(device: torch.device) -> float:
 
 def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: int, warm: int) -> dict[str, Any]:
     """Train ``epochs`` epochs, of which ``warm`` are not counted, and time the step on the last epoch's batches."""
-    settings = Settings(**{"warmup_epochs": 0, **subject.training, "maximum_epochs": epochs, "patience": epochs})
+    settings = Settings(**{"schedule": WITHOUT_WARM_UP, **subject.training, "max_epochs": epochs, "patience": epochs})
     configure(settings)
     rows = prepared.rows("train")
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +172,8 @@ def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: 
     made = Batches(prepared, rows, device, settings.batch_size, job.seed, ragged=reads_ragged(network, device))
     loading = timed_passes(lambda: list(made.epoch(epochs)), device)
     batches = list(made.epoch(epochs))
-    step = Step(network.train(), make_optimiser(network, settings), settings, device)
+    objective = make_objective(settings.objective, prepared.description, prepared.labels[rows])
+    step = Step(network.train(), objective, make_optimiser(network, settings), settings, device)
 
     def steps() -> None:
         for batch in batches:

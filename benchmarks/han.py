@@ -21,9 +21,10 @@ import models
 from batches.text import concatenate
 from cuda_ext import library
 from cuda_ext.bench import environment, time_samples, warmed_up
+from models.objectives import make_objective
 from storage.errors import InputError, command
 from storage.files import write_json
-from training.optimiser import make_optimiser
+from training.optimisers import make_optimiser
 from training.settings import Settings
 from training.step import Step
 
@@ -110,10 +111,12 @@ def measure(batch: int) -> dict[str, Any]:
 
 def our_step(amp: str, tokens: Tensor, word_counts: Tensor, labels: Tensor) -> Callable[[], object]:
     classes = [str(label) for label in range(CLASSES)]
-    description = {"name": "drawn", "kind": "text", "vocabulary_size": VOCABULARY, "classes": classes}
+    description = {"name": "drawn", "kind": "text", "task": "single-label", "vocabulary_size": VOCABULARY}
+    description["classes"] = classes
     network = models.build("han", {"embedding": EMBEDDING, "hidden": HIDDEN, "dropout": 0.0}, description).cuda()
-    settings = Settings(amp=amp, learning_rate=1e-3, clip_norm=0, deterministic=False)
-    step = Step(network, make_optimiser(network, settings), settings, torch.device("cuda", 0))
+    settings = Settings(amp=amp, learning_rate=1e-3, max_grad_norm=0, deterministic=False)
+    objective = make_objective(settings.objective, description)
+    step = Step(network, objective, make_optimiser(network, settings), settings, torch.device("cuda", 0))
     ragged = torch.from_numpy(concatenate([tokens[tokens > 0].numpy()])).cuda()
     sentence_counts = torch.full((len(labels),), SENTENCES, dtype=torch.int32)
     inputs = (ragged, word_counts.cuda(), sentence_counts.cuda())

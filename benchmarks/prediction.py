@@ -32,6 +32,8 @@ from torch import nn
 import models
 from batches import answers, inference
 from cuda_ext import library
+from kinds import Reader, kind, load
+from models.objectives import DEFAULT, make_objective
 from storage.errors import InputError, command
 from storage.files import read_json, read_object, write_json
 from storage.prepared import Prepared, open_prepared
@@ -54,15 +56,12 @@ class Subject:
     prepared: Prepared
     rows: np.ndarray
     texts: list[str] | None
-    index: dict[str, int]
+    reader: Reader | None
 
     def answer(self, places: np.ndarray, batch: int) -> None:
-        from preprocessing.reading import read
-
-        kept = [self.prepared.description["lengths"][level]["kept"] for level in ("sentences", "words")]
         for start in range(0, len(places), batch):
             texts = [self.texts[place] for place in places[start : start + batch]]
-            reading = read(texts, self.index, *kept)
+            reading = self.reader.read(texts)
             prepared = Prepared(Path(), self.prepared.description, reading.arrays)
             if answers.attends(self.network):
                 answers.answer_with_attention(self.network, prepared, reading.words)
@@ -87,12 +86,13 @@ def open_subject(run: str | None, folder: str | None, network: dict[str, int]) -
         prepared = drawn() if folder is None else open_prepared(Path(folder))
         torch.manual_seed(0)
         loaded = models.build("han", network, prepared.description).eval()
+        loaded.objective = make_objective(DEFAULT, prepared.description)
     if prepared.kind != "text":
         raise InputError(f"{run or folder} is of image data: name one of documents")
     rows = prepared.rows("test")
     texts = raw_texts(prepared, rows)
-    index = read_json(prepared.directory / "vocabulary.json") if texts else []
-    return Subject(loaded, prepared, rows, texts, {word: number for number, word in enumerate(index)})
+    reader = load(kind("text").reader)(prepared.directory, prepared.description) if texts else None
+    return Subject(loaded, prepared, rows, texts, reader)
 
 
 def raw_texts(prepared: Prepared, rows: np.ndarray) -> list[str] | None:
@@ -103,12 +103,9 @@ def raw_texts(prepared: Prepared, rows: np.ndarray) -> list[str] | None:
         from preprocessing import reading  # noqa: F401
         from preprocessing.manifest import open_data_set
 
-        documents = open_data_set(prepared.description["name"]).documents()
+        return open_data_set(prepared.description["name"]).read(prepared.arrays["source_rows"][rows].tolist())
     except (ImportError, InputError):
         return None
-    wanted = set(prepared.arrays["source_rows"][rows].tolist())
-    texts = {number: document.text for number, document in enumerate(documents) if number in wanted}
-    return [texts[number] for number in prepared.arrays["source_rows"][rows].tolist()]
 
 
 def drawn() -> Prepared:

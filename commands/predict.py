@@ -54,10 +54,10 @@ def main() -> None:
             file, where = _open(arguments.file, stack)
             documents = _lines(file, where) if arguments.lines else iter([_text(_read(file, where), where)])
         model = load_model(arguments.data, variant=arguments.variant, version=arguments.version)
-        if model.kind == "image":
+        if not model.reads_text:
             raise InputError(
-                f"'{arguments.data}' is image data, and this command reads text: in Python, "
-                f"tracking.registry.load_model('{arguments.data}').predict(IMAGES) reads uint8 [N, H, W, C]"
+                f"'{arguments.data}' is {model.kind} data, and this command reads text: in Python, "
+                f"tracking.registry.load_model('{arguments.data}').predict(ROWS) reads it"
             )
         _answer(model, documents, arguments.json)
 

@@ -107,7 +107,7 @@ def _wanted(experiment_name: str) -> Iterator[dict[str, Any]]:
             "prepared_key": key,
             # Unknown while the arrays are gone: they may be made again, and with them the runs are reached.
             "prepared_sha256": sha256_file(description) if description.is_file() else None,
-            "source": source(variant.model),
+            "source": source(variant.model, variant.training),
         }
 
 

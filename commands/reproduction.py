@@ -46,7 +46,7 @@ def reproduce(run: Run, on_event: Callable[[dict[str, Any]], None]) -> Run:
             **run.job,
             "run_directory": str(directory),
             "prepared_sha256": sha256_file(prepared / DESCRIPTION),
-            "source": source(run.job["model"]),
+            "source": source(run.job["model"], run.job["training"]),
             "machine": machine(),
         }
         run_training(job, on_event)

@@ -19,7 +19,8 @@ from batches.answers import attends
 from batches.collation import inputs
 from evaluation.metrics import predicted
 from evaluation.page import render
-from evaluation.run import one_thread, to_probabilities
+from evaluation.run import one_thread
+from models.objectives import to_probabilities
 from storage.files import read_json, write_text
 from storage.prepared import Prepared
 
@@ -31,7 +32,7 @@ DARK = ((22, 27, 34), (121, 190, 255))
 
 def has_attention(run_directory: Path, prepared: Prepared) -> bool:
     """Whether the network attends, its weights are still there, and there are words to show it on."""
-    if prepared.kind != "text" or not (prepared.directory / "shown.json").is_file():
+    if not (prepared.directory / "shown.json").is_file():
         return False
     if not (run_directory / "best.safetensors").is_file():
         return False
@@ -69,7 +70,7 @@ def shown_documents(run_directory: Path, prepared: Prepared) -> list[dict[str, A
             documents.append(
                 shade(document["words"], words[0], sentences[0])
                 | {"id": document["id"]}
-                | judged(to_probabilities(logits, prepared.task), prepared.labels[rows], prepared)
+                | judged(to_probabilities(network.objective, logits), prepared.labels[rows], prepared)
             )
     return documents
 

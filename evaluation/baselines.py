@@ -27,18 +27,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
-from evaluation.baseline_names import BASELINE_TITLES
+import kinds
 from evaluation.metrics import metric_names, row_losses, split_metrics
-from evaluation.nb_svm import NbSvm, bigram_features
+from evaluation.nb_svm import NbSvm
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, published_directory, read_json, write_json
 from storage.source import source_digests
 
-GRIDS = {
-    "tf-idf": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
-    "nb-svm": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
-    "linear": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
-}
 MOST_ITERATIONS = 10_000
 # Between these powers of e a temperature is looked for.
 COLDEST, HOTTEST = -7.0, 7.0
@@ -79,10 +74,10 @@ def evaluate_baseline(
 ) -> Baseline:
     """Fit on ``train``, choose C on ``validation``, and measure every other split that ``inputs`` has.
 
-    name: of evaluation.baseline_names. inputs: by split, texts or uint8 [N, H, W, C]. labels: by split, int [N] or
+    name: of kinds.baselines(). inputs: by split, texts or uint8 [N, H, W, C]. labels: by split, int [N] or
     uint8 [N, K]. cache: a folder in which results lie by the digest of all this and are found again.
     """
-    refuse_unknown([name], GRIDS, "the baselines")
+    refuse_unknown([name], kinds.baselines(), "the baselines")
     for split in ("train", "validation"):
         if not len(inputs.get(split, ())):
             raise InputError(f"the baseline needs rows in the {split} split and there are none: mend the manifest")
@@ -94,7 +89,7 @@ def evaluate_baseline(
             "name": name,
             "task": task,
             "classes": classes,
-            "source": source_digests(["evaluation.baselines"]),
+            "source": source_digests(["evaluation.baselines", "kinds", *_modules(name)]),
             "scikit-learn": sklearn.__version__,
         }
     )
@@ -112,12 +107,14 @@ def evaluate_baseline(
     return Baseline(**values, probabilities=probabilities)
 
 
+def _modules(name: str) -> set[str]:
+    baseline = kinds.baselines()[name]
+    return {kinds.module_of(baseline.features), kinds.module_of(baseline.fit)}
+
+
 def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[str]) -> Baseline:
-    read, fit = {
-        "tf-idf": (_word_features, _logistic_regression),
-        "nb-svm": (bigram_features, _nb_svm),
-        "linear": (_pixel_features, _logistic_regression),
-    }[name]
+    baseline = kinds.baselines()[name]
+    read, fit = kinds.load(baseline.features), kinds.load(baseline.fit)
     score = metric_names(task)[0]
     others = [split for split in inputs if split != "train"]
     with threadpool_limits(1), warnings.catch_warnings():
@@ -125,7 +122,7 @@ def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[st
         warnings.simplefilter("ignore", ConvergenceWarning)
         features = read(inputs)
         best, grid = None, {}
-        for strength in GRIDS[name]:
+        for strength in baseline.grid:
             fitted = fit(features, labels, len(classes), task, strength)
             measured = split_metrics(fitted.predict(features["validation"]), labels["validation"], task, classes)
             grid[f"{strength:g}"] = measured[score]
@@ -136,10 +133,10 @@ def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[st
         _, chosen, fitted = best
         probabilities = {split: fitted.predict(features[split]) for split in others}
     metrics = {split: split_metrics(probabilities[split], labels[split], task, classes) for split in others}
-    return Baseline(BASELINE_TITLES[name], grid, chosen, fitted.temperature, fitted.parameters, metrics, probabilities)
+    return Baseline(baseline.title, grid, chosen, fitted.temperature, fitted.parameters, metrics, probabilities)
 
 
-def _word_features(texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def word_features(texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """TF-IDF of words seen in at least two training documents, log counts, unit length."""
     vectoriser = TfidfVectorizer(sublinear_tf=True, min_df=2, token_pattern=r"(?u)\b\w+\b")
     try:
@@ -151,14 +148,14 @@ def _word_features(texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     return features | {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
 
 
-def _pixel_features(images: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def pixel_features(images: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Each pixel less its mean in the training split, divided by its deviation there."""
     flat = {split: np.asarray(array).reshape(len(array), -1).astype(np.float64) for split, array in images.items()}
     scaler = StandardScaler().fit(flat["train"])
     return {split: scaler.transform(array) for split, array in flat.items()}
 
 
-def _logistic_regression(features: Features, labels: Labels, classes: int, task: str, strength: float) -> Fitted:
+def logistic_regression(features: Features, labels: Labels, classes: int, task: str, strength: float) -> Fitted:
     """A class that the training split has no row of (or, of several labels, one that every row has) cannot be learnt:
     it gets the probability that it has there, 0 or 1."""
 
@@ -186,7 +183,7 @@ def _logistic_regression(features: Features, labels: Labels, classes: int, task:
     return Fitted(predict, weights)
 
 
-def _nb_svm(features: Features, labels: Labels, classes: int, task: str, strength: float) -> Fitted:
+def nb_svm(features: Features, labels: Labels, classes: int, task: str, strength: float) -> Fitted:
     """The temperature is the one of least log loss on validation, one for all classes."""
     machine = NbSvm.fit(features["train"], labels["train"], classes, task, strength)
     scores = machine.scores(features["validation"])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from evaluation.baseline_names import BASELINE_TITLES
+import kinds
 from evaluation.metrics import HIGHER_IS_BETTER
 from evaluation.statistics import EQUAL, least_seeds
 
@@ -91,7 +91,7 @@ def reachable(
     for comparison in comparisons:
         scores = [tuned_score(tuning, name, comparison.metric) for name in (comparison.treatment, comparison.control)]
         deviations = [
-            0.0 if name in BASELINE_TITLES else tuned_deviation(tuning, name, comparison.metric)
+            0.0 if name in kinds.baselines() else tuned_deviation(tuning, name, comparison.metric)
             for name in (comparison.treatment, comparison.control)
         ]
         known = None if None in deviations else math.hypot(*deviations)
@@ -134,7 +134,7 @@ def tuned_trials(tuning: Mapping[str, Any] | None, name: str) -> list[Mapping[st
 
 def tuned_score(tuning: Mapping[str, Any] | None, name: str, metric: str) -> float | None:
     """Return the best mean validation score of a variant's trials, or a baseline's; None where there is none."""
-    if name in BASELINE_TITLES:
+    if name in kinds.baselines():
         found = [one[name]["validation"] for one in (tuning or {}).get("baselines", {}).values() if name in one]
         return found[0].get(metric) if found else None
     means = [

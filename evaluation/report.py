@@ -38,15 +38,13 @@ def evaluate_experiment(
     repeated: Mapping[str, np.ndarray] | None = None,
     reads: Sequence[SplitRead] = (),
     plan: str = "",
-    groups: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Any]:
     """Judge the comparisons of an experiment and write its report to ``destination`` (replaced whole).
 
     experiment: the resolved experiment (name, title, variants, seeds, comparisons, equivalence_margin, alpha,
     evaluate_on, tuning). baselines: by data set and name. command and environment: how it was run, for the report
     alone. repeated: for each data set the test rows, bool [m], that occur in another split too. reads, plan: the ledger
-    of test reads and the experiment's plan key in it. groups: for each data set that has groups the group of each row
-    of the evaluated split, [m].
+    of test reads and the experiment's plan key in it.
     Returns {"metrics": metrics.json, "verdicts": [...], "files": [paths]}.
 
     With ``evaluate_on: validation`` the test split is not read.
@@ -64,7 +62,7 @@ def evaluate_experiment(
     refuse_twice(records)
 
     metrics = summarise(experiment, records, baselines, splits, repeated)
-    verdicts = judge_experiment(experiment, records, baselines, split, reads, plan, groups)
+    verdicts = judge_experiment(experiment, records, baselines, split, reads, plan)
     said = rounded([verdict.as_dict() for verdict in verdicts])
     times = latencies(records)
     with published_directory(Path(destination), replace=True) as working:
@@ -109,13 +107,12 @@ def judge_experiment(
     split: str,
     reads: Sequence[SplitRead] = (),
     plan: str = "",
-    groups: Mapping[str, np.ndarray] | None = None,
 ) -> list[Verdict]:
-    """Return the verdicts of the experiment's comparisons on ``split``; the last three as in evaluate_experiment."""
+    """Return the verdicts of the experiment's comparisons on ``split``; the last two as in evaluate_experiment."""
     comparisons = comparisons_of(experiment)
     if not comparisons:
         return []
-    measured = [measure(one, records, baselines, split, experiment["alpha"], groups) for one in comparisons]
+    measured = [measure(one, records, baselines, split, experiment["alpha"]) for one in comparisons]
     if split == "test":
         data = {record.variant: record.data for record in records}
         measured = [
@@ -145,7 +142,6 @@ def measure(
     baselines: Mapping[str, Mapping[str, Baseline]],
     split: str,
     alpha: float,
-    groups: Mapping[str, np.ndarray] | None = None,
 ) -> Measured | None:
     """Return the paired differences over the seeds that both variants have, or None where they have none.
 
@@ -195,7 +191,7 @@ def measure(
         task,
         metric,
         confidence=1 - alpha,
-        groups=(groups or {}).get(first.data),
+        groups=first.groups(split),
     )
     differences = (sign * (finite(treatment.scores) - finite(control.scores))).tolist()
     return Measured(seeds=seeds, differences=differences, two_way=both, flags=flags)

@@ -18,10 +18,12 @@ import numpy as np
 import torch
 from torch import nn
 
+import kinds
 import models
 from batches.inference import predict
 from evaluation.metrics import split_metrics
 from models.layers import parameter_count
+from models.objectives import to_probabilities
 from storage.errors import InputError
 from storage.files import content_key, published_directory, read_json, write_json
 from storage.prepared import SPLITS, Prepared, open_prepared
@@ -104,22 +106,12 @@ def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence
             metrics: dict[str, Any] = {"parameters": parameter_count(network)}
             for split in splits:
                 rows = prepared.rows(split)
-                probabilities = to_probabilities(predict(network, prepared, rows, BATCH_SIZE), prepared.task)
+                probabilities = to_probabilities(network.objective, predict(network, prepared, rows, BATCH_SIZE))
                 metrics[split] = split_metrics(probabilities, prepared.labels[rows], prepared.task, prepared.classes)
                 np.save(working / f"{split}.npy", probabilities, allow_pickle=False)
             write_json(working / METRICS, metrics)
             write_json(working / LATENCY, latency(network.cpu(), prepared, splits[0]))
     return destination
-
-
-def to_probabilities(logits: np.ndarray, task: str) -> np.ndarray:
-    """Softmax (one label) or sigmoid (several) of float32 logits [N, K], computed in float64, returned as float32."""
-    wide = logits.astype(np.float64)
-    if task == "single-label":
-        exponents = np.exp(wide - wide.max(axis=1, keepdims=True))
-        return (exponents / exponents.sum(axis=1, keepdims=True)).astype(np.float32)
-    decay = np.exp(-np.abs(wide))
-    return (np.where(wide >= 0, 1.0, decay) / (1 + decay)).astype(np.float32)
 
 
 def latency(network: nn.Module, prepared: Prepared, split: str) -> dict[str, Any]:
@@ -135,7 +127,7 @@ def latency(network: nn.Module, prepared: Prepared, split: str) -> dict[str, Any
         return float(np.median(seconds[1:]))
 
     return {
-        "unit": f"seconds {'a document' if prepared.kind == 'text' else 'an image'}",
+        "unit": f"seconds per {kinds.kind(prepared.kind).row}",
         "one_by_one": median_seconds(1),
         "in_one_batch": median_seconds(len(rows)),
         "rows": len(rows),

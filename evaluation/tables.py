@@ -27,7 +27,7 @@ CURVE_COLUMNS = [
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
-    """CSV with six digits, '\\n' and no index: the same bytes for the same table."""
+    r"""CSV with six digits, '\\n' and no index: the same bytes for the same table."""
     write_text(path, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 

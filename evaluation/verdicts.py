@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from evaluation.baseline_names import BASELINE_TITLES
+import kinds
 from evaluation.bootstrap import TwoWay
 from evaluation.power import seeds_needed
 from evaluation.statistics import (
@@ -53,7 +53,7 @@ Where the test split had been read before with other settings, the verdict says 
 class Comparison:
     """A comparison named before the experiment runs: the claim, its source, two variants and a metric.
 
-    One side may be a baseline of the same data, by its name in evaluation/baseline_names.py. equivalence_margin: None
+    One side may be a baseline of the same data, by its name in kinds.baselines(). equivalence_margin: None
     for the experiment's.
     """
 
@@ -68,7 +68,7 @@ class Comparison:
     @property
     def baseline(self) -> str | None:
         """The side that is a baseline, or None."""
-        return next((name for name in (self.treatment, self.control) if name in BASELINE_TITLES), None)
+        return next((name for name in (self.treatment, self.control) if name in kinds.baselines()), None)
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:

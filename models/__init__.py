@@ -57,12 +57,16 @@ def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]
 
 
 def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
-    """The network of a finished run with its best weights, on the CPU and in evaluation mode.
+    """Load the network of a finished run with its best weights, on the CPU and in evaluation mode.
+
+    Its ``objective`` (models/objectives), by which it was trained, turns its scores into probabilities.
 
     InputError where the run has no weights yet, where they are not whole, or do not fit the data of ``description``.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
+
+    from models.objectives import DEFAULT, make_objective
 
     job = read_object(Path(run_directory) / "job.json", "model", "network")
     weights = Path(run_directory) / "best.safetensors"
@@ -79,6 +83,7 @@ def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
             f"{weights} does not fit {job['model']} on {description['name']} ({said}): "
             "give the arrays and the source that it was trained on"
         ) from None
+    network.objective = make_objective(job.get("training", {}).get("objective", DEFAULT), description)
     return network.eval()
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
 from cuda_ext.gru import MOST_UNITS
 from models.layers.embedding import Vectors, WordEmbedding
+from models.layers.parameter_groups import parameter_groups
 from models.layers.pooling import pooling
 from models.layers.recurrent import BidirectionalGRU
 from models.layers.sequences import real_steps
@@ -28,13 +29,15 @@ KIND = "text"
 @dataclass(frozen=True)
 class Settings(Checked):
     """embedding: numbers a word; hidden: units a direction; dropout: of embeddings and of the document;
-    word_dropout: of whole words; word_vectors: what they begin as; summary: what stands for the document, the final
-    states of both directions, the mean of all states, or their sum weighed by attention as in models/han.py."""
+    word_dropout: of whole words; embedding_lr_scale: the word vectors' share of the learning rate; word_vectors: what
+    they begin as; summary: what represents the document, the final states of both directions, the mean of all states,
+    or their sum weighted by attention as in models/han.py."""
 
     embedding: Annotated[int, Between(1, 4096)] = 32
     hidden: Annotated[int, Between(1, 4096)] = 32
     dropout: Annotated[float, Between(0, 0.95)] = 0.5
     word_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    embedding_lr_scale: Annotated[float, Between(0, 1)] = 1.0
     word_vectors: Vectors = "random"
     summary: Literal["last", "mean", "attention"] = "last"
 
@@ -61,12 +64,16 @@ class FlatGRU(nn.Module):
         self.embedding = WordEmbedding(
             vocabulary_size, settings.embedding, settings.word_dropout, settings.word_vectors
         )
+        self.embedding_lr_scale = settings.embedding_lr_scale
         self.dropout = nn.Dropout(settings.dropout)
         self.gru = BidirectionalGRU(settings.embedding, settings.hidden)
         self.pooling = None if settings.summary == "last" else pooling(settings.summary, width)
         self.classifier = nn.Linear(width, classes)
         narrow = settings.summary != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
         self.reads_ragged = settings.hidden <= MOST_UNITS and narrow
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return parameter_groups(self, self.embedding, self.embedding_lr_scale)
 
     def forward(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> Tensor:
         """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] (not used) -> logits float [N, K].

@@ -20,6 +20,7 @@ from cuda_ext.gru import MOST_UNITS
 from models.layers import cells
 from models.layers import pooling as pool
 from models.layers.embedding import Vectors, WordEmbedding
+from models.layers.parameter_groups import parameter_groups
 from models.layers.recurrent import BidirectionalGRU
 from storage.checked import Between, Checked
 
@@ -30,13 +31,15 @@ LENGTH_GROUPS = 2  # of a batch's sentences: on docstrings 2 train a quarter fas
 @dataclass(frozen=True)
 class Settings(Checked):
     """embedding: numbers a word; hidden: units a direction of both GRUs; dropout: of embeddings and of vectors;
-    word_dropout: of whole words; word_vectors: what they begin as; pooling: of words and of sentences; cell: of both
+    word_dropout: of whole words; embedding_lr_scale: the word vectors' share of the learning rate, at 0 they stay as
+    they began; word_vectors: what they begin as; pooling: of words and of sentences; cell: of both
     levels."""
 
     embedding: Annotated[int, Between(1, 4096)] = 32
     hidden: Annotated[int, Between(1, 4096)] = 32
     dropout: Annotated[float, Between(0, 0.95)] = 0.5
     word_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    embedding_lr_scale: Annotated[float, Between(0, 1)] = 1.0
     word_vectors: Vectors = "random"
     pooling: pool.Name = "attention"
     cell: cells.Name = "gru"
@@ -61,6 +64,7 @@ class HierarchicalAttentionNetwork(nn.Module):
         self.embedding = WordEmbedding(
             vocabulary_size, settings.embedding, settings.word_dropout, settings.word_vectors
         )
+        self.embedding_lr_scale = settings.embedding_lr_scale
         self.dropout = nn.Dropout(settings.dropout)
         self.word_gru = recurrence(settings.cell, settings.embedding, settings.hidden)
         self.word_pooling = pool.pooling(settings.pooling, width)
@@ -69,6 +73,9 @@ class HierarchicalAttentionNetwork(nn.Module):
         self.classifier = nn.Linear(width, classes)
         narrow = settings.pooling != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
         self.reads_ragged = settings.hidden <= MOST_UNITS and narrow
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return parameter_groups(self, self.embedding, self.embedding_lr_scale)
 
     def forward(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> Tensor:
         """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] -> logits float [N, K].

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.layers.embedding import PADDING, Vectors, WordEmbedding
+from models.layers.parameter_groups import parameter_groups
 from models.layers.sequences import real_steps, sums_of_sequences
 from storage.checked import Between, Checked
 
@@ -22,11 +23,12 @@ KIND = "text"
 @dataclass(frozen=True)
 class Settings(Checked):
     """embedding: numbers a word; dropout: of the mean; word_dropout: of whole words;
-    word_vectors: what they begin as."""
+    embedding_lr_scale: the word vectors' share of the learning rate; word_vectors: what they begin as."""
 
     embedding: Annotated[int, Between(1, 4096)] = 32
     dropout: Annotated[float, Between(0, 0.95)] = 0.5
     word_dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    embedding_lr_scale: Annotated[float, Between(0, 1)] = 1.0
     word_vectors: Vectors = "random"
 
 
@@ -41,8 +43,12 @@ class WordAverage(nn.Module):
         self.embedding = WordEmbedding(
             vocabulary_size, settings.embedding, settings.word_dropout, settings.word_vectors
         )
+        self.embedding_lr_scale = settings.embedding_lr_scale
         self.dropout = nn.Dropout(settings.dropout)
         self.classifier = nn.Linear(settings.embedding, classes)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return parameter_groups(self, self.embedding, self.embedding_lr_scale)
 
     def forward(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> Tensor:
         """tokens int [N, S, W], word_counts int [N, S], sentence_counts int [N] (not used) -> logits float [N, K].

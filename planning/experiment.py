@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from evaluation.baseline_names import BASELINE_TITLES
+import kinds
 from storage.errors import InputError, nearest, refuse_unknown
 
 PARAMETERS_FILE = Path("params.yaml")
@@ -112,7 +112,7 @@ class Experiment:
 
 def networks(pair: Mapping[str, str]) -> list[str]:
     """The variants of a pair: both of its sides, or the one that is no baseline."""
-    return [pair[side] for side in ("better", "worse") if pair[side] not in BASELINE_TITLES]
+    return [pair[side] for side in ("better", "worse") if pair[side] not in kinds.baselines()]
 
 
 class _Loader(yaml.SafeLoader):
@@ -135,7 +135,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping. InputError names the file, and the line of a syntax error or of a name that stands twice."""
     try:
         # _Loader is a SafeLoader.
-        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506
+        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
         raise InputError(f"{path} is missing: run this from the project's folder") from None
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
@@ -149,8 +149,10 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with ``over`` laid on it: mappings are merged key by key, anything else is replaced."""
     result = copy.deepcopy(dict(base))
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
-            result[key] = merged(result[key], value)
+        old = result.get(key)
+        # A mapping with another name is another member of a registry: it replaces the old one.
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and value.get("name") in (None, old.get("name")):
+            result[key] = merged(old, value)
         else:
             result[key] = copy.deepcopy(value)
     return result
@@ -273,8 +275,8 @@ def _variant(
         raise InputError(f"{where} must be a mapping such as {{model: han, data: docstrings}}")
     given = merged(given, of_the_grid)
     refuse_unknown(given, VARIANT_KEYS, where)
-    if name in BASELINE_TITLES:
-        raise InputError(f"{where} has the name of a baseline ({BASELINE_TITLES[name]}): give it another")
+    if name in kinds.baselines():
+        raise InputError(f"{where} has the name of a baseline ({kinds.baselines()[name].title}): give it another")
     for key in ("model", "data"):
         if key not in given:
             raise InputError(f"{where} has no '{key}': add it")
@@ -327,7 +329,7 @@ def _pair(given: Mapping[str, str], variants: Mapping[str, Variant], path: Path)
     sides = networks(given)
     if not sides:
         raise InputError(f"{where}: '{given['name']}' compares two baselines: name a variant on one side")
-    refuse_unknown(sides, variants, f"{where} (a side is a variant, or one of {', '.join(BASELINE_TITLES)})")
+    refuse_unknown(sides, variants, f"{where} (a side is a variant, or one of {', '.join(kinds.baselines())})")
     if len({variants[name].data for name in sides}) > 1:
         raise InputError(f"{where}: '{given['name']}' compares variants on two data sets: choose one data set")
     return dict(given)

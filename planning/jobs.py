@@ -9,14 +9,14 @@ out of it.
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import kinds
 import models
 import training.machine
-from evaluation.baseline_names import BASELINES
 from models.layers.embedding import refuse_missing_vectors
 from planning.experiment import Experiment, networks
 from planning.folders import runs_root
@@ -26,6 +26,7 @@ from preprocessing.workers import choice
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, read_json, sha256_file
 from storage.prepared import DESCRIPTION
+from storage.settings import members
 from storage.source import source_digests
 from training.device import runs_a_gpu
 from training.settings import Settings as TrainingSettings
@@ -63,10 +64,15 @@ def read_machine(path: Path) -> dict[str, Any]:
     return found
 
 
+def source(model: str, training: Mapping[str, Any]) -> dict[str, str]:
+    """sha256 of each source file that training ``model`` with these settings reaches."""
+    chosen = members(TrainingSettings.read(training, "the training settings"))
+    return _source(f"models.{model}", *(f"{package}.{tagged['name']}" for package, tagged in chosen))
+
+
 @functools.cache
-def source(model: str) -> dict[str, str]:
-    """sha256 of each source file that training ``model`` reaches."""
-    return source_digests(["training", "batches", "batches.augmentations", f"models.{model}"])
+def _source(*modules: str) -> dict[str, str]:
+    return source_digests(["training", "batches", *modules])
 
 
 def make_job(experiment: Experiment, variant_name: str, seed: int, prepared_directory: Path) -> dict[str, Any]:
@@ -84,7 +90,7 @@ def make_job(experiment: Experiment, variant_name: str, seed: int, prepared_dire
         **job,
         # It holds the sha256 of each array, and so stands for them.
         "prepared_sha256": sha256_file(prepared_directory / DESCRIPTION),
-        "source": source(variant.model),
+        "source": source(variant.model, job["training"]),
         "machine": machine(),
     }
     run_key = content_key(determined_by)
@@ -146,7 +152,7 @@ def check(experiment: Experiment) -> None:
     for pair in experiment.pairs:
         data = next(experiment.variants[name].data for name in networks(pair))
         if data in known:
-            there = (*experiment.variants, *BASELINES[known[data].kind])
+            there = (*experiment.variants, *(baseline.name for baseline in kinds.kind(known[data].kind).baselines))
             refuse_unknown(
                 (pair["better"], pair["worse"]),
                 there,

@@ -1,28 +1,40 @@
-"""Prepared arrays of one data set in prepared/KEY/, named by all that they depend on and written once.
+"""Prepared arrays of one data set in prepared/KEY/, written once and named by all that they depend on.
 
-The key is made of the settings, the data's hashes in the manifest, the source files of preprocessing that make the
-arrays and the versions of the libraries that find words and vectors; so equal arrays are never made twice, and no array
-is ever changed. storage/prepared.py says what lies in the folder, and opens it.
+The key is made of the settings that differ from their defaults, the data's hashes in the manifest, the numeric source
+of preprocessing, and the versions of numpy and of the libraries that find words and vectors. Equal arrays are never
+made twice, and no array is ever changed. storage/prepared.py describes the folder and opens it.
 """
 
+import importlib.metadata
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from preprocessing import documents, images
+import kinds
 from preprocessing.manifest import DATA_DIRECTORY, MANIFEST_PATH, Manifest, open_data_set
+from preprocessing.raw import refuse_shared_groups
 from preprocessing.settings import settings_for
-from preprocessing.workers import open_workers
 from storage.files import content_key, file_lock, published_directory, read_json, sha256_file, write_json
 from storage.prepared import DESCRIPTION
+from storage.settings import to_json, without_defaults
+from storage.source import numeric_digest
 
 SCHEMA = 2
 PREPARED_ROOT = Path("prepared")
-KINDS = {"text": documents, "image": images}
+# Modules that decide no number: the processes that share the work, and how raw data came to be, which its hashes tell.
+# The settings' values are in the key, and their defaults never change (tests/golden).
+NOT_NUMERIC = (
+    "storage",
+    "kinds.__init__",
+    "kinds.text",
+    "kinds.image",
+    "preprocessing.settings",
+    "preprocessing.sources",
+    "preprocessing.workers",
+)
 
 
 def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: Path = MANIFEST_PATH) -> str:
@@ -32,25 +44,29 @@ def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: P
     written out. InputError for an unknown data set, an unknown setting or a value out of its range.
     """
     entry = Manifest.load(manifest_path).entry(name)
-    typed = settings_for(entry.kind, name, settings)
-    sources, libraries = KINDS[entry.kind].made_by(typed)
-    folder = Path(__file__).parent
+    kind, typed = kinds.kind(entry.kind), settings_for(entry.kind, name, settings)
+    libraries = ("numpy", *(kinds.load(kind.libraries)(typed) if kind.libraries else ()))
     return content_key(
         {
             "schema": SCHEMA,
             "name": name,
-            "settings": asdict(typed),
+            "settings": without_defaults(typed),
             "data": {
                 "version": entry.version,
                 "task": entry.task,
                 "classes": list(entry.classes),
                 "files": {file: about.sha256 for file, about in entry.files.items()},
+                "groups": entry.groups,
             },
-            # Not the whole closure: how the raw data came to be is told by its hashes.
-            "source": {module: sha256_file(folder / f"{module}.py") for module in ("prepare", *sources)},
-            "libraries": libraries,
+            "source": numeric_digest(numeric_modules(entry.kind), without=NOT_NUMERIC),
+            "libraries": {library: importlib.metadata.version(library) for library in libraries},
         }
     )
+
+
+def numeric_modules(kind: str) -> list[str]:
+    """Return the modules that make the arrays of ``kind``; what they import counts as well."""
+    return ["preprocessing.prepare", kinds.module_of(kinds.kind(kind).prepare)]
 
 
 def prepare(
@@ -61,43 +77,54 @@ def prepare(
     prepared_root: Path = PREPARED_ROOT,
     fresh: bool = False,
 ) -> Path:
-    """Prepare data set ``name`` and return its folder; at once where it is there, unless ``fresh``.
+    """Prepare data set ``name`` and return its folder; an existing folder is reused unless ``fresh``.
 
-    The folder takes its name when it is whole. Of two processes at once the second waits and takes the first's.
-    InputError for what ``prepared_key`` refuses, for data that is missing or altered, and for a document without
-    a word.
+    The folder gets its name when it is complete. Of two processes at once the second waits and reuses the first's.
+    InputError for what ``prepared_key`` refuses, for data that is missing or was altered, for a document without a
+    word, and for a group that has rows in two splits.
     """
     key = prepared_key(name, settings, manifest_path)
     directory = Path(prepared_root) / key
     if directory.exists() and not fresh:
         return directory
     with file_lock(directory.parent / ".locks" / f"{key}.lock"):
-        # What another process published meanwhile is taken; what a killed one left behind goes.
+        # Another process may have published the folder meanwhile. What a killed one left behind is removed.
         if directory.exists() and not fresh:
             return directory
         for abandoned in directory.parent.glob(f".{key}.*"):
             shutil.rmtree(abandoned)
         data = open_data_set(name, data_directory, manifest_path)
-        typed = settings_for(data.entry.kind, name, settings)
+        entry = data.entry
+        typed = settings_for(entry.kind, name, settings)
         with published_directory(directory, replace=fresh) as working:
-            if data.entry.kind == "text":
-                with open_workers(documents.count_blocks(data), working) as run:
-                    about = documents.write_documents(data, typed, working, run)
-            else:
-                about = images.write_images(data, typed, working)
+            about = kinds.load(kinds.kind(entry.kind).prepare)(data, typed, working)
+            write_groups(data, working)
             description = {
                 "schema": SCHEMA,
                 "name": name,
-                "kind": data.entry.kind,
-                "task": data.entry.task,
-                "classes": list(data.entry.classes),
-                "settings": asdict(typed),
-                "data_version": data.entry.version,
+                "kind": entry.kind,
+                "task": entry.task,
+                "classes": list(entry.classes),
+                "settings": to_json(typed),
+                "data_version": entry.version,
                 "arrays": {path.stem: _array(path) for path in sorted(working.glob("*.npy"))},
                 **about,
             }
             write_json(working / DESCRIPTION, description)
     return directory
+
+
+def write_groups(data: kinds.RawDataSet, working: Path) -> None:
+    """Write groups.npy, int64 [N], the number of each prepared row's group, where the groups are known.
+
+    InputError where a group has rows in two splits, whether they are prepared or not.
+    """
+    found = data.groups()
+    if found is not None:
+        groups, names = found
+        refuse_shared_groups(groups, names, data.split, f"data set '{data.name}'")
+        rows = np.load(working / "source_rows.npy", allow_pickle=False)
+        np.save(working / "groups.npy", groups[rows], allow_pickle=False)
 
 
 def _array(path: Path) -> dict[str, Any]:

@@ -1,59 +1,128 @@
-"""Documents as a network reads them: raw text to the arrays of one batch, and what of each document got in.
+"""Raw text as a network reads it: what preparing a data set does to documents, for the few of a request.
 
-What preparing a data set does to a file of documents, for the few that a served model is asked about.
 Shape legend: n documents.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from kinds import Reading
 from preprocessing.text import keep, number, segment
-from preprocessing.vocabulary import UNKNOWN_INDEX
+from preprocessing.vocabulary import UNKNOWN_INDEX, word_index
+from storage.errors import InputError
+from storage.files import read_json
+from storage.prepared import Prepared
+
+# Read at a time: this many documents, or fewer with this many characters.
+DOCUMENTS_PER_PART = 1024
+CHARACTERS_PER_PART = 10_000_000
 
 
-@dataclass(frozen=True)
-class Reading:
-    """``arrays``: tokens, word_counts and sentence_counts, as prepared data has them.
+class TextReader:
+    """Reads a request's documents with the vocabulary and the lengths of the training split.
 
-    words: of each document the sentences that are kept, each the list of its kept words; none of one without words.
-    words_read, words_unknown: int64 [n], the kept words, and those of them that the vocabulary does not have.
-    cut: bool [n], whether a document was longer than what is kept of it.
+    Its columns: ``words_read`` and ``words_unknown`` int64, the kept words and those of them that are not in the
+    vocabulary; ``cut`` bool, whether a document was longer than what is kept of it.
     """
 
-    arrays: dict[str, np.ndarray]
-    words: list[list[list[str]]]
-    words_read: np.ndarray
-    words_unknown: np.ndarray
-    cut: np.ndarray
+    FILES = ("vocabulary.json",)
+    PACKAGES = ("blingfire",)
+    PARAMETERS = {"attention": True}
 
+    def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
+        self.index = word_index(read_json(folder / "vocabulary.json"))
+        self.kept_sentences, self.kept_words = (
+            description["lengths"][level]["kept"] for level in ("sentences", "words")
+        )
 
-def read(texts: Sequence[str], index: Mapping[str, int], kept_sentences: int, kept_words: int) -> Reading:
-    """Read raw texts (one or more) with the vocabulary ``index``, cut to ``kept_sentences`` of ``kept_words`` each.
+    @staticmethod
+    def model_input(values: Any, description: Mapping[str, Any]) -> Any:
+        """Return texts, or a table's column ``text``, as a DataFrame with that column."""
+        import pandas
 
-    Of a document only what is kept stays in memory, however long it is.
-    """
-    words, tokens, word_counts, unknown, cut = [], [], [], [], []
-    for text in texts:
-        sentences = segment(text)
-        kept = keep(sentences, kept_sentences, kept_words)
-        numbers, counts = number(kept, index, kept_sentences, kept_words)
-        words.append(kept)
-        tokens.append(numbers)
-        word_counts.append(counts)
-        # A document without words stands in the arrays as one unknown word.
-        unknown.append(np.count_nonzero(numbers == UNKNOWN_INDEX) if kept else 0)
-        cut.append(len(sentences) > len(kept) or any(map(_longer, sentences, kept)))
-    arrays = {"tokens": np.concatenate(tokens), "word_counts": np.stack(word_counts)}
-    arrays["sentence_counts"] = (arrays["word_counts"] > 0).sum(axis=1, dtype=np.int32)
-    return Reading(
-        arrays=arrays,
-        words=words,
-        words_read=np.array([sum(map(len, kept)) for kept in words], np.int64),
-        words_unknown=np.array(unknown, np.int64),
-        cut=np.array(cut),
-    )
+        if isinstance(values, pandas.DataFrame) and "text" in values:
+            values = values["text"]
+        if isinstance(values, str | bytes):
+            raise InputError("give the documents as a list: one text by itself would be read letter by letter")
+        if isinstance(values, pandas.DataFrame | Mapping | Set) or not isinstance(values, Iterable):
+            raise InputError(f"give the documents as a list of texts, not as {type(values).__name__}")
+        return pandas.DataFrame({"text": list(values)}, dtype=object)
+
+    @staticmethod
+    def example(prepared: Prepared, count: int) -> list[str]:
+        """Return the first ``count`` documents of the test split."""
+        shown = read_json(prepared.directory / "shown.json")[:count]
+        return [". ".join(" ".join(words) for words in document["words"]) for document in shown]
+
+    @staticmethod
+    def limits(description: Mapping[str, Any]) -> list[str]:
+        """Return what the network does not read."""
+        sentences, words = (description["lengths"][level]["kept"] for level in ("sentences", "words"))
+        return [
+            f"Reads the first {sentences} sentences of a document and the first {words} words of each.",
+            f"Knows {description['vocabulary_size']:,} words; any other is one unknown word to it.",
+        ]
+
+    def check(self, model_input: Any) -> list[str]:
+        """Return the column ``text``; ValueError names the first row that is not text."""
+        import pandas
+
+        if not isinstance(model_input, pandas.DataFrame) or "text" not in model_input:
+            raise ValueError("there is no column 'text': send a table with one, a document per row")
+        texts = model_input["text"].tolist()
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                null = pandas.api.types.is_scalar(text) and pandas.isna(text)
+                found = "null" if null else f"of type {type(text).__name__}"
+                raise ValueError(f"row {row} of the column 'text' is {found}: send text, '' for an empty document")
+        return texts
+
+    def parts(self, rows: Sequence[str]) -> Iterator[list[str]]:
+        """Yield the texts in order, DOCUMENTS_PER_PART at a time, or as many as CHARACTERS_PER_PART allows."""
+        part, characters = [], 0
+        for text in rows:
+            if part and (len(part) == DOCUMENTS_PER_PART or characters + len(text) > CHARACTERS_PER_PART):
+                yield part
+                part, characters = [], 0
+            part.append(text)
+            characters += len(text)
+        if part:
+            yield part
+
+    def blank(self) -> list[str]:
+        """Return one empty document."""
+        return [""]
+
+    def read(self, rows: Sequence[str]) -> Reading:
+        """Read one or more raw texts. Only what is kept of a document stays in memory, however long it is."""
+        words, tokens, word_counts, unknown, cut = [], [], [], [], []
+        for text in rows:
+            sentences = segment(text)
+            kept = keep(sentences, self.kept_sentences, self.kept_words)
+            numbers, counts = number(kept, self.index, self.kept_sentences, self.kept_words)
+            words.append(kept)
+            tokens.append(numbers)
+            word_counts.append(counts)
+            # In the arrays a document without words is one unknown word.
+            unknown.append(np.count_nonzero(numbers == UNKNOWN_INDEX) if kept else 0)
+            cut.append(len(sentences) > len(kept) or any(map(_longer, sentences, kept)))
+        counts = np.stack(word_counts)
+        return Reading(
+            arrays={
+                "tokens": np.concatenate(tokens),
+                "word_counts": counts,
+                "sentence_counts": (counts > 0).sum(axis=1, dtype=np.int32),
+            },
+            columns={
+                "words_read": np.array([sum(map(len, kept)) for kept in words], np.int64),
+                "words_unknown": np.array(unknown, np.int64),
+                "cut": np.array(cut, bool),
+            },
+            words=words,
+        )
 
 
 def _longer(whole: list[str], kept: list[str]) -> bool:

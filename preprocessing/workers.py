@@ -1,34 +1,32 @@
-"""Who does the jobs of preprocessing: this process, several processes of this machine, or Dask's workers.
+"""The processes that prepare data: this one, several of this machine, or Dask's workers.
 
-REREAD_PREPROCESSING  a number of processes (1 is this one alone), or `dask`; by default as many as there are cores
-DASK_SCHEDULER_ADDRESS  the scheduler of a cluster, and then Dask is the default; without it `dask` starts a local
-                        cluster. Its workers see this project's folder under the same path and run the same source.
+    REREAD_PREPROCESSING    a number of processes (1 is this one alone), or `dask`; by default one per core
+    DASK_SCHEDULER_ADDRESS  the scheduler of a cluster; makes Dask the default. Without it `dask` starts a local
+                            cluster. Workers need this project's folder under the same path, and its environment
 
-Results come in the order of the jobs and are the same whoever did them, so nothing of this enters a key. Each process
-has one thread. It is started when there is more than one job, and ends with us, however we end: a process of ours
-reads its jobs from a pipe, which breaks.
-
-python -m preprocessing.workers    does jobs: a line of JSON each on stdin, and a line of JSON back
+Results come in the order of the jobs and do not depend on the number or place of the processes, so no key depends on
+them. Each process has one thread.
 """
 
 import contextlib
-import json
+import importlib.metadata
+import multiprocessing
 import os
-import queue
 import signal
-import subprocess
-import sys
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from preprocessing.blocks import STEPS, Job, Run, Step
+import pyarrow
+
+from preprocessing.blocks import Job, Run, Step
 from storage.errors import InputError, PassingError
-from storage.source import ROOT, source_digests
+from storage.source import source_digests
 
 VARIABLE = "REREAD_PREPROCESSING"
 ADDRESS_VARIABLE = "DASK_SCHEDULER_ADDRESS"
@@ -38,23 +36,23 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 
 def choice() -> int | str:
-    """The number of processes, or DASK, as the environment asks. InputError for anything else."""
-    given = os.environ.get(VARIABLE)
-    if given is None:
+    """Return the number of processes, or DASK, as the environment asks. InputError for any other value."""
+    value = os.environ.get(VARIABLE)
+    if value is None:
         return DASK if os.environ.get(ADDRESS_VARIABLE) else len(os.sched_getaffinity(0))
-    if given == DASK:
+    if value == DASK:
         return DASK
-    if not given.isdecimal() or int(given) == 0:
-        raise InputError(f"{VARIABLE}={given} is neither a number of processes from 1 up nor '{DASK}': change it")
-    return int(given)
+    if not value.isdecimal() or int(value) == 0:
+        raise InputError(f"{VARIABLE}={value} is neither a number of processes from 1 up nor '{DASK}': change it")
+    return int(value)
 
 
 @contextlib.contextmanager
 def open_workers(jobs: int, directory: Path) -> Iterator[Run]:
-    """Yield a function that does the jobs of one step after another; no more than ``jobs`` at once make sense.
+    """Yield a function ``run(step, jobs)`` that yields the results of the jobs; at most ``jobs`` processes are started.
 
-    ``directory`` is a temporary folder for what the workers keep. InputError where the environment asks for what
-    there is not, or a job was refused; PassingError where a worker died.
+    ``directory`` is a temporary folder for the workers' files. InputError where the environment asks for something that
+    is not available, or a job was refused; PassingError where a worker died.
     """
     chosen = choice()
     if chosen == DASK:
@@ -69,100 +67,56 @@ def open_workers(jobs: int, directory: Path) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def _processes(count: int) -> Iterator[Run]:
-    search_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": search_path}
-    idle: queue.SimpleQueue[subprocess.Popen] = queue.SimpleQueue()
-    processes = []
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker) as pool:
 
-    def do(step: Step, job: Job) -> Any:
-        process = idle.get()
+        def run(step: Step, jobs: Iterable[Job]) -> Iterator[Any]:
+            # Few more jobs than processes are submitted: each is made just before a process needs it.
+            waiting = deque()
+            try:
+                for job in jobs:
+                    waiting.append(pool.submit(step, job))
+                    if len(waiting) > 2 * count:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            except BrokenProcessPool:
+                raise PassingError(
+                    "a process that prepares data died, perhaps for want of memory: nothing was published, and "
+                    f"{VARIABLE}=1 needs the least"
+                ) from None
+
         try:
-            answer = _ask(process, {"step": step.__name__, "job": job})
+            yield run
         finally:
-            idle.put(process)
-        if "refused" in answer:
-            raise InputError(answer["refused"])
-        return answer["result"]
-
-    def run(step: Step, jobs: Iterable[Job]) -> Iterator[Any]:
-        # A few more than there are processes, so that none waits for us, and no more, so that jobs are made late.
-        waiting = deque()
-        for job in jobs:
-            waiting.append(threads.submit(do, step, job))
-            if len(waiting) > 2 * count:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-    threads = ThreadPoolExecutor(count)
-    try:
-        for _ in range(count):
-            command = [sys.executable, "-m", "preprocessing.workers"]
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment
-            )
-            processes.append(process)
-            idle.put(process)
-        yield run
-    finally:
-        for process in processes:
-            process.kill()
-        threads.shutdown(cancel_futures=True)
-        for process in processes:
-            process.wait()
-            process.stdout.close()
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
+            pool.shutdown(cancel_futures=True)
 
 
-def _ask(process: subprocess.Popen, question: dict[str, Any]) -> dict[str, Any]:
-    try:
-        process.stdin.write(json.dumps(question) + "\n")
-        process.stdin.flush()
-        answer = process.stdout.readline()
-    except BrokenPipeError:
-        answer = ""
-    if answer.endswith("\n"):
-        return json.loads(answer)
-    code = process.wait()
-    if code >= 0:
-        raise RuntimeError(f"a process that prepares data failed with exit code {code}; its traceback stands above")
-    raise PassingError(
-        f"a process that prepares data was killed by {signal.Signals(-code).name}, perhaps for want of memory: "
-        f"nothing was published, and {VARIABLE}=1 needs the least"
-    )
-
-
-def serve() -> None:
-    """Do the jobs that come on stdin, until it ends."""
-    # An interrupt at the terminal reaches all of us: the one who gave the jobs sees to the rest.
+def _start_worker() -> None:
+    """Prepare a process of the pool: one thread, Ctrl-C left to the parent, and an end when the parent is killed."""
+    pyarrow.set_cpu_count(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for line in sys.stdin:
-        question = json.loads(line)
-        try:
-            answer = {"result": STEPS[question["step"]](question["job"])}
-        except InputError as error:
-            answer = {"refused": str(error)}
-        try:
-            print(json.dumps(answer), flush=True)
-        except BrokenPipeError:
-            # Who asked is gone. Nothing is left to be flushed at exit, or to be said.
-            os._exit(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 @contextlib.contextmanager
 def _dask(directory: Path) -> Iterator[Run]:
-    # Here, since only who asks for Dask needs it, and it is slow to import.
+    # Imported here: it is slow, and needed only where Dask is chosen.
     import dask
     from dask import bag
     from distributed import KilledWorker
 
-    # What Dask keeps goes before the rest of the folder is published.
+    # Dask's files are removed before the folder is published.
     with tempfile.TemporaryDirectory(dir=directory) as scratch, _dask_client(Path(scratch)) as client:
 
         def run(step: Step, jobs: Iterable[Job]) -> Iterator[Any]:
-            # A partition a block, and every partition's result is small: the arrays lie in files. Blocks are done in
-            # their order, which Dask would turn round, so that the first are added up while others are read.
+            # One partition per block. Results are small: the arrays are in files. The priority keeps the blocks' order,
+            # which Dask would reverse, so that the first are added up while others are read.
             with dask.annotate(priority=lambda key: -key[1]):
                 partitions = bag.from_sequence(list(jobs), partition_size=1).map(step)
             try:
@@ -191,16 +145,15 @@ def _dask_client(directory: Path) -> Iterator[Any]:
             "distributed.worker.profile.enabled": False,
         }
         with dask.config.set(settings), contextlib.ExitStack() as stack:
-            with _main_unseen():
-                cluster = stack.enter_context(
-                    LocalCluster(
-                        n_workers=len(os.sched_getaffinity(0)),
-                        threads_per_worker=1,
-                        host="127.0.0.1",
-                        dashboard_address=None,
-                        local_directory=str(directory),
-                    )
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=len(os.sched_getaffinity(0)),
+                    threads_per_worker=1,
+                    host="127.0.0.1",
+                    dashboard_address=None,
+                    local_directory=str(directory),
                 )
+            )
             yield stack.enter_context(Client(cluster))
         return
     try:
@@ -215,50 +168,35 @@ def _dask_client(directory: Path) -> Iterator[Any]:
         yield client
 
 
-@contextlib.contextmanager
-def _main_unseen() -> Iterator[None]:
-    """Keep from the processes that multiprocessing starts which command this is: each would import all of it first."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
 def _check_workers(client: Any, address: str, directory: Path) -> None:
-    """Refuse a cluster without workers, and workers of another source or without our files: bytes would differ."""
+    """Raise InputError for a cluster without workers, and for workers with another source or without our files."""
     try:
         client.wait_for_workers(1, timeout=SECONDS_TO_CONNECT)
     except TimeoutError:
         raise InputError(f"{ADDRESS_VARIABLE}={address}: the scheduler has no worker: start some") from None
-    mine = what_a_worker_has(str(directory.resolve()))
+    expected = worker_environment(str(directory.resolve()))
     try:
-        theirs = client.run(what_a_worker_has, str(directory.resolve()))
+        environments = client.run(worker_environment, str(directory.resolve()))
     except Exception as error:
         raise InputError(
             f"{ADDRESS_VARIABLE}={address}: its workers cannot run this project ({type(error).__name__}: {error}): "
             "start them in its folder, with its environment"
         ) from None
-    for worker, has in theirs.items():
-        for what, value in mine.items():
-            if has[what] != value:
+    for worker, environment in environments.items():
+        for what, value in expected.items():
+            if environment[what] != value:
                 raise InputError(
-                    f"{ADDRESS_VARIABLE}={address}: the worker {worker} has not the same {what}: it needs this "
+                    f"{ADDRESS_VARIABLE}={address}: the worker {worker} has other {what}: it needs this "
                     "project's folder under the same path, and its environment"
                 )
 
 
-def what_a_worker_has(directory: str) -> dict[str, Any]:
-    """What must be the same wherever a job is done: the files, the source and the tokeniser."""
+def worker_environment(directory: str) -> dict[str, Any]:
+    """Return what must be equal in every process that shares the work: files, source and tokeniser."""
     from preprocessing.documents import LIBRARIES
 
     return {
         "files": Path(directory).is_dir(),
         "source": source_digests(["preprocessing.blocks"]),
-        "libraries": LIBRARIES,
+        "libraries": {library: importlib.metadata.version(library) for library in LIBRARIES},
     }
-
-
-if __name__ == "__main__":
-    serve()

@@ -15,6 +15,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from storage.errors import InputError, nearest, refuse_unknown
+from storage.registry import registry
+from storage.settings import OneOf, Range, to_json
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
@@ -93,6 +95,12 @@ def checked(name: str, value: Any, kind: Any) -> Any:
     bounds = None
     if get_origin(kind) is Annotated:
         kind, bounds = get_args(kind)
+    if isinstance(bounds, OneOf):
+        return _member(name, value, bounds.registry)
+    if isinstance(bounds, Range):
+        bounds = Between(bounds.low, bounds.high, bounds.exclusive)
+    if get_origin(kind) is tuple:
+        return _tuple(name, value, get_args(kind)[0])
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise InputError(f"{name} is {value!r}: {nearest(str(value), get_args(kind))}")
@@ -105,3 +113,22 @@ def checked(name: str, value: Any, kind: Any) -> Any:
     if bounds and not bounds.hold(value):
         raise InputError(f"{name} is {value}: it must {bounds}")
     return float(value) if kind is float else value
+
+
+def _member(name: str, value: Any, package: str) -> dict[str, Any]:
+    """Return a registry's member with its settings, checked: ``sgd`` means {"name": "sgd"}."""
+    value = {"name": value} if isinstance(value, str) else value
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise InputError(f"{name} is {value!r}: give a name, or a mapping such as {{name: NAME, SETTING: VALUE}}")
+    settings = registry(package).module(value["name"]).Settings
+    kinds = _kinds(settings)
+    given = {key: one for key, one in value.items() if key != "name"}
+    refuse_unknown(given, kinds, name)
+    given = {key: checked(f"{name}.{key}", one, kinds[key]) for key, one in given.items()}
+    return {"name": value["name"], **to_json(settings(**given))}
+
+
+def _tuple(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise InputError(f"{name} is {value!r}: it must be a list")
+    return tuple(checked(f"{name}[{place}]", one, kind) for place, one in enumerate(value))

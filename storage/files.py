@@ -1,6 +1,8 @@
 """Files that are whole or absent: hashing, writing by rename, folders published once, and file locks."""
 
 import contextlib
+import ctypes
+import errno
 import fcntl
 import hashlib
 import json
@@ -12,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import InputError
+
+# Of Linux: linux/fcntl.h and linux/fs.h.
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -56,18 +61,30 @@ def read_object(path: Path, *names: str) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` so that a reader sees the old file or the new one, never a part of it."""
+    """Write ``text`` by rename, flushed to disk: a reader, also after a power cut, sees the old file or the new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+        fsync_path(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file's content, or a folder's names, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -79,8 +96,9 @@ def write_json(path: Path, value: Any) -> None:
 def published_directory(destination: Path, replace: bool = False) -> Iterator[Path]:
     """Yield an empty folder beside ``destination`` that takes its name when the block ends without an error.
 
-    A folder that is already there is kept (somebody published the same content first), unless ``replace``.
-    After an error nothing is left.
+    An existing folder is kept (another process published the same content first), unless ``replace``: then the two
+    folders are exchanged in one step, so that ``destination`` exists at every moment. All content is flushed to disk
+    before the rename. After an error nothing is left.
     """
     destination = Path(destination)
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -88,20 +106,33 @@ def published_directory(destination: Path, replace: bool = False) -> Iterator[Pa
     try:
         yield working
         os.chmod(working, 0o755)
-        if replace and destination.exists():
-            retired = Path(tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}."))
-            os.replace(destination, retired)
+        for path in (*working.rglob("*"), working):
+            fsync_path(path)
+        try:
             os.replace(working, destination)
-            shutil.rmtree(retired)
-        else:
-            try:
-                os.replace(working, destination)
-            except OSError:
-                # A folder with files in it cannot be renamed onto: somebody published it first.
-                if not destination.is_dir():
-                    raise
+        except OSError:
+            # A folder that has files in it cannot be renamed onto.
+            if not destination.is_dir():
+                raise
+            if replace:
+                exchange(working, destination)
+        fsync_path(destination.parent)
     finally:
         shutil.rmtree(working, ignore_errors=True)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Exchange the names of two folders: atomically on Linux, elsewhere by three renames."""
+    # Python has no binding for renameat2(2); glibc has one from 2.28 on.
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename and rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return
+    if rename and ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
+    spare = Path(tempfile.mkdtemp(dir=other.parent, prefix=f".{other.name}."))
+    os.replace(other, spare)
+    os.replace(one, other)
+    os.replace(spare, one)
 
 
 @contextlib.contextmanager

@@ -8,11 +8,12 @@ D numbers of a word vector, H x W x C an image, K classes.
             sentence_counts int32 [N] (at least 1), and where word vectors were trained word_vectors float32 [V, D] (0
             for padding and for a word that no kept sentence of the training split has)
     image   images uint8 [N, H, W, C]
-    both    labels int32 [N] (single-label) or uint8 [N, K] (multi-label), source_rows int64 [N] (each row's number in
-            the data's own files)
+    all     labels int32 [N] (single-label) or uint8 [N, K] (multi-label), source_rows int64 [N] (each row's number in
+            the data's own files), and where groups are known groups int64 [N] (rows of one patient, film or source file
+            share a number, and no group is in two splits)
 
-Rows stand in split order: ``splits`` gives each split's first row and the row after its last. How long a sentence and
-a document may be is said in prepared.json: ``lengths.words.kept`` and ``lengths.sentences.kept`` (which is S).
+Rows are in split order: ``splits`` gives each split's first row and the row after its last. prepared.json has the
+longest sentence and document: ``lengths.words.kept`` and ``lengths.sentences.kept`` (which is S).
 """
 
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Prepared:
 
     @property
     def kind(self) -> str:
-        """``text`` or ``image``."""
+        """The kind of data: ``text``, ``image`` or another file of kinds/."""
         return self.description["kind"]
 
     @property
@@ -60,6 +61,11 @@ class Prepared:
         """Of text, int64 [N + 1]: row n's words are tokens[first_words[n] : first_words[n + 1]]."""
         return np.append(0, np.cumsum(self.arrays["word_counts"].sum(axis=1, dtype=np.int64)))
 
+    @property
+    def groups(self) -> np.ndarray | None:
+        """int64 [N], the number of each row's group; None where no groups are known."""
+        return self.arrays.get("groups")
+
     def rows(self, split: str) -> np.ndarray:
         """The row numbers of a split, int64."""
         start, stop = self.description["splits"][split]
@@ -69,8 +75,8 @@ class Prepared:
 def open_prepared(directory: Path, verify: bool = True) -> Prepared:
     """Open prepared/KEY/.
 
-    InputError when a file is missing or, with ``verify``, when its sha256 is another, and when the words of a text are
-    not as many as its counts say.
+    InputError when a file is missing, has another shape or dtype than prepared.json says or, with ``verify``, another
+    sha256.
     """
     directory = Path(directory)
     description = read_object(directory / DESCRIPTION, "name", "kind", "task", "classes", "splits", "arrays")
@@ -78,16 +84,16 @@ def open_prepared(directory: Path, verify: bool = True) -> Prepared:
     for name, about in description["arrays"].items():
         path = directory / about["file"]
         if not path.is_file():
-            raise InputError(f"{path} is missing: remove {directory} and run again, it will be prepared anew")
+            raise InputError(f"{path} is missing: remove {directory} and run again, it will be prepared again")
         if verify and sha256_file(path) != about["sha256"]:
             raise InputError(
-                f"{path} does not match its sha256: remove {directory} and run again, it will be prepared anew"
+                f"{path} does not match its sha256: remove {directory} and run again, it will be prepared again"
             )
-        arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
-    prepared = Prepared(directory, description, arrays)
-    if prepared.kind == "text" and arrays["tokens"].shape != (prepared.first_words[-1],):
-        raise InputError(
-            f"{directory}: tokens are {list(arrays['tokens'].shape)}, and word_counts count {prepared.first_words[-1]} "
-            f"words: remove {directory} and run again, it will be prepared anew"
-        )
-    return prepared
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if (list(array.shape), str(array.dtype)) != (about["shape"], about["dtype"]):
+            raise InputError(
+                f"{path} is {array.dtype} {list(array.shape)}, {DESCRIPTION} says {about['dtype']} {about['shape']}: "
+                f"remove {directory} and run again, it will be prepared again"
+            )
+        arrays[name] = array
+    return Prepared(directory, description, arrays)

@@ -23,6 +23,7 @@ ATTEMPTS = 20
 # What training uses that decides no number.
 NOT_NUMERIC = (
     "storage",
+    "kinds.__init__",
     "cuda_ext.build",
     "cuda_ext.library",
     "training.checkpoint",

@@ -57,7 +57,7 @@ class Plan:
     rates: tuple[float, ...] = (0.001, 0.002, 0.004)
     tuning_seeds: int = 1
     network: Mapping[str, Any] = field(default_factory=lambda: {"embedding": 200, "hidden": 50, "dropout": 0.5})
-    training: Mapping[str, Any] = field(default_factory=lambda: {"maximum_epochs": 15, "patience": 3})
+    training: Mapping[str, Any] = field(default_factory=lambda: {"max_epochs": 15, "patience": 3})
     timed: int = 30
     rows: int | None = None
 
@@ -80,7 +80,7 @@ DEBUG = Plan(
     seeds=2,
     rates=(0.01, 0.02),
     network={"embedding": 8, "hidden": 4, "dropout": 0.5},
-    training={"maximum_epochs": 2, "warmup_epochs": 0, "batch_size": 8},
+    training={"max_epochs": 2, "schedule": {"name": "cosine", "warmup_epochs": 0}, "batch_size": 8},
     timed=2,
     rows=24,
 )

@@ -34,9 +34,9 @@ from batches.subsets import delete_tokens, segment_arange
 from cuda_ext import library
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
-from evaluation.run import to_probabilities
 from evaluation.statistics import mean_interval, paired_interval
 from evaluation.verdicts import RULE, Comparison, Measured, judge
+from models.objectives import to_probabilities
 from storage.errors import InputError, command
 from storage.prepared import Prepared
 from studies import evidence, trained
@@ -103,7 +103,8 @@ class Reader:
 
     def probabilities(self, prepared: Prepared) -> np.ndarray:
         """float64 [documents, K]."""
-        return to_probabilities(inference.predict(self.network, prepared, self.rows), prepared.task).astype(np.float64)
+        scores = inference.predict(self.network, prepared, self.rows)
+        return to_probabilities(self.network.objective, scores).astype(np.float64)
 
     def whole(self) -> Fallen:
         return Fallen(np.zeros(len(self.rows)), (self.predicted == self.labels).astype(np.float64), 0.0)

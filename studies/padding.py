@@ -28,8 +28,9 @@ from torch.nn import functional
 import models
 from batches import collation
 from batches.order import batches
+from models.objectives import make_objective
 from storage.prepared import Prepared
-from training.optimiser import make_optimiser
+from training.optimisers import make_optimiser
 from training.settings import Settings
 from training.step import Step
 
@@ -188,7 +189,8 @@ class Timer:
             sizes = (self.network[name] for name in ("embedding", "hidden", "dropout"))
             network = PlainHAN(*sizes, about["vocabulary_size"], len(about["classes"]))
         network = network.to(self.device).train()
-        step = Step(network, make_optimiser(network, settings), settings, self.device)
+        objective = make_objective(settings.objective, self.prepared.description)
+        step = Step(network, objective, make_optimiser(network, settings), settings, self.device)
         # Once over, so that what is done once for a shape is not timed.
         for timed in (False, True):
             found = []

@@ -13,7 +13,7 @@ import numpy as np
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.context import TaskRunContext
 
-from evaluation.baseline_names import BASELINES
+import kinds
 from evaluation.baselines import Baseline, evaluate_baseline
 from evaluation.ledger import plan_parts, record_read
 from evaluation.records import RunRecord
@@ -22,7 +22,7 @@ from evaluation.run import WEIGHTS, evaluate_run
 from planning.experiment import Experiment, load_experiment
 from planning.folders import reports_root, runs_root
 from planning.jobs import elsewhere, machine, make_job
-from preprocessing.uncut import uncut_rows
+from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
 from storage.files import read_json
 from storage.prepared import SPLITS, Prepared, open_prepared
@@ -65,10 +65,10 @@ def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int
     for name, folder in sorted(prepared.items()):
         data = open_prepared(Path(folder))
         versions[name] = data.description["data_version"]
-        uncut = uncut_rows(data, [split for split in SPLITS if split == "train" or split in splits])
-        baselines[name] = _baselines(data, uncut)
+        raw = load_raw_rows(data, [split for split in SPLITS if split == "train" or split in splits])
+        baselines[name] = _baselines(data, raw)
         if "test" in splits:
-            repeated[name] = repeated_rows(uncut)
+            repeated[name] = repeated_rows(raw)
     reads, plan = [], ""
     if "test" in splits:
         reads, plan = record_read(experiment, list(prepared), plan_parts(whole.as_dictionary(), versions))
@@ -99,24 +99,24 @@ def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracking: Tracki
     return RunRecord(job["variant"], job["data"], job["seed"], run_directory, prepared, evaluation)
 
 
-def _baselines(prepared: Prepared, uncut: Mapping[str, Any]) -> dict[str, Baseline]:
-    """What a user would try first, on the very rows that the networks have, but uncut."""
-    labels = {split: prepared.labels[prepared.rows(split)] for split in uncut}
+def _baselines(prepared: Prepared, raw: Mapping[str, Any]) -> dict[str, Baseline]:
+    """What a user would try first, on the very rows that the networks have, as raw data."""
+    labels = {split: prepared.labels[prepared.rows(split)] for split in raw}
     cache = runs_root() / "baselines"
     return {
-        name: evaluate_baseline(name, uncut, labels, prepared.task, prepared.classes, cache)
-        for name in BASELINES[prepared.kind]
+        baseline.name: evaluate_baseline(baseline.name, raw, labels, prepared.task, prepared.classes, cache)
+        for baseline in kinds.kind(prepared.kind).baselines
     }
 
 
-def repeated_rows(uncut: Mapping[str, Any]) -> np.ndarray:
+def repeated_rows(raw: Mapping[str, Any]) -> np.ndarray:
     """Which test rows, bool [m], stand byte for byte in the training or validation split too."""
 
     def content(row: Any) -> Any:
         return row if isinstance(row, str) else row.tobytes()
 
-    seen = {content(row) for split in ("train", "validation") for row in uncut[split]}
-    return np.array([content(row) in seen for row in uncut["test"]], bool)
+    seen = {content(row) for split in ("train", "validation") for row in raw[split]}
+    return np.array([content(row) in seen for row in raw["test"]], bool)
 
 
 def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, Any], tracking: Tracking) -> None:

@@ -5,9 +5,10 @@ python -m tasks.ingest [NAME ...] [--accept-new-version]
 
 import argparse
 
-from preprocessing.ingest import EMBEDDED, available_sources, data_card
+from preprocessing.ingest import data_card
 from preprocessing.ingest import ingest as ingest_source
 from preprocessing.manifest import Manifest
+from preprocessing.sources import SOURCES, embedded
 from storage.errors import command, refuse_unknown
 from tasks.progress import say
 from tasks.step import publish_results, step
@@ -24,19 +25,19 @@ def ingest(data: str, accept_new_version: bool = False) -> str:
 
 def known_names() -> set[str]:
     """The data sets that can be made here, and those of the manifest."""
-    return {*available_sources(), *Manifest.load().datasets}
+    return {*SOURCES.available(), *Manifest.load().datasets}
 
 
 @command
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tasks.ingest", description="Make or verify data sets in data/.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(available_sources())}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SOURCES.available())}")
     parser.add_argument(
         "--accept-new-version", action="store_true", help="record data that differs from the manifest as a new version"
     )
     arguments = parser.parse_args()
     refuse_unknown(arguments.names, known_names(), "the names given")
-    for name in arguments.names or EMBEDDED:
+    for name in arguments.names or embedded():
         ingest.fn(name, arguments.accept_new_version)
     publish_results("ingest", {f"{name}.md": data_card(name) for name in Manifest.load().datasets})
 

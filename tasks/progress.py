@@ -55,7 +55,7 @@ class Board:
             table.add_row(
                 event["variant"],
                 str(event["seed"]),
-                f"{event['epoch']}/{event['maximum_epochs']}",
+                f"{event['epoch']}/{event['max_epochs']}",
                 f"{_loss(event):.4f}",
                 f"{event['samples_per_second']:,.0f}",
                 f"at most {event['seconds_left']:.0f} s",
@@ -80,7 +80,7 @@ class RunProgress:
     def __init__(self, job: dict[str, Any]) -> None:
         self.name = f"{job['variant']} seed {job['seed']}"
         self.terminal = AT_TERMINAL and sys.stdout.isatty()
-        self.maximum_epochs = job["training"]["maximum_epochs"]
+        self.max_epochs = job["training"]["max_epochs"]
         self.artifact: UUID | None = None
         self.updated = 0.0
         if TaskRunContext.get() is not None:
@@ -90,18 +90,18 @@ class RunProgress:
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] not in ("progress", "epoch"):
             return
-        event = {**event, "maximum_epochs": self.maximum_epochs}
+        event = {**event, "max_epochs": self.max_epochs}
         if self.terminal:
             BOARD.show(self.name, event)
         elif event["event"] == "epoch":
             say(
-                f"{self.name}: epoch {event['epoch']} of at most {event['maximum_epochs']}, loss {_loss(event):.4f}, "
+                f"{self.name}: epoch {event['epoch']} of at most {event['max_epochs']}, loss {_loss(event):.4f}, "
                 f"validation {event['validation_score']:.4f}, {event['samples_per_second']:,.0f} samples/s"
             )
         now = time.monotonic()
         if self.artifact and (event["event"] == "epoch" or now - self.updated > ARTIFACT_SECONDS):
             self.updated = now
-            update_progress_artifact(self.artifact, progress=100.0 * event["epoch"] / self.maximum_epochs)
+            update_progress_artifact(self.artifact, progress=100.0 * event["epoch"] / self.max_epochs)
 
     def finish(self, line: str) -> None:
         """The run is over: leave one line about it and a full bar."""

@@ -54,7 +54,7 @@ def make_small(project):
         "densenet-relu": {"model": "densenet", "data": "digits", "network": {"activation": "relu", "growth_rate": 4}},
         "densenet-swish": {"model": "densenet", "data": "digits", "network": {"activation": "swish", "growth_rate": 5}},
     }
-    small["parameters"]["training"] = {"maximum_epochs": 2}
+    small["parameters"]["training"] = {"max_epochs": 2}
     small["pairs"] = [pair for pair in small["pairs"] if pair["name"] == "swish"]
     (project.directory / "experiments/default.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
     (project.directory / "dvc.lock").unlink(missing_ok=True)
@@ -151,7 +151,7 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
 
     documents = flow.directory / "data/docstrings/documents.jsonl"
     documents.write_bytes(documents.read_bytes().replace(b"array", b"arrax", 1))
-    flow.edit("params.yaml", "minimum_count: 5        #", "minimum_count: 6        #")
+    flow.edit("params.yaml", "min_count: 5        #", "min_count: 6        #")
     refused = flow.run("dvc", "repro", code=None)
     assert refused.returncode != 0
     assert "documents.jsonl" in refused.stdout + refused.stderr
@@ -178,8 +178,9 @@ def test_dvc_knows_every_file_that_a_run_depends_on(variant):
 
 
 ADDED = """
-from preprocessing.manifest import SPLITS, Document
-from preprocessing.raw import About, TextRows, add_data_set
+from preprocessing.raw import About, add_data_set
+from preprocessing.raw_text import Document, TextRows
+from storage.prepared import SPLITS
 
 rows = [Document(f"{split}-{n}", (n % 2,), split, f"Text {n} of {split}.") for split in SPLITS for n in range(4)]
 add_data_set("mine", TextRows(About(("a", "b"), "a test", "none"), rows))

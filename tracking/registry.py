@@ -15,11 +15,12 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import kinds
 from preprocessing.manifest import MANIFEST_PATH, Manifest
 from storage.errors import InputError, nearest
 from storage.files import file_lock, read_json
@@ -106,17 +107,17 @@ def set_champion(tracking: Tracking, data: str, version: str) -> str:
 class LoadedModel:
     """A version of a registered model, ready to predict. Made by ``load_model``.
 
-    kind: ``text`` or ``image``.
+    description: prepared.json of the data that it was trained on.
     """
 
     name: str
     version: str
     variant: str
-    kind: str
+    description: Mapping[str, Any] = field(repr=False)
     pyfunc: "PyFuncModel" = field(repr=False)
 
     def predict(
-        self, given: "Sequence[str] | pandas.DataFrame | numpy.ndarray", attention: bool = True
+        self, values: "Sequence[str] | pandas.DataFrame | numpy.ndarray", attention: bool = True
     ) -> "pandas.DataFrame":
         """One row for each text, also of a table's column ``text``, or for each image of uint8 [N, H, W, C];
         tracking/served_model.py has the columns.
@@ -124,30 +125,25 @@ class LoadedModel:
         Without ``attention`` that column is left out, which takes less time and memory. InputError for what a model
         of this kind does not read.
         """
-        import numpy
-        import pandas
         from mlflow.exceptions import MlflowException
 
+        reader = kinds.load(kinds.kind(self.kind).reader)
+        parameters = {"attention": attention} if "attention" in reader.PARAMETERS else None
         try:
-            if self.kind == "image":
-                self._refuse_other_images(numpy.asarray(given))
-                return self.pyfunc.predict(given)
-            if isinstance(given, pandas.DataFrame) and "text" in given:
-                given = given["text"]
-            if isinstance(given, str | bytes):
-                raise InputError("give the documents as a list: one text by itself would be read letter by letter")
-            if isinstance(given, pandas.DataFrame | Mapping | Set) or not isinstance(given, Iterable):
-                raise InputError(f"give the documents as a list of texts, not as {type(given).__name__}")
-            return self.pyfunc.predict(pandas.DataFrame({"text": list(given)}, dtype=object), {"attention": attention})
+            return self.pyfunc.predict(reader.model_input(values, self.description), parameters)
         except MlflowException as error:
             raise InputError(f"{self.name} version {self.version}: {error.message.splitlines()[0]}") from None
 
-    def _refuse_other_images(self, images: "numpy.ndarray") -> None:
-        """InputError where MLflow would show all of the images that it refuses."""
-        wanted = self.pyfunc.metadata.signature.inputs.inputs[0].shape[1:]
-        if images.dtype != "uint8" or images.shape[1:] != wanted:
-            shape = ", ".join(map(str, ("N", *wanted)))
-            raise InputError(f"{self.name} reads images of uint8 [{shape}], not {images.dtype} {list(images.shape)}")
+    @property
+    def kind(self) -> str:
+        """The kind of data."""
+        return self.description["kind"]
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the model takes a table with the column ``text``."""
+        inputs = self.pyfunc.metadata.signature.inputs
+        return inputs.has_input_names() and "text" in inputs.input_names()
 
 
 def load_model(
@@ -170,14 +166,12 @@ def load_model(
     which = f"{chosen.name} version {chosen.version}"
     try:
         folder = _fetch(tracking, chosen)
-        kind = read_json(folder / "artifacts" / "network" / DESCRIPTION)["kind"]
+        description = read_json(folder / "artifacts" / "network" / DESCRIPTION)
         with _code_of_its_own(folder):
             loaded = pyfunc.load_model(str(folder), suppress_warnings=True)
     except (MlflowException, OSError, ValueError) as error:
         raise InputError(f"{which} does not load ({str(error).splitlines()[0]}): choose another version") from None
-    if kind == "text" and "words_read" not in loaded.metadata.signature.outputs.input_names():
-        raise InputError(f"{which} was registered before models said what they read: `make run` registers it anew")
-    return LoadedModel(chosen.name, str(chosen.version), chosen.tags.get("variant", "unknown"), kind, loaded)
+    return LoadedModel(chosen.name, str(chosen.version), chosen.tags.get("variant", "unknown"), description, loaded)
 
 
 def _find(tracking: Tracking, data: str, variant: str | None, version: int | str | None) -> "ModelVersion":
@@ -256,17 +250,15 @@ def _merit(tags: Mapping[str, str]) -> tuple[int, float]:
 def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: str) -> str:
     """Log what serving the network needs as a model of the run; return the model's id."""
     import mlflow
-    import pandas
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model
 
     run_id = run.info.run_id
     with tempfile.TemporaryDirectory() as folder:
         package = pack(run_directory, Path(folder))
-        text = isinstance(package.example, list)
-        example = pandas.DataFrame({"text": package.example}) if text else package.example
         artifacts = {"network": str(package.network)}
-        signature = _signature(example, _served(artifacts).predict(None, example))
+        answer = _served(artifacts).predict(None, package.example)
+        signature = _signature(package.example, answer, package.parameters)
         # MLflow takes no dot or slash in a model's name, and a variant may have one (han-0.01).
         name = re.sub(r"[^\w-]", "_", run.info.run_name)
         logged = client.create_logged_model(
@@ -279,7 +271,7 @@ def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: 
             artifacts=artifacts,
             code_paths=[str(path) for path in package.code_paths],
             signature=signature,
-            input_example=example,
+            input_example=package.example,
             pip_requirements=package.requirements,
             mlflow_model=Model(artifact_path=logged.artifact_location, run_id=run_id, model_uuid=logged.model_id,
                                model_id=logged.model_id),
@@ -291,14 +283,14 @@ def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: 
     return logged.model_id
 
 
-def _signature(example: Any, answer: "pandas.DataFrame") -> Any:
-    """What the model takes and answers, by an example of each; of text also the parameter ``attention``."""
+def _signature(example: Any, answer: "pandas.DataFrame", parameters: Mapping[str, Any]) -> Any:
+    """The model's input, output and parameters, by an example of each."""
     from mlflow.models import infer_signature
 
     with warnings.catch_warnings():
         # An integer column cannot have a missing value. Counts of words are never missing.
         warnings.filterwarnings("ignore", "Hint: Inferred schema contains integer", UserWarning)
-        return infer_signature(example, answer, {"attention": True} if "words_read" in answer else None)
+        return infer_signature(example, answer, dict(parameters) or None)
 
 
 def _served(artifacts: Mapping[str, str]) -> Any:

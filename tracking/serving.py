@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+import kinds
+from models.objectives import DEFAULT
 from storage.errors import InputError
 from storage.files import read_json, write_json
 from storage.prepared import DESCRIPTION, SPLITS, open_prepared
@@ -17,17 +17,21 @@ from storage.source import ROOT, closure
 SERVED_MODEL = Path(__file__).with_name("served_model.py")
 CARD = "model_card.md"
 EXAMPLES = 2
-PACKAGES = {"text": ["blingfire"], "image": []}
 
 
 @dataclass(frozen=True)
 class Package:
-    """``network``: folder with weights and JSON; ``code_paths``: top folders of the source; ``example``: raw input."""
+    """The parts of a served model.
+
+    network: folder with weights and JSON; code_paths: top folders of the source; example: a request; parameters: those
+    of a request with their defaults.
+    """
 
     network: Path
     code_paths: list[Path]
     requirements: list[str]
     example: Any
+    parameters: dict[str, Any]
 
 
 def pack(run_directory: Path, folder: Path) -> Package:
@@ -40,33 +44,29 @@ def pack(run_directory: Path, folder: Path) -> Package:
     network = folder / "network"
     network.mkdir(parents=True)
     needed = [Path(run_directory) / "best.safetensors", prepared.directory / DESCRIPTION]
-    if prepared.kind == "text":
-        needed.append(prepared.directory / "vocabulary.json")
+    kind = kinds.kind(prepared.kind)
+    if kind.reader is None:
+        raise InputError(f"models of {prepared.kind} data are not served: kinds/{prepared.kind}.py has no reader")
+    reader = kinds.load(kind.reader)
+    needed += [prepared.directory / name for name in reader.FILES]
     for file in needed:
         if not file.is_file():
             raise InputError(f"{file} is missing: remove its folder and run again, it will be made anew")
         shutil.copyfile(file, network / file.name)
     write_json(network / "job.json", job)
-    modules = [f"models.{job['model']}", "batches.answers", f"batches.{prepared.kind}"]
-    if prepared.kind == "text":
-        modules.append("preprocessing.reading")
+    addresses = map(kinds.module_of, (kind.collator, kind.reader))
+    objective = f"models.objectives.{job['training'].get('objective', DEFAULT)['name']}"
+    modules = [f"models.{job['model']}", objective, "batches.answers", f"kinds.{prepared.kind}", *addresses]
     code = folder / "code"
     for path in closure(modules):
         copy = code / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    packages = ["mlflow", "numpy", "pandas", "safetensors", "torch", *PACKAGES[prepared.kind]]
+    packages = ["mlflow", "numpy", "pandas", "safetensors", "torch", *reader.PACKAGES]
     # The public version: 2.13.0+cpu is not on a package index.
     requirements = [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in packages]
-    return Package(network, sorted(code.iterdir()), requirements, _example(prepared))
-
-
-def _example(prepared: Any) -> Any:
-    """Raw input as a user would send it: the first test rows, a list of texts or uint8 [n, H, W, C]."""
-    if prepared.kind == "text":
-        shown = read_json(prepared.directory / "shown.json")[:EXAMPLES]
-        return [". ".join(" ".join(words) for words in document["words"]) for document in shown]
-    return np.asarray(prepared.arrays["images"][prepared.rows("test")[:EXAMPLES]])
+    example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
+    return Package(network, sorted(code.iterdir()), requirements, example, dict(reader.PARAMETERS))
 
 
 def model_card(
@@ -84,11 +84,11 @@ def model_card(
     rows = {name: description["splits"][name] for name in SPLITS}
     splits = ", ".join(f"{stop - start:,} for {name}" for name, (start, stop) in rows.items())
     several = description["task"] == "multi-label"
-    reads = "documents as raw text" if description["kind"] == "text" else "images as raw pixels (uint8, 0 to 255)"
+    kind = kinds.kind(description["kind"])
     lines = [
         f"# {job['variant']} on {job['data']}",
         "",
-        f"A {job['model']} network that reads {reads} and gives {'any number of' if several else 'one'} of "
+        f"A {job['model']} network that reads {kind.reads} and gives {'any number of' if several else 'one'} of "
         f"{len(description['classes'])} labels: {', '.join(description['classes'])}.",
         f"Seed {job['seed']}, the best of its variant on the validation split; run {job['run_key']}.",
         "",
@@ -112,13 +112,7 @@ def model_card(
     lines += ["", f"Mean and interval (Student's t) are over the seeds of the variant, {seeds} so far."]
     lines += ["", "## Limits", ""]
     lines.append("- Chosen as the best of its seeds on validation: expect the mean of the variant, not better.")
-    if description["kind"] == "text":
-        sentences, words = (description["lengths"][level]["kept"] for level in ("sentences", "words"))
-        lines.append(f"- Reads the first {sentences} sentences of a document and the first {words} words of each.")
-        lines.append(f"- Knows {description['vocabulary_size']:,} words; any other is one unknown word to it.")
-    else:
-        shape = " x ".join(map(str, description["arrays"]["images"]["shape"][1:]))
-        lines.append(f"- Reads images of {shape} (height, width, channels) alone.")
+    lines += [f"- {limit}" for limit in kinds.load(kind.reader).limits(description)]
     lines.append(
         "- Gives one of these labels to anything that it is shown; it does not know when it has not seen the like."
     )

@@ -12,6 +12,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,11 +42,18 @@ class Checkpoint:
         tensors = _prefixed("network.", self.network.state_dict())
         if self.average.decay:
             tensors |= _prefixed("average.", self.average.network.state_dict())
-        for index, values in self.optimiser.state_dict()["state"].items():
-            tensors |= _prefixed(f"optimiser.{index}.", values)
+        optimiser = self.optimiser.state_dict()
+        others = {}
+        for index, values in optimiser["state"].items():
+            tensors |= _prefixed(f"optimiser.{index}.", _tensors(values))
+            others[index] = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
+        header = {
+            "state": state.as_json(),
+            "scaler": self.scaler.state_dict(),
+            "optimiser": {"state": others, "groups": optimiser["param_groups"]},
+        }
         # One entry alone in the header: safetensors writes several in no fixed order.
-        header = json.dumps({"state": state.as_json(), "scaler": self.scaler.state_dict()})
-        _publish(tensors, self.directory / LAST, {"run": header})
+        _publish(tensors, self.directory / LAST, {"run": json.dumps(header)})
         if state.best_epoch == state.epoch:
             self._save_best()
 
@@ -63,11 +71,11 @@ class Checkpoint:
         self.network.load_state_dict(_under("network.", tensors))
         if self.average.decay:
             self.average.network.load_state_dict(_under("average.", tensors))
-        groups = self.optimiser.state_dict()["param_groups"]
-        indices = [index for group in groups for index in group["params"]]
-        kept = {index: _under(f"optimiser.{index}.", tensors) for index in indices}
-        # An optimiser without memory (SGD with momentum 0) has nothing to load.
-        self.optimiser.load_state_dict({"state": {i: v for i, v in kept.items() if v}, "param_groups": groups})
+        saved = {
+            int(index): _under(f"optimiser.{index}.", tensors) | values
+            for index, values in header["optimiser"]["state"].items()
+        }
+        self.optimiser.load_state_dict({"state": saved, "param_groups": header["optimiser"]["groups"]})
         self.scaler.load_state_dict(header["scaler"])
         state = State.from_json(header["state"])
         if state.best_epoch == state.epoch:
@@ -85,9 +93,13 @@ def _publish(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | 
     os.replace(partial, path)
 
 
-def _prefixed(prefix: str, tensors: dict[str, Tensor | None]) -> dict[str, Tensor]:
-    """Tensors on the CPU, each named ``prefix`` and its name; what is None (a momentum not begun) is left out."""
-    return {prefix + name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if tensor is not None}
+def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors on the CPU, each under ``prefix`` and its name."""
+    return {prefix + name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _tensors(values: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -16,13 +16,15 @@ from batches.inference import Predictor
 from cuda_ext import library
 from models.layers import uses_kernels
 from models.layers.embedding import begin_with_prepared_vectors
+from models.objectives import make_objective
 from storage.errors import InputError
 from storage.files import write_text
 from storage.prepared import Prepared
 from training.average import Average
 from training.checkpoint import Checkpoint
-from training.optimiser import learning_rate, make_optimiser
+from training.optimisers import make_optimiser
 from training.progress import Progress
+from training.schedules import Schedule
 from training.settings import Job, Settings
 from training.state import State
 from training.step import Outcome, Step
@@ -39,12 +41,16 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
     if settings.strict_kernels:
         refuse_references(network, device)
     optimiser = make_optimiser(network, settings)
-    step = Step(network, optimiser, settings, device)
-    average = Average(network, settings.average_decay)
+    schedule = Schedule(settings.schedule, settings.learning_rate, settings.max_epochs)
+    objective = make_objective(settings.objective, prepared.description, prepared.labels[prepared.rows("train")])
+    step = Step(network, objective, optimiser, settings, device)
+    average = Average(network, settings.ema_decay)
     checkpoint = Checkpoint(job.run_directory, network, average, optimiser, step.scaler)
     state = checkpoint.resume()
     rows, ragged = prepared.rows("train"), reads_ragged(network, device)
-    batches = Batches(prepared, rows, device, settings.batch_size, job.seed, ragged=ragged)
+    batches = Batches(
+        prepared, rows, device, settings.batch_size, job.seed, ragged=ragged, augmentation=settings.augmentation
+    )
     predictor = Predictor(prepared, prepared.rows("validation"), device, ragged)
     progress.started(state.epoch, str(device))
 
@@ -55,12 +61,12 @@ def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress
         network.train()
         for number, batch in enumerate(batches.epoch(epoch)):
             done = (epoch - 1) * len(batches) + number
-            rate = learning_rate(done, len(batches), settings)
+            rate = schedule(done, len(batches))
             told.step(batch.rows, step(batch.inputs, batch.target, rate))
             average.update(done)
         told.read()
         average.take_buffers()
-        validation = validate(average.network, prepared, predictor)
+        validation = validate(average.network, objective, prepared, predictor)
         refuse_non_finite(validation.loss, f"validation loss after epoch {epoch}", settings.learning_rate)
         row = {
             "epoch": epoch,
@@ -129,4 +135,4 @@ def refuse_references(network: torch.nn.Module, device: torch.device) -> None:
 
 def refuse_non_finite(loss: float, where: str, rate: float) -> None:
     if not math.isfinite(loss):
-        raise InputError(f"{where} is {loss}: lower learning_rate ({rate:g}) or clip_norm, then run again")
+        raise InputError(f"{where} is {loss}: lower learning_rate ({rate:g}) or max_grad_norm, then run again")

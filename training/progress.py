@@ -2,7 +2,7 @@
 
 An event is one JSON object a line on stdout, flushed, for the program that started the run:
 
-    {"event": "started", "run_key", "variant", "seed", "epoch", "maximum_epochs", "device"}
+    {"event": "started", "run_key", "variant", "seed", "epoch", "max_epochs", "device"}
     {"event": "progress", "variant", "seed", "epoch", "step", "steps", "loss", "samples_per_second", "seconds_left"}
     {"event": "epoch", "variant", "seed", then the columns of history.csv, "samples_per_second", "seconds_left"}
     {"event": "finished", "run_key", "variant", "seed", "result": {...}}
@@ -38,8 +38,8 @@ class Progress:
     def started(self, epoch: int, device: str) -> None:
         """Training begins after whole epoch ``epoch`` (0, or where a killed run is taken up)."""
         self.began = self.told = time.perf_counter()
-        maximum = self.job.training.maximum_epochs
-        self._event("started", run_key=self.job.run_key, epoch=epoch, maximum_epochs=maximum, device=device)
+        maximum = self.job.training.max_epochs
+        self._event("started", run_key=self.job.run_key, epoch=epoch, max_epochs=maximum, device=device)
         if epoch:
             self._line(f"{self._name()}: resumed after epoch {epoch}")
 
@@ -51,7 +51,7 @@ class Progress:
         if now - self.told < INTERVAL or not (self.events or self.live):
             return
         self.told = now
-        pace = self._pace((self.job.training.maximum_epochs - epoch + 1) * steps - step)
+        pace = self._pace((self.job.training.max_epochs - epoch + 1) * steps - step)
         self._event("progress", epoch=epoch, step=step, steps=steps, loss=round(loss, 6), **pace)
         if self.live:
             line = f"{self._name()}  epoch {epoch}, step {step}/{steps}  loss {loss:.4f}  {_spoken(pace)}"
@@ -59,7 +59,7 @@ class Progress:
 
     def epoch(self, row: dict[str, float], steps: int) -> None:
         """An epoch has ended: its line of the history."""
-        pace = self._pace((self.job.training.maximum_epochs - int(row["epoch"])) * steps)
+        pace = self._pace((self.job.training.max_epochs - int(row["epoch"])) * steps)
         self._event("epoch", **row, **pace)
         self._line(
             f"{self._name()}  epoch {row['epoch']:>3}  loss {row['training_loss']:.4f}  "

@@ -1,4 +1,4 @@
-"""What a training run can be told, and what a job file must say."""
+"""Settings of training, and the job file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,35 +8,38 @@ from typing import Annotated, Any, Literal, Self
 from storage.checked import Between, Checked
 from storage.errors import InputError
 from storage.files import read_json
+from storage.settings import OneOf, Tagged, tagged
+from training.schedules import Schedule
 
 
 @dataclass(frozen=True)
 class Settings(Checked):
-    """Settings of training. Epochs are passes over the training split, batch_size counts rows.
+    """Settings of training. Epochs are passes over the training split; batch_size counts rows.
 
-    Stops when neither validation loss nor score has improved for ``patience`` epochs, or after maximum_epochs.
-    word_vector_rate is the learning rate of word vectors as a share of the others'; at 0 they stay as they began.
-    weight_decay applies to matrices alone; momentum to sgd alone. clip_norm 0 turns clipping off. amp ``auto`` is
-    bfloat16 where the GPU has it, else float16, and off on the CPU. deterministic asks for repeatable kernels.
-    cuda_graphs captures a step on a GPU once and replays it; a network that cannot be captured is called.
-    average_decay above 0 validates and keeps the moving average of the weights (training/average.py). adversarial above
-    0 adds the loss at word vectors perturbed by that norm a document (training/adversarial.py). strict_kernels refuses
-    to train on a GPU where the compiled kernels cannot run.
+    optimizer, schedule, objective: a member of training/optimisers, training/schedules and models/objectives, with its
+    own settings.
+    augmentation: members of batches/augmentations, applied in order to training images.
+    Training stops when neither validation loss nor score has improved for ``patience`` epochs, or after max_epochs.
+    max_grad_norm: the gradient's largest norm, beyond which it is scaled down; 0: none.
+    ema_decay: of the moving average of the weights, which is then validated and kept (training/average.py); 0: off.
+    adversarial_epsilon: norm per document of the perturbation of word vectors at which a second loss is added
+    (training/adversarial.py); 0: off.
+    amp: ``auto`` is bfloat16 where the GPU has it, else float16, and off on the CPU.
+    deterministic: run repeatable kernels alone. cuda_graphs: capture a step on a GPU once and replay it.
+    strict_kernels: refuse to train on a GPU where the compiled kernels cannot run.
     """
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Annotated[Tagged, OneOf("training.optimisers")] = tagged("adamw")
     learning_rate: Annotated[float, Between(1e-8, 100)] = 0.01
-    word_vector_rate: Annotated[float, Between(0, 1)] = 1.0
-    weight_decay: Annotated[float, Between(0, 10)] = 0.1
-    momentum: Annotated[float, Between(0, 0.9999)] = 0.9
+    schedule: Annotated[Tagged, OneOf("training.schedules")] = tagged("cosine")
+    objective: Annotated[Tagged, OneOf("models.objectives")] = tagged("classification")
+    augmentation: tuple[Annotated[Tagged, OneOf("batches.augmentations")], ...] = ()
     batch_size: Annotated[int, Between(1, 65536)] = 64
-    maximum_epochs: Annotated[int, Between(1, 100_000)] = 30
+    max_epochs: Annotated[int, Between(1, 100_000)] = 30
     patience: Annotated[int, Between(1, 100_000)] = 4
-    warmup_epochs: Annotated[float, Between(0, 1000)] = 1.0
-    clip_norm: Annotated[float, Between(0, 1e6)] = 1.0
-    label_smoothing: Annotated[float, Between(0, 0.99)] = 0.1
-    average_decay: Annotated[float, Between(0, 0.99999)] = 0.0
-    adversarial: Annotated[float, Between(0, 100)] = 0.0
+    max_grad_norm: Annotated[float, Between(0, 1e6)] = 1.0
+    ema_decay: Annotated[float, Between(0, 0.99999)] = 0.0
+    adversarial_epsilon: Annotated[float, Between(0, 100)] = 0.0
     amp: Literal["auto", "off", "bfloat16", "float16"] = "auto"
     threads: Annotated[int, Between(1, 1024)] = 1
     deterministic: bool = True
@@ -45,9 +48,10 @@ class Settings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.warmup_epochs >= self.maximum_epochs:
+        warmup = Schedule(self.schedule, self.learning_rate, self.max_epochs).warmup_epochs
+        if warmup >= self.max_epochs:
             raise InputError(
-                f"warmup_epochs is {self.warmup_epochs:g} and maximum_epochs {self.maximum_epochs}: warm up for fewer"
+                f"schedule.warmup_epochs is {warmup:g} and max_epochs {self.max_epochs}: warm up for fewer"
             )
 
 

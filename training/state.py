@@ -42,10 +42,10 @@ class State:
             self.best, self.best_epoch = validation, self.epoch
 
     def stopped(self, settings: Settings) -> str | None:
-        """Why the run is over (``patience`` or ``maximum_epochs``), or None while it is not."""
+        """Why the run is over (``patience`` or ``max_epochs``), or None while it is not."""
         if self.epoch - max(self.lowest_loss_epoch, self.highest_score_epoch) >= settings.patience:
             return "patience"
-        return "maximum_epochs" if self.epoch >= settings.maximum_epochs else None
+        return "max_epochs" if self.epoch >= settings.max_epochs else None
 
     def best_validation(self) -> dict[str, float]:
         return asdict(self.best)

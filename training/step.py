@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models import feeding
 from models.layers.embedding import word_embedding
+from models.objectives import Objective, scores
 from training.adversarial import Places, worst
 from training.device import mixed_precision
-from training.optimiser import set_rate
+from training.optimisers import set_learning_rate
 from training.settings import Settings
 
 
@@ -58,9 +58,15 @@ class Step:
     """Trains ``network`` by one batch a call."""
 
     def __init__(
-        self, network: nn.Module, optimiser: torch.optim.Optimizer, settings: Settings, device: torch.device
+        self,
+        network: nn.Module,
+        objective: Objective,
+        optimiser: torch.optim.Optimizer,
+        settings: Settings,
+        device: torch.device,
     ) -> None:
         self.network = network
+        self.objective = objective
         self.optimiser = optimiser
         self.settings = settings
         self.device = device
@@ -69,13 +75,13 @@ class Step:
         # A scaled step is passed over where its gradient overflows, which the CPU decides.
         self.graphed = device.type == "cuda" and settings.cuda_graphs and not self.scaler.is_enabled()
         self.parameters = list(network.parameters())
-        self.words = word_embedding(network, "adversarial", 0) if settings.adversarial else None
+        self.words = word_embedding(network, "adversarial_epsilon", 0) if settings.adversarial_epsilon else None
         self._captured: dict[tuple, Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphed else None
 
     def __call__(self, inputs: tuple[Tensor, ...], target: Tensor, rate: float) -> Outcome:
         """Train on one batch (``inputs`` as the network takes them) at learning rate ``rate``."""
-        set_rate(self.optimiser, rate)
+        set_learning_rate(self.optimiser, rate)
         outcome = self._replay(inputs, target) if self.graphed else None
         if outcome is None:
             self.optimiser.zero_grad()
@@ -86,31 +92,32 @@ class Step:
 
     def _gradients(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome:
         backward = self._backward if self.words is None else self._adversarial
-        logits, loss = backward(inputs, target)
+        found, loss = backward(inputs, target)
         self.scaler.unscale_(self.optimiser)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        if self.settings.clip_norm:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.clip_norm, norm)
-        return Outcome(loss.detach(), feeding.correct(logits, target).double().mean(), norm)
+        if self.settings.max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.max_grad_norm, norm)
+        return Outcome(loss.detach(), self.objective.correct(found, target).double().mean(), norm)
 
     def _backward(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and loss, whose gradient is added to what is there."""
+        """Return scores and loss, whose gradient is added to what is there."""
         with torch.autocast(self.device.type, self.half, enabled=self.half is not None, cache_enabled=not self.graphed):
-            logits = self.network(*inputs)
-        loss = feeding.loss(logits.float(), target, self.settings.label_smoothing)
+            outputs = self.network(*inputs)
+        outputs = tuple(map(Tensor.float, outputs)) if isinstance(outputs, tuple) else outputs.float()
+        loss = self.objective.loss(self.network, outputs, target, inputs)
         self.scaler.scale(loss).backward()
-        return logits, loss
+        return scores(outputs), loss
 
     def _adversarial(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and loss at the words as they are; the gradient is of it and of the loss at perturbed words."""
+        """Return scores and loss at the words as they are; the gradient is of it and of the loss at perturbed words."""
         tokens, word_counts, _ = inputs
         places = Places(self.words, tokens)
         vectors = places.vectors()
         vectors.retain_grad()
         with places.read_as(vectors):
             outcome = self._backward((places.numbers, *inputs[1:]), target)
-        perturbation = worst(vectors.grad, tokens, word_counts, self.settings.adversarial)
+        perturbation = worst(vectors.grad, tokens, word_counts, self.settings.adversarial_epsilon)
         with places.read_as(places.vectors() + perturbation):
             self._backward((places.numbers, *inputs[1:]), target)
         return outcome

@@ -8,13 +8,13 @@ from torch import nn
 
 from batches.collation import labels
 from batches.inference import Predictor
-from models import feeding
+from models.objectives import Objective
 from storage.prepared import Prepared
 
 
 @dataclass(frozen=True)
 class Validation:
-    """loss: mean, without label smoothing; accuracy: share of right labels; score: what is maximised, the
+    """loss: the objective's on held-out rows; accuracy: share of right labels; score: what is maximised, the
     accuracy of single labels or the macro AUROC of several."""
 
     loss: float
@@ -22,13 +22,13 @@ class Validation:
     accuracy: float
 
 
-def validate(network: nn.Module, prepared: Prepared, predictor: Predictor) -> Validation:
+def validate(network: nn.Module, objective: Objective, prepared: Prepared, predictor: Predictor) -> Validation:
     """Loss, score and accuracy on the rows of ``predictor``, those of the validation split."""
-    logits = predictor(network)
+    scores = predictor(network)
     target = labels(prepared, predictor.rows)
-    loss = float(feeding.loss(torch.from_numpy(logits), target))
-    accuracy = float(feeding.correct(torch.from_numpy(logits), target).double().mean())
-    score = macro_auroc(logits, target.numpy()) if prepared.task == "multi-label" else accuracy
+    loss = float(objective.held_out_loss(torch.from_numpy(scores), target))
+    accuracy = float(objective.correct(torch.from_numpy(scores), target).double().mean())
+    score = macro_auroc(scores, target.numpy()) if prepared.task == "multi-label" else accuracy
     return Validation(loss, score, accuracy)
 
 

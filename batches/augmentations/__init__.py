@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import kinds
 from storage.errors import InputError
 from storage.registry import Registry
 from storage.settings import Tagged
@@ -23,11 +24,11 @@ REGISTRY = Registry("batches.augmentations", "augmentation", ("Settings", "apply
 def build(augmentation: Sequence[Tagged], kind: str) -> Callable[[Tensor, torch.Generator], Tensor] | None:
     """Build what applies each of ``augmentation`` in order; None where there is none.
 
-    InputError where ``kind`` of data is not images, and for an unknown name or setting.
+    InputError where rows of ``kind`` of data are not images, and for an unknown name or setting.
     """
     if not augmentation:
         return None
-    if kind != "image":
+    if not kinds.kind(kind).augmented:
         names = ", ".join(one["name"] for one in augmentation)
         raise InputError(f"augmentation is for images, and this is {kind} data: remove {names} from augmentation")
     steps = [REGISTRY.resolve(one) for one in augmentation]

@@ -177,7 +177,7 @@ def test_a_person_reads_what_an_answer_rests_on(folder, monkeypatch, capsys):
         (["--data", "snipets", TEXT], b"", "did you mean 'snippets'?"),
         (["--data", "snippets", "--version", "9", TEXT], b"", "no version 9: choose from 1 (han), 2 (gru_flat)"),
         (["--data", "snippets", "--variant", "ham", TEXT], b"", "did you mean 'han'?"),
-        (["--data", "dots", TEXT], b"", "load_model('dots').predict(IMAGES)"),
+        (["--data", "dots", TEXT], b"", "load_model('dots').predict(ROWS)"),
         (["--data", "snippets", "--file", "no.txt"], b"", "'no.txt' cannot be read"),
         (["--data", "snippets", "--file", ""], b"", "'' cannot be read"),
         (["--data", "snippets", "--file", "."], b"", "cannot be read"),
@@ -205,7 +205,8 @@ assert sys.path == path and all(sys.modules[name] is ours[name] for name in ours
 rows = han.predict(["Draw a line.", "\\ud800"])
 print(list(rows), rows.words_read.tolist())
 print(list(han.predict(["Draw a line."], attention=False)), len(han.predict([])), list(flat.predict([])))
-print(type(han.pyfunc.unwrap_python_model().network).__module__, han.pyfunc.unwrap_python_model().reading.__file__)
+served = han.pyfunc.unwrap_python_model()
+print(type(served.network).__module__, served.reader.read.__code__.co_filename)
 for wrong in ([3], [None], "Draw a line."):
     try:
         han.predict(wrong)

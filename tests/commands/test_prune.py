@@ -87,7 +87,7 @@ def test_a_run_that_no_experiment_reaches_goes_and_the_reason_is_told(prepared):
     }  # fmt: skip
     assert found("run") == stale
     remove(find())
-    assert {path for path in Path("runs").iterdir()} == {kept, elsewhere}
+    assert set(Path("runs").iterdir()) == {kept, elsewhere}
 
 
 def test_a_run_in_training_is_left_alone_by_either_lock(prepared):

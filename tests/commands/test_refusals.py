@@ -39,8 +39,8 @@ def test_a_wrong_name_is_named_with_the_nearest_right_one(project, command, said
             "are cut.\n    length_quantile: {words: 1.5",
             "length_quantile: words is 1.5: it must lie above 0 and at most 1",
         ),
-        ("minimum_count: 5        #", "minimun_count: 5        #", "did you mean 'minimum_count'?"),
-        ("clip_norm: 1.0", "clip_nrom: 1.0", "did you mean 'clip_norm'?"),
+        ("min_count: 5        #", "min_cuont: 5        #", "did you mean 'min_count'?"),
+        ("max_grad_norm: 1.0", "max_grad_nrom: 1.0", "did you mean 'max_grad_norm'?"),
     ],
 )
 def test_a_wrong_parameter_is_refused_before_anything_starts(project, old, new, said):

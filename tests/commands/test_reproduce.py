@@ -19,7 +19,7 @@ from training.launcher import run_training
 
 experiment = load_experiment("tiny")
 job = make_job(experiment, "densenet-swish", 1, prepare("digits", experiment.preprocessing["digits"]))
-run_training({**job, "training": {**job["training"], "maximum_epochs": 2}}, lambda event: None)
+run_training({**job, "training": {**job["training"], "max_epochs": 2}}, lambda event: None)
 print(json.dumps(job))
 """
 

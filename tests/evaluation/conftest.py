@@ -122,7 +122,7 @@ def write_run(directory: Path, variant: str, model: str, data: str, seed: int, e
             "data": data,
             "seed": seed,
             "network": {},
-            "training": {"learning_rate": 0.003, "maximum_epochs": 30},
+            "training": {"learning_rate": 0.003, "max_epochs": 30},
         },
     )
     header = "epoch,learning_rate,training_loss,training_accuracy,validation_loss,validation_accuracy,validation_score,"

@@ -1,14 +1,16 @@
 """The baselines learn, choose C on validation, and are found again."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy.special import softmax
 from sklearn.datasets import load_digits
 from sklearn.svm import LinearSVC
 
+import kinds
 from evaluation import baselines
-from evaluation.baseline_names import BASELINE_TITLES, BASELINES
-from evaluation.baselines import GRIDS, evaluate_baseline
+from evaluation.baselines import evaluate_baseline
 from evaluation.metrics import row_losses
 from evaluation.nb_svm import NbSvm, bigram_features, one_against_the_rest
 from storage.errors import InputError
@@ -28,24 +30,27 @@ def texts_of(labels) -> list[str]:
     ]
 
 
+TEXT = [baseline.name for baseline in kinds.kind("text").baselines]
 EDGES = ((0, 90), (90, 130), (130, 200))
 LABELS = np.random.default_rng(1).integers(0, 3, 200)
 
 
-@pytest.mark.parametrize("name", BASELINES["text"])
+@pytest.mark.parametrize("name", TEXT)
 def test_text(name):
     texts = texts_of(LABELS)
     found = evaluate_baseline(name, split_of(texts, *EDGES), split_of(LABELS, *EDGES), "single-label", ["a", "b", "c"])
     assert found.metrics["test"]["accuracy"] > 0.9 and found.metrics["test"]["rows"] == 70
-    assert found.probabilities["test"].shape == (70, 3) and found.name == BASELINE_TITLES[name]
+    assert found.probabilities["test"].shape == (70, 3) and found.name == kinds.baselines()[name].title
     assert found.probabilities["test"].sum(axis=1) == pytest.approx(1, abs=1e-6)
-    assert list(found.grid) == [f"{strength:g}" for strength in GRIDS[name]] and found.chosen in GRIDS[name]
+    assert (
+        list(found.grid) == [f"{strength:g}" for strength in kinds.baselines()[name].grid]
+        and found.chosen in kinds.baselines()[name].grid
+    )
     assert found.grid[f"{found.chosen:g}"] == max(found.grid.values())
 
 
 def test_each_baseline_has_as_many_trials():
-    assert set(GRIDS) == set(BASELINE_TITLES) == {name for names in BASELINES.values() for name in names}
-    assert {len(set(grid)) for grid in GRIDS.values()} == {8}
+    assert {len(set(baseline.grid)) for baseline in kinds.baselines().values()} == {8}
 
 
 def test_nb_svm_is_the_one_of_the_paper():
@@ -55,7 +60,7 @@ def test_nb_svm_is_the_one_of_the_paper():
 
     def grams(text):
         words = text.split()
-        return {*words, *(f"{a} {b}" for a, b in zip(words, words[1:], strict=False))}
+        return {*words, *(f"{a} {b}" for a, b in itertools.pairwise(words))}
 
     vocabulary = sorted({gram for text, _ in documents for gram in grams(text)})
     f = np.array([[gram in grams(text) for gram in vocabulary] for text, _ in documents], float)
@@ -108,7 +113,7 @@ def test_images_reach_what_a_linear_model_can():
     assert found.metrics["validation"]["accuracy"] > 0.9 and found.temperature is None
 
 
-@pytest.mark.parametrize("name", BASELINES["text"])
+@pytest.mark.parametrize("name", TEXT)
 def test_several_labels_one_of_them_never_there(name):
     labels = np.stack([LABELS == 0, LABELS != 1, np.zeros(200)], axis=1).astype(np.uint8)
     found = evaluate_baseline(
@@ -121,7 +126,7 @@ def test_several_labels_one_of_them_never_there(name):
     assert found.metrics["test"]["macro_auroc"] > 0.9 and (found.probabilities["test"][:, 2] == 0).all()
 
 
-@pytest.mark.parametrize("name", BASELINES["text"])
+@pytest.mark.parametrize("name", TEXT)
 def test_a_class_without_training_rows_gets_probability_zero(name):
     labels = LABELS.copy()
     labels[:90][labels[:90] == 2] = 0

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from evaluation.__main__ import main
-from evaluation.run import evaluate_run, evaluation_key, find_evaluation, to_probabilities, trained_on
+from evaluation.run import evaluate_run, evaluation_key, find_evaluation, trained_on
+from models.objectives import DEFAULT, make_objective, to_probabilities
 from storage.errors import InputError
 from storage.files import read_json, write_json
 from storage.source import closure
@@ -199,5 +200,6 @@ def test_the_command_needs_what_a_machine_that_trains_has():
 
 def test_probabilities_do_not_overflow():
     logits = np.array([[1000, -1000], [0, 0]], np.float32)
-    assert to_probabilities(logits, "single-label") == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
-    assert to_probabilities(logits, "multi-label") == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))
+    for task in ("single-label", "multi-label"):
+        objective = make_objective(DEFAULT, {"task": task})
+        assert to_probabilities(objective, logits) == pytest.approx(np.array([[1, 0], [0.5, 0.5]]))

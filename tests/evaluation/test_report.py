@@ -24,7 +24,7 @@ from evaluation.report import evaluate_experiment, judge_experiment
 from evaluation.tables import differences
 from evaluation.terminal import terminal_table
 from storage.errors import InputError
-from storage.files import read_json, write_json
+from storage.files import read_json, sha256_file, write_json
 from storage.prepared import open_prepared
 
 SEEDS = range(6)
@@ -199,9 +199,13 @@ def test_a_second_read_of_the_test_split_is_marked_and_all_are_listed(tmp_path, 
 def test_documents_of_a_group_are_drawn_together(tmp_path, texts):
     experiment, records = texts
     alone = evaluate_experiment(experiment, records, {}, tmp_path / "alone")["verdicts"][0]
-    groups = {"corpus": np.arange(60) // 10}
-    together = evaluate_experiment(experiment, records, {}, tmp_path / "groups", groups=groups)["verdicts"][0]
-    assert "6 groups of 60 items" in together["over_seeds_and_items"]["method"]
+    prepared = records[0].prepared_directory
+    np.save(prepared / "groups.npy", np.arange(99) // 10)
+    description = read_json(prepared / "prepared.json")
+    listed = {"file": "groups.npy", "shape": [99], "dtype": "int64", "sha256": sha256_file(prepared / "groups.npy")}
+    write_json(prepared / "prepared.json", {**description, "arrays": {**description["arrays"], "groups": listed}})
+    together = evaluate_experiment(experiment, records, {}, tmp_path / "groups")["verdicts"][0]
+    assert "7 groups of 60 items" in together["over_seeds_and_items"]["method"]
     assert together["over_seeds"] == alone["over_seeds"]
 
 

@@ -17,8 +17,8 @@ def lengthen(project) -> None:
     """Enough epochs that a signal comes before the last."""
     project.edit(
         "experiments/tiny.yaml",
-        "densenet: {network: {depth: 10, growth_rate: 4}, training: {maximum_epochs: 3}}",
-        "densenet: {network: {depth: 10, growth_rate: 4}, training: {maximum_epochs: 40, patience: 40}}",
+        "densenet: {network: {depth: 10, growth_rate: 4}, training: {max_epochs: 3}}",
+        "densenet: {network: {depth: 10, growth_rate: 4}, training: {max_epochs: 40, patience: 40}}",
     )
 
 

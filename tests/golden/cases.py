@@ -12,17 +12,25 @@ EPOCHS = 2
 SEED = 3
 
 TRAINING = {
-    "optimizer": "adamw",
+    "optimizer": {"name": "adamw", "weight_decay": 0.1},
     "learning_rate": 0.01,
-    "weight_decay": 0.1,
+    "schedule": {"name": "cosine", "warmup_epochs": 0.5},
     "batch_size": BATCH_SIZE,
-    "maximum_epochs": EPOCHS,
+    "max_epochs": EPOCHS,
     "patience": EPOCHS,
-    "warmup_epochs": 0.5,
-    "clip_norm": 1.0,
-    "label_smoothing": 0.1,
+    "max_grad_norm": 1.0,
+    "objective": {"name": "classification", "label_smoothing": 0.1},
 }
-SGD = {"optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0005, "label_smoothing": 0.0}
+SGD = {
+    "optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 0.0005},
+    "learning_rate": 0.1,
+    "objective": {"name": "classification", "label_smoothing": 0.0},
+}
+SMOOTH = {"objective": {"name": "classification", "label_smoothing": 0.1}}
+NO_MOMENTUM = {
+    "optimizer": {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0005},
+    "schedule": {"name": "cosine", "warmup_epochs": 0.0},
+}
 READER = {"embedding": 8, "hidden": 4, "dropout": 0.5}
 AVERAGE = {"embedding": 8, "dropout": 0.5}
 SMALL_IMAGES = {"depth": 10, "growth_rate": 4}
@@ -53,11 +61,11 @@ CASES = {
     "han-no-dropout": Case("han", network=READER | {"dropout": 0.0}),
     "han-word-dropout": Case("han", network=READER | {"word_dropout": 0.2}),
     "han-word2vec": Case("han", network=READER | {"word_vectors": "word2vec"}),
-    "han-average": Case("han", network=READER, training={"average_decay": 0.9}),
-    "han-adversarial": Case("han", network=READER | {"word_dropout": 0.2}, training={"adversarial": 1.0}),
-    "han-word-vector-rate": Case("han", network=READER, training={"word_vector_rate": 0.05}),
-    "han-no-clipping": Case("han", network=READER, training={"clip_norm": 0}),
-    "han-sgd": Case("han", network=READER, training=SGD | {"clip_norm": 0.25}),
+    "han-average": Case("han", network=READER, training={"ema_decay": 0.9}),
+    "han-adversarial": Case("han", network=READER | {"word_dropout": 0.2}, training={"adversarial_epsilon": 1.0}),
+    "han-word-vector-rate": Case("han", network=READER | {"embedding_lr_scale": 0.05}),
+    "han-no-clipping": Case("han", network=READER, training={"max_grad_norm": 0}),
+    "han-sgd": Case("han", network=READER, training=SGD | {"max_grad_norm": 0.25}),
     "han-several-labels": Case("han", "several-labels", READER),
     "gru_flat-last": Case("gru_flat", network=READER | {"summary": "last"}),
     "gru_flat-mean": Case("gru_flat", network=READER | {"summary": "mean"}),
@@ -65,18 +73,18 @@ CASES = {
     "gru_flat-all": Case(
         "gru_flat",
         "several-labels",
-        READER | {"summary": "mean", "word_dropout": 0.1, "word_vectors": "word2vec"},
-        {"average_decay": 0.99, "adversarial": 0.5, "word_vector_rate": 0.1, "warmup_epochs": 1.0},
+        READER | {"summary": "mean", "word_dropout": 0.1, "word_vectors": "word2vec", "embedding_lr_scale": 0.1},
+        {"ema_decay": 0.99, "adversarial_epsilon": 0.5, "schedule": {"name": "cosine", "warmup_epochs": 1.0}},
     ),
     "word_average": Case("word_average", network=AVERAGE),
     "word_average-word-dropout": Case("word_average", network=AVERAGE | {"word_dropout": 0.3}),
     "word_average-several-labels": Case("word_average", "several-labels", AVERAGE),
-    "word_average-sgd": Case("word_average", network=AVERAGE, training=SGD | {"momentum": 0.0, "warmup_epochs": 0}),
+    "word_average-sgd": Case("word_average", network=AVERAGE, training=SGD | NO_MOMENTUM),
     "densenet-relu": Case("densenet", "images", SMALL_IMAGES | {"activation": "relu"}, SGD),
     "densenet-swish": Case("densenet", "images", SMALL_IMAGES | {"activation": "swish"}, SGD),
     "densenet-swish-beta": Case("densenet", "images", SMALL_IMAGES | {"activation": "swish-beta"}, SGD),
-    "densenet-dropout": Case("densenet", "images", SMALL_IMAGES | {"dropout": 0.2}, SGD | {"label_smoothing": 0.1}),
-    "densenet-adamw": Case("densenet", "images", SMALL_IMAGES, {"average_decay": 0.9}),
+    "densenet-dropout": Case("densenet", "images", SMALL_IMAGES | {"dropout": 0.2}, SGD | SMOOTH),
+    "densenet-adamw": Case("densenet", "images", SMALL_IMAGES, {"ema_decay": 0.9}),
     "densenet_imagenet-relu": Case("densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": "relu"}, SLOW),
     "densenet_imagenet-swish-beta": Case(
         "densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": "swish-beta"}, SLOW

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from torch.nn import functional
 
 import models
 from batches import collation, inference
 from cuda_ext import library
-from models import feeding
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 NETWORKS = [
@@ -37,7 +37,7 @@ def loss_and_gradients(network, prepared, rows, device, ragged, half=None):
     target = collation.labels(prepared, rows, device)
     with torch.autocast(torch.device(device).type, half, enabled=half is not None):
         logits = network(*collation.inputs(prepared, rows, device, ragged))
-    loss = feeding.loss(logits.to(next(network.parameters()).dtype), target)
+    loss = functional.cross_entropy(logits.to(next(network.parameters()).dtype), target)
     loss.backward()
     # Copies: moving the network to the GPU takes its gradients along.
     return [loss.detach().cpu().double(), *(p.grad.cpu().double().clone() for p in network.parameters())]

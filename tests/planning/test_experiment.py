@@ -1,12 +1,11 @@
 """Hyper-parameters: merged, resolved, and refused with the nearest right name."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import yaml
 
-from evaluation.baselines import GRIDS
+import kinds
 from evaluation.statistics import least_seeds
 from planning.experiment import load_experiment, merged, networks
 from planning.jobs import check, resolved_network, resolved_training
@@ -15,7 +14,7 @@ from training.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = {
-    "preprocessing": {"digits": {"rows_per_class": None}, "docstrings": {"minimum_count": 5}},
+    "preprocessing": {"digits": {"rows_per_class": None}, "docstrings": {"min_count": 5}},
     "training": {"learning_rate": 0.003, "batch_size": 32},
     "models": {"densenet": {"network": {"depth": 16}, "training": {"batch_size": 64}}},
 }
@@ -59,7 +58,8 @@ def test_a_variant_takes_the_nearest_value_of_each_setting(tmp_path):
 def test_params_yaml_has_every_setting_of_training():
     """With the value that it has where nobody says another: a user finds it there, and what it is."""
     given = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))["training"]
-    assert given == asdict(Settings())
+    assert set(given) == set(Settings.__dataclass_fields__)
+    assert Settings.read(given, "params.yaml") == Settings()
 
 
 @pytest.mark.parametrize("content", ["title: 2020-13-45", "seeds: [0x_]", "[" * 100_000])
@@ -292,7 +292,8 @@ def test_enough_seeds_and_equal_budgets_on_the_real_corpora(name):
     assert not set(experiment.seeds) & set(tuning.seeds) and tuning.evaluate_on == "validation"
     assert set(tuning.trials) == set(experiment.variants)
     # As many trials for each network as for a baseline; each variant is in a pair, and is of its own settings.
-    assert {len(trials) for trials in tuning.trials.values()} == {len(grid) for grid in GRIDS.values()}
+    grids = {len(baseline.grid) for baseline in kinds.baselines().values()}
+    assert {len(trials) for trials in tuning.trials.values()} == grids
     assert {side for pair in experiment.pairs for side in networks(pair)} == set(experiment.variants)
     settings = [(one.model, resolved_network(experiment, key)) for key, one in experiment.variants.items()]
     assert all(one not in settings[:number] for number, one in enumerate(settings))
@@ -304,5 +305,9 @@ def test_enough_seeds_and_equal_budgets_on_the_real_corpora(name):
         sides = [experiment.variants[side] for side in networks(pair)]
         if len({one.model for one in sides}) == 1 and len(sides) == 2:
             first, second = (resolved_network(experiment, one.name) for one in sides)
-            changed = {key for key in first if first[key] != second[key]} - {"dropout", "word_dropout"}
+            changed = {key for key in first if first[key] != second[key]} - {
+                "dropout",
+                "word_dropout",
+                "embedding_lr_scale",
+            }
             assert len(changed) == 1, pair["name"]

@@ -78,7 +78,7 @@ def test_runs_of_another_machine_come_back_without_their_weights(project):
     variants = {name: tiny["variants"][name] for name in ("han", "gru-flat")}
     pairs = [{**tiny["pairs"][0], "name": name, "worse": name} for name in ("gru-flat", "nb-svm")]
     away = {**tiny, "variants": variants, "pairs": pairs, "seeds": [0]}
-    away["parameters"]["training"]["maximum_epochs"] = 2
+    away["parameters"]["training"]["max_epochs"] = 2
     (root / "experiments/away.yaml").write_text(yaml.safe_dump(away))
     here = this_machine()
     write(root / "machine.json", {**here, "torch": "2.11.0+elsewhere"})

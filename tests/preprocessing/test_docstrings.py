@@ -9,7 +9,7 @@ import blingfire
 import pytest
 
 from preprocessing.manifest import Manifest
-from preprocessing.raw import normalised_text
+from preprocessing.raw_text import normalised_text
 from preprocessing.sources import docstrings
 from preprocessing.sources.descriptions import count_sentences, describe
 from preprocessing.sources.docstrings import MASKED

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocessing.ingest import EMBEDDED, available_sources, data_card, ingest
-from preprocessing.manifest import Document, Manifest, open_data_set
-from preprocessing.raw import About, TextRows
-from preprocessing.sources import digits, docstrings
+from preprocessing.ingest import data_card, ingest
+from preprocessing.manifest import Manifest, open_data_set
+from preprocessing.raw import About
+from preprocessing.raw_text import Document, TextRows
+from preprocessing.sources import SOURCES, digits, docstrings, embedded
 from storage.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -153,7 +154,7 @@ def test_a_changed_pin_is_a_new_version_that_must_be_accepted(folder, corpus_of)
     new = folder.ingest("docstrings", accept_new_version=True, progress=said.append)
     assert new.version != old.version and new.packages["pandas"] == "1.1" and new.rows == 5
     assert "1 documents added" in said[-1]
-    assert len(open_data_set("docstrings", folder.data, folder.manifest).frame()) == 5
+    assert len(open_data_set("docstrings", folder.data, folder.manifest).labels) == 5
 
 
 def test_without_the_old_data_the_refusal_tells_versions_and_counts(folder, corpus_of):
@@ -174,9 +175,14 @@ def test_a_changed_pin_with_the_same_content_is_the_same_version(folder, corpus_
 
 
 def test_an_unknown_data_set_is_told_the_nearest(folder):
-    with pytest.raises(InputError, match="'docstring' in the data sets: did you mean 'docstrings'"):
+    with pytest.raises(InputError, match="'docstring': did you mean 'docstrings'"):
         folder.ingest("docstring")
-    assert set(EMBEDDED) < set(available_sources()) and not folder.data.exists()
+    assert not folder.data.exists()
+
+
+def test_sources_are_found_by_being_there():
+    assert embedded() == ["digits", "docstrings"]
+    assert set(SOURCES.available()) - set(embedded()) == {"cifar10", "imdb", "mnist", "movie_reviews", "newsgroups20"}
 
 
 def test_the_card_has_what_a_reader_must_know(folder):

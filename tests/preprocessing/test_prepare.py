@@ -1,5 +1,8 @@
+import functools
 import hashlib
+import importlib.metadata
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,19 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocessing import documents, images
+from preprocessing import documents
+from preprocessing import prepare as prepare_module
 from preprocessing.manifest import DataSetEntry, FileEntry, record
 from preprocessing.prepare import prepare, prepared_key, summary
-from preprocessing.settings import ImageSettings, TextSettings, WordVectors
 from preprocessing.text import encode, segment
 from preprocessing.vocabulary import word_index
 from storage.errors import InputError
 from storage.files import read_json, sha256_file
 from storage.prepared import SPLITS, open_prepared
-from storage.source import closure, module_file
+from storage.source import numeric_digest
 
+ROOT = Path(__file__).parents[2]
 CLASSES = ("cats", "dogs", "birds")
-WHOLE = {"length_quantile": {"words": 1, "sentences": 1}, "minimum_count": 1}
+WHOLE = {"length_quantile": {"words": 1, "sentences": 1}, "min_count": 1}
 
 
 @pytest.fixture
@@ -125,7 +129,7 @@ def test_a_hand_made_corpus_whole(place):
 
 def test_each_level_is_cut_at_its_own_quantile_of_the_training_split(place):
     write_corpus(HAND_MADE)
-    settings = {"length_quantile": {"words": 0.5, "sentences": 0.6}, "minimum_count": 3}
+    settings = {"length_quantile": {"words": 0.5, "sentences": 0.6}, "min_count": 3}
     prepared = open_prepared(prepare("corpus", settings))
     # Words a sentence in the training split: 2 2 3 3 4 4; sentences a document: 1 2 3.
     assert prepared.description["lengths"] == {
@@ -285,12 +289,12 @@ def test_a_prepared_array_that_was_altered_is_found(place):
 
 
 @pytest.mark.parametrize("change", [lambda tokens: tokens[:-1], lambda tokens: tokens.reshape(31, 1)])
-def test_words_that_are_not_as_many_as_their_counts_are_found(place, change):
+def test_an_array_of_another_shape_than_was_written_is_found(place, change):
     write_corpus(HAND_MADE)
     directory = prepare("corpus", WHOLE)
     tokens = np.load(directory / "tokens.npy")
     np.save(directory / "tokens.npy", change(tokens))
-    with pytest.raises(InputError, match=r"tokens are \[3.*\], and word_counts count 31 words: remove") as caught:
+    with pytest.raises(InputError, match=r"tokens.npy is int32 \[3.*\], .* says int32 \[31\]: remove") as caught:
         open_prepared(directory, verify=False)
     assert "\n" not in str(caught.value)
 
@@ -298,9 +302,9 @@ def test_words_that_are_not_as_many_as_their_counts_are_found(place, change):
 def test_the_key_follows_settings_data_and_source(place):
     write_corpus(HAND_MADE)
     key = prepared_key("corpus", {})
-    assert prepared_key("corpus", None) == prepared_key("corpus", {"minimum_count": 5}) == key
+    assert prepared_key("corpus", None) == prepared_key("corpus", {"min_count": 5}) == key
     assert prepared_key("corpus", {"length_quantile": {"words": 0.95}}) == key
-    assert prepared_key("corpus", {"minimum_count": 4}) != key
+    assert prepared_key("corpus", {"min_count": 4}) != key
     assert prepared_key("corpus", {"length_quantile": {"words": 0.9}}) != key
     write_corpus(HAND_MADE, name="other")
     assert prepared_key("corpus", {}) == key  # a data set beside it changes nothing
@@ -322,19 +326,75 @@ def test_word_vectors_are_of_the_training_split_alone(place):
     assert open_prepared(prepare("corpus", settings)).arrays["word_vectors"].tobytes() == vectors.tobytes()
 
 
-def test_the_key_names_every_source_file_that_makes_arrays():
-    """All that a maker of arrays imports is named, but for reading raw data, settings, and the floor below."""
-    told_by_other_parts_of_the_key = {
-        path for name in ("preprocessing.manifest", "preprocessing.settings") for path in closure([name])
-    }
-    sources = {
-        "documents": documents.made_by(TextSettings(word_vectors=WordVectors()))[0],
-        "images": images.made_by(ImageSettings())[0],
-    }
-    for kind, names in sources.items():
-        needed = set(closure([f"preprocessing.{kind}"])) - told_by_other_parts_of_the_key
-        named = {module_file(f"preprocessing.{source}") for source in names}
-        assert {path for path in needed if path.match("preprocessing/[a-z]*.py")} == named
+@pytest.fixture
+def copied_source(tmp_path, monkeypatch):
+    """A copy of the source that keys are made of; a function that edits one of its files."""
+    root = tmp_path / "source"
+    for name in ("preprocessing", "kinds", "storage"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(prepare_module, "numeric_digest", functools.partial(numeric_digest, root=root))
+
+    def edit(name, old, new):
+        path = root / name
+        text = path.read_text()
+        assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {name}"
+        path.write_text(text.replace(old, new))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        # Truncation, text as numbers, labels, the reading of a line, the choice of rows, the order of words.
+        ("preprocessing/blocks.py", "np.minimum(lengths, kept_words), 0)", "np.minimum(lengths, kept_words), 1)"),
+        ("preprocessing/text.py", "LONGEST_PIECE = 1_000_000", "LONGEST_PIECE = 1_000_001"),
+        ("preprocessing/manifest.py", "encoded[number, list(row)] = 1", "encoded[number, list(row)] = 2"),
+        ("preprocessing/raw_text.py", 'tuple(row["labels"])', 'tuple(reversed(row["labels"]))'),
+        ("preprocessing/rows.py", "return sorted(kept)", "return kept"),
+        ("preprocessing/vocabulary.py", "(-counts[word], word)", "(counts[word], word)"),
+        ("preprocessing/word_vectors.py", "SEED = 0", "SEED = 1"),
+        ("preprocessing/prepare.py", "groups[rows]", "groups[rows] + 1"),
+    ],
+)  # fmt: skip
+def test_the_key_changes_with_what_makes_the_arrays(place, copied_source, name, old, new):
+    write_corpus(HAND_MADE)
+    key = prepared_key("corpus", {})
+    copied_source(name, old, new)
+    assert prepared_key("corpus", {}) != key
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("preprocessing/blocks.py", "Written rather than mapped", "Written, not mapped"),
+        ("preprocessing/text.py", "# Bling Fire is given", "# Bling Fire gets"),
+        ("preprocessing/manifest.py", "restore it from git", "restore that from git"),
+        ("preprocessing/workers.py", "SECONDS_TO_CONNECT = 10", "SECONDS_TO_CONNECT = 20"),
+        ("preprocessing/sources/imdb.py", "REVIEWS = 50_000", "REVIEWS = 50_001"),
+    ],
+)
+def test_the_key_does_not_change_with_words_and_places(place, copied_source, name, old, new):
+    write_corpus(HAND_MADE)
+    key = prepared_key("corpus", {})
+    copied_source(name, old, new)
+    assert prepared_key("corpus", {}) == key
+
+
+def test_the_key_names_the_versions_of_the_libraries_that_make_arrays(place, monkeypatch):
+    write_corpus(HAND_MADE)
+    version = importlib.metadata.version
+    keys = set()
+    for library in ("none", "numpy", "blingfire", "pyarrow", "gensim"):
+
+        def changed(name, library=library):
+            return "0" if name == library else version(name)
+
+        monkeypatch.setattr(prepare_module.importlib.metadata, "version", changed)
+        keys.add(prepared_key("corpus", {}))
+        if library == "gensim":
+            assert prepared_key("corpus", {"word_vectors": {}}) not in keys
+    assert len(keys) == 4, "gensim finds no word vectors where there are none"
 
 
 @pytest.mark.parametrize(
@@ -344,9 +404,9 @@ def test_the_key_names_every_source_file_that_makes_arrays():
         ({"length_quantile": {"sentences": 0}}, "corpus.length_quantile: sentences is 0: it must lie above 0"),
         ({"length_quantile": {"word": 0.9}}, "'word' in preprocessing.corpus.length_quantile: did you mean 'words'"),
         ({"length_quantile": 0.9}, "preprocessing.corpus.length_quantile: 0.9 is not a mapping"),
-        ({"minimun_count": 5}, "'minimun_count' in preprocessing.corpus: did you mean 'minimum_count'"),
-        ({"minimum_count": 0}, "preprocessing.corpus: minimum_count is 0: it must be 1 or more"),
-        ({"minimum_count": None}, "preprocessing.corpus: minimum_count is None: it must be a whole number"),
+        ({"min_cuont": 5}, "'min_cuont' in preprocessing.corpus: did you mean 'min_count'"),
+        ({"min_count": 0}, "preprocessing.corpus: min_count is 0: it must be 1 or more"),
+        ({"min_count": None}, "preprocessing.corpus: min_count is None: it must be a whole number"),
         ({"rows_per_class": 2.5}, "preprocessing.corpus: rows_per_class is 2.5: it must be a whole number or null"),
         ({"word_vectors": {"size": 0}}, "preprocessing.corpus.word_vectors: size is 0: it must lie between 1 and 4096"),
         ({"word_vectors": 200}, "preprocessing.corpus.word_vectors: 200 is not a mapping: give size, window, epochs"),
@@ -397,7 +457,7 @@ def test_an_unknown_data_set_is_refused_with_the_nearest(place):
 def test_a_document_of_a_million_words_is_cut(place):
     long = ("train", [0], "a word " * 500_000)
     write_corpus([long, *HAND_MADE * 20])
-    prepared = open_prepared(prepare("corpus", {"minimum_count": 1}))
+    prepared = open_prepared(prepare("corpus", {"min_count": 1}))
     assert prepared.description["lengths"]["words"]["longest"] > 100_000
     assert prepared.arrays["word_counts"].shape == (121, 3) and prepared.arrays["word_counts"].max() == 4
     cut = prepared.description["cut"]["train"]

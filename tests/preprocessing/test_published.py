@@ -171,7 +171,7 @@ def test_cifar10_reads_planes_as_channels(tmp_path, monkeypatch):
 def test_movie_reviews_are_split_by_the_authors_folds(tmp_path, monkeypatch):
     monkeypatch.setattr(movie_reviews, "REVIEWS", 20)
     names = [f"txt_sentoken/{label}/cv{fold}00_{fold}.txt" for label in ("neg", "pos") for fold in range(10)]
-    members = {name: b'one sentence . \n\n and " two " . \n' for name in names}
+    members = dict.fromkeys(names, b'one sentence . \n\n and " two " . \n')
     path = pack(tmp_path / "x.tar.gz", {"poldata.README.2.0": b"", **members})
     documents = movie_reviews.rows([path]).documents
     assert {document.text for document in documents} == {'one sentence .\n\nand " two " .'}
@@ -205,9 +205,9 @@ def test_the_published_archives_have_the_recorded_content(tmp_path, mirror, name
         assert len(opened.images) == sum(published)
         assert sum(rows.values()) == published[1] and (name == "mnist" or set(rows.values()) == {1000})
     else:
-        frame = opened.frame()
-        assert len(frame) == entry.rows and frame["text"].str.strip().all()
-        assert not frame["text"].str.contains("<br />", regex=False).any()
+        texts = [document.text for document in opened.documents()]
+        assert len(texts) == entry.rows and all(map(str.strip, texts))
+        assert not any("<br />" in text for text in texts)
 
 
 @pytest.mark.mirror

@@ -2,16 +2,19 @@
 
 import numpy as np
 
-from preprocessing.reading import read
+from preprocessing.reading import TextReader
 from preprocessing.text import encode
+from storage.files import write_json
 
 INDEX = {"<pad>": 0, "<unk>": 1, "read": 2, "a": 3, "file": 4, ".": 5}
+DESCRIPTION = {"lengths": {"sentences": {"kept": 2}, "words": {"kept": 4}}}
 KEPT = (2, 4)
 
 
-def test_documents_are_read_as_preparing_reads_them():
+def test_documents_are_read_as_preparing_reads_them(tmp_path):
+    write_json(tmp_path / "vocabulary.json", list(INDEX))
     texts = ["Read a file. Close it.", "", "Read a very long file.", "Read.\n\nA.\n\nFile.", "你好 \ud800"]
-    reading = read(texts, INDEX, *KEPT)
+    reading = TextReader(tmp_path, DESCRIPTION).read(texts)
     tokens, counts = zip(*(encode(text, INDEX, *KEPT) for text in texts), strict=True)
     np.testing.assert_array_equal(reading.arrays["tokens"], np.concatenate(tokens))
     np.testing.assert_array_equal(reading.arrays["word_counts"], np.stack(counts))
@@ -19,6 +22,6 @@ def test_documents_are_read_as_preparing_reads_them():
     assert reading.words[0] == [["read", "a", "file", "."], ["close", "it", "."]]
     assert reading.words[1] == []
     # A document without words is one unknown word to the network, and none to its reader.
-    assert reading.words_read.tolist() == [7, 0, 4, 4, 3]
-    assert reading.words_unknown.tolist() == [2, 0, 2, 0, 3]
-    assert reading.cut.tolist() == [False, False, True, True, False]
+    assert reading.columns["words_read"].tolist() == [7, 0, 4, 4, 3]
+    assert reading.columns["words_unknown"].tolist() == [2, 0, 2, 0, 3]
+    assert reading.columns["cut"].tolist() == [False, False, True, True, False]

@@ -7,9 +7,9 @@ from preprocessing.vocabulary import build_vocabulary, count_words, word_index
 def test_rare_words_are_left_out_and_the_rest_stand_by_count_then_word():
     counts = count_words([["b", "a", "c"], ["b", "a", "c", "c", "d"]])
     assert counts == {"a": 2, "b": 2, "c": 3, "d": 1}
-    assert build_vocabulary(counts, minimum_count=2) == ["<pad>", "<unk>", "c", "a", "b"]
-    assert build_vocabulary(counts, minimum_count=3) == ["<pad>", "<unk>", "c"]
-    assert build_vocabulary(counts, minimum_count=9) == ["<pad>", "<unk>"]
+    assert build_vocabulary(counts, min_count=2) == ["<pad>", "<unk>", "c", "a", "b"]
+    assert build_vocabulary(counts, min_count=3) == ["<pad>", "<unk>", "c"]
+    assert build_vocabulary(counts, min_count=9) == ["<pad>", "<unk>"]
 
 
 def test_the_index_numbers_the_vocabulary_from_padding_and_unknown_on():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from preprocessing.settings import WordVectors
+from kinds.text import WordVectors
 from preprocessing.word_vectors import train_word_vectors
 
 SMALL = WordVectors(size=16, window=3, epochs=8)

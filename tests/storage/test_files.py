@@ -1,9 +1,17 @@
 """Files that are not what they should be are told in one line."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
+from storage import files
 from storage.errors import InputError
-from storage.files import read_json, read_object, write_json
+from storage.files import published_directory, read_json, read_object, write_json, write_text
 from storage.prepared import DESCRIPTION, open_prepared
 
 
@@ -28,3 +36,70 @@ def test_an_object_without_what_is_asked_of_it_is_told(tmp_path, value):
         open_prepared(tmp_path)
     with pytest.raises(InputError, match="prepared.json has no 'arrays': restore it"):
         read_object(tmp_path / DESCRIPTION, "arrays")
+
+
+def publish(destination: Path, content: str, replace: bool = True) -> None:
+    with published_directory(destination, replace=replace) as working:
+        (working / "inner").mkdir()
+        (working / "inner" / "file").write_text(content)
+
+
+@pytest.mark.parametrize("kernel", ["exchanges", "does not"])
+def test_a_replaced_folder_has_the_new_content_alone(tmp_path, monkeypatch, kernel):
+    if kernel == "does not":
+        monkeypatch.setattr(files.ctypes, "CDLL", lambda *_, **__: object())
+    destination = tmp_path / "data"
+    publish(destination, "old")
+    publish(destination, "ignored", replace=False)
+    assert (destination / "inner" / "file").read_text() == "old"
+    renamed, replace = [], os.replace
+    monkeypatch.setattr(files.os, "replace", lambda old, new: (renamed.append(Path(old)), replace(old, new)))
+    publish(destination, "new")
+    assert (destination in renamed) == (kernel == "does not"), "no moment without the folder where the kernel can"
+    assert (destination / "inner" / "file").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_kill_while_a_folder_is_replaced_never_leaves_it_absent(tmp_path):
+    """A process replaces a folder over and over and is killed; another sees the folder at every moment."""
+    destination = tmp_path / "data"
+    publish(destination, "0")
+    code = (
+        "import sys, itertools; from pathlib import Path; from tests.storage.test_files import publish\n"
+        "for n in itertools.count(): publish(Path(sys.argv[1]), str(n)); print(n, flush=True)"
+    )
+    command = [sys.executable, "-c", code, str(destination)]
+    for _ in range(3):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
+            process.stdout.readline()
+            end, absent = time.monotonic() + 0.3, 0
+            while time.monotonic() < end:
+                absent += not (destination / "inner" / "file").exists() and not destination.exists()
+            process.send_signal(signal.SIGKILL)
+        assert absent == 0
+        assert (destination / "inner" / "file").read_text().isdecimal()
+
+
+def test_content_is_flushed_before_it_takes_its_name(tmp_path, monkeypatch):
+    """The order of system calls is what a power cut tests: file, then rename, then folder."""
+    calls = []
+    fsync, replace = os.fsync, os.replace
+
+    def record_fsync(descriptor):
+        calls.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    def record_replace(old, new):
+        calls.append(("rename", Path(new).name))
+        replace(old, new)
+
+    monkeypatch.setattr(files.os, "fsync", record_fsync)
+    monkeypatch.setattr(files.os, "replace", record_replace)
+    write_text(tmp_path / "result.json", "{}")
+    assert [kind for kind, _ in calls] == ["fsync", "rename", "fsync"]
+    assert calls[1] == ("rename", "result.json") and calls[2] == ("fsync", tmp_path.name)
+    calls.clear()
+    publish(tmp_path / "data", "content")
+    position = calls.index(("rename", "data"))
+    assert {("fsync", "file"), ("fsync", "inner")} <= set(calls[:position])
+    assert calls[position + 1 :] == [("fsync", tmp_path.name)]

@@ -93,7 +93,12 @@ def trained(directory: Path, prepared: Path, model: str, seed: int) -> Path:
         "model": model,
         "seed": seed,
         "network": {"embedding": 8, "hidden": 4, "dropout": 0.0},
-        "training": {"maximum_epochs": 3, "warmup_epochs": 0, "batch_size": 8, "learning_rate": 0.03},
+        "training": {
+            "max_epochs": 3,
+            "schedule": {"name": "cosine", "warmup_epochs": 0},
+            "batch_size": 8,
+            "learning_rate": 0.03,
+        },
         "prepared": str(prepared),
         "run_directory": str(directory),
     }

@@ -12,7 +12,7 @@ import torch
 import models
 from batches import collation
 from batches.subsets import select_rows
-from evaluation.run import to_probabilities
+from models.objectives import to_probabilities
 from storage.errors import command
 from studies import deletion, trained
 from studies.deletion import ATTENDED, DEBUG, GRADIENT, RANDOM, highest
@@ -85,7 +85,7 @@ def test_a_document_is_read_without_the_word_as_if_it_had_not_been_written(runs,
         torch.from_numpy(np.array(one.arrays["sentence_counts"])),
     )
     with torch.no_grad():
-        after = to_probabilities(reader.network(*given).numpy(), "single-label")[0, reader.predicted[0]]
+        after = to_probabilities(reader.network.objective, reader.network(*given).numpy())[0, reader.predicted[0]]
     found = reader.without_words([scores], 1)
     assert found.fall[0] == pytest.approx(reader.before[0] - after, abs=1e-6)
     assert found.removed == pytest.approx(1 / len(tokens))

@@ -71,7 +71,7 @@ def test_what_is_committed_is_what_the_code_says_with_its_verdicts():
     assert set(table["n"]) == {said["plan"]["seeds"]}
     far = table[(table["norm"] == "spectral") & (table["distance"] == said["plan"]["distance"])]
     far = far.set_index(["panel", "curve"])["median"]
-    # The order that docs/gru.md tells.
+    # The order that docs/results/gru.md tells.
     linear = [far["linear", f"{radius:g}"] for radius in gradients.RADII]
     assert linear == sorted(linear) and linear[1] < 1 < linear[3]
     assert far["cells", "rnn"] < far["cells", "gru"] < far["update gate", "bias + 4"] < far["update gate", "z = 1"] == 1

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import yaml
 
-from preprocessing.manifest import Document
-from preprocessing.raw import About, TextRows, add_data_set
+from preprocessing.raw import About, add_data_set
+from preprocessing.raw_text import Document, TextRows
 
 TOPICS = {"fruit": "apple pear plum", "metal": "iron zinc lead", "weather": "rain snow fog"}
 FILLER = [
@@ -49,13 +49,13 @@ def test_several_labels_from_rows_to_a_verdict(project):
     about = About(classes=tuple(TOPICS), source="made by a test", licence="none", task="multi-label")
     add_data_set("topics", TextRows(about, documents(400)), root / "data", root / "data.manifest.json")
     parameters = yaml.safe_load((root / "params.yaml").read_text())
-    parameters["preprocessing"]["topics"] = {"minimum_count": 2}
+    parameters["preprocessing"]["topics"] = {"min_count": 2}
     (root / "params.yaml").write_text(yaml.safe_dump(parameters))
     experiment = {
         "title": "Topics",
         "variants": {name: {"model": name, "data": "topics"} for name in ("han", "gru_flat")},
         "seeds": [0, 1],
-        "parameters": {"training": {"maximum_epochs": 6, "learning_rate": 0.02}},
+        "parameters": {"training": {"max_epochs": 6, "learning_rate": 0.02}},
         "pairs": [
             {"name": "p", "claim": "c", "source": "s", "better": "han", "worse": "gru_flat", "metric": "macro_auroc"},
         ],

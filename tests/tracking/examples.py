@@ -39,7 +39,7 @@ def prepared_text(root: Path, task: str = "single-label") -> Path:
     about = {
         "kind": "text",
         "vocabulary_size": len(vocabulary),
-        "settings": {"minimum_count": 1},
+        "settings": {"min_count": 1},
         "lengths": {level: {"kept": kept} for level, kept in zip(("sentences", "words"), KEPT, strict=True)},
     }
     folder = _write(root, f"snippets-{task}", task, ["read", "draw"], arrays, about)

@@ -88,7 +88,7 @@ def test_a_run_carries_what_it_was(folder):
     assert run.info.status == "FINISHED"
     assert run.data.params["network.hidden"] == "4"
     assert run.data.params["training.learning_rate"] == "0.01"
-    assert run.data.params["preprocessing.minimum_count"] == "1"
+    assert run.data.params["preprocessing.min_count"] == "1"
     assert run.data.params["seed"] == "3"
     assert run.data.tags["git.commit"] == "0123abc"
     assert run.data.tags["git.dirty"] == "true"

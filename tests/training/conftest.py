@@ -88,7 +88,7 @@ def write_job(tmp_path) -> Callable[..., Path]:
 
     def write(prepared: Path, key: str = "key", model: str = "han", **entries) -> Path:
         small = SMALL.get(model, {"embedding": 8, "hidden": 4})
-        training = {"maximum_epochs": 4, "batch_size": 8, "learning_rate": 0.01} | entries.pop("training", {})
+        training = {"max_epochs": 4, "batch_size": 8, "learning_rate": 0.01} | entries.pop("training", {})
         job = {
             "run_key": key,
             "variant": model,

@@ -8,10 +8,11 @@ from torch.nn import functional
 import models
 from batches import collation
 from models.layers.embedding import word_embedding
+from models.objectives import make_objective
 from storage.errors import InputError
 from storage.prepared import open_prepared
 from training.adversarial import Places, worst
-from training.optimiser import make_optimiser
+from training.optimisers import make_optimiser
 from training.settings import Settings
 from training.step import Step
 
@@ -35,7 +36,7 @@ def build(model, settings, prepared):
 def test_a_network_reads_the_table_as_it_reads_its_words(prepared, model, settings, ragged):
     network = build(model, settings, prepared)
     inputs = collation.inputs(prepared, prepared.rows("train"), ragged=ragged)
-    places = Places(word_embedding(network, "adversarial", 0), inputs[0])
+    places = Places(word_embedding(network, "adversarial_epsilon", 0), inputs[0])
     with places.read_as(places.vectors()):
         logits = network(places.numbers, *inputs[1:])
     assert torch.equal(logits, network(*inputs))
@@ -58,12 +59,15 @@ def test_the_perturbation_has_its_norm_in_each_document_and_the_gradient_s_direc
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_step_s_gradients_are_those_of_both_losses(prepared, ragged):
     """By hand for the mean of words, whose logits are linear in the word vectors."""
-    settings = Settings(adversarial=0.7, label_smoothing=0.0, clip_norm=0.0)
+    settings = Settings(
+        adversarial_epsilon=0.7, objective={"name": "classification", "label_smoothing": 0.0}, max_grad_norm=0.0
+    )
     network = build("word_average", {}, prepared)
     rows = prepared.rows("train")
     target = collation.labels(prepared, rows)
     inputs = collation.inputs(prepared, rows, ragged=ragged)
-    step = Step(network, make_optimiser(network, settings), settings, torch.device("cpu"))
+    objective = make_objective(settings.objective, prepared.description)
+    step = Step(network, objective, make_optimiser(network, settings), settings, torch.device("cpu"))
     outcome = step._gradients(inputs, target)
     found = [parameter.grad.clone() for parameter in network.parameters()]
 
@@ -82,7 +86,7 @@ def test_a_step_s_gradients_are_those_of_both_losses(prepared, ragged):
 
 
 def test_a_network_without_words_is_refused():
-    settings = Settings(adversarial=0.7)
+    settings = Settings(adversarial_epsilon=0.7)
     network = nn.Linear(3, 2)
-    with pytest.raises(InputError, match="adversarial needs word vectors, and Linear has none: set adversarial to 0"):
-        Step(network, make_optimiser(network, settings), settings, torch.device("cpu"))
+    with pytest.raises(InputError, match="adversarial_epsilon needs word vectors"):
+        Step(network, None, make_optimiser(network, settings), settings, torch.device("cpu"))

@@ -82,13 +82,13 @@ def directory(job):
 @pytest.fixture
 def whole(write_job, text_directory):
     """A run of 40 epochs that was left alone: the events that it told."""
-    job = write_job(text_directory, "whole", training={"maximum_epochs": 40, "patience": 40, "average_decay": 0.9})
+    job = write_job(text_directory, "whole", training={"max_epochs": 40, "patience": 40, "ema_decay": 0.9})
     return job, [json.loads(line) for line in train(job, "--events").splitlines()]
 
 
 def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(whole, write_job, text_directory):
     left_alone, events = whole
-    settings = {"maximum_epochs": 40, "patience": 40, "average_decay": 0.9}
+    settings = {"max_epochs": 40, "patience": 40, "ema_decay": 0.9}
     killed = write_job(text_directory, "killed", run_key="whole", training=settings)
     for epoch, with_signal, code in ((3, signal.SIGKILL, -signal.SIGKILL), (12, signal.SIGTERM, 143)):
         process = start(killed, "--events")
@@ -109,10 +109,11 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(who
 @pytest.mark.parametrize(
     "settings",
     [
-        {"average_decay": 0.9},
-        {"adversarial": 0.5, "average_decay": 0.5},
+        {"ema_decay": 0.9},
+        {"adversarial_epsilon": 0.5, "ema_decay": 0.5},
         {"optimizer": "sgd"},
-        {"optimizer": "sgd", "word_vector_rate": 0.3},
+        {"optimizer": "lars", "schedule": "polynomial"},
+        {"optimizer": "muon", "schedule": "one_cycle"},
     ],
 )
 def test_a_run_taken_up_ends_with_the_same_bytes_with_averages_and_perturbations(
@@ -143,7 +144,7 @@ def test_a_run_taken_up_ends_with_the_same_bytes_with_averages_and_perturbations
 
 
 def test_the_best_weights_of_an_averaging_run_are_the_averages(train_here, write_job, text_directory):
-    job = write_job(text_directory, training={"average_decay": 0.9, "maximum_epochs": 2, "patience": 9})
+    job = write_job(text_directory, training={"ema_decay": 0.9, "max_epochs": 2, "patience": 9})
     assert train_here(job)["best_epoch"] == 2, "of this data the second epoch is the better one"
     best, last = (load_file(directory(job) / name) for name in ("best.safetensors", "last.safetensors"))
     for name, values in best.items():
@@ -155,7 +156,7 @@ def check_what_a_run_writes(job, events):
     run = directory(job)
     result = json.loads((run / "result.json").read_text())
     assert result["weights_sha256"] == sha256_file(run / "best.safetensors")
-    assert result["stopped"] == "maximum_epochs" and result["epochs"] == 40
+    assert result["stopped"] == "max_epochs" and result["epochs"] == 40
     assert result["run_key"] == "whole" and result["variant"] == "han" and result["seed"] == 3
     assert result["kernels"].startswith("reference (the tensors are on the cpu")
     assert result["parameters"] == sum(array.size for array in load_file(run / "best.safetensors").values())
@@ -183,7 +184,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
     train_here, write_job, image_directory, text_directory
 ):
     for data, model, optimizer in ((image_directory, "densenet", "sgd"), (text_directory, "gru_flat", "adamw")):
-        settings = {"maximum_epochs": 2, "warmup_epochs": 0.5, "optimizer": optimizer}
+        settings = {"max_epochs": 2, "schedule": {"name": "cosine", "warmup_epochs": 0.5}, "optimizer": optimizer}
         jobs = [
             write_job(data, f"{model}-{n}", model, seed=seed, run_key=model, training=settings)
             for n, seed in enumerate((5, 5, 6))
@@ -195,7 +196,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
 
 
 def test_strict_kernels_refuse_references_on_a_gpu_alone(train_here, write_job, text_directory, monkeypatch):
-    job = write_job(text_directory, training={"maximum_epochs": 2, "strict_kernels": True})
+    job = write_job(text_directory, training={"max_epochs": 2, "strict_kernels": True})
     assert train_here(job)["kernels"].startswith("reference (the tensors are on the cpu")
     description = open_prepared(text_directory).description
     gpu = torch.device("cuda", 0)
@@ -212,7 +213,7 @@ def test_strict_kernels_refuse_references_on_a_gpu_alone(train_here, write_job, 
 
 
 def test_a_finished_run_returns_at_once_with_its_result(write_job, text_directory):
-    job = write_job(text_directory, training={"maximum_epochs": 2})
+    job = write_job(text_directory, training={"max_epochs": 2})
     train(job)
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory(job).iterdir()}
     (event,) = train(job, "--events").splitlines()
@@ -221,7 +222,7 @@ def test_a_finished_run_returns_at_once_with_its_result(write_job, text_director
 
 
 def test_two_processes_with_one_job_train_it_once(write_job, text_directory):
-    job = write_job(text_directory, training={"maximum_epochs": 2})
+    job = write_job(text_directory, training={"max_epochs": 2})
     processes = [start(job, "--events") for _ in range(2)]
     outputs = [finish(process) for process in processes]
     assert [code for code, *_ in outputs] == [0, 0]
@@ -229,9 +230,12 @@ def test_two_processes_with_one_job_train_it_once(write_job, text_directory):
 
 
 def test_a_loss_that_is_not_finite_stops_with_its_step_and_leaves_no_result(write_job, text_directory):
-    job = write_job(text_directory, training={"learning_rate": 100.0, "clip_norm": 0, "optimizer": "sgd"})
+    job = write_job(text_directory, training={"learning_rate": 100.0, "max_grad_norm": 0})
     content = json.loads(job.read_text())
-    content["training"] |= {"warmup_epochs": 0, "weight_decay": 10.0}
+    content["training"] |= {
+        "optimizer": {"name": "sgd", "weight_decay": 10.0},
+        "schedule": {"name": "cosine", "warmup_epochs": 0},
+    }
     job.write_text(json.dumps(content))
     code, output, errors = finish(start(job, "--events"))
     assert code == 2
@@ -247,7 +251,7 @@ def test_a_run_killed_as_its_last_epoch_is_written_has_it_when_taken_up(
     train_here, write_job, text_directory, monkeypatch, killed_at
 ):
     jobs = [
-        write_job(text_directory, name, run_key="same", training={"maximum_epochs": 2, "patience": 2})
+        write_job(text_directory, name, run_key="same", training={"max_epochs": 2, "patience": 2})
         for name in ("left", "killed")
     ]
     train_here(jobs[0])
@@ -320,7 +324,7 @@ def test_bad_input_is_one_line_and_exit_code_2(write_job, text_directory):
 
 
 def test_several_labels_are_scored_by_auroc(train_here, write_job, multi_label_directory):
-    job = write_job(multi_label_directory, training={"maximum_epochs": 40, "patience": 40})
+    job = write_job(multi_label_directory, training={"max_epochs": 40, "patience": 40})
     validation = train_here(job)["validation"]
     assert validation["score"] > 0.75 and validation["score"] != validation["accuracy"]
 
@@ -344,7 +348,7 @@ def test_the_test_split_is_never_read(train_here, write_job, text_directory, tmp
         about["sha256"] = sha256_file(spoiled / about["file"])
     (spoiled / "prepared.json").write_text(json.dumps(description))
     jobs = [
-        write_job(data, data.name, run_key="same", training={"maximum_epochs": 2}) for data in (text_directory, spoiled)
+        write_job(data, data.name, run_key="same", training={"max_epochs": 2}) for data in (text_directory, spoiled)
     ]
     for job in jobs:
         train_here(job)
@@ -354,10 +358,10 @@ def test_the_test_split_is_never_read(train_here, write_job, text_directory, tmp
 
 
 def test_a_terminal_has_a_live_line_and_elsewhere_one_line_an_epoch(write_job, text_directory):
-    job = write_job(text_directory, "plain", training={"maximum_epochs": 2})
+    job = write_job(text_directory, "plain", training={"max_epochs": 2})
     lines = train(job).splitlines()
     assert len(lines) == 3 and lines[0].startswith("han seed 3  epoch   1  loss ")
-    job = write_job(text_directory, "live", training={"maximum_epochs": 2, "batch_size": 1})
+    job = write_job(text_directory, "live", training={"max_epochs": 2, "batch_size": 1})
     ours, theirs = pty.openpty()
     seen = []
 

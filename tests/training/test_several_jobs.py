@@ -35,13 +35,13 @@ def train(monkeypatch, capsys):
 
 
 def test_one_after_the_other_with_the_bytes_of_each_alone(train, write_job, image_directory):
-    settings = {"maximum_epochs": 2}
+    settings = {"max_epochs": 2}
     first, second, alone = (
         write_job(image_directory, key, "densenet", seed=seed, run_key=f"seed {seed}", training=settings)
         for key, seed in (("first", 1), ("second", 2), ("alone", 2))
     )
     code, output, errors = train(first, second)
-    assert (code, errors) == (0, "") and output.count("stopped by maximum_epochs") == 2
+    assert (code, errors) == (0, "") and output.count("stopped by max_epochs") == 2
     assert train(alone)[0] == 0
     runs = first.parent / "runs"
     for name in ("result.json", "history.csv", "best.safetensors", "last.safetensors"):
@@ -54,8 +54,8 @@ def test_one_after_the_other_with_the_bytes_of_each_alone(train, write_job, imag
 
 
 def test_a_job_that_fails_does_not_keep_the_others(train, write_job, image_directory, tmp_path, monkeypatch):
-    small = {"maximum_epochs": 2}
-    wrong = write_job(image_directory, "wrong", "densenet", training={"maximum_epochs": -1})
+    small = {"max_epochs": 2}
+    wrong = write_job(image_directory, "wrong", "densenet", training={"max_epochs": -1})
     right = write_job(image_directory, "right", "densenet", training=small)
     code, _, errors = train(wrong, tmp_path / "none.json", right)
     assert code == 2 and errors.count("\n") == 2 and errors.count("error: ") == 2
@@ -76,7 +76,7 @@ def test_a_job_that_fails_does_not_keep_the_others(train, write_job, image_direc
 
 
 def test_a_job_of_other_sources_is_refused_before_anything_is_written(train, write_job, image_directory):
-    path = write_job(image_directory, "other", "densenet", training={"maximum_epochs": 2})
+    path = write_job(image_directory, "other", "densenet", training={"max_epochs": 2})
     job = json.loads(path.read_text())
     right = source_digests(["models.densenet"])
     path.write_text(json.dumps(job | {"source": right | {"models/densenet.py": "0" * 64, "models/gone.py": "1" * 64}}))
@@ -89,7 +89,7 @@ def test_a_job_of_other_sources_is_refused_before_anything_is_written(train, wri
 
 
 def test_a_job_of_another_machine_is_told(train, write_job, image_directory):
-    small = {"maximum_epochs": 2}
+    small = {"max_epochs": 2}
     here = write_job(image_directory, "here", "densenet", training=small, machine=machine())
     other = write_job(image_directory, "other", "densenet", training=small, machine={**machine(), "device": "H200"})
     code, _, errors = train(here, other)

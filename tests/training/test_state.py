@@ -8,7 +8,7 @@ from training.settings import Settings
 from training.state import COLUMNS, State
 from training.validation import Validation, macro_auroc
 
-SETTINGS = Settings(patience=2, maximum_epochs=6)
+SETTINGS = Settings(patience=2, max_epochs=6)
 
 
 def after(*epochs):
@@ -32,7 +32,7 @@ def test_the_best_epoch_has_the_highest_score_and_of_equals_the_lowest_loss():
         ([(1.0, 0.5), (0.9, 0.4), (0.8, 0.4), (0.7, 0.4)], None),  # the loss still falls
         ([(1.0, 0.5), (1.1, 0.6), (1.2, 0.7), (1.3, 0.8)], None),  # the score still rises
         ([(1.0, 0.5), (0.9, 0.6), (0.95, 0.7), (0.9, 0.7), (0.9, 0.6)], "patience"),
-        ([(1 / (n + 1), 0.5) for n in range(6)], "maximum_epochs"),
+        ([(1 / (n + 1), 0.5) for n in range(6)], "max_epochs"),
     ],
 )
 def test_patience_runs_out_when_neither_loss_nor_score_improves(epochs, stopped):

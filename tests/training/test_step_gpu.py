@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from cuda_ext.library import ReferenceWarning
+from models.objectives import make_objective
 from storage.files import sha256_file
-from training.optimiser import make_optimiser
+from training.optimisers import make_optimiser
 from training.progress import Progress
 from training.run import run
 from training.settings import Job, Settings
@@ -38,16 +39,16 @@ STEPS = [
     ("densenet", {}, {}),
     ("han", {}, {}),
     ("han", {"pooling": "mean", "word_dropout": 0.2}, {}),
-    ("han", {"pooling": "max"}, {"average_decay": 0.9}),
+    ("han", {"pooling": "max"}, {"ema_decay": 0.9}),
     ("han", {"cell": "rnn"}, {}),
     ("han", {"cell": "minimal", "pooling": "max"}, {}),
     ("han", {"cell": "gru-relu"}, {}),
-    ("han", {"word_dropout": 0.2}, {"adversarial": 0.5}),
-    ("han", {}, {"adversarial": 0.5, "average_decay": 0.9, "word_vector_rate": 0.1}),
+    ("han", {"word_dropout": 0.2}, {"adversarial_epsilon": 0.5}),
+    ("han", {}, {"adversarial_epsilon": 0.5, "ema_decay": 0.9}),
     ("gru_flat", {}, {}),
-    ("gru_flat", {"summary": "mean"}, {"adversarial": 0.5}),
-    ("gru_flat", {"summary": "attention", "word_dropout": 0.2}, {"average_decay": 0.9}),
-    ("word_average", {"word_dropout": 0.2}, {"adversarial": 0.5, "average_decay": 0.9}),
+    ("gru_flat", {"summary": "mean"}, {"adversarial_epsilon": 0.5}),
+    ("gru_flat", {"summary": "attention", "word_dropout": 0.2}, {"ema_decay": 0.9}),
+    ("word_average", {"word_dropout": 0.2}, {"adversarial_epsilon": 0.5, "ema_decay": 0.9}),
 ]
 
 
@@ -61,7 +62,7 @@ def test_a_graph_s_run_ends_with_the_bytes_of_a_called_one(
     ends = []
     for graphs in (True, False):
         # Batches of two sizes, dropout, and clipping that bites.
-        settings = {"batch_size": 9, "amp": amp, "cuda_graphs": graphs, "clip_norm": 0.5} | training
+        settings = {"batch_size": 9, "amp": amp, "cuda_graphs": graphs, "max_grad_norm": 0.5} | training
         small = {"depth": 10, "growth_rate": 4} if model == "densenet" else {"embedding": 8}
         small |= {"dropout": 0.3} | network
         ends.append(train(write_job(data, f"{graphs}", model, run_key="same", network=small, training=settings)))
@@ -77,7 +78,8 @@ def batch():
 
 def step_of(network):
     settings = Settings(optimizer="sgd", learning_rate=0.1)
-    return Step(network, make_optimiser(network, settings), settings, torch.device("cuda", 0))
+    objective = make_objective(settings.objective, {"task": "single-label"})
+    return Step(network, objective, make_optimiser(network, settings), settings, torch.device("cuda", 0))
 
 
 def test_capturing_changes_neither_buffers_nor_random_numbers(batch):

@@ -1,0 +1,37 @@
+"""Images: uint8 pixels of one height, width and number of channels."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from kinds import Baseline, Kind
+from storage.checked import Between, Checked
+
+
+@dataclass(frozen=True)
+class Settings(Checked):
+    """How images become arrays. rows_per_class: at most this many rows per class in each split; None: all."""
+
+    rows_per_class: Annotated[int, Between(1)] | None = None
+
+
+KIND = Kind(
+    row="image",
+    reads="images as raw pixels (uint8, 0 to 255)",
+    write_raw="preprocessing.raw_images:write",
+    open_raw="preprocessing.raw_images:ImageDataSet.open",
+    settings=Settings,
+    prepare="preprocessing.images:prepare",
+    collator="batches.image:Collator",
+    row_array="images",
+    augmented=True,
+    reader="preprocessing.reading_images:ImageReader",
+    baselines=(
+        Baseline(
+            name="linear",
+            title="logistic regression over pixels",
+            grid=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+            features="evaluation.baselines:pixel_features",
+            fit="evaluation.baselines:logistic_regression",
+        ),
+    ),
+)

@@ -1,0 +1,72 @@
+"""Text: documents of sentences of words."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from kinds import Baseline, Kind
+from storage.checked import Between, Checked
+
+Share = Annotated[float, Between(0, 1, above=True)]
+
+
+@dataclass(frozen=True)
+class LengthQuantile(Checked):
+    """The shares of the training split's sentences and of its documents that keep their whole length."""
+
+    words: Share = 0.95
+    sentences: Share = 0.95
+
+
+@dataclass(frozen=True)
+class WordVectors(Checked):
+    """Settings of word2vec: numbers per word, neighbours to each side, and passes over the training split."""
+
+    size: Annotated[int, Between(1, 4096)] = 200
+    window: Annotated[int, Between(1, 100)] = 5
+    epochs: Annotated[int, Between(1, 1000)] = 5
+
+
+@dataclass(frozen=True)
+class Settings(Checked):
+    """How documents become arrays.
+
+    length_quantile  where sentences and documents are truncated
+    min_count        a word seen less often in the training split becomes <unk>
+    rows_per_class   at most this many rows per class in each split; None: all
+    word_vectors     word2vec of the training split; None: none are trained
+    """
+
+    length_quantile: LengthQuantile = LengthQuantile()
+    min_count: Annotated[int, Between(1)] = 5
+    rows_per_class: Annotated[int, Between(1)] | None = None
+    word_vectors: WordVectors | None = None
+
+
+KIND = Kind(
+    row="document",
+    reads="documents as raw text",
+    write_raw="preprocessing.raw_text:write",
+    open_raw="preprocessing.raw_text:TextDataSet",
+    settings=Settings,
+    prepare="preprocessing.documents:prepare",
+    libraries="preprocessing.documents:libraries",
+    collator="batches.text:Collator",
+    row_array="word_counts",
+    reader="preprocessing.reading:TextReader",
+    baselines=(
+        Baseline(
+            name="tf-idf",
+            title="TF-IDF + logistic regression",
+            grid=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
+            features="evaluation.baselines:word_features",
+            fit="evaluation.baselines:logistic_regression",
+        ),
+        Baseline(
+            name="nb-svm",
+            title="NB-SVM on unigrams and bigrams",
+            grid=(0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+            features="evaluation.nb_svm:bigram_features",
+            fit="evaluation.baselines:nb_svm",
+        ),
+    ),
+)

@@ -1,0 +1,149 @@
+"""Raw images: data/NAME/images.npy with labels.npy, split.npy and, where groups are known, groups.npy.
+
+Shape legend: N rows, H x W x C an image, K classes.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from kinds import RawRows
+from preprocessing.manifest import STORED, DataSetEntry, check_corpus
+from preprocessing.raw import About, number_groups
+from storage.errors import InputError
+from storage.files import canonical_json
+from storage.prepared import SPLITS
+
+IMAGES, LABELS, SPLIT, GROUPS = "images.npy", "labels.npy", "split.npy", "groups.npy"
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """The images that a source makes.
+
+    images uint8 [N, H, W, C]; labels int32 [N] or uint8 [N, K]; split uint8 [N], 0 to 2 in the order of SPLITS; groups:
+    N names (patients, for example), rows with the same name not being independent of one another.
+    """
+
+    about: About
+    images: np.ndarray
+    labels: np.ndarray
+    split: np.ndarray
+    groups: Sequence[str] | np.ndarray | None = None
+    kind: ClassVar[str] = "image"
+
+
+@dataclass(frozen=True)
+class ImageDataSet:
+    """An opened image data set, memory-mapped, its bytes checked against the manifest.
+
+    images uint8 [N, H, W, C]; labels int32 [N] (single-label) or uint8 [N, K] (multi-label);
+    split uint8 [N]: 0 train, 1 validation, 2 test (the order of SPLITS); group_names str [N] or None.
+    """
+
+    name: str
+    directory: Path
+    entry: DataSetEntry
+    images: np.ndarray = field(repr=False)
+    labels: np.ndarray = field(repr=False)
+    split: np.ndarray = field(repr=False)
+    group_names: np.ndarray | None = field(repr=False, default=None)
+
+    @classmethod
+    def open(cls, name: str, directory: Path, entry: DataSetEntry) -> "ImageDataSet":
+        """Open the files of data/NAME; InputError for arrays that are not as this class says, or all of one class."""
+        images, labels, split = (load_array(directory / file) for file in (IMAGES, LABELS, SPLIT))
+        check_images(images, labels, split, entry.task, len(entry.classes), directory)
+        check_corpus(labels, entry, directory)
+        groups = load_array(directory / GROUPS) if entry.groups == STORED else None
+        return cls(name, directory, entry, images, labels, split, groups)
+
+    def groups(self) -> tuple[np.ndarray, list[str]] | None:
+        """Return each row's group as int64 [N] and the groups' names; None where no groups are known."""
+        return None if self.group_names is None else number_groups(self.group_names.tolist())
+
+    def read(self, rows: Sequence[int]) -> np.ndarray:
+        """Return the images of ``rows``, uint8 [n, H, W, C], in the order given."""
+        return np.asarray(self.images[np.asarray(rows, np.int64)])
+
+    def changes(self, rows: ImageRows) -> str:
+        """Say how many rows there were and are."""
+        return f"rows {len(self.images)} -> {len(rows.images)}"
+
+
+def load_array(path: Path) -> np.ndarray:
+    """Open an .npy file memory-mapped; InputError where it is not one, or holds pickled objects."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise InputError(f"{path} is not a plain .npy array ({error})") from None
+
+
+def check_images(
+    images: np.ndarray, labels: np.ndarray, split: np.ndarray, task: str, classes: int, where: Path
+) -> None:
+    """Raise InputError where a shape, dtype, label or split is not what ImageDataSet says."""
+    rows = len(images)
+    shape, dtype, highest = (
+        ((rows,), np.int32, classes - 1) if task == "single-label" else ((rows, classes), np.uint8, 1)
+    )
+    if images.dtype != np.uint8 or images.ndim != 4:
+        raise InputError(f"{where / IMAGES}: images are uint8 [N, H, W, C], got {images.dtype} {list(images.shape)}")
+    if labels.dtype != dtype or labels.shape != shape:
+        raise InputError(
+            f"{where / LABELS}: labels are {np.dtype(dtype)} {list(shape)}, got {labels.dtype} {list(labels.shape)}"
+        )
+    if split.dtype != np.uint8 or split.shape != (rows,):
+        raise InputError(f"{where / SPLIT}: splits are uint8 [{rows}], got {split.dtype} {list(split.shape)}")
+    if rows and (labels.min() < 0 or labels.max() > highest):
+        raise InputError(f"{where / LABELS}: a label is outside 0 to {highest}")
+    if rows and split.max() >= len(SPLITS):
+        raise InputError(f"{where / SPLIT}: a split is outside 0 to {len(SPLITS) - 1} ({', '.join(SPLITS)})")
+
+
+def write(name: str, directory: Path, rows: ImageRows) -> RawRows:
+    """Write the arrays into ``directory``, by split and then by the sha256 of the row.
+
+    InputError for wrong shapes, dtypes, labels, splits or groups.
+    """
+    about, groups = rows.about, None if rows.groups is None else np.asarray(rows.groups).astype(str)
+    check_images(rows.images, rows.labels, rows.split, about.task, len(about.classes), Path(name))
+    if groups is not None and groups.shape != (len(rows.images),):
+        raise InputError(f"{name}: groups are {len(rows.images)} names, got {list(groups.shape)}")
+    shape = canonical_json(list(rows.images.shape[1:])).encode()
+    digests = [
+        hashlib.sha256(shape + split.tobytes() + label.astype("<i4").tobytes() + image.tobytes()).digest()
+        for image, label, split in zip(rows.images, rows.labels, rows.split, strict=True)
+    ]
+    if groups is not None:
+        digests = [
+            hashlib.sha256(digest + group.encode()).digest() for digest, group in zip(digests, groups, strict=True)
+        ]
+    order = sorted(range(len(digests)), key=lambda row: (rows.split[row], digests[row]))
+    arrays = {IMAGES: rows.images, LABELS: rows.labels, SPLIT: rows.split}
+    if groups is not None:
+        arrays[GROUPS] = groups
+    arrays = {file: np.ascontiguousarray(array[order]) for file, array in arrays.items()}
+    for file, array in arrays.items():
+        np.save(directory / file, array, allow_pickle=False)
+    images = arrays[IMAGES]
+    return RawRows(
+        digests=[digests[row] for row in order],
+        labels=arrays[LABELS],
+        split=arrays[SPLIT],
+        groups=None if groups is None else arrays[GROUPS].tolist(),
+        contents={
+            "exact": map(np.ndarray.tobytes, images),
+            "normalised": map(normalised_pixels, images),
+        },
+    )
+
+
+def normalised_pixels(image: np.ndarray) -> bytes:
+    """Return the pixels of a uint8 image stretched to 0..255, so that brighter or flatter copies are equal."""
+    low, high = int(image.min()), int(image.max())
+    return ((image.astype(np.int32) - low) * 255 // max(high - low, 1)).astype(np.uint8).tobytes()

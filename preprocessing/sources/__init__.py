@@ -1,0 +1,24 @@
+"""The data sets that can be ingested: preprocessing/sources/NAME.py makes the rows of data set NAME.
+
+A source defines
+
+    rows      rows(progress) -> TextRows, ImageRows or the rows of another kind: an embedded data set; or
+              rows(archives, progress) -> the same: a published one, made of the files of
+    ARCHIVES  optional: preprocessing.download.Archive objects
+
+and, all optional,
+
+    VERSION             of a published data set: the version that its rows must have
+    installed_versions  of a data set made of installed packages: installed_versions() -> {package: version}
+    group_of            group_of(document) -> the group of a document, where About.groups names this source
+"""
+
+from storage.registry import Registry
+from storage.source import defined_names
+
+SOURCES = REGISTRY = Registry("preprocessing.sources", "data set", requires=("rows",))
+
+
+def embedded() -> list[str]:
+    """Return the names of the data sets that need no archive. Files are parsed and not imported."""
+    return [name for name in SOURCES.available() if "ARCHIVES" not in defined_names(SOURCES.folder / f"{name}.py")]

@@ -1,0 +1,69 @@
+"""The objective of classification: losses, weights, probabilities and right answers by hand."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from models.objectives import make_objective, scores, to_probabilities
+from models.objectives.classification import balanced_weights
+from storage.errors import InputError
+
+LOGITS = torch.tensor([[2.0, -1.0], [0.5, 0.0]])
+ONE, SEVERAL = torch.tensor([0, 1]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+
+
+def objective(task="single-label", labels=None, **settings):
+    return make_objective({"name": "classification", **settings}, {"task": task, "name": "small"}, labels)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_losses_are_the_field_s_own(smoothing):
+    spread = functional.one_hot(ONE, 2) * (1 - smoothing) + smoothing / 2
+    expected = -(spread * LOGITS.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(objective(label_smoothing=smoothing).loss(None, LOGITS, ONE, ()), expected)
+    soft = SEVERAL * (1 - smoothing) + smoothing / 2
+    p = torch.sigmoid(LOGITS)
+    expected = -(soft * p.log() + (1 - soft) * (1 - p).log()).mean()
+    several = objective("multi-label", label_smoothing=smoothing)
+    torch.testing.assert_close(several.loss(None, (LOGITS, None), SEVERAL, ()), expected)
+
+
+@pytest.mark.parametrize(("task", "target"), [("single-label", ONE), ("multi-label", SEVERAL)])
+def test_the_loss_of_held_out_rows_has_neither_smoothing_nor_weights(task, target):
+    labels = np.array([[1, 0], [0, 0], [0, 1], [0, 1]])
+    settings = {"class_weights": "balanced"} if task == "multi-label" else {}
+    of_settings = objective(task, labels, label_smoothing=0.3, **settings)
+    plain = objective(task, label_smoothing=0.0)
+    found = of_settings.held_out_loss(LOGITS, target)
+    torch.testing.assert_close(found, plain.loss(None, LOGITS, target, ()))
+    assert found != of_settings.loss(None, LOGITS, target, ())
+
+
+def test_balanced_weights_give_both_sides_of_a_class_the_same_weight():
+    labels = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 0], [0, 0, 1]], np.uint8)
+    weights = balanced_weights(labels)
+    torch.testing.assert_close(weights, torch.tensor([[4 / 6, 1, 2.0], [2.0, 1, 4 / 6]]))
+    several = objective("multi-label", labels, label_smoothing=0.0, class_weights="balanced")
+    logits, target = torch.zeros(1, 3), torch.tensor([[1.0, 0.0, 0.0]])
+    expected = np.log(2) * (2.0 + 1.0 + 2.0) / 3
+    assert several.loss(None, logits, target, ()).item() == pytest.approx(expected)
+
+
+def test_probabilities_and_right_answers():
+    one, several = objective(), objective("multi-label")
+    torch.testing.assert_close(one.probabilities(LOGITS), LOGITS.softmax(1))
+    torch.testing.assert_close(several.probabilities(LOGITS), LOGITS.sigmoid())
+    assert one.correct(LOGITS, ONE).tolist() == [True, False]
+    assert several.correct(LOGITS, SEVERAL).tolist() == [[True, False], [False, False]]
+    found = to_probabilities(one, LOGITS.numpy())
+    assert found.dtype == np.float32 and found.sum(axis=1) == pytest.approx(1)
+
+
+def test_scores_are_the_first_of_several_outputs():
+    assert scores(LOGITS) is LOGITS and scores((LOGITS, ONE)) is LOGITS
+
+
+def test_balanced_weights_of_single_labels_are_refused():
+    with pytest.raises(InputError, match="class_weights is balanced, and rows of small have one label"):
+        objective(class_weights="balanced")

@@ -1,0 +1,30 @@
+"""Stochastic gradient descent with momentum. Source: Sutskever et al., ICML 2013, section 2 (Nesterov's momentum)."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+
+from storage.settings import Range
+from training.optimisers import decaying
+
+
+@dataclass(frozen=True)
+class Settings:
+    """momentum: decay of the velocity; nesterov: look ahead along the velocity, where there is momentum; weight_decay:
+    added to the gradient of matrices."""
+
+    momentum: Annotated[float, Range(0, 0.9999)] = 0.9
+    nesterov: bool = True
+    weight_decay: Annotated[float, Range(0, 10)] = 0.0005
+
+
+def build(groups: list[dict[str, Any]], learning_rate: float, settings: Settings) -> torch.optim.Optimizer:
+    """Return SGD over ``groups``."""
+    return torch.optim.SGD(
+        decaying(groups, settings.weight_decay),
+        lr=learning_rate,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov and settings.momentum > 0,
+        fused=True,
+    )
