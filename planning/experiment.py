@@ -7,7 +7,7 @@ parameters (experiment)       the same names: what differs from params.yaml
 models.MODEL                  network, and what differs in training, of all variants with that model
 defaults (experiment)         what all variants share: model, data, preprocessing, network, training
 variants.NAME                 what differs in one variant
-grid                          each variant becomes one of every combination of the grid's values:
+grid                          each variant becomes one of every combination of the grid's values, or of its own grid's:
 
     grid: {training: {learning_rate: [0.01, 0.02]}, preprocessing: {length_quantile: {words: [0.9, 0.95]}}}
 
@@ -109,10 +109,13 @@ def load_experiment(
     validate(Parameters, written, str(PARAMETERS_FILE))
     refuse_unknown(file.parameters, Parameters.model_fields, f"{path}: parameters")
     parameters: Parameters = validate(Parameters, merged(written, file.parameters), f"{PARAMETERS_FILE} with {path}")
-    sections = {key: value.model_dump(exclude_unset=True) for key, value in file.variants.items()}
+    sections = {key: value.model_dump(exclude_unset=True, exclude={"grid"}) for key, value in file.variants.items()}
     defaults = file.defaults.model_dump(exclude_unset=True)
-    grid = list(_grid(file.grid, f"{path}: grid"))
-    trials = {key: {f"{key}/{said}": settings for said, settings in grid} for key in sections if grid}
+    trials: dict[str, dict[str, Any]] = {}
+    for key, value in file.variants.items():
+        grid = _grid(file.grid, f"{path}: grid") if value.grid is None else _grid(value.grid, f"{path}: {key}.grid")
+        if found := {f"{key}/{said}": settings for said, settings in grid}:
+            trials[key] = found
     names = [one for key in sections for one in trials.get(key, [key])]
     chosen = names if variants is None else list(variants)
     changes = list(_overrides(overrides, chosen, names))

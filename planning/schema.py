@@ -20,7 +20,8 @@ SEEDS = 2**63  # how many there are: torch takes a seed as a signed integer of 6
 Text = Annotated[str, Field(min_length=1)]
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 # `docstrings:` with nothing after it is an empty section.
-Section = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+OrEmpty = BeforeValidator(lambda value: {} if value is None else value)
+Section = Annotated[dict[str, Any], OrEmpty]
 
 
 class File(BaseModel):
@@ -39,7 +40,7 @@ class Parameters(File):
 
     preprocessing: dict[str, Section]
     training: dict[str, Any]
-    models: dict[str, Annotated[ModelSection, BeforeValidator(lambda value: {} if value is None else value)]]
+    models: dict[str, Annotated[ModelSection, OrEmpty]]
 
 
 class VariantSection(File):
@@ -50,6 +51,12 @@ class VariantSection(File):
     preprocessing: Section = {}
     network: Section = {}
     training: Section = {}
+
+
+class Variant(VariantSection):
+    """One variant; its ``grid`` replaces the experiment's."""
+
+    grid: dict[str, Any] | None = None
 
 
 class Control(File):
@@ -69,7 +76,7 @@ class ComparisonGroup(File):
 
     treatment: Text
     control: Text | None = None
-    controls: dict[str, Annotated[Control, BeforeValidator(lambda value: {} if value is None else value)]] = {}
+    controls: dict[str, Annotated[Control, OrEmpty]] = {}
     name: Text | None = None
     claim: Text | None = None
     source: Text | None = None
@@ -80,7 +87,7 @@ class ExperimentFile(File):
     """experiments/NAME.yaml."""
 
     title: Text
-    variants: Annotated[dict[str, VariantSection], Field(min_length=1)]
+    variants: Annotated[dict[str, Annotated[Variant, OrEmpty]], Field(min_length=1)]
     seeds: Annotated[list[Seed], Field(min_length=1)]
     parameters: Section = {}
     defaults: VariantSection = VariantSection()

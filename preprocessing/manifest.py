@@ -209,7 +209,7 @@ def load_raw_rows(
     InputError where the raw data is missing or is not what the manifest names.
     """
     data = open_data_set(prepared.description["name"], data_directory, manifest_path)
-    indices = {split: prepared.arrays["source_rows"][prepared.rows(split)].tolist() for split in splits}
+    indices = {split: prepared.arrays["raw_indices"][prepared.rows(split)].tolist() for split in splits}
     rows = data.read([index for of_split in indices.values() for index in of_split])
     stops = np.cumsum([len(of_split) for of_split in indices.values()]).tolist()
     return {split: rows[stop - len(indices[split]) : stop] for split, stop in zip(indices, stops, strict=True)}

@@ -124,7 +124,7 @@ def write_groups(data: kinds.RawDataSet, working: Path) -> None:
     if found is not None:
         groups, names = found
         refuse_shared_groups(groups, names, data.split, f"data set '{data.name}'")
-        rows = np.load(working / "source_rows.npy", allow_pickle=False)
+        rows = np.load(working / "raw_indices.npy", allow_pickle=False)
         np.save(working / "groups.npy", groups[rows], allow_pickle=False)
 
 

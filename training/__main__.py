@@ -1,5 +1,7 @@
 """Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events [FD]]
 
+Several processes train each network together:  torchrun --nproc-per-node 2 -m training JOB.json
+
 A run that is finished (it has a result.json) is passed over, one that was killed goes on after its last whole epoch.
 When one of several fails, the others are trained still. Exit code 0: all finished; 2: bad input or a non-finite loss,
 one line on stderr for each; 1: a failure of another kind among them; 143: stopped by SIGTERM, can be resumed.
@@ -17,6 +19,7 @@ from typing import TextIO
 from storage.errors import InputError, command
 from storage.files import read_json
 from storage.source import combined_digest, numeric_files
+from training.processes import Processes
 from training.progress import Progress
 from training.settings import Job
 
@@ -33,20 +36,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--locked", action="store_true", help="the launcher holds the run's lock")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with contextlib.ExitStack() as stack:
+    processes = Processes.of_environment()
+    with processes.joined(), contextlib.ExitStack() as stack:
         events = None
         if options.events is not None:
             events = stack.enter_context(open(options.events, "w", encoding="utf-8", closefd=options.events > 2))
-        codes = [attempt(path, events, options.locked) for path in options.jobs]
+        codes = [attempt(path, events, options.locked, processes) for path in options.jobs]
     return min((code for code in codes if code), default=0)
 
 
-def attempt(path: Path, events: TextIO | None, locked: bool) -> int:
-    """Train the job of a file, or find it trained; print a failure on stderr and return the exit code."""
+def attempt(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> int:
+    """Train the job of a file and return the exit code; a failure is printed on stderr.
+
+    One of several processes exits at its first failure, upon which torchrun ends the others.
+    """
+    code = _attempt(path, events, locked, processes)
+    if code and processes.several:
+        sys.exit(code)
+    return code
+
+
+def _attempt(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> int:
     try:
-        train(path, events, locked)
+        train(path, events, locked, processes)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        if processes.main:
+            print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     except Exception:
         traceback.print_exc()
@@ -56,20 +71,20 @@ def attempt(path: Path, events: TextIO | None, locked: bool) -> int:
     return 0
 
 
-def train(path: Path, events: TextIO | None, locked: bool) -> None:
+def train(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> None:
     job = Job.read(path)
     given = read_json(path)
-    progress = Progress(job, events)
+    progress = Progress(job, events, quiet=not processes.main)
     result_file = job.run_directory / "result.json"
     try:
-        if result_file.is_file():
-            result = read_json(result_file)
-        else:
+        result = processes.lead(lambda: read_json(result_file) if result_file.is_file() else None)
+        if result is None:
             refuse_other_sources(path, given)
             from training.run import run  # torch takes two seconds, and a finished run does without
 
-            warn_of_another_machine(path, given)
-            result = run(job, given, progress, locked)
+            if processes.main:
+                warn_of_another_machine(path, given)
+            result = run(job, given, progress, locked, processes)
     except SystemExit:
         progress.failed("stopped by SIGTERM; run the same command again to go on")
         raise

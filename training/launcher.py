@@ -46,9 +46,7 @@ def allow_training() -> None:
     STOPPING.clear()
 
 
-def run_training(
-    job: dict[str, Any], on_event: Callable[[dict[str, Any]], None], lock: TextIO | None = None
-) -> None:
+def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None], lock: TextIO | None = None) -> None:
     """Train ``job`` in a process of its own and pass each of its events to ``on_event``.
 
     ``lock``: the open file of the run's lock where the caller holds it; else the training process acquires it.

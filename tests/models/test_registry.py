@@ -45,9 +45,9 @@ def test_the_names_are_known_without_torch():
     ("model", "settings", "place"),
     [
         ("han", {"hiden": 3}, "'hiden' in network"),
-        ("han", {"hidden": 0}, "network.hidden is 0"),
+        ("han", {"hidden_size": 0}, "network.hidden_size is 0"),
         ("han", {"dropout": "1e-1"}, "network.dropout is '1e-1'"),
-        ("gru_flat", {"summary": "lst"}, "'last'"),
+        ("gru_flat", {"pooling": "lst"}, "'last'"),
         ("han", {"pooling": "maximum"}, "'max'"),
         ("han", {"cell": "lstm"}, "network.cell is 'lstm'"),
         ("han", {"word_vectors": "glove"}, "random, word2vec"),
@@ -100,11 +100,11 @@ def test_the_debug_size_trains_a_step(model, prepared):
 
 EXPORTED = [
     *((model, {}) for model in models.available()),
-    ("densenet", {"activation": "swish-beta"}),
-    ("densenet_imagenet", {"activation": "swish-beta"}),
+    ("densenet", {"activation": "swish_beta"}),
+    ("densenet_imagenet", {"activation": "swish_beta"}),
     ("han", {"pooling": "mean", "cell": "rnn", "word_dropout": 0.1}),
     ("han", {"pooling": "max", "cell": "minimal"}),
-    ("gru_flat", {"summary": "attention"}),
+    ("gru_flat", {"pooling": "attention"}),
 ]
 
 

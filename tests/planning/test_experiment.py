@@ -293,6 +293,16 @@ def test_a_grid_reaches_settings_within_settings(tmp_path):
     assert len(plan.preparations()) == 2
 
 
+def test_a_variant_may_have_a_grid_of_its_own(tmp_path):
+    variants = {**EXPERIMENT["variants"], "plain": {**EXPERIMENT["variants"]["relu"], "grid": {}}}
+    variants["relu"] = {**variants["relu"], "grid": {"network": {"depth": [10, 22, 28]}}}
+    grid = {"training": {"learning_rate": [0.1, 0.05]}}
+    write(tmp_path, {**EXPERIMENT, "variants": variants, "comparisons": [], "grid": grid})
+    experiment = load_experiment("trial", tmp_path)
+    assert {name: len(trials) for name, trials in experiment.trials.items()} == {"relu": 3, "swish": 2}
+    assert len(experiment.variants) == 6 and "plain" in experiment.variants
+
+
 def test_an_experiment_tunes_the_variants_of_another(tmp_path):
     write(tmp_path, {**EXPERIMENT, "defaults": {"training": {"batch_size": 4}}})
     tuning = {"title": "Tune", "tunes": "trial", "seeds": [9], "grid": {"training": {"learning_rate": [0.5, 0.25]}}}
@@ -346,8 +356,7 @@ def test_enough_seeds_and_equal_budgets_on_the_real_corpora(name):
     assert all(one not in settings[:number] for number, one in enumerate(settings))
     # Networks that begin with word vectors have their width.
     for variant in plan.variants.values():
-        width = variant.network.get("embedding_dim", variant.network.get("embedding"))
-        assert width == variant.preprocessing["word_vectors"]["size"]
+        assert variant.network["embedding_dim"] == variant.preprocessing["word_vectors"]["size"]
     # A comparison of two networks takes away or exchanges one thing, apart from what was tuned.
     tuned = {"dropout", "word_dropout", "embedding_lr_scale"}
     for comparison in plan.comparisons:
