@@ -6,11 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from planning.jobs import make_job
 
 from commands import prune
 from commands.pruning import find, remove
-from planning.experiment import load_experiment
+from planning.plan import make_plan
 from preprocessing.prepare import prepare
 from storage.errors import InputError
 from storage.files import content_key, file_lock, write_json
@@ -34,13 +33,15 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prepared(folder):
-    return prepare("digits", load_experiment("tiny").preprocessing["digits"])
+    (about,) = make_plan("tiny", ["densenet-relu"]).preparations().values()
+    return prepare(about["data"], about["settings"])
 
 
-def write_run(arrays, seed, finished=True, **changed):
-    """A run as it lies on disk; ``changed`` is another in its job than today."""
-    job = {**make_job(load_experiment("tiny"), "densenet-relu", seed, arrays), **changed}
-    key = content_key(job) if changed else job["run_key"]
+def write_run(arrays, seed, finished=True, parts=None, **changed):
+    """A run on disk; ``parts`` of its key and what is ``changed`` in its job differ from today's."""
+    (job,) = make_plan("tiny", ["densenet-relu"], [seed]).jobs()
+    job = {**job, **changed, "key_parts": {**job["key_parts"], **(parts or {})}}
+    key = content_key(job) if changed or parts else job["run_key"]
     directory = Path("runs") / key
     write_json(directory / "job.json", {**job, "run_key": key, "run_directory": str(directory)})
     (directory / "last.safetensors").write_bytes(b"l" * 1000)
@@ -74,15 +75,15 @@ def test_of_a_finished_run_the_last_checkpoint_goes_and_the_best_stays(prepared)
 
 def test_a_run_that_no_experiment_reaches_goes_and_the_reason_is_told(prepared):
     kept = write_run(prepared, 0)
-    job = make_job(load_experiment("tiny"), "densenet-relu", 0, prepared)
-    elsewhere = write_run(prepared, 0, machine={"torch": "2.11.0", "cuda": "13.0", "device": "a GPU"})
+    elsewhere = write_run(prepared, 0, parts={"machine": {"torch": "2.11.0", "cuda": "13.0", "device": "a GPU"}})
+    renamed = write_run(prepared, 0, variant="renamed")
     stale = {
-        write_run(prepared, 0, training={**job["training"], "batch_size": 7}): "parameters changed",
-        write_run(prepared, 0, prepared_sha256="0" * 64): "data changed",
-        write_run(prepared, 0, source={**job["source"], "training/x.py": "0" * 64}): "source (training/x.py) changed",
-        write_run(prepared, 0, variant="gone"): "no experiment has a variant 'gone'",
-        write_run(prepared, 1, finished=False, model="other"): "parameters changed",
-        write_run(prepared, 2, experiment="of-mine", prepared_sha256="0" * 64): "experiment 'of-mine' is gone, and no "
+        write_run(prepared, 0, parts={"training": {"batch_size": 7}}): "parameters changed",
+        write_run(prepared, 0, parts={"data": "0" * 16}): "data changed",
+        write_run(prepared, 0, parts={"source": "0" * 64}): "source changed",
+        write_run(prepared, 0, parts={"source": "0" * 64}, variant="gone"): "no experiment has a variant 'gone'",
+        write_run(prepared, 1, finished=False, parts={"model": "other"}): "parameters changed",
+        write_run(prepared, 2, experiment="of-mine", parts={"data": "0" * 16}): "experiment 'of-mine' is gone, and no "
         "other has this variant as it was",
     }  # fmt: skip
     assert found("run") == stale

@@ -12,13 +12,14 @@ from storage.files import write_json
 
 TRAIN = """
 import json
+from planning.plan import make_plan
 from preprocessing.prepare import prepare
-from planning.jobs import make_job
-from planning.experiment import load_experiment
 from training.launcher import run_training
 
-experiment = load_experiment("tiny")
-job = make_job(experiment, "densenet-swish", 1, prepare("digits", experiment.preprocessing["digits"]))
+plan = make_plan("tiny", ["densenet-swish"], [1])
+for about in plan.preparations().values():
+    prepare(about["data"], about["settings"])
+(job,) = plan.jobs()
 run_training({**job, "training": {**job["training"], "max_epochs": 2}}, lambda event: None)
 print(json.dumps(job))
 """
@@ -38,8 +39,8 @@ def test_a_run_is_reproduced_and_what_has_changed_is_named(project):
     def reproduce(code):
         return project.run("python", "-m", "commands.reproduce", key[:8], code=code)
 
-    # A comment is another source and the same weights.
-    project.edit("batches/order.py", "POOL = 16\n", "POOL = 16  # batches\n")
+    # Another name is another source and the same weights.
+    project.edit("batches/order.py", "POOL = 16\n", "UNUSED, POOL = 1, 16\n")
     done = reproduce(code=0)
     assert "epoch 2 of at most 2" in done.stdout
     assert "equal: weights" in done.stdout and "source (batches/order.py)" in done.stdout
