@@ -4,6 +4,7 @@ EXPERIMENT ?= default
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
+REREAD := $(PYTHON) -m commands
 # DVC starts `python` by name: the environment's own comes first.
 export PATH := $(BIN):$(PATH)
 export REREAD_PROJECT := $(CURDIR)
@@ -14,10 +15,10 @@ data.dvc and data.manifest.json; else remove data/ and run 'make data' again
 # Python 3.11, or the nearest there is.
 SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: install ext checked-data data run repro test test-packages lint format ui serve doctor clean
+.PHONY: install ext checked-data data run repro test test-packages lint format docs docs-check ui serve doctor clean
 
 run: data
-	$(PYTHON) -m commands.run --experiment $(EXPERIMENT)
+	$(REREAD) run --experiment $(EXPERIMENT)
 
 install: $(VENV)/installed
 
@@ -28,13 +29,14 @@ $(VENV)/installed: requirements.lock
 	$(SYSTEM_PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/pip check --disable-pip-version-check
 	touch $@
 
 # A DVC remote is asked first, where one is configured. Then data/ is made or checked against data.manifest.json.
 checked-data: install
 	@if [ -n "$$(dvc remote list)" ]; then dvc pull data.dvc || echo "no data from the remote: building it here"; fi
-	@$(PYTHON) -m tasks.ingest
+	@$(REREAD) data
 
 # DVC takes data/ up if it is what data.dvc describes. Where it is not, a run needs no more than the manifest.
 data: checked-data
@@ -59,21 +61,30 @@ test: data test-packages
 lint: install
 	ruff format --check .
 	ruff check .
+	mypy
 
 format: install
 	ruff format .
 	ruff check --fix .
 
+# The site, without a network. -W: a broken reference or a module that cannot be imported fails the build.
+docs: install
+	sphinx-build --quiet --fail-on-warning --keep-going -d .cache/docs docs site
+
+docs-check: docs
+	$(PYTHON) docs/check.py site
+	$(PYTHON) docs/tables.py --check
+
 ui: install
-	$(PYTHON) -m commands.ui
+	$(REREAD) ui
 
 serve: install
-	$(PYTHON) -m commands.serve
+	$(REREAD) serve
 
 doctor:
-	@if [ -x $(PYTHON) ]; then $(PYTHON) -m commands.doctor; else $(SYSTEM_PYTHON) -m commands.doctor; fi
+	@$(SYSTEM_PYTHON) commands/preflight.py && $(REREAD) doctor
 
-# Caches alone: runs, prepared arrays and what MLflow remembers stay (see `python -m commands.prune`).
+# Caches alone: runs, prepared arrays and what MLflow remembers stay (see `reread prune`).
 clean:
-	rm -rf .pytest_cache .ruff_cache
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .cache/docs site docs/api
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,1 +1,1 @@
-"""Measurements, each a command that prints its figures with their number and spread. Speed is asserted nowhere."""
+"""Measurements: each module is a command that prints its figures with their number and spread."""

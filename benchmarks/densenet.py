@@ -1,10 +1,12 @@
-"""DenseNet's training step against torchvision's, eager and compiled: ``python -m benchmarks.densenet``.
+"""Time DenseNet's training step against torchvision's, eager and compiled: ``python -m benchmarks.densenet``.
 
-DenseNet-BC-100-12 at 32 pixels, batch 512, and DenseNet-121 at 224 pixels, batch 128, both channels-last under bfloat16
-autocast: forward, cross entropy, backward, and SGD with Nesterov momentum. The step is captured in a CUDA graph, since
-launches bound it otherwise; torchvision's is timed as it comes, captured, and compiled. All run on the same random
-images. The losses and gradients of the project's own modules, run one by one, are compared with the fused ones' first:
-in float32, on small images, with swish, which has no kinks for rounding to fall over.
+The networks are DenseNet-BC-100-12 (32 pixels, batch 512) and DenseNet-121 (224 pixels, batch 128), channels-last under
+bfloat16 autocast. A step is forward, cross entropy, backward, and SGD with Nesterov momentum. Our step is captured in a
+CUDA graph, because it is launch-bound otherwise. torchvision's step is timed eager, captured, and compiled. All steps
+use the same random images.
+
+Before timing, losses and gradients of the fused blocks are compared with those of the plain modules, in float32 on
+small images. The comparison uses swish, because rounding flips gradients at the kink of ReLU.
 """
 
 import argparse
@@ -37,9 +39,9 @@ STEPS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.densenet", description="Time DenseNet's training step.")
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"which: {', '.join(STEPS)} (default: both)")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument(
-        "--peers", choices=PEERS, default="all", help="torchvision's variants: compiling takes minutes (default: all)"
+        "--peers", choices=PEERS, default="all", help="torchvision's variants; compiling takes minutes (default: all)"
     )
     arguments = parser.parse_args()
     refuse_unknown(arguments.networks, STEPS, "the arguments")
@@ -64,7 +66,7 @@ def main() -> None:
 
 
 def network(name: str, **settings: Any) -> nn.Module:
-    """The project's network of a step, on the GPU, channels-last."""
+    """Build our network of a step on the GPU, channels-last."""
     model, given, _, size, classes = STEPS[name]
     arrays = {"images": {"shape": [1, size, size, 3]}}
     description = {"name": "random", "kind": "image", "classes": list(range(classes)), "arrays": arrays}
@@ -74,7 +76,7 @@ def network(name: str, **settings: Any) -> nn.Module:
 
 
 def batch(name: str, small: bool = False) -> tuple[Tensor, Tensor]:
-    """Random images float32 [N, 3, H, W], channels-last, and labels [N]; ``small``: 8 images of at most 64 pixels."""
+    """Draw images float32 [N, 3, H, W], channels-last, and labels [N]; ``small``: 8 images of at most 64 pixels."""
     _, _, number, size, classes = STEPS[name]
     number, size = (8, min(size, 64)) if small else (number, size)
     images = torch.randn(number, 3, size, size, device="cuda").contiguous(memory_format=torch.channels_last)
@@ -82,7 +84,7 @@ def batch(name: str, small: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def equality(name: str) -> dict[str, Any]:
-    """Loss and gradients of one small batch, fused and module by module, in float32 and against float64."""
+    """Return the relative errors of loss and gradients: fused and plain against float64, and against each other."""
     built = network(name, activation="swish")
     images, labels = batch(name, small=True)
     tf32 = torch.backends.cudnn.allow_tf32
@@ -105,7 +107,7 @@ def equality(name: str) -> dict[str, Any]:
 def _loss_and_gradients(
     built: nn.Module, images: Tensor, labels: Tensor, by_kernels: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Both in float64, the gradients as one vector."""
+    """Return the loss [1] and all gradients [P] as float64 vectors."""
     built = copy.deepcopy(built).to(dtype)
     with dense.by_modules(not by_kernels):
         loss = functional.cross_entropy(built(images.to(dtype)), labels)
@@ -115,7 +117,7 @@ def _loss_and_gradients(
 
 
 def times(name: str, peers: str) -> Iterator[dict[str, Any]]:
-    """One row a variant: images a second and the largest memory that tensors took."""
+    """Yield one row per variant: images per second and peak memory."""
     yield measure(name, "this, CUDA graph", network(name), captured=True)
     yield measure(name, "this", network(name), captured=False)
     if peers != "none":
@@ -127,8 +129,8 @@ def times(name: str, peers: str) -> Iterator[dict[str, Any]]:
 
 
 def torchvision_network(name: str) -> nn.Module:
-    """torchvision's DenseNet of the same layers; for small images with the paper's stem."""
-    # On the GPU machine alone: the project does not depend on it.
+    """Build torchvision's DenseNet with the same layers, and the paper's stem for small images."""
+    # Optional: the project does not depend on torchvision.
     import torchvision
 
     classes = STEPS[name][4]
@@ -142,7 +144,7 @@ def torchvision_network(name: str) -> nn.Module:
 
 
 def measure(name: str, variant: str, built: nn.Module, captured: bool) -> dict[str, Any]:
-    # What the last variant left.
+    # Free the memory of the previous variant.
     gc.collect()
     torch.cuda.empty_cache()
     images, labels = batch(name)
@@ -150,14 +152,14 @@ def measure(name: str, variant: str, built: nn.Module, captured: bool) -> dict[s
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        # Cached casts would belong to the graph's memory.
+        # Cached casts would be allocated in the memory pool of the graph.
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=not captured):
             loss = functional.cross_entropy(built(images), labels)
         loss.backward()
         optimizer.step()
 
     side = bench.warmed_up(step, 3)
-    # What cuDNN tried while it chose its algorithms does not count.
+    # Exclude the workspaces that cuDNN allocated while it chose its algorithms.
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     run: Callable[[], None] = step
@@ -185,7 +187,7 @@ def equality_line(row: dict[str, Any]) -> str:
 
 
 def time_line(row: dict[str, Any]) -> str:
-    """One line of the table; the spread is the distance of the quartiles."""
+    """Format one line of the table; the spread is the interquartile range."""
     spread = row["high_quartile_ms"] - row["low_quartile_ms"]
     return (
         f"| {row['network']} | {row['variant']} | {row['batch']} | {row['images_per_second']:.0f} "

@@ -1,8 +1,8 @@
-"""Draw what the kernels' report measured: ``python -m benchmarks.kernel_picture REPORT.json PICTURE.png``.
+"""Draw a report of the kernels: ``python -m benchmarks.kernel_picture REPORT.json PICTURE.png``.
 
-One panel a kernel, one line a case, in the order of the report's table, which names them: the time of the kernel and of
-its best peer over the floor, the shortest time that the GPU's memory and arithmetic allow. 1 is the floor itself; the
-axis is logarithmic.
+One panel per kernel and one line per case, in the order of the report's table. A line shows the time of the kernel and
+of its best peer as multiples of the floor, the least time that the GPU's memory and arithmetic allow. The axis is
+logarithmic.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from evaluation.pictures import BLUE, GREY, VERMILLION, picture
 from storage.errors import InputError, command
 from storage.files import read_json
 
-# The rungs of the convolution's ladder are timed beside the best rung, which is no peer.
+# The convolution's simpler variants are timed against its best variant, which is not a peer.
 OWN = "register"
 ROW = {"kernel", "median_ms", "floor_ms", "best_peer", "peers"}
 WIDTH = 9.0
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Write the picture of a report's results."""
+    """Write the figure of a report to ``path``."""
     kernels: dict[str, list[dict[str, Any]]] = {}
     for row in report["results"]:
         if row["best_peer"] == OWN:
@@ -62,7 +62,7 @@ def title(figure: Figure, report: dict[str, Any]) -> None:
 
 
 def panel(axes: Axes, name: str, rows: list[dict[str, Any]]) -> None:
-    """One kernel's cases, the first on top."""
+    """Draw the cases of one kernel, the first on top."""
     places = range(len(rows) - 1, -1, -1)
     own = [row["median_ms"] / row["floor_ms"] for row in rows]
     peer = [row["peers"][row["best_peer"]]["median_ms"] / row["floor_ms"] for row in rows]

@@ -1,14 +1,14 @@
-"""Raw text to int32 arrays: how fast we are in one process, in two and with Dask, beside scikit-learn and plain pandas.
+"""Time preprocessing from raw text to int32 arrays: one process, two, Dask, scikit-learn and plain pandas.
 
 python -m benchmarks.preprocessing [--data docstrings] [--repeats 5]
 
-Every way starts from data/NAME/documents.jsonl, and each round does all of them, so that what else the machine does
-meets all alike. Ours segment, count, number and write tokens.npy and what goes with it, start of the processes
-included. CountVectorizer (scikit-learn's defaults) and pandas read the same file; they find words and no sentences.
+Every program starts from data/NAME/documents.jsonl. Each round runs all of them, so that other load affects all alike.
+Our programs segment, count, number and write tokens.npy and its companions, process start included. CountVectorizer
+(scikit-learn's defaults) and pandas read the same file and find words only, no sentences.
 
-Printed are megabytes of raw text (UTF-8) a second of processor time of all processes together, which is a second of
-one core, and a second by the clock; each as the median of the rounds with the lowest and highest. The second holds
-only on an idle machine. Two more things are checked: that ours have the same bytes, and what they are.
+The figures are megabytes of raw text (UTF-8) per second of processor time over all processes, and per second of wall
+time: median, lowest and highest over the rounds. Wall time is meaningful on an idle machine only. The run fails if our
+programs write different bytes.
 """
 
 import argparse
@@ -40,7 +40,7 @@ WORD = r"\w+|[^\w\s]"
 
 
 def ours(data: TextDataSet, how: str) -> str:
-    """Prepare ``data`` as REREAD_PREPROCESSING=how does; return the sha256 of tokens.npy."""
+    """Prepare ``data`` as with REREAD_PREPROCESSING=how; return the sha256 of tokens.npy."""
     os.environ[VARIABLE] = how
     with tempfile.TemporaryDirectory() as folder:
         working = Path(folder)
@@ -54,7 +54,7 @@ def count_vectorizer(data: TextDataSet) -> None:
 
 
 def plain_pandas(data: TextDataSet) -> np.ndarray:
-    """int32 [N, W] of the words seen five times or more in the training split, W their 95th percentile; 0 padding."""
+    """Return int32 [N, W]: words seen at least five times in training; W is the 95th percentile of lengths; 0 pads."""
     frame = pandas.read_json(data.directory / DOCUMENTS, lines=True)
     words = frame["text"].str.lower().str.findall(WORD)
     training = words[frame["split"] == "train"]
@@ -69,7 +69,7 @@ def plain_pandas(data: TextDataSet) -> np.ndarray:
 
 
 def seconds(do: Callable[[], object]) -> tuple[float, float, object]:
-    """Seconds of processor time of this process and those it ended, seconds by the clock, and what came of it."""
+    """Return processor seconds of this process and its finished children, wall seconds, and the result of ``do``."""
     cpu, clock = processor_seconds(), time.perf_counter()
     result = do()
     return processor_seconds() - cpu, time.perf_counter() - clock, result
@@ -88,13 +88,13 @@ def summary(megabytes: float, spent: list[float]) -> dict[str, float]:
 @command
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.preprocessing", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--data", default="docstrings", help="a text data set of data/")
+    parser.add_argument("--data", default="docstrings", help="a text data set in data/")
     parser.add_argument("--repeats", type=int, default=5, help="rounds, 1 or more")
     arguments = parser.parse_args()
     data = open_data_set(arguments.data)
     if not isinstance(data, TextDataSet) or arguments.repeats < 1:
         raise InputError("give a text data set, and one round or more")
-    # A cluster elsewhere would be another machine's figure.
+    # A remote cluster would measure another machine.
     os.environ.pop(ADDRESS_VARIABLE, None)
     ways: dict[str, Callable[[], object]] = {
         "one process": lambda: ours(data, "1"),
@@ -133,8 +133,8 @@ def main() -> None:
 def show(name: str, megabytes: float, repeats: int, found: dict[str, dict[str, dict[str, float]]]) -> None:
     table = Table(title=f"{name}: {megabytes:.1f} MB of text, n = {repeats}, median [lowest, highest]")
     table.add_column("")
-    table.add_column("MB a second a core", justify="right")
-    table.add_column("MB a second by the clock", justify="right")
+    table.add_column("MB per second and core", justify="right")
+    table.add_column("MB per second (wall)", justify="right")
     for way, speeds in found.items():
         table.add_row(
             way, *(f"{one['median']:.1f} [{one['lowest']:.1f}, {one['highest']:.1f}]" for one in speeds.values())

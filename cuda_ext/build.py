@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 from storage.errors import InputError, command
-from storage.files import content_key, file_lock, sha256_file, write_json, write_text
+from storage.files import content_key, sha256_file, write_json, write_text
+from storage.locks import file_lock
 
 SOURCES = Path(__file__).resolve().parent
 BUILT = SOURCES / "_build"
@@ -187,7 +188,8 @@ def run(arguments: list[str]) -> str:
     """Run a command and return what it printed; InputError with its last lines if it failed."""
     done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
-        if "Cannot find compiler" in done.stdout or "No such file or directory" in done.stdout and "g++" in done.stdout:
+        missing = "No such file or directory" in done.stdout and "g++" in done.stdout
+        if missing or "Cannot find compiler" in done.stdout:
             raise InputError("nvcc finds no C++ compiler: install one (`apt-get install g++`) and run `make ext`")
         lines = "\n".join(done.stdout.strip().splitlines()[-20:])
         raise InputError(f"{Path(arguments[0]).name} failed with exit code {done.returncode}:\n{lines}")

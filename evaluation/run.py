@@ -28,6 +28,7 @@ from runtime.determinism import determinism, threads
 from runtime.gpu_lease import acquire_gpu
 from storage.errors import InputError
 from storage.files import content_key, published_directory, write_json
+from storage.locks import file_lock, run_lock
 from storage.prepared import SPLITS, Prepared, open_prepared
 from storage.run_folder import LATENCY, METRICS, RunFolder
 from storage.source import numeric_digest
@@ -120,7 +121,8 @@ def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence
             "here"
         )
     prepared = open_prepared(prepared_directory)
-    with _device_for(run) as device, threads(1), determinism():
+    # The run's lock keeps `reread prune` from removing the run meanwhile.
+    with file_lock(run_lock(run.directory)), _device_for(run) as device, threads(1), determinism():
         destination = run.evaluation(evaluation_key(run, splits, machine_here(device)))
         network = models.load(run.directory, prepared.description).to(device)
         with published_directory(destination) as working:

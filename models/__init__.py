@@ -1,6 +1,6 @@
 """The networks by name. A network is one file, models/NAME.py, with
 
-    Settings   a frozen dataclass (storage.checked.Checked) of what the network can be told
+    Settings   a frozen dataclass (storage.settings) of what the network can be told
     DEBUG      Settings of a size for tests
     build      build(settings, description) -> torch.nn.Module, description being the data set's prepared.json
     KIND       optional: "text" or "image", the only kind of data that the network reads
@@ -9,7 +9,6 @@ and is known by being there: no list is kept, so that a new network changes no o
 """
 
 import ast
-import functools
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from storage.errors import InputError, nearest
 from storage.files import read_object, sha256_file
 from storage.run_folder import JOB, RESULT, RunFolder
-from storage.source import numeric_digest, parse
+from storage.settings import from_json, members
+from storage.source import combined_digest, numeric_files, parse
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,9 +42,17 @@ def refuse_other_kind(model: str, data: str, kind_of_data: str) -> None:
         raise InputError(f"{model} reads {kind(model)}, and {data} is {kind_of_data} data: choose another")
 
 
+def settings_class(model: str) -> type:
+    """The Settings of ``model``, a frozen dataclass; InputError for an unknown model."""
+    return _module(model).Settings
+
+
 def settings(model: str, mapping: Mapping[str, Any]) -> Any:
-    """The Settings of ``model`` with the values of ``mapping``; InputError for an unknown model, name or value."""
-    return _module(model).Settings.read(mapping, f"the network settings of {model}")
+    """Return the Settings of ``model`` with the values of ``mapping``; InputError for an unknown model or name.
+
+    planning.validation checks values before a job is made of them.
+    """
+    return from_json(settings_class(model), mapping)
 
 
 def debug(model: str) -> Any:
@@ -72,7 +80,7 @@ def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
 
     run = RunFolder(Path(run_directory))
     job = read_object(run.directory / JOB, "model", "network")
-    _refuse_other_weights(run, job["model"])
+    _refuse_other_weights(run)
     network = build(job["model"], job["network"], description)
     try:
         network.load_state_dict(load_file(run.weights))
@@ -90,17 +98,21 @@ class SourceChanged(InputError):
     """The code of a network is not the code that its weights were trained with."""
 
 
-@functools.cache
-def network_source(model: str) -> str:
-    """Return the digest of the code that computes ``model``: its file and all that it imports, without comments.
+def source_modules(model: str, network: Mapping[str, Any]) -> list[str]:
+    """Return the modules that compute a network: its own and those that its settings name, such as an activation."""
+    named = members(settings(model, network))
+    return [f"models.{model}", *sorted({f"{package}.{tagged['name']}" for package, tagged in named})]
+
+
+def network_source(model: str, network: Mapping[str, Any]) -> str:
+    """Return the digest of the code that computes a network: all that ``source_modules`` import, without comments.
 
     result.json keeps it beside the sha256 of the weights; ``load`` compares both.
     """
-    _refuse_unknown(model)
-    return numeric_digest([f"models.{model}"])
+    return combined_digest(numeric_files(source_modules(model, network)))
 
 
-def _refuse_other_weights(run: RunFolder, model: str) -> None:
+def _refuse_other_weights(run: RunFolder) -> None:
     if not run.weights.is_file():
         raise InputError(f"{run.weights} is missing: copy it from where the run was trained, or train it again")
     result = run.require_result()
@@ -114,11 +126,17 @@ def _refuse_other_weights(run: RunFolder, model: str) -> None:
             f"{run.weights} has changed since training: its sha256 is not the 'weights_sha256' of {RESULT}; "
             f"remove {run.directory} and train it again"
         )
-    if network_source(model) != result["network_source"]:
+    files = numeric_files(source_modules(run.job["model"], run.job["network"]))
+    if combined_digest(files) != result["network_source"]:
+        before = set(run.job.get("source", {}).get("files", {}).values())
+        changed = [name for name, digest in files.items() if digest not in before]
+        named = f"models/{run.job['model']}.py or what it imports"
+        if before and changed:
+            named = changed[0] + (f" and {len(changed) - 1} more" if changed[1:] else "")
         commit = run.environment.get("git_commit")
         raise SourceChanged(
-            f"the code of network '{model}' (models/{model}.py or what it imports) has changed since {run.directory} "
-            f"was trained{f' at commit {commit[:12]}' if commit else ''}: train it again, or use the code of that time"
+            f"the code of network '{run.job['model']}' ({named}) has changed since {run.directory} was trained"
+            f"{f' at commit {commit[:12]}' if commit else ''}: train it again, or use the code of that time"
         )
 
 

@@ -1,11 +1,11 @@
-"""A corpus block by block: each is read, segmented and numbered by itself, in any process, and later written out.
+"""A corpus block by block: any process can read and number a block, and later write its rows.
 
-A block is a run of whole lines of documents.jsonl. ``read_block`` leaves what it found, words as numbers of the block's
-own, in a temporary folder; when the counts of all blocks are added up and the vocabulary is known, ``write_block``
-puts the block's rows into their places in the arrays. So each text is segmented once, memory holds a block for each
-process however long the corpus is, and the bytes do not depend on who did which block, or when.
+A block is a run of whole lines of documents.jsonl. ``read_block`` segments its texts and saves words as the block's own
+numbers in a temporary folder. The counts of all blocks then give the vocabulary, and ``write_block`` writes the block's
+rows into the arrays. Each text is segmented once, and memory holds one block per process. The result does not depend
+on which process handles which block, or in which order.
 
-A job is a dictionary of what JSON can hold, with absolute paths: any process may do it.
+A job is a dictionary of JSON values with absolute paths.
 Shape legend: S sentences a document has at most, K classes; of one block: D documents, T words, M of them kept.
 """
 
@@ -32,17 +32,17 @@ from storage.prepared import SPLITS
 
 Job = dict[str, Any]
 Step = Callable[[Job], Any]
-# Does the jobs of a step and yields their results in the order of the jobs, as ``map`` does.
+# Like ``map``: runs a step on each job and yields the results in the order of the jobs.
 Run = Callable[[Step, Iterable[Job]], Iterator[Any]]
 
-# Of a longer block the words are found quicker, since more of its chunks are alike; but it takes more memory.
+# Larger blocks are tokenised faster because more chunks repeat, but need more memory.
 BLOCK_BYTES = 8 << 20
 WRITTEN_AT_A_TIME = 4 << 20  # bytes of word_counts
 SHOWN_DOCUMENTS = 40
 
 
 def split_into_blocks(path: Path) -> list[dict[str, int]]:
-    """Divide a file of lines: each block's number, first byte, the byte after its last, and its first line's number.
+    """Divide a file of lines into blocks: number, first byte, byte after the last, and number of the first line.
 
     A block ends with the line that reaches BLOCK_BYTES.
     """
@@ -59,15 +59,15 @@ def split_into_blocks(path: Path) -> list[dict[str, int]]:
 
 @dataclass(frozen=True)
 class Block:
-    """What ``read_block`` found: integers as narrow as they may be.
+    """A block's documents as numbers, in the narrowest integer types that hold them.
 
-    numbers            uint [T], every word of the block by its place in ``words``
+    numbers            uint [T], the index in ``words`` of every word of the block
     sentence_lengths   uint [sentences], in words
     sentence_counts    uint [D]
     split              uint8 [D]: 0 train, 1 validation, 2 test
     labels             int32 [D] (single-label) or uint8 [D, K] (multi-label)
-    source_rows        int64 [D], each document's number in the data's file
-    training_counts    int64 [distinct words], how often each stands in the training split
+    raw_indices        int64 [D], each document's number in the data's file
+    training_counts    int64 [distinct words], how often each occurs in the training split
     words              the block's distinct words
     shown              the ids of its first SHOWN_DOCUMENTS documents of the test split
     """
@@ -77,39 +77,39 @@ class Block:
     sentence_counts: np.ndarray
     split: np.ndarray
     labels: np.ndarray
-    source_rows: np.ndarray
+    raw_indices: np.ndarray
     training_counts: np.ndarray
     words: list[str]
     shown: list[str]
 
     def save(self, directory: Path) -> None:
-        """Write a file for each field; a folder that another process published first, for the same job, is kept."""
+        """Write a file per field. A folder that another process published first, for the same job, is kept."""
         with published_directory(directory) as working:
             for name, value in vars(self).items():
                 if isinstance(value, np.ndarray):
                     np.save(working / f"{name}.npy", value, allow_pickle=False)
             (working / "words.txt").write_text("\n".join(self.words), encoding="utf-8", newline="\n")
-            (working / "shown.json").write_text(json.dumps(self.shown), encoding="utf-8")
+            (working / "example_documents.json").write_text(json.dumps(self.shown), encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path, words: bool = True) -> "Block":
-        """Open a block that ``save`` wrote; its arrays are memory-mapped, and its words are read where asked for."""
+        """Open a block that ``save`` wrote. Arrays are memory-mapped; words are read only if ``words``."""
         arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in directory.glob("*.npy")}
         read = (directory / "words.txt").read_text(encoding="utf-8").split() if words else []
-        return cls(**arrays, words=read, shown=read_json(directory / "shown.json"))
+        return cls(**arrays, words=read, shown=read_json(directory / "example_documents.json"))
 
 
 def read_block(job: Job) -> None:
-    """Read, segment and count the documents of one block; what was found is left as a Block in ``job["found"]``.
+    """Read, segment and count the documents of one block, and save them as a Block in ``job["found"]``.
 
-    InputError for a line that is no document, and for a document without a word.
+    InputError for a line that is not a document, and for a document without a word.
     """
     entry = DataSetEntry.from_json(job["entry"], job["where"])
     chosen = None if job["chosen"] is None else set(np.load(job["chosen"], allow_pickle=False).tolist())
     with open(job["documents"], "rb") as file:
         file.seek(job["start"])
         lines = io.BytesIO(file.read(job["stop"] - job["start"]))
-    texts, ids, labels, splits, source_rows = [], [], [], [], []
+    texts, ids, labels, splits, raw_indices = [], [], [], [], []
     for line_number, line in enumerate(lines, job["first_line"]):
         if chosen is None or line_number - 1 in chosen:
             document = parse_document(line, entry, f"{job['where']}, line {line_number}")
@@ -117,7 +117,7 @@ def read_block(job: Job) -> None:
             ids.append(document.id)
             labels.append(document.labels)
             splits.append(SPLITS.index(document.split))
-            source_rows.append(line_number - 1)
+            raw_indices.append(line_number - 1)
 
     words, numbers, sentence_lengths, sentence_counts = number_words(texts)
     if not sentence_counts.all():
@@ -131,7 +131,7 @@ def read_block(job: Job) -> None:
         sentence_counts=_narrow(sentence_counts),
         split=split,
         labels=encode_labels(labels, entry.task, len(entry.classes)),
-        source_rows=np.array(source_rows, np.int64),
+        raw_indices=np.array(raw_indices, np.int64),
         training_counts=np.bincount(numbers[in_training], minlength=len(words)),
         words=words,
         shown=[ids[row] for row in np.flatnonzero(split == SPLITS.index("test"))[:SHOWN_DOCUMENTS]],
@@ -141,8 +141,8 @@ def read_block(job: Job) -> None:
 def number_words(texts: Sequence[str]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
     """Number the words of texts that ``mark_sentences`` made.
 
-    Returns the distinct words; the place of each word of the texts among them, int32 [T]; the words of each sentence
-    that has any, int64 [sentences]; and the number of these sentences in each text, int64 [D].
+    Return the distinct words; the index of each word of the texts among them, int32 [T]; the number of words of each
+    non-empty sentence, int64 [sentences]; and the number of these sentences in each text, int64 [D].
     """
     chunks_of_texts = _split(texts)
     stops_of_texts = chunks_of_texts.offsets.to_numpy()[1:]
@@ -165,33 +165,33 @@ def number_words(texts: Sequence[str]) -> tuple[list[str], np.ndarray, np.ndarra
 
 
 def _split(texts: Sequence[str]) -> pyarrow.LargeListArray:
-    """What stands between the spaces of each text."""
+    """Split each text at its spaces."""
     return pyarrow.compute.ascii_split_whitespace(pyarrow.array(texts, pyarrow.large_string()))
 
 
 def _join(strings: pyarrow.Array) -> bytes:
-    """The strings in UTF-8, a space between two."""
+    """Join the strings with spaces, in UTF-8."""
     all_of_them = pyarrow.ListArray.from_arrays(np.array([0, len(strings)], np.int32), strings)
     return pyarrow.compute.binary_join(all_of_them, pyarrow.scalar(" ", strings.type))[0].as_buffer().to_pybytes()
 
 
 def _distinct(strings: pyarrow.Array) -> tuple[np.ndarray, pyarrow.Array]:
-    """The place of each string among the distinct ones, int32, and these in the order in which they come."""
+    """Return the index of each string among the distinct ones, int32, and the distinct ones in order of occurrence."""
     encoded = strings.dictionary_encode()
     return encoded.indices.to_numpy(), encoded.dictionary
 
 
 def write_block(job: Job) -> dict[str, Any]:
-    """Write the rows of a block into the arrays of ``job["arrays"]``; say what was cut, and which documents are shown.
+    """Write the rows of a block into the arrays of ``job["arrays"]``; return tallies and example documents.
 
-    job["found"]        what ``read_block`` left
-    job["vocabulary"]   int32 [distinct words]: the number in the vocabulary of each of the block's words
+    job["found"]        the Block's folder
+    job["vocabulary"]   path of int32 [distinct words]: the vocabulary's number of each of the block's words
     job["first_rows"]   the row of the block's first document in each split
-    job["first_words"]  the place in ``tokens`` of its first word in each split
-    job["kept"]         the sentences of a document that are kept, and the words of a sentence
-    job["shown_end"]    the row after the last that is shown
+    job["first_words"]  the index in ``tokens`` of its first word in each split
+    job["kept"]         how many sentences of a document are kept, and how many words of a sentence
+    job["shown_end"]    the row after the last example document
 
-    Returns {"tallies": for each split what its documents have and lose, "shown": [{"row", "id", "words"}, ...]}.
+    Return {"tallies": for each split what its documents have and lose, "shown": [{"row", "id", "words"}, ...]}.
     """
     first_shown = job["first_rows"][SPLITS.index("test")]
     block = Block.load(Path(job["found"]), words=first_shown < job["shown_end"])
@@ -206,13 +206,13 @@ def write_block(job: Job) -> dict[str, Any]:
         sentences = slice(first_sentence, first_sentence := first_sentence + int(sentence_counts.sum()))
         lengths = block.sentence_lengths[sentences].astype(np.int64)
         words = slice(first_word, first_word := first_word + int(lengths.sum()))
-        tokens, word_counts = cut(vocabulary[block.numbers[words]], lengths, sentence_counts, *job["kept"])
+        tokens, word_counts = truncate(vocabulary[block.numbers[words]], lengths, sentence_counts, *job["kept"])
         split, split_of_words = block.split[documents], np.repeat(block.split[documents], word_counts.sum(axis=1))
         columns = {
             "word_counts": word_counts,
             "sentence_counts": np.count_nonzero(word_counts, axis=1).astype(np.int32),
             "labels": block.labels[documents],
-            "source_rows": block.source_rows[documents],
+            "raw_indices": block.raw_indices[documents],
         }
         document_words = np.add.reduceat(lengths, np.cumsum(sentence_counts) - sentence_counts)
         for number, tally in enumerate(tallies):
@@ -234,7 +234,7 @@ def write_block(job: Job) -> dict[str, Any]:
 
 
 def words_of(block: Block, document: int) -> list[list[str]]:
-    """The sentences of one document of a block, each a list of its words, as ``preprocessing.text.segment`` does."""
+    """Return the sentences of one document of a block, each a list of words, as ``preprocessing.text.segment`` does."""
     first = int(block.sentence_counts[:document].sum(dtype=np.int64))
     lengths = block.sentence_lengths[first : first + int(block.sentence_counts[document])].astype(np.int64)
     start = int(block.sentence_lengths[:first].sum(dtype=np.int64))
@@ -243,16 +243,16 @@ def words_of(block: Block, document: int) -> list[list[str]]:
     return [words[stop - length : stop] for stop, length in zip(stops, lengths.tolist(), strict=True)]
 
 
-def cut(
+def truncate(
     words: np.ndarray, lengths: np.ndarray, sentence_counts: np.ndarray, kept_sentences: int, kept_words: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what is kept of documents as ``preprocessing.text.number`` does of one.
+    """Truncate documents, as ``preprocessing.text.number`` does with one.
 
     words            int32 [T], the words of all documents as numbers
     lengths          int64 [sentences], the words of each sentence, one or more
     sentence_counts  int64 [D], the sentences of each document, one or more
 
-    Returns tokens int32 [M], the kept words one after the other, and word_counts int32 [D, S], where S is
+    Return tokens int32 [M], the kept words one after the other, and word_counts int32 [D, S], S being
     ``kept_sentences``.
     """
     kept = kept_lengths(lengths, sentence_counts, kept_sentences, kept_words)
@@ -263,12 +263,12 @@ def cut(
 
 
 def kept_lengths(lengths: np.ndarray, sentence_counts: np.ndarray, kept_sentences: int, kept_words: int) -> np.ndarray:
-    """The words that are kept of each sentence, int64 [sentences]; arguments as for ``cut``."""
+    """Return how many words of each sentence are kept, int64 [sentences]; arguments as for ``truncate``."""
     return np.where(segment_arange(sentence_counts) < kept_sentences, np.minimum(lengths, kept_words), 0)
 
 
 def count_kept(block: Block, kept_sentences: int, kept_words: int) -> list[int]:
-    """How many words of a block are kept in each split."""
+    """Return how many words of a block are kept in each split."""
     lengths, sentence_counts = block.sentence_lengths.astype(np.int64), block.sentence_counts.astype(np.int64)
     kept = kept_lengths(lengths, sentence_counts, kept_sentences, kept_words)
     split = np.repeat(block.split, sentence_counts)
@@ -278,7 +278,7 @@ def count_kept(block: Block, kept_sentences: int, kept_words: int) -> list[int]:
 def tally_of(
     sentence_counts: np.ndarray, document_words: np.ndarray, tokens: np.ndarray, word_counts: np.ndarray
 ) -> dict[str, int]:
-    """What documents have and what they lose; ``words_unknown`` are among the words that are kept, ``tokens``."""
+    """Count what documents have and what truncation removes; ``words_unknown`` counts kept words, of ``tokens``."""
     tally = {
         "documents": len(word_counts),
         "documents_cut": np.count_nonzero(word_counts.sum(axis=1) < document_words),
@@ -294,7 +294,7 @@ def tally_of(
 def write_rows(path: Path, first: int, rows: np.ndarray) -> None:
     """Write ``rows`` into the .npy file ``path`` from row ``first`` on; other processes may write other rows.
 
-    Written rather than mapped: pages of a mapped file would count as our memory, and a full disk would kill us.
+    Not by a memory map: its pages would count as this process's memory, and a full disk would kill the process.
     """
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     with open(path, "r+b") as file:
@@ -303,5 +303,5 @@ def write_rows(path: Path, first: int, rows: np.ndarray) -> None:
 
 
 def _narrow(integers: np.ndarray) -> np.ndarray:
-    """The same numbers in the narrowest unsigned type that holds them."""
+    """Convert integers to the narrowest unsigned type that holds them."""
     return integers.astype(np.min_scalar_type(int(integers.max(initial=0))))

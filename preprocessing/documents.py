@@ -1,8 +1,8 @@
 """A text data set as arrays: vocabulary and lengths from the training split, then every document as numbers.
 
-The file is read once, as a stream of blocks (preprocessing/blocks.py), and each text is segmented once. What the
-blocks found is added up in the order of the file: counts of words and of lengths are whole numbers, and exact. Memory
-holds a block for each process, the vocabulary's counts up to a limit, and a few numbers a block.
+The file is read once, as a stream of blocks (preprocessing/blocks.py), and each text is segmented once. Counts of words
+and of lengths are exact integers, added up in the order of the file. Memory holds one block per process, the
+vocabulary's counts up to a limit, and a few numbers per block.
 
 Shape legend: N rows, M words of all rows that are kept, S sentences a document has at most, K classes, V words of the
 vocabulary, D numbers of a word vector.
@@ -61,14 +61,14 @@ def count_blocks(data: TextDataSet) -> int:
 
 
 def write_documents(data: TextDataSet, settings: TextSettings, working: Path, run: Run = map) -> dict[str, Any]:
-    """Write the arrays and files of a text data set into ``working`` and return what prepared.json says of them.
+    """Write the arrays and files of a text data set into ``working`` and return their entries for prepared.json.
 
     tokens.npy int32 [M], word_counts.npy int32 [N, S], sentence_counts.npy int32 [N], labels.npy int32 [N] or
-    uint8 [N, K], source_rows.npy int64 [N] (each row's number in the data's file); vocabulary.json, quantiles.csv,
-    lengths.csv, lengths.png, shown.json; where the settings ask for them word_vectors.npy float32 [V, D].
+    uint8 [N, K], raw_indices.npy int64 [N] (each row's number in the data's file); vocabulary.json, quantiles.csv,
+    lengths.csv, lengths.png, example_documents.json; where the settings ask for them word_vectors.npy float32 [V, D].
 
-    ``run`` does jobs and yields their results in the order of the jobs, as ``map`` does: here, in other processes or
-    on other machines (preprocessing/workers.py). It changes no byte.
+    ``run`` is like ``map``: it may run jobs in this process, in others or on other machines (preprocessing/workers.py).
+    The bytes do not depend on it.
     """
     temporary = (working / "blocks").resolve()
     temporary.mkdir()
@@ -96,7 +96,7 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
         shown += written["shown"]
         for split, tally in written["tallies"].items():
             cut[split].update(tally)
-    write_json(working / "shown.json", shown)
+    write_json(working / "example_documents.json", shown)
     shutil.rmtree(temporary)
     if settings.word_vectors is not None:
         _add_word_vectors(working, splits["train"][1], len(vocabulary), settings.word_vectors)
@@ -112,7 +112,7 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
 
 
 class _Found:
-    """What the blocks have together. ``rows``: of each block, its documents in each split."""
+    """The sums over all blocks. ``rows``: of each block, its documents in each split."""
 
     def __init__(self, directory: Path) -> None:
         self.counts = WordCounts(directory)
@@ -133,7 +133,7 @@ class _Found:
 
 
 def _read(data: TextDataSet, settings: TextSettings, temporary: Path, run: Run) -> _Found:
-    """Have every block read, and add up what they found, in their order."""
+    """Read all blocks and add up their counts in the order of the file."""
     documents, chosen = data.directory / DOCUMENTS, None
     if settings.rows_per_class is not None:
         chosen = temporary / "chosen.npy"
@@ -159,9 +159,9 @@ def _read(data: TextDataSet, settings: TextSettings, temporary: Path, run: Run) 
 
 
 def _place(counts_of_blocks: list[list[int]]) -> tuple[dict[str, list[int]], list[list[int]]]:
-    """Where rows or words stand, of which each block has so many in each split, in split order and then in the file's.
+    """Assign places to rows or words, given how many each block has in each split: by split, then in the file's order.
 
-    Returns the first of each split and the one after its last; and for each block its first in each split.
+    Return [first, stop] of each split, and for each block its first place in each split.
     """
     counts = np.array(counts_of_blocks, np.int64)
     stops = np.cumsum(counts.sum(axis=0))
@@ -171,7 +171,7 @@ def _place(counts_of_blocks: list[list[int]]) -> tuple[dict[str, list[int]], lis
 
 
 def _make_arrays(data: TextDataSet, rows: int, words: int, kept_sentences: int, working: Path) -> None:
-    """Make the files of the arrays, which are written by the blocks."""
+    """Create the files of the arrays; the blocks' rows are written into them."""
     _refuse_too_large(rows, words, kept_sentences, f"preprocessing.{data.name}.length_quantile", working)
     several = data.entry.task == "multi-label"
     shapes = {
@@ -179,7 +179,7 @@ def _make_arrays(data: TextDataSet, rows: int, words: int, kept_sentences: int, 
         "word_counts": (np.int32, (rows, kept_sentences)),
         "sentence_counts": (np.int32, (rows,)),
         "labels": (np.uint8, (rows, len(data.entry.classes))) if several else (np.int32, (rows,)),
-        "source_rows": (np.int64, (rows,)),
+        "raw_indices": (np.int64, (rows,)),
     }
     for name, (dtype, shape) in shapes.items():
         np.lib.format.open_memmap(working / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
@@ -193,7 +193,7 @@ def _writing_jobs(
     shown_end: int,
     temporary: Path,
 ) -> Iterator[Job]:
-    """Yield a job for each block, its words looked up here: the whole vocabulary is in one process alone."""
+    """Yield a job per block. Words are looked up here, so that only this process holds the whole vocabulary."""
     for number, (rows, words) in enumerate(zip(first_rows, first_words, strict=True)):
         found, vocabulary = temporary / str(number), temporary / f"{number}.npy"
         words_of_block = Block.load(found).words
@@ -211,7 +211,7 @@ def _writing_jobs(
 
 
 def _add_word_vectors(working: Path, training_rows: int, vocabulary_size: int, settings: WordVectors) -> None:
-    """Train them on the rows of the training split, which come first."""
+    """Train word vectors on the training split, whose rows come first."""
     tokens, word_counts = (np.load(working / f"{name}.npy", mmap_mode="r") for name in ("tokens", "word_counts"))
     word_counts = word_counts[:training_rows]
     words = tokens[: word_counts.sum(dtype=np.int64)]
@@ -220,7 +220,7 @@ def _add_word_vectors(working: Path, training_rows: int, vocabulary_size: int, s
 
 
 def _refuse_too_large(rows: int, words: int, kept_sentences: int, setting: str, working: Path) -> None:
-    """One document of endless sentences, kept by a quantile of 1, can ask for more than any disk has."""
+    """Raise InputError where the arrays would not fit on the disk: a quantile of 1 keeps the longest sentence whole."""
     needed, free = 4 * (words + rows * kept_sentences), shutil.disk_usage(working).free
     if needed > free:
         raise InputError(
@@ -230,7 +230,7 @@ def _refuse_too_large(rows: int, words: int, kept_sentences: int, setting: str, 
 
 
 def _with_shares(tally: Counter[str]) -> dict[str, int | float]:
-    """Add to the counts of a split the shares that they make; words_unknown are a share of the words kept."""
+    """Add shares to the counts of a split; words_unknown_share is a share of the words kept."""
     kept = tally["words"] - tally["words_dropped"]
     return dict(tally) | {
         "documents_cut_share": round(tally["documents_cut"] / tally["documents"], 6),

@@ -1,8 +1,8 @@
-"""Published archives: from a mirror folder, or from their URLs, resumed where a download broke off.
+"""Published archives: from a mirror folder, or downloaded from their URLs with resumption.
 
-A file from the URL is checked against the checksum that its authors or a well-known reader publish. A mirror's files
-are packed anew and have another: they are checked by their own integrity, member names and counts, and the digest of
-their content (see preprocessing.archives and ingest).
+A downloaded file is checked against the checksum that its authors or a well-known reader publish. A mirror's files may
+be packed differently, so only their integrity, member names, counts and the digest of their content are checked (see
+preprocessing.archives and ingest).
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from storage.errors import InputError, PassingError
-from storage.files import file_lock
+from storage.locks import file_lock
 
 CHUNK = 1 << 20
 TIMEOUT_SECONDS = 60
-BUSY = (408, 425, 429)  # the server asks to come back later
+BUSY = (408, 425, 429)  # the server asks for a later retry
 MIRROR_VARIABLE = "REREAD_MIRROR"
 
 
@@ -42,9 +42,9 @@ def find_archive(
     mirror: Path | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """The path of the archive: mirror/DATA_SET/FILE where there is a mirror, else downloaded to archives/FILE.
+    """Return the path of the archive: mirror/DATA_SET/FILE where there is a mirror, else archives/FILE, downloaded.
 
-    Without ``mirror`` the environment's REREAD_MIRROR names one. InputError when it has no such file.
+    ``mirror`` defaults to the environment's REREAD_MIRROR. InputError when the mirror does not have the file.
     """
     mirror = mirror or os.environ.get(MIRROR_VARIABLE)
     if not mirror:
@@ -101,13 +101,13 @@ def check(path: Path, archive: Archive, what_to_do: str) -> None:
 
 
 def fetch(url: str, part: Path) -> None:
-    """Append what ``part`` lacks of ``url``, with a progress bar; a server that sends no part sends the whole."""
+    """Resume the download of ``url`` to ``part`` with a progress bar; a server without Range support sends it whole."""
     have = part.stat().st_size if part.is_file() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
-        # 416: nothing lies behind what we have. Whether it is right, the checksum says.
+        # 416: the file is complete. The checksum decides whether it is right.
         error.close()
         if have and error.code == 416:
             return

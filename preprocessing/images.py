@@ -1,7 +1,7 @@
-"""Images as uint8 arrays, and the mean and deviation of each channel over the training split, exactly.
+"""Images as uint8 arrays, and the exact mean and standard deviation of each channel over the training split.
 
-Sums of pixels and of their squares are whole numbers, so that the order of summing changes nothing and the sums of
-shards add up to those of the whole; only the two results are rounded, once, to float64.
+Sums of pixels and of their squares are integers: the order of summation changes nothing, and sums of shards add up to
+those of the whole. Only the two results are rounded, once, to float64.
 
 Shape legend: N images of H x W pixels and C channels.
 """
@@ -27,7 +27,7 @@ ROWS_AT_A_TIME = 4096
 
 @dataclass(frozen=True)
 class PixelSums:
-    """For each channel the sum of its pixels and of their squares, over ``count`` pixels a channel."""
+    """The sum of each channel's pixels and of their squares, over ``count`` pixels per channel."""
 
     count: int
     sums: tuple[int, ...]
@@ -41,13 +41,13 @@ class PixelSums:
         )
 
     def mean(self) -> list[float]:
-        """The mean of pixel / 255 by channel, float64, rounded once."""
+        """Return the mean of pixel / 255 of each channel, float64, rounded once."""
         return [float(Fraction(total, LARGEST_PIXEL * self.count)) for total in self.sums]
 
     def deviation(self) -> list[float]:
-        """The standard deviation (of the population) of pixel / 255 by channel, float64.
+        """Return the standard deviation (of the population) of pixel / 255 of each channel, float64.
 
-        InputError for a channel with one value alone, which nothing can be divided by.
+        InputError for a channel that has one value only: its deviation is 0, and pixels are divided by it.
         """
         deviations = []
         for channel, (total, squares) in enumerate(zip(self.sums, self.squares, strict=True)):
@@ -61,9 +61,9 @@ class PixelSums:
 
 
 def pixel_sums(images: np.ndarray) -> PixelSums:
-    """Sum the pixels of images uint8 [N, H, W, C] by channel."""
+    """Sum the pixels of images uint8 [N, H, W, C] for each channel."""
     channels = images.shape[-1]
-    # A histogram of 256 values a channel holds the exact sums, and takes no wider copy of the pixels.
+    # A histogram of 256 values per channel gives the exact sums without a wider copy of the pixels.
     values = np.arange(LARGEST_PIXEL + 1)
     histograms = [np.bincount(images[..., channel].ravel(), minlength=LARGEST_PIXEL + 1) for channel in range(channels)]
     return PixelSums(
@@ -74,16 +74,16 @@ def pixel_sums(images: np.ndarray) -> PixelSums:
 
 
 def prepare(data: ImageDataSet, settings: ImageSettings, working: Path) -> dict[str, Any]:
-    """Write the arrays of an image data set into ``working`` and return what prepared.json says of them.
+    """Write the arrays of an image data set into ``working`` and return their entries for prepared.json.
 
-    images.npy uint8 [N, H, W, C], as they are; labels.npy int32 [N] or uint8 [N, K];
-    source_rows.npy int64 [N], each row's number in the data's files.
+    images.npy uint8 [N, H, W, C], unchanged; labels.npy int32 [N] or uint8 [N, K];
+    raw_indices.npy int64 [N], each row's number in the data's files.
     """
     labels = [(label,) for label in data.labels.tolist()] if data.labels.ndim == 1 else _class_numbers(data.labels)
     ids = [str(number) for number in range(len(data.images))]
     rows = choose_rows(data.name, data.split, labels, ids, settings.rows_per_class)
     np.save(working / "labels.npy", data.labels[rows.source], allow_pickle=False)
-    np.save(working / "source_rows.npy", rows.source, allow_pickle=False)
+    np.save(working / "raw_indices.npy", rows.source, allow_pickle=False)
 
     shape = (len(rows.source), *data.images.shape[1:])
     images = np.lib.format.open_memmap(working / "images.npy", mode="w+", dtype=np.uint8, shape=shape)

@@ -1,7 +1,7 @@
-"""How long sentences and documents are, counted exactly, and where a quantile of the training split cuts them.
+"""Lengths of sentences and documents, counted exactly, and the quantiles at which they are truncated.
 
-A length is a count of words (of a sentence) or of sentences (of a document). Histograms hold whole numbers, so that
-those of shards add up to that of the whole, and a quantile is read off without rounding.
+A length is the number of words of a sentence or of sentences of a document. Histograms hold integers: those of shards
+add up to that of the whole, and quantiles are exact.
 """
 
 import math
@@ -13,26 +13,25 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kinds.text import Share
-from storage.checked import checked
+from storage.errors import InputError
 
 LEVELS = {"words": "sentence", "sentences": "document"}  # what is counted: in what
 TABLE_QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
-# Okabe and Ito's colours, told apart by colour-blind readers and in grey: kept is dark, cut is light.
+# Okabe and Ito's colours, distinct for colour-blind readers and in grey: kept is dark, truncated is light.
 KEPT_COLOUR, CUT_COLOUR, INK = "#0072B2", "#E69F00", "#222222"
 MOST_BARS = 500
 
 
 class LengthHistogram:
-    """How many items have each length. Those of parts add up: ``a + b`` equals the histogram of the whole."""
+    """The number of items of each length. Histograms of parts add up by ``+`` to that of the whole."""
 
     def __init__(self, lengths: Iterable[int] = ()):
         self.counts: Counter[int] = Counter(lengths)
 
     @classmethod
     def of(cls, lengths: np.ndarray) -> "LengthHistogram":
-        """That of an int array."""
+        """Return the histogram of an int array."""
         values, counts = np.unique(lengths, return_counts=True)
         return cls(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
@@ -57,16 +56,18 @@ class LengthHistogram:
         return max(self.counts)
 
     def longer_than(self, length: int) -> int:
-        """The number of items longer than ``length``."""
+        """Return the number of items longer than ``length``."""
         return sum(count for one, count in self.counts.items() if one > length)
 
     def quantile(self, quantile: float) -> int:
-        """The smallest length L such that at least ``quantile`` of the items have a length <= L, exactly.
+        """Return the smallest length L such that at least ``quantile`` of the items have a length <= L, exactly.
 
-        The quantile is taken as it is written (0.55 is 55/100, not the binary number beside it, which would ask for
-        one item more of a hundred). InputError unless it is in (0, 1]; ValueError where there are no items.
+        The quantile is read as a decimal: 0.55 is 55/100, not the nearest binary number, which would need one item in a
+        hundred more. InputError unless it is in (0, 1]; ValueError where there are no items.
         """
-        needed = Fraction(str(checked("quantile", quantile, Share))) * self.total
+        if not 0 < quantile <= 1:
+            raise InputError(f"quantile is {quantile}: it must be above 0 and at most 1")
+        needed = Fraction(str(quantile)) * self.total
         reached = 0
         for length in sorted(self.counts):
             reached += self.counts[length]
@@ -76,7 +77,7 @@ class LengthHistogram:
 
 
 def quantile_table(words: LengthHistogram, sentences: LengthHistogram) -> pd.DataFrame:
-    """Columns level (words, sentences), quantile, length."""
+    """Return a table with columns level (words, sentences), quantile, length."""
     rows = [
         (level, quantile, histogram.quantile(quantile))
         for level, histogram in zip(LEVELS, (words, sentences), strict=True)
@@ -86,7 +87,7 @@ def quantile_table(words: LengthHistogram, sentences: LengthHistogram) -> pd.Dat
 
 
 def length_table(words: LengthHistogram, sentences: LengthHistogram) -> pd.DataFrame:
-    """Columns level (words, sentences), length, count: both histograms, whole."""
+    """Return both histograms as a table with columns level (words, sentences), length, count."""
     rows = [
         (level, length, histogram.counts[length])
         for level, histogram in zip(LEVELS, (words, sentences), strict=True)
@@ -103,16 +104,16 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 def plot_lengths(
     words: LengthHistogram, sentences: LengthHistogram, kept_words: int, kept_sentences: int, title: str, path: Path
 ) -> None:
-    """Draw both distributions as a PNG, 1500 x 600 pixels, with the cut marked and what is cut in another colour.
+    """Draw both distributions as a PNG, 1500 x 600 pixels; truncated lengths have another colour.
 
-    The axis ends near the 99th percentile, or a little after the cut; how much lies beyond is said in words. The
-    same histograms give the same bytes with the same matplotlib.
+    The axis ends near the 99th percentile, or a little after the truncation; the title counts longer items. Equal
+    histograms give equal bytes with one version of matplotlib.
     """
-    # Here rather than above, since only a drawing needs it and it is slow to import.
+    # Imported here: it is slow, and only drawing needs it.
     import matplotlib
     from matplotlib.figure import Figure
 
-    # The user's own matplotlibrc must not change the picture.
+    # The user's matplotlibrc must not change the picture.
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, "backend": "agg", "font.size": 11}):
         figure = Figure(figsize=(10, 4), dpi=150, layout="constrained")
         figure.suptitle(title, color=INK, fontsize=13)
@@ -127,7 +128,7 @@ def _draw(axes, level: str, histogram: LengthHistogram, kept: int) -> None:
     item = LEVELS[level]
     end = min(histogram.longest, max(histogram.quantile(0.99), math.ceil(1.25 * kept)), 4 * kept)
     width = math.ceil(end / MOST_BARS)
-    # Counted from the cut in both directions, so that no bar holds both what is kept and what is cut.
+    # Bins start at the truncation in both directions, so that no bar has both kept and truncated lengths.
     first, last = -math.ceil(kept / width), max(0, math.ceil((end - kept) / width))
     edges = kept + 0.5 + width * np.arange(first, last + 1)
     lengths, counts = np.array(sorted(histogram.counts.items())).T
@@ -137,7 +138,7 @@ def _draw(axes, level: str, histogram: LengthHistogram, kept: int) -> None:
         axes.stairs(percent[-first:], edges[-first:], fill=True, color=CUT_COLOUR)
 
     longer = histogram.longer_than(kept)
-    side = -1 if kept > 0.5 * end else 1  # the label stands where there is room
+    side = -1 if kept > 0.5 * end else 1  # on the side that has room
     axes.axvline(kept + 0.5, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
     axes.annotate(
         f"cut at {kept:,}\n{longer / histogram.total:.1%} of {item}s\nare longer",

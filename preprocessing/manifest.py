@@ -18,7 +18,8 @@ import numpy as np
 import kinds
 from preprocessing.sources import SOURCES
 from storage.errors import InputError, nearest, refuse_unknown
-from storage.files import file_lock, read_json, sha256_file, write_json
+from storage.files import read_json, sha256_file, write_json
+from storage.locks import file_lock
 from storage.prepared import SPLITS, Prepared
 
 SCHEMA = 1
@@ -67,7 +68,7 @@ class DataSetEntry:
     def from_json(cls, value: Mapping[str, Any], where: str) -> "DataSetEntry":
         """Read an entry; InputError names ``where`` when a field is unknown, missing or not one of its choices."""
         if not isinstance(value, Mapping):
-            raise InputError(f"{where} is no mapping: restore the file from git")
+            raise InputError(f"{where} is not a mapping: restore the file from git")
         known = [about.name for about in fields(cls)]
         refuse_unknown(value, known, where)
         missing = [name for name in known[:8] if name not in value]
@@ -119,22 +120,22 @@ class Manifest:
         return cls(entries, path)
 
     def save(self) -> None:
-        """Write the manifest by rename, keys sorted: equal entries give equal bytes."""
+        """Write the manifest by rename with sorted keys: equal entries give equal bytes."""
         entries = {name: entry.to_json() for name, entry in self.datasets.items()}
         write_json(self.path, {"schema": SCHEMA, "datasets": entries})
 
     def entry(self, name: str) -> DataSetEntry:
-        """The entry of ``name``; InputError names the command that makes it, or the nearest data set there is."""
+        """Return the entry of ``name``; InputError names the command that makes it, or the nearest data set."""
         if name not in self.datasets:
             if name in SOURCES.available():
-                raise InputError(f"data set '{name}' is not here yet: run `python -m tasks.ingest {name}`")
+                raise InputError(f"data set '{name}' is not here yet: run `reread data {name}`")
             known = nearest(name, self.datasets) if self.datasets else "it has none yet, run 'make data'"
             raise InputError(f"no data set '{name}' in {self.path}: {known}")
         return self.datasets[name]
 
 
 def record(name: str, entry: DataSetEntry, manifest_path: Path = MANIFEST_PATH) -> None:
-    """Put ``entry`` into the manifest under ``name``, under a lock so that two writers lose nothing."""
+    """Add or replace the manifest's entry ``name``, under a lock so that two writers lose nothing."""
     manifest_path = Path(manifest_path)
     with file_lock(manifest_path.parent / ".locks" / f"{manifest_path.name}.lock"):
         datasets = Manifest.load(manifest_path).datasets
@@ -142,7 +143,7 @@ def record(name: str, entry: DataSetEntry, manifest_path: Path = MANIFEST_PATH) 
 
 
 def encode_labels(labels: Sequence[Sequence[int]], task: str, class_count: int) -> np.ndarray:
-    """Class numbers a row -> int32 [N] (single-label) or uint8 [N, K] of zeros and ones (multi-label)."""
+    """Encode each row's class numbers as int32 [N] (single-label) or uint8 [N, K] of zeros and ones (multi-label)."""
     if task == "single-label":
         return np.array([row[0] for row in labels], dtype=np.int32)
     encoded = np.zeros((len(labels), class_count), dtype=np.uint8)
@@ -154,14 +155,14 @@ def encode_labels(labels: Sequence[Sequence[int]], task: str, class_count: int) 
 def check_corpus(labels: np.ndarray, entry: DataSetEntry, where: Path | str) -> None:
     """Raise InputError where there is no row, a split is empty, or only one class occurs.
 
-    ``labels`` as encode_labels makes them.
+    ``labels`` as encode_labels returns them.
     """
     present = len(np.unique(labels)) if entry.task == "single-label" else len(entry.classes)
     check_census(len(labels), present, entry, where)
 
 
 def check_census(rows: int, classes: int, entry: DataSetEntry, where: Path | str) -> None:
-    """As check_corpus, of the number of rows and of the classes that occur in them."""
+    """Do as check_corpus does, with the number of rows and of the classes that occur."""
     if rows == 0:
         raise InputError(f"{where} has no rows: a data set needs rows in {', '.join(SPLITS)}")
     if classes < 2:
@@ -179,11 +180,11 @@ def verify_files(directory: Path, entry: DataSetEntry) -> None:
     for name, about in entry.files.items():
         path = directory / name
         if not path.is_file():
-            raise InputError(f"{path} is missing: remove {directory} and run 'make data' to make it anew")
+            raise InputError(f"{path} is missing: remove {directory} and run 'make data' to make it again")
         if path.stat().st_size != about.bytes or sha256_file(path) != about.sha256:
             raise InputError(
                 f"{path} is not the file that the manifest names (sha256 {about.sha256[:12]}…): "
-                f"remove {directory} and run 'make data' to make it anew"
+                f"remove {directory} and run 'make data' to make it again"
             )
 
 
@@ -208,7 +209,7 @@ def load_raw_rows(
     InputError where the raw data is missing or is not what the manifest names.
     """
     data = open_data_set(prepared.description["name"], data_directory, manifest_path)
-    indices = {split: prepared.arrays["source_rows"][prepared.rows(split)].tolist() for split in splits}
+    indices = {split: prepared.arrays["raw_indices"][prepared.rows(split)].tolist() for split in splits}
     rows = data.read([index for of_split in indices.values() for index in of_split])
     stops = np.cumsum([len(of_split) for of_split in indices.values()]).tolist()
     return {split: rows[stop - len(indices[split]) : stop] for split, stop in zip(indices, stops, strict=True)}

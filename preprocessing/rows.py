@@ -1,4 +1,4 @@
-"""Which rows of a data set are prepared, and in which order: by split, and in a split as in the data's files."""
+"""The rows of a data set that are prepared, by split and within a split in the order of the data's files."""
 
 import contextlib
 import hashlib
@@ -28,12 +28,12 @@ class Rows:
 def choose_rows(
     name: str, split: np.ndarray, labels: Sequence[Sequence[int]], ids: Sequence[str], rows_per_class: int | None
 ) -> Rows:
-    """Return all rows in split order or, with ``rows_per_class``, at most so many of each class in each split.
+    """Return all rows in split order or, with ``rows_per_class``, at most that many of each class in each split.
 
     name     the data set's, for errors
     split    uint8 [M]: 0 train, 1 validation, 2 test
     labels   the class numbers of each row; rows without any count as one more class
-    ids      a name of each row: those first by its hash are kept, a random choice that anyone can repeat
+    ids      a name for each row: rows are chosen in the order of its hash, which is random and repeatable
 
     InputError where all rows of the training split have the same labels.
     """
@@ -60,12 +60,12 @@ def refuse_one_class(name: str, training_labels: Collection[tuple[int, ...]]) ->
 
 
 def rank(identity: str) -> bytes:
-    """What rows are chosen by: a hash of their ids, a random order that anyone can repeat."""
+    """Return the hash of an id by which rows are ordered: random, and repeatable."""
     return hashlib.sha256(identity.encode("utf-8", "backslashreplace")).digest()
 
 
 def first_of_each_class(ranked: Iterable[tuple[int, Sequence[int]]], rows_per_class: int) -> list[int]:
-    """Keep of (row, labels), as they come, those of whose classes none has ``rows_per_class`` yet; sorted."""
+    """Take rows in the order given while none of their classes has ``rows_per_class`` yet; return them sorted."""
     kept, counts = [], Counter()
     for row, labels in ranked:
         classes = labels or (None,)
@@ -76,7 +76,7 @@ def first_of_each_class(ranked: Iterable[tuple[int, Sequence[int]]], rows_per_cl
 
 
 class Census:
-    """Which classes occur in rows, and whether those of the training split differ: enough to refuse a corpus."""
+    """The classes that occur in a corpus, and up to two label sets of its training split: enough to check it."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -84,23 +84,23 @@ class Census:
         self.training_labels: set[tuple[int, ...]] = set()  # two at most
 
     def add(self, rows: int, classes: Iterable[int], training_labels: Iterable[tuple[int, ...]]) -> None:
-        """Count some rows: the classes that occur, and the labels that do in the training split."""
+        """Add some rows, the classes that occur in them, and the label sets of those in the training split."""
         self.rows += rows
         self.classes.update(classes)
         self.training_labels = set(sorted({*self.training_labels, *training_labels})[:2])
 
     def check(self, data: TextDataSet) -> None:
-        """Raise InputError where nothing can be learned of the rows."""
+        """Raise InputError where nothing can be learned from the rows."""
         classes = len(self.classes) if data.entry.task == "single-label" else len(data.entry.classes)
         check_census(self.rows, classes, data.entry, data.directory / DOCUMENTS)
         refuse_one_class(data.name, self.training_labels)
 
 
 def choose_documents(data: TextDataSet, rows_per_class: int, directory: Path) -> np.ndarray:
-    """Return int64 [M], the rows of a text data set that ``choose_rows`` would keep, however many there are.
+    """Return int64 [M], the rows of a text data set that ``choose_rows`` would keep, for a corpus of any size.
 
-    Ids are put in order by a database in ``directory``, and memory holds the rows that are kept. InputError for what
-    the data set itself refuses, and where nothing can be learned of it.
+    A database in ``directory`` sorts the ids, so that memory holds only the rows that are kept. InputError for a line
+    that is not a document, and for a corpus from which nothing can be learned.
     """
     census = Census()
 

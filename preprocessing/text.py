@@ -1,9 +1,9 @@
-"""A document as lower-cased words by sentence, and as numbers: what preparing a data set and a served model share.
+"""A document as lower-cased words by sentence, and as numbers: used to prepare data sets and by served models.
 
-Sentences and words come from Bling Fire (https://github.com/microsoft/BlingFire). Of six ways to find sentences it
-alone is both right and quick, and none of them needs a model. Right of 20 hard cases (abbreviations, initials,
-ellipses, quotations), and sentences a second on one core:
+Sentences and words come from Bling Fire (https://github.com/microsoft/BlingFire), the most accurate and the second
+fastest of six tokenisers without a trained model. 20 hard cases are abbreviations, initials, ellipses and quotations:
 
+    tokeniser            right of 20    sentences per second on one core
     Bling Fire           19    56,600
     pysbd                19     1,400
     syntok               18     6,300
@@ -11,14 +11,14 @@ ellipses, quotations), and sentences a second on one core:
     a regular expression 13   382,000
     punkt, trained here  10    29,100
 
-What Bling Fire leaves open is settled here: a blank line ends a sentence, text is brought to Unicode's form NFC,
-a lone surrogate (which has no UTF-8) reads as U+FFFD, and each Han ideograph or kana is a word, since their scripts
-put no spaces. A run of more than 300 letters without a break is cut into words of 300 by Bling Fire itself.
+Rules beside Bling Fire's own: a blank line ends a sentence; text is normalised to NFC; a lone surrogate (which UTF-8
+cannot encode) becomes U+FFFD; each Han ideograph or kana is a word, because these scripts use no spaces. Bling Fire
+splits a run of more than 300 letters into words of 300.
 
-No word reaches over a space, so that a chunk (what stands between two spaces) has the same words wherever it stands,
-and of many texts each distinct chunk needs to be read once.
+No word contains a space. So a chunk (the text between two spaces) has the same words everywhere, and each distinct
+chunk of many texts is tokenised once.
 
-Needs numpy and blingfire alone. Shape legend: M words of a document that are kept, S sentences that may be.
+Needs only numpy and blingfire. Shape legend: M kept words of a document, S sentences it can have at most.
 """
 
 import ctypes
@@ -32,10 +32,10 @@ import numpy as np
 
 from preprocessing.vocabulary import UNKNOWN_INDEX
 
-# Bling Fire is given no more characters at a time to find sentences, and little more bytes to find words: that bounds
-# its memory, and it counts bytes in 32 bits.
+# The longest piece, in characters, that Bling Fire splits into sentences; pieces for words are little longer in bytes.
+# The bound limits its memory, and its byte offsets have 32 bits.
 LONGEST_PIECE = 1_000_000
-# The chunk that stands after each sentence. In a text this character is a space, as it is to Bling Fire.
+# The chunk that follows each sentence. In a text this character is a space, as it is to Bling Fire.
 SENTENCE_END = "\x03"
 
 # The longest piece has four bytes a character, and its sentences take no more than twice as many.
@@ -49,7 +49,7 @@ _ABBREVIATION_AT_THE_END = re.compile(r"""(\.(?<=[^\W\d_]\.)[^\W\d_])(\.(?:[^\S\
 
 
 def segment(text: str) -> list[list[str]]:
-    """Return the document's sentences, each a list of its lower-cased words; an empty list where there is no word."""
+    """Return the document's sentences, each a list of lower-cased words; an empty list where there is no word."""
     content = mark_sentences(text).encode()
     found, starts = find_words(content)
     words = " ".join(found).split()
@@ -58,7 +58,7 @@ def segment(text: str) -> list[list[str]]:
 
 
 def mark_sentences(text: str) -> str:
-    """Return the text with the chunk SENTENCE_END after each sentence; split at ASCII spaces it gives its chunks."""
+    """Return the text with the chunk SENTENCE_END after each sentence; splitting at ASCII spaces gives its chunks."""
     if SENTENCE_END in text:
         text = text.replace(SENTENCE_END, " ")
     if not text.isascii():
@@ -71,10 +71,10 @@ def mark_sentences(text: str) -> str:
 
 
 def find_words(content: bytes) -> tuple[list[str], np.ndarray]:
-    """Find the words of UTF-8 text in which only sentences are marked, or of chunks with a space between two.
+    """Find the words of UTF-8 text in which only sentences are marked, or of chunks joined by spaces.
 
-    Returns the lower-cased words, many in one string with spaces between, since a string a word would take longer than
-    to find them; and the byte at which each word starts, int64 [words].
+    Return the lower-cased words, many in one string separated by spaces (one string per word would take longer than the
+    tokeniser), and the byte at which each word starts, int64 [words].
     """
     words, starts, start = [], [np.zeros(0, np.int64)], 0
     while start < len(content):
@@ -112,7 +112,7 @@ def _sentences(piece: str) -> str:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield the paragraphs of ``text``; one too long for Bling Fire is cut at a space, and there a sentence ends."""
+    """Yield the paragraphs of ``text``; a longer one than LONGEST_PIECE is split at a space, where a sentence ends."""
     # Most texts are one line, which the expression need not read.
     for paragraph in _BLANK_LINE.split(text) if "\n" in text else (text,):
         start = 0
@@ -132,13 +132,13 @@ def keep(sentences: list[list[str]], kept_sentences: int, kept_words: int) -> li
 def number(
     sentences: list[list[str]], index: Mapping[str, int], kept_sentences: int, kept_words: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what is kept of the sentences as numbers.
+    """Truncate the sentences and return their words as numbers.
 
     ``index`` gives each word of the vocabulary its number (``preprocessing.vocabulary.word_index``).
 
-    Returns tokens int32 [M], the kept words one after the other, and word_counts int32 [S], 0 after the last sentence,
-    where S is ``kept_sentences``. The first sentence always has a word, so that a network has something to attend to:
-    a document without words is one sentence of one unknown word.
+    Return tokens int32 [M], the kept words one after the other, and word_counts int32 [S], 0 after the last sentence,
+    S being ``kept_sentences``. A document without words becomes one sentence of one unknown word, so that a network has
+    something to attend to.
     """
     word_counts = np.zeros(kept_sentences, np.int32)
     if not sentences:
@@ -150,5 +150,5 @@ def number(
 
 
 def encode(text: str, index: Mapping[str, int], kept_sentences: int, kept_words: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return raw text as ``number`` does: the very numbers that preparing a data set writes for it."""
+    """Return raw text as ``number`` does: the same numbers as in a prepared data set."""
     return number(segment(text), index, kept_sentences, kept_words)

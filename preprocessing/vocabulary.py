@@ -1,8 +1,8 @@
-"""The vocabulary: the words of the training split that are frequent enough, and the number of each.
+"""The vocabulary: the frequent words of the training split, each with a number.
 
 Words seen fewer than ``min_count`` times become <unk>, after Yang et al. 2016, section 3.3, who keep words that
-appear more than five times (a min_count of 6). The tokeniser takes "<unk>" apart, so that no word of a text can be
-mistaken for one of the two special entries.
+appear more than five times (a min_count of 6). The tokeniser splits "<unk>", so no word of a text equals one of the two
+special entries.
 """
 
 import sqlite3
@@ -18,10 +18,7 @@ MOST_IN_MEMORY = 1_000_000  # distinct words
 
 
 class WordCounts:
-    """Exact counts of any number of distinct words in bounded memory: beyond MOST_IN_MEMORY they go to a file.
-
-    The file is made in ``directory``, a temporary one, and only when it is needed.
-    """
+    """Exact counts of any number of distinct words: beyond MOST_IN_MEMORY they move to a database in ``directory``."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "words.sqlite"
@@ -29,24 +26,24 @@ class WordCounts:
         self.on_disk: sqlite3.Connection | None = None
 
     def add(self, words: Iterable[str], counts: Iterable[int]) -> None:
-        """Add the counts of some distinct words; those that are 0 are passed over."""
+        """Add the counts of some distinct words; zeros are ignored."""
         self.in_memory.update(dict(filter(itemgetter(1), zip(words, counts, strict=True))))
         if len(self.in_memory) > MOST_IN_MEMORY:
-            self._pour_out()
+            self._move_to_disk()
 
     def at_least(self, min_count: int) -> Counter[str]:
-        """The counts of the words seen at least ``min_count`` times."""
+        """Return the counts of the words seen at least ``min_count`` times."""
         if self.on_disk is None:
             return Counter({word: count for word, count in self.in_memory.items() if count >= min_count})
-        self._pour_out()
+        self._move_to_disk()
         frequent = Counter(dict(self.on_disk.execute("SELECT * FROM words WHERE count >= ?", (min_count,))))
         self.on_disk.close()
         return frequent
 
-    def _pour_out(self) -> None:
+    def _move_to_disk(self) -> None:
         if self.on_disk is None:
             self.on_disk = sqlite3.connect(self.path, isolation_level=None)
-            # Nobody needs the file after a crash.
+            # The file is worthless after a crash.
             self.on_disk.execute("PRAGMA journal_mode = OFF")
             self.on_disk.execute("PRAGMA synchronous = OFF")
             self.on_disk.execute("CREATE TABLE words (word TEXT PRIMARY KEY, count INTEGER) WITHOUT ROWID")
@@ -60,7 +57,7 @@ class WordCounts:
 
 
 def count_words(sentences: Iterable[Iterable[str]]) -> Counter[str]:
-    """Count the words of sentences. Counts of parts add up exactly, by ``+`` or ``update``, to those of the whole."""
+    """Count the words of sentences. Counts of parts add up to those of the whole, by ``+`` or ``update``."""
     return Counter(chain.from_iterable(sentences))
 
 

@@ -1,9 +1,8 @@
-"""Word vectors of the training split: word2vec, as Yang et al. 2016 (section 3.3) begin their embedding.
+"""Word vectors of the training split: word2vec, with which Yang et al. 2016 (section 3.3) initialise their embedding.
 
 Source: Mikolov et al., Distributed Representations of Words and Phrases and their Compositionality, 2013: skip-gram
-with negative sampling, as gensim computes it. It reads the kept words of the training split and no other text, a
-sentence at a time; a rare word is one of the unknown ones here too. One thread and one seed: the same arrays give the
-same vectors on one kind of CPU.
+with negative sampling, computed by gensim. It reads only the kept words of the training split, sentence by sentence;
+rare words are <unk>. One thread and one seed: equal arrays give equal vectors on one kind of CPU.
 """
 
 from collections.abc import Iterator
@@ -15,18 +14,18 @@ from kinds.text import WordVectors
 SEED = 0
 NEGATIVE_SAMPLES = 5  # words drawn against each true neighbour: 5 to 20 for small corpora, section 2.2
 DOCUMENTS_AT_A_TIME = 1024
-LONGEST_SENTENCE = 10_000  # of a longer one gensim would leave out the rest; it is read in parts
+LONGEST_SENTENCE = 10_000  # gensim would truncate a longer one; it is read in parts
 
 
 def train_word_vectors(
     tokens: np.ndarray, word_counts: np.ndarray, vocabulary_size: int, settings: WordVectors
 ) -> np.ndarray:
-    """Return a vector for each word of the vocabulary, float32 [V, D], zero for one that stands in no sentence.
+    """Return a vector for each word of the vocabulary, float32 [V, D], zero for a word that does not occur.
 
-    tokens: int32 [M], the words of the sentences one after the other; word_counts: int32 [N, S], how many each
-    sentence of each document has.
+    tokens: int32 [M], the words of the sentences one after the other; word_counts: int32 [N, S], the number of words of
+    each sentence of each document.
     """
-    # Here rather than above, since only this needs it and it is slow to import.
+    # Imported here: it is slow, and only this function needs it.
     from gensim.models import Word2Vec
 
     sentences = _Sentences(tokens, word_counts, vocabulary_size)
@@ -53,7 +52,7 @@ def train_word_vectors(
 
 
 class _Sentences:
-    """Sentences as gensim reads them, once an epoch: lists of names, here the words' numbers written out."""
+    """Sentences as gensim iterates over them in each epoch: lists of names, which are the words' numbers as text."""
 
     def __init__(self, tokens: np.ndarray, word_counts: np.ndarray, vocabulary_size: int) -> None:
         self.tokens = tokens

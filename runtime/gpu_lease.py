@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from storage.errors import InputError
-from storage.files import file_lock
+from storage.locks import file_lock
 
 LOCKS = Path(".locks")
 POLL_SECONDS = 0.5
@@ -26,26 +26,42 @@ POLL_SECONDS = 0.5
 def acquire_gpu() -> Iterator[torch.device]:
     """Acquire a free GPU for the block and yield it; without a GPU yield the CPU. Wait while all GPUs are taken.
 
-    Jobs spread: no GPU gets a second job while another has none. InputError for a wrong REREAD_RUNS_A_GPU.
+    InputError for a wrong REREAD_RUNS_A_GPU.
     """
-    slots = runs_per_gpu()
+    runs_per_gpu()
     if not torch.cuda.is_available():
         yield torch.device("cpu")
         return
+    with acquire_gpus(1) as (index,):
+        torch.cuda.set_device(index)
+        yield torch.device("cuda", index)
+
+
+@contextlib.contextmanager
+def acquire_gpus(count: int) -> Iterator[list[int]]:
+    """Acquire ``count`` GPUs for the block, all or none, and yield their numbers. Wait while other jobs leave fewer.
+
+    Jobs spread: no GPU gets a second job while another has none.
+    """
     waiting = False
     while True:
-        for slot, index in itertools.product(range(slots), range(torch.cuda.device_count())):
-            uuid = torch.cuda.get_device_properties(index).uuid
-            name = f"gpu-{uuid}-{slot}.lock" if slot else f"gpu-{uuid}.lock"
-            with file_lock(LOCKS / name, blocking=False) as acquired:
-                if acquired:
-                    torch.cuda.set_device(index)
-                    yield torch.device("cuda", index)
+        with contextlib.ExitStack() as held:
+            acquired: list[int] = []
+            for slot, index in itertools.product(range(runs_per_gpu()), range(torch.cuda.device_count())):
+                if index not in acquired and held.enter_context(file_lock(_lock(index, slot), blocking=False)):
+                    acquired.append(index)
+                if len(acquired) == count:
+                    yield acquired
                     return
         if not waiting:
-            print("waiting: other jobs use every visible GPU", file=sys.stderr)
+            print("waiting: other jobs have the visible GPUs", file=sys.stderr)
             waiting = True
         time.sleep(POLL_SECONDS)
+
+
+def _lock(index: int, slot: int) -> Path:
+    uuid = torch.cuda.get_device_properties(index).uuid
+    return LOCKS / (f"gpu-{uuid}-{slot}.lock" if slot else f"gpu-{uuid}.lock")
 
 
 def runs_per_gpu() -> int:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 # A folder that may not be written, a disk that is full, a file where a folder is meant and the other way round.
 OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR)
@@ -47,7 +48,7 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
     code 2, WorkFailed and PassingError are one with 1, an interrupt with 130."""
 
     @functools.wraps(main)
-    def run(*arguments, **keywords) -> None:
+    def run(*arguments: Any, **keywords: Any) -> None:
         try:
             code = main(*arguments, **keywords)
         except InputError as error:

@@ -67,7 +67,7 @@ def from_json(cls: type, values: Mapping[str, Any]) -> Any:
 
 
 def _from_json(kind: Any, value: Any) -> Any:
-    nested = [one for one in alternatives(kind) if is_dataclass(one)]
+    nested = [one for one in alternatives(kind) if isinstance(one, type) and is_dataclass(one)]
     if nested and isinstance(value, Mapping):
         return from_json(nested[0], value)
     return tuple(value) if isinstance(value, list) else value

@@ -12,13 +12,12 @@ from torch import nn
 import models
 from batches import collation
 from batches.subsets import segment_arange, select_rows
-from runtime.gpu_lease import acquire_gpu
 from storage.errors import InputError
 from storage.files import read_object
 from storage.prepared import Prepared, open_prepared
 from storage.run_folder import JOB, RunFolder
 from studies import evidence
-from training.device import configure
+from training.device import acquire_device, configure
 from training.settings import Settings
 
 BATCH = 64
@@ -39,7 +38,7 @@ def command_line(name: str, description: str, plan: Any, debug: Any, study: Call
     prepared = open_text(arguments.prepared)
     place = evidence.destination(arguments.to / name, prepared.description["name"])
     plan = debug if arguments.debug else dataclasses.replace(plan, documents=arguments.documents)
-    with acquire_gpu() as device:
+    with acquire_device() as device:
         configure(Settings())
         print(evidence.told(study(plan, arguments.runs, prepared, place, device), place))
 

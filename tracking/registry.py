@@ -26,7 +26,8 @@ import kinds
 import models
 from preprocessing.manifest import MANIFEST_PATH, Manifest
 from storage.errors import InputError, nearest
-from storage.files import file_lock, read_json
+from storage.files import read_json
+from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
 from storage.run_folder import RunFolder
 from tracking.runs import DATABASE, LOCKS, SCORES, Tracking, open_tracking, tracking_uri

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import kinds
+import models
 from models.objectives import DEFAULT
 from storage.errors import InputError
 from storage.files import write_json
@@ -72,8 +73,9 @@ def served_modules(job: Mapping[str, Any], kind: str) -> list[str]:
     """Return the modules that compute a served network's answers."""
     described = kinds.kind(kind)
     objective = job["training"].get("objective", DEFAULT)["name"]
-    modules = [f"models.{job['model']}", f"models.objectives.{objective}", "batches.answers"]
-    return modules + [kinds.module_of(entry) for entry in (described.collator, described.reader) if entry]
+    readers = [kinds.module_of(entry) for entry in (described.collator, described.reader) if entry]
+    network = models.source_modules(job["model"], job["network"])
+    return [*network, f"models.objectives.{objective}", "batches.answers", *readers]
 
 
 def served_source(job: Mapping[str, Any], kind: str) -> str:

@@ -1,7 +1,9 @@
-"""How a job computes on its device, and a record of the device and its software."""
+"""The device of a training process, how it computes there, and a record of the device and its software."""
 
+import contextlib
 import platform
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,33 @@ import torch
 
 from cuda_ext import library
 from runtime.determinism import set_determinism
-from runtime.gpu_lease import runs_per_gpu
+from runtime.gpu_lease import acquire_gpus, runs_per_gpu
 from storage.errors import InputError
 from storage.git import checkout
+from training.processes import ONE, Processes
 from training.settings import Settings
+
+
+@contextlib.contextmanager
+def acquire_device(processes: Processes = ONE) -> Iterator[torch.device]:
+    """Hold the device of this process for the block: the CPU, or a GPU of its own.
+
+    Several processes get a GPU each, or all of them wait. InputError for a wrong REREAD_RUNS_A_GPU, and where a node
+    has fewer GPUs than processes.
+    """
+    count = processes.local_world_size
+    runs_per_gpu()
+    if not torch.cuda.is_available():
+        yield torch.device("cpu")
+        return
+    if count > torch.cuda.device_count():
+        raise InputError(f"{count} processes need a GPU each, and there are {torch.cuda.device_count()}: start fewer")
+    first = processes.local_rank == 0
+    with acquire_gpus(count) if first else contextlib.nullcontext() as own:
+        held = next(gpus for node, gpus in processes.gather((processes.node, own)) if node == processes.node and gpus)
+        index = held[processes.local_rank]
+        torch.cuda.set_device(index)
+        yield torch.device("cuda", index)
 
 
 def configure(settings: Settings) -> None:
@@ -52,6 +77,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "driver": driver.read_text().splitlines()[0] if gpu and driver.is_file() else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "processes": Processes.of_environment().world_size,
         "host": socket.gethostname(),
         "git_commit": commit,
         "git_dirty": dirty,

@@ -97,7 +97,7 @@ def _check_images(images: Tensor, size: int, padding: str) -> None:
     if padding not in PADDINGS:
         raise ValueError(f"conv2d's padding is {', '.join(PADDINGS)}, got {padding!r}")
     shape = tuple(images.shape)
-    if len(shape) not in (3, 4) or len(shape) == 4 and shape[1] != 1:
+    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[1] != 1):
         raise ValueError(f"conv2d takes images as [N, H, W] or [N, 1, H, W], got {shape}")
     if max(shape[-2:]) > LONGEST_SIDE:
         raise ValueError(f"conv2d takes images of at most 2^30 rows and columns, got {shape}")

@@ -236,7 +236,7 @@ def _forward_on_gpu(
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
     if x.ndim == 2:
         states.zero_()
-    directions, sequences, units = final.shape
+    directions, sequences, _units = final.shape
     rows = math.prod(x.shape[:-1])
     steps = x.shape[1] if x.ndim == 3 else -1
     plan, source, weights, bias, recurrent = kernels.gru_prepare(x, limits, rows, steps, *given, sequences, False)

@@ -1,4 +1,4 @@
-"""The GRU's cases: those that the benchmark times, and small odd ones that compute-sanitizer watches.
+r"""The GRU's cases: those that the benchmark times, and small odd ones that compute-sanitizer watches.
 
 The lengths are those of real sentences: the first 20 of each of IMDB's 25,000 training reviews (Maas et al. 2011),
 clipped at 30 words. ``SENTENCES`` is what this printed:

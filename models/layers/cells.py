@@ -142,7 +142,7 @@ class Recurrence(nn.Module):
         remembered = old["candidate"] if reset is None else reset * old["candidate"]
         squash = torch.relu if self.cell == "gru-relu" else torch.tanh
         candidate = squash(new["candidate"] + remembered)
-        # candidate + update * (state - candidate)
+        # Linear interpolation is the candidate plus update * (state - candidate).
         return Step(reset, update, candidate, candidate if update is None else candidate.lerp(state, update))
 
     def as_gru(self) -> list[Tensor]:

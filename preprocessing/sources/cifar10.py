@@ -27,7 +27,7 @@ FOLDER = "cifar-10-batches-bin"
 BATCHES = tuple(f"{FOLDER}/data_batch_{number}.bin" for number in range(1, 6)) + (f"{FOLDER}/test_batch.bin",)
 RECORDS = 10_000
 RECORD_BYTES = 1 + 3 * 32 * 32
-# The digest of the published content: a mirror that is packed anew has the same.
+# The digest of the published content, however its archive is packed.
 VERSION = "ddf2d77772a33ff879d83ce6608cb2243dfe0e0d4262ac803649ff3086c81e3f"
 ABOUT = About(
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -37,7 +37,7 @@ ABOUT = About(
 
 
 def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line: None) -> ImageRows:
-    """images uint8 [60000, 32, 32, 3], labels int32 [60000], split uint8 [60000]. InputError as read_members."""
+    """Return images uint8 [60000, 32, 32, 3], labels int32 [60000], split uint8 [60000]. InputError as read_members."""
     (path,) = archives
     progress(f"reading {path}")
     batches = dict(read_members(path, BATCHES.__contains__))

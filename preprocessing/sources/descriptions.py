@@ -1,9 +1,8 @@
 """A docstring -> the prose of its description.
 
-Sections that list parameters, results, errors or examples are left out, as are doctests, code blocks, grid tables,
-formulas, links and field lists; marks of reStructuredText and Markdown are taken off words that stay. It knows the
-three ways in which Python projects write docstrings: numpydoc's underlined titles, Google's "Args:", and Sphinx's
-":param x:".
+Sections of parameters, results, errors or examples are removed, as are doctests, code blocks, grid tables, formulas,
+links and field lists. Markup of reStructuredText and Markdown is removed from the remaining words. Three styles are
+supported: numpydoc's underlined titles, Google's "Args:", and Sphinx's ":param x:".
 """
 
 import inspect
@@ -43,7 +42,7 @@ SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bcf)(?<!\bvs)[.!?][\"')\]
 
 
 def count_sentences(text: str) -> int:
-    """A cautious count: the marks that end a sentence and stand before a capital or at the end of the text."""
+    """Count sentences cautiously: marks that end a sentence before a capital or at the end of the text."""
     return len(SENTENCE_END.findall(text))
 
 
@@ -52,12 +51,12 @@ def is_dropped(title: str) -> bool:
 
 
 def describe(docstring: str) -> str:
-    """The prose of a docstring's description: paragraphs, each on one line, with an empty line between them."""
+    """Return the prose of a docstring's description: one line per paragraph, separated by empty lines."""
     lines = inspect.cleandoc(docstring).splitlines()
     paragraphs: list[str] = []
     current: list[str] = []
-    dropping = False  # in a numpydoc section that is left out
-    deeper_than: int | None = None  # in a block that is left out: its lines are indented deeper than this
+    dropping = False  # in a numpydoc section that is removed
+    deeper_than: int | None = None  # in a block that is removed: its lines are indented deeper than this
     fenced = doctest = False
 
     def finish() -> None:
@@ -118,13 +117,13 @@ def describe(docstring: str) -> str:
 
 
 def is_prose(paragraph: str) -> bool:
-    """Whether a paragraph has words, and is more than the few that introduced a block that was left out."""
+    """Return whether a paragraph has words, and more than the few that introduced a removed block."""
     words = [word for word in paragraph.split() if any(letter.isalpha() for letter in word)]
     return len(words) > (4 if paragraph.endswith(":") else 0)
 
 
 def clean_line(text: str) -> str:
-    """Take the marks of reStructuredText and Markdown off a paragraph; formulas and links go altogether."""
+    """Remove the markup of reStructuredText and Markdown, formulas and links from a paragraph."""
     for pattern, replacement in INLINE:
         text = pattern.sub(replacement, text)
     return " ".join(text.replace("\\", " ").split())

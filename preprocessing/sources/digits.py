@@ -1,11 +1,11 @@
 """Handwritten digits that come with scikit-learn: 1,797 images of 8 x 8 pixels in 10 classes.
 
 Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998
-(its test part), as sklearn.datasets.load_digits reads it from a file of the package: no network.
+(its test part), as sklearn.datasets.load_digits reads it from a file of the package: no download.
 
-A pixel counts the dark dots of a 4 x 4 field, 0 to 16; it is stored as uint8 with 255 for 16 (rounded to nearest).
-Splits are stratified, 70 % train and 15 % each for validation and test, chosen by the sha256 of the pixels, so that
-duplicates stay together.
+A pixel counts the dark dots of a 4 x 4 field, 0 to 16, and is stored as uint8 with 255 for 16 (rounded to nearest).
+Splits are stratified, 70 % train and 15 % each for validation and test, by the sha256 of the pixels, so that duplicates
+stay in one split.
 """
 
 from collections import Counter
@@ -28,8 +28,8 @@ ABOUT = About(
 
 
 def rows(progress: Callable[[str], None] = lambda line: None) -> ImageRows:
-    """images uint8 [1797, 8, 8, 1], labels int32 [1797], split uint8 [1797]."""
-    # scikit-learn takes 1.6 s to import, and only who makes this data set needs it.
+    """Return images uint8 [1797, 8, 8, 1], labels int32 [1797], split uint8 [1797]."""
+    # Imported here: scikit-learn takes 1.6 s to import.
     from sklearn.datasets import load_digits
 
     progress("reading scikit-learn's digits")

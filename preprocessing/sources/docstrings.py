@@ -1,14 +1,13 @@
 """Descriptions of functions, classes and modules from the docstrings of pinned packages; the class is the package.
 
-The source files are found through importlib.metadata and read with ``ast``; no package is imported, so the bytes are
-the same on Python 3.11 and 3.12 and on any machine with the same versions. Tests, vendored and generated code are left
-out, and so are torch (its files differ between builds) and the standard library (it changes with Python's patch
-release).
+The source files are found through importlib.metadata and read with ``ast``. No package is imported, so the bytes are
+equal on Python 3.11 and 3.12 and on any machine with the same versions. Tests, vendored and generated code are not
+read, nor torch (its files differ between builds) and the standard library (it changes with Python's patch release).
 
-The files of a package are read in the order of the sha256 of their names until it has DOCUMENTS_PER_CLASS documents, so
-that classes are near balanced. A document has three sentences or more; exact and near duplicates, within a package or
-across two, are left out; names and aliases of all packages are masked, so that the label is not in the text. Splits go
-by source file, so that siblings do not leak.
+The files of a package are read in the order of the sha256 of their names until there are DOCUMENTS_PER_CLASS documents,
+so that classes are nearly balanced. A document has three sentences or more. Exact and near duplicates, within a package
+or across two, are dropped. Names and aliases of all packages are masked, so that the label is not in the text. A source
+file is in one split, so that its functions do not leak.
 """
 
 import ast
@@ -42,10 +41,10 @@ PACKAGES = {
 DOCUMENTS_PER_CLASS = 450
 LEAST_SENTENCES = 3
 SHARES = {"test": 0.15, "validation": 0.15}
-# The oldest Python that we run on: a file that it cannot parse is left out on a newer one too.
+# The oldest supported Python: a file that it cannot parse is excluded on a newer one too.
 GRAMMAR = (3, 11)
 
-# Folders and files of tests, of vendored and of generated code, by their names.
+# Names of folders and files of tests, of vendored and of generated code.
 LEFT_OUT = re.compile(
     r"tests?|_?testing|test_utils|test-examples|conftest|benchmarks|_?examples|demo|_?vendor(?:ed)?|_?externals?|extern"
     r"|array_api_(?:compat|extra)|cobyqa|pyprima|_antlr|protos|(?:_|db_)?migrations|versions|__config__|_?version"
@@ -62,7 +61,7 @@ MASKED = re.compile(rf"{NAMES}|(?<![a-z0-9])(?:{ALIASES})(?![a-z0-9])", re.IGNOR
 
 
 def rows(progress: Callable[[str], None] = lambda line: None) -> TextRows:
-    """The corpus; ``progress`` is told which package is read."""
+    """Return the corpus; ``progress`` gets a line per package."""
     seen = NearDuplicates()
     dropped: Counter[str] = Counter()
     documents: list[Document] = []
@@ -94,12 +93,12 @@ def rows(progress: Callable[[str], None] = lambda line: None) -> TextRows:
 
 
 def group_of(document: Document) -> str:
-    """Return the source file of a document: its siblings are in the same one."""
+    """Return the source file of a document."""
     return document.id.partition(":")[0]
 
 
 def installed_versions() -> dict[str, str]:
-    """The version of each package that is installed, without the part that names a build."""
+    """Return the version of each installed package, without the part that names a build."""
     versions = {}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -108,7 +107,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def source_files(package: str, folder: str) -> list[tuple[str, Path]]:
-    """(name, path) of the package's own source files, in the order of the sha256 of the name (a/b/c.py)."""
+    """Return (name, path) of the package's own source files, in the order of the sha256 of the name (a/b/c.py)."""
     try:
         listed = importlib.metadata.distribution(package).files or ()
     except importlib.metadata.PackageNotFoundError:
@@ -124,9 +123,9 @@ def source_files(package: str, folder: str) -> list[tuple[str, Path]]:
 
 
 def file_documents(name: str, path: Path) -> Iterator[tuple[str, str]]:
-    """(id, text) of each docstring of a file with enough sentences; the id is the file and the qualified name."""
+    """Yield (id, text) of each docstring of a file with enough sentences; the id is the file and the qualified name."""
     with warnings.catch_warnings():
-        # Invalid escapes in strings: not ours to mend, and Python 3.11 and 3.12 call them by other names.
+        # Invalid escapes in strings: their warning has another class in Python 3.12 than in 3.11.
         warnings.simplefilter("ignore")
         try:
             tree = ast.parse(path.read_bytes(), name, feature_version=GRAMMAR)
@@ -142,7 +141,7 @@ def file_documents(name: str, path: Path) -> Iterator[tuple[str, str]]:
 
 
 def docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, str]]:
-    """(qualified name, docstring) of a module, its classes and functions, in the order of the file."""
+    """Yield (qualified name, docstring) of a module, its classes and functions, in the order of the file."""
     if isinstance(node, DOCUMENTED):
         docstring = ast.get_docstring(node, clean=False)
         if docstring:

@@ -1,7 +1,7 @@
 """Near duplicates: texts that share most of their runs of five words.
 
-Exact Jaccard similarity of shingle sets (A. Broder, "On the resemblance and containment of documents", 1997), through
-an index of shingles rather than sketches: nothing is drawn at random.
+Exact Jaccard similarity of shingle sets (A. Broder, "On the resemblance and containment of documents", 1997), by an
+index of shingles instead of random sketches.
 """
 
 import re
@@ -11,7 +11,7 @@ WORD = re.compile(r"\w+")
 
 
 class NearDuplicates:
-    """Remembers the texts it was given and says of a new one whether it resembles one of them."""
+    """An index of texts that detects whether a new one resembles one of them."""
 
     def __init__(self, threshold: float = 0.5, shingle_words: int = 5) -> None:
         self.threshold = threshold
@@ -25,7 +25,7 @@ class NearDuplicates:
         return {tuple(words[start : start + self.shingle_words]) for start in range(last + 1)}
 
     def add(self, text: str) -> bool:
-        """Remember ``text`` and return True, or return False where its Jaccard similarity to one is too high."""
+        """Add ``text`` and return True, or return False where its Jaccard similarity to an indexed text is too high."""
         shingles = self.shingles(text)
         shared = Counter(number for shingle in shingles for number in self.texts_with.get(shingle, ()))
         if any(

@@ -1,21 +1,26 @@
 """IMDB: 50,000 film reviews, half of them positive.
 
 Source: A. Maas et al., "Learning Word Vectors for Sentiment Analysis", ACL 2011; aclImdb_v1.tar.gz. The unlabelled
-reviews (unsup) and the .feat files may be there or not. The marks "<br />" become line breaks. The test split is the
-published one, and shares no film with the training split. Nor does validation, a tenth of the latter: of a split drawn
-review by review a network knows the films, and it rewards those that learn their names. (Seventeen reviews are held out
-alone, their texts having been posted again for a film of those.)
+reviews (unsup) and the .feat files are optional. "<br />" becomes a line break. The test split is the published one and
+shares no film with the training split. Validation is a tenth of the published training split and consists of whole
+films: a per-review split would leak films into validation and reward networks that memorise their names. (Seventeen
+more reviews are in validation because their texts were posted again for one of its films.)
 
-The archive names no film, but numbers the reviews of one in a row: of names (capitalised words in 2 to 40 reviews) two
-positive ones share 1.04 at neighbouring numbers, 0.13 at 20 from one another, and 0.003 from 30 on, which is the most
-reviews that a film has. Films with reviews of both kinds come first among the negative ones, in the same order.
+The archive does not name the films, but numbers a film's reviews consecutively, and a film has at most 30. Shared
+names (capitalised words in 2 to 40 reviews) per pair of positive reviews, by the distance of their numbers:
+
+    1     1.04
+    20    0.13
+    30+   0.003
+
+Films with reviews of both classes come first among the negative reviews, in the same order.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from preprocessing.archives import ANEW, check_count, read_members
+from preprocessing.archives import DOWNLOAD_AGAIN, check_count, read_members
 from preprocessing.download import Archive
 from preprocessing.raw import About
 from preprocessing.raw_text import Document, TextRows
@@ -30,7 +35,7 @@ ARCHIVES = (
     ),
 )
 REVIEWS = 50_000
-# The digest of the published content: a mirror that is packed anew has the same.
+# The digest of the published content, however its archive is packed.
 VERSION = "b5efe364a9a0be2abc8d7af2d4566869103ac1fc61bc380f98bbb03c303de1c2"
 ABOUT = About(
     classes=("neg", "pos"),
@@ -39,14 +44,14 @@ ABOUT = About(
     groups="imdb",
 )
 REVIEW = re.compile(r"aclImdb/((train|test)/(neg|pos)/(\d+)_\d+\.txt)")
-# Whole films: the first, and of those without a positive review as many as make about as many negative ones.
+# Whole films: the first ones, and among those without a positive review as many as balance the classes.
 VALIDATION = {"pos": (range(1250),), "neg": (range(347), range(11_602, 12_500))}
 MOST_REVIEWS_OF_A_FILM = 30
 LINE_BREAK = re.compile(r"(?:\s*<br\s*/?>\s*)+")
 
 
 def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line: None) -> TextRows:
-    """The reviews; their id is the name in the archive (train/pos/0_9.txt). InputError as archives.read_members."""
+    """Return the reviews; ids are names in the archive (train/pos/0_9.txt). InputError as archives.read_members."""
     (path,) = archives
     progress(f"reading {path}")
     documents, held_out = [], set()
@@ -55,12 +60,12 @@ def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line
         try:
             text = LINE_BREAK.sub("\n", content.decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}: '{name}' has invalid UTF-8 at byte {error.start}: {ANEW}") from None
+            raise InputError(f"{path}: '{name}' has invalid UTF-8 at byte {error.start}: {DOWNLOAD_AGAIN}") from None
         if split == "train" and any(int(number) in numbers for numbers in VALIDATION[label]):
             held_out.add(text)
         documents.append(Document(key, (ABOUT.classes.index(label),), split, text))
     check_count(path, "labelled reviews", len(documents), REVIEWS)
-    # By the text: a few reviews were posted again, for another film.
+    # By the text, because a few reviews were posted again for another film.
     documents = [
         document._replace(split="validation") if document.split == "train" and document.text in held_out else document
         for document in documents

@@ -25,7 +25,7 @@ ARCHIVES = tuple(
     )
 )
 SHAPES = ((60_000, 28, 28), (60_000,), (10_000, 28, 28), (10_000,))
-# The digest of the published content: a mirror that is packed anew has the same.
+# The digest of the published content, however its archive is packed.
 VERSION = "5b021817e7883aefcf338943072b47499f7715c9944c6ab4627a8e351ddf66a8"
 ABOUT = About(
     classes=tuple("0123456789"),
@@ -35,7 +35,10 @@ ABOUT = About(
 
 
 def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line: None) -> ImageRows:
-    """images uint8 [70000, 28, 28, 1], labels int32 [70000], split uint8 [70000]. InputError as archives.read_idx."""
+    """Return images uint8 [70000, 28, 28, 1], labels int32 [70000], split uint8 [70000].
+
+    InputError as archives.read_idx.
+    """
     arrays = []
     for path, shape in zip(archives, SHAPES, strict=True):
         progress(f"reading {path}")

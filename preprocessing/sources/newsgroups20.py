@@ -1,10 +1,12 @@
 """20 Newsgroups, split by date: 18,846 messages to 20 groups.
 
 Source: collected by K. Lang, "NewsWeeder: Learning to Filter Netnews", ICML 1995; the "bydate" version by J. Rennie,
-20news-bydate.tar.gz. Headers, signatures and quoted replies name the group, and are taken off as scikit-learn does
-(fetch_20newsgroups with remove=("headers", "footers", "quotes")); messages of which no letter and no digit is left are
-left out. The test split is the published one; validation is a tenth of the published training split, chosen by the
-text.
+20news-bydate.tar.gz. Headers, signatures and quoted replies reveal the group and are removed as scikit-learn does
+(fetch_20newsgroups with remove=("headers", "footers", "quotes")). Messages without a letter or digit left are dropped.
+The test split is the published one; validation is a tenth of the published training split, chosen by the text.
+
+Rows have no groups: threads and authors continue from the published training split into the test split, which is cut by
+date, so no grouping by them keeps the published splits.
 """
 
 import re
@@ -26,7 +28,7 @@ ARCHIVES = (
     ),
 )
 MESSAGES = 18_846
-# The digest of the published content: a mirror that is packed anew has the same.
+# The digest of the published content, however its archive is packed.
 VERSION = "97916476d063f8caa13898fb32e52932dbad75ca9a5569bc313aee8cdaa5151a"
 ABOUT = About(
     classes=(
@@ -59,7 +61,7 @@ QUOTE = re.compile(r"(writes in|writes:|wrote:|says:|said:|^In article|^Quoted f
 
 
 def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line: None) -> TextRows:
-    """The messages; their id is split/group/number. InputError as archives.read_members."""
+    """Return the messages; ids are split/group/number. InputError as archives.read_members."""
     (path,) = archives
     progress(f"reading {path}")
     documents, empty = [], 0
@@ -78,9 +80,9 @@ def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line
 
 
 def strip_message(text: str) -> str:
-    """What is left without the header (to the first empty line), the signature and the quoted lines.
+    """Remove the header (to the first empty line), the signature and the quoted lines.
 
-    The signature follows the last line that is empty or made of hyphens alone.
+    The signature follows the last line that is empty or consists of hyphens.
     """
     body = text.partition("\n\n")[2]
     lines = body.strip().split("\n")

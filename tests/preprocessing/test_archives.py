@@ -57,7 +57,7 @@ def test_wanted_members_come_in_order_and_nothing_is_unpacked(tmp_path):
         (special("a/pipe", tarfile.FIFOTYPE), "is a link or a device"),
         (special("a/device", tarfile.CHRTYPE), "is a link or a device"),
         (special("../out", tarfile.DIRTYPE), "leads outside"),
-        (("a/1.txt", b"again"), "stands there twice"),
+        (("a/1.txt", b"again"), "occurs twice"),
     ],
 )
 def test_a_member_that_could_do_harm_is_refused_wanted_or_not(tmp_path, member, message):
@@ -124,10 +124,10 @@ def test_idx_comes_back(tmp_path):
     [
         (b"", "not an idx file"),
         (idx(np.zeros(3, np.uint8), kind=0x0D), "not an idx file"),
-        (idx(np.zeros((2, 2), np.uint8))[:-1], r"has 3 values where its head says \[2, 2\]"),
+        (idx(np.zeros((2, 2), np.uint8))[:-1], r"has 3 values where its header says \[2, 2\]"),
         (idx(np.zeros((2, 2), np.uint8)) + b"x", "has 5 values"),
-        (bytes((0, 0, 8, 3)) + bytes(4), "values where its head says"),
-        (bytes((0, 0, 8, 3)), "values where its head says"),
+        (bytes((0, 0, 8, 3)) + bytes(4), "values where its header says"),
+        (bytes((0, 0, 8, 3)), "values where its header says"),
     ],
 )
 def test_a_bad_idx_file_is_refused(tmp_path, content, message):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from preprocessing import blocks, rows, vocabulary
-from preprocessing.blocks import cut, number_words, split_into_blocks
+from preprocessing.blocks import number_words, split_into_blocks, truncate
 from preprocessing.prepare import prepare
 from preprocessing.text import mark_sentences, number, segment
 from preprocessing.vocabulary import WordCounts, count_words
@@ -37,7 +37,7 @@ def test_numbered_words_are_those_of_the_segmented_texts():
 
 
 def test_a_block_without_words_or_without_documents():
-    words, numbers, lengths, counts = number_words(list(map(mark_sentences, ["\u200b", "a b", ""])))
+    _words, numbers, lengths, counts = number_words(list(map(mark_sentences, ["\u200b", "a b", ""])))
     assert (len(numbers), lengths.tolist(), counts.tolist()) == (2, [2], [0, 1, 0])
     assert [array.tolist() for array in number_words([])[1:]] == [[], [], []]
 
@@ -46,7 +46,7 @@ def test_a_block_without_words_or_without_documents():
 def test_cut_documents_are_those_of_a_served_model(kept_sentences, kept_words):
     words, numbers, lengths, counts = number_words(list(map(mark_sentences, TEXTS)))
     index = {word: place + 2 for place, word in enumerate(words)}
-    tokens, word_counts = cut((numbers + 2).astype(np.int32), lengths, counts, kept_sentences, kept_words)
+    tokens, word_counts = truncate((numbers + 2).astype(np.int32), lengths, counts, kept_sentences, kept_words)
     expected = [number(segment(text), index, kept_sentences, kept_words) for text in TEXTS]
     assert tokens.dtype == word_counts.dtype == np.int32
     np.testing.assert_array_equal(tokens, np.concatenate([one for one, _ in expected]))

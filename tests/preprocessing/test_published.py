@@ -171,7 +171,7 @@ def test_cifar10_reads_planes_as_channels(tmp_path, monkeypatch):
 def test_movie_reviews_are_split_by_the_authors_folds(tmp_path, monkeypatch):
     monkeypatch.setattr(movie_reviews, "REVIEWS", 20)
     names = [f"txt_sentoken/{label}/cv{fold}00_{fold}.txt" for label in ("neg", "pos") for fold in range(10)]
-    members = {name: b'one sentence . \n\n and " two " . \n' for name in names}
+    members = dict.fromkeys(names, b'one sentence . \n\n and " two " . \n')
     path = pack(tmp_path / "x.tar.gz", {"poldata.README.2.0": b"", **members})
     documents = movie_reviews.rows([path]).documents
     assert {document.text for document in documents} == {'one sentence .\n\nand " two " .'}

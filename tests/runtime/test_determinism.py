@@ -15,11 +15,15 @@ def state() -> tuple:
     )
 
 
-def test_a_block_restores_the_process(monkeypatch):
+def assert_changed_and_fail(number: int) -> float:
+    assert state() == (number, True, False, False)
+    return 1 / 0
+
+
+def test_a_block_restores_the_process():
     before = state()
     with pytest.raises(ZeroDivisionError), threads(before[0] + 1), determinism():
-        assert state() == (before[0] + 1, True, False, False)
-        _ = 1 / 0
+        assert_changed_and_fail(before[0] + 1)
     assert state() == before
     with determinism(False):
         assert torch.backends.cudnn.benchmark

@@ -7,7 +7,7 @@ import torch
 
 from runtime import gpu_lease
 from storage.errors import InputError
-from storage.files import file_lock
+from storage.locks import file_lock
 
 CPU = torch.device("cpu")
 

@@ -100,7 +100,7 @@ def assert_no_pickle(files: Path) -> None:
 
 def test_a_han_reads_raw_text_where_the_project_is_not(folder):
     prepared = prepared_text(folder)
-    tracking, run_id, run, version = register(folder, prepared, "han")
+    tracking, _run_id, run, version = register(folder, prepared, "han")
     set_champion(tracking, "snippets", version)
     files = kept_files(tracking, "snippets", version)
     assert_no_pickle(files)
@@ -159,7 +159,7 @@ def read_model_file(files: Path) -> dict:
 
 def test_an_image_model_takes_pixels(folder):
     prepared = prepared_images(folder)
-    tracking, run_id, run, version = register(folder, prepared, "densenet")
+    tracking, _run_id, run, version = register(folder, prepared, "densenet")
     files = kept_files(tracking, "dots", version)
     assert_no_pickle(files)
     # Text is none of its business: its environment needs no tokeniser.

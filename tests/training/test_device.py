@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from runtime.gpu_lease import acquire_gpu
 from storage.errors import InputError
 from training import device
 from training.settings import Settings
@@ -21,6 +20,6 @@ def test_half_precision_is_off_on_the_cpu_and_refused_when_asked_for():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_gpu_is_named_in_the_environment():
-    with acquire_gpu() as gpu:
+    with device.acquire_device() as gpu:
         found = device.environment(gpu)
     assert found["gpu"] and found["cuda"] and found["driver"]

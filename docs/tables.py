@@ -1,0 +1,326 @@
+"""Write the tables of the pages from the committed evidence in results/ and benchmarks/results/.
+
+    python docs/tables.py            # rewrite the marked regions of README.md and docs/
+    python docs/tables.py --check    # change nothing; exit with code 1 where a page differs
+
+A region begins with `<!-- table: NAME -->` and ends with `<!-- end of table -->`. NAME is a function of this file, with
+hyphens for underscores. The function returns the table's header and rows, or text that is taken as it is.
+"""
+
+import ast
+import csv
+import difflib
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+REGION = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+Table = tuple[list[str], list[list[str]]]
+
+READERS = {
+    "han": "HAN",
+    "han-ave": "HAN, mean instead of attention (HN-AVE)",
+    "han-max": "HAN, maximum instead of attention (HN-MAX)",
+    "han-random": "HAN, random word vectors",
+    "han-rnn": "HAN, plain recurrent networks",
+    "han-no-reset": "HAN, no reset gate",
+    "han-no-update": "HAN, no update gate",
+    "han-minimal": "HAN, one gate for both",
+    "han-gru-relu": "HAN, ReLU in the candidate",
+    "gru-flat": "flat GRU",
+    "gru-flat-attention": "flat GRU with attention",
+    "word-average": "mean of word vectors",
+    "nb-svm": "NB-SVM on bigrams",
+    "tf-idf": "TF-IDF, logistic regression",
+}
+# The trials were recorded under the settings' former names.
+RENAMED = {
+    "adversarial": "adversarial_epsilon",
+    "average_decay": "ema_decay",
+    "hidden": "hidden_size",
+    "maximum_epochs": "max_epochs",
+    "minimum_count": "min_count",
+    "word_vector_rate": "embedding_lr_scale",
+}
+
+
+def read_json(name: str) -> Any:
+    return json.loads((ROOT / name).read_text(encoding="utf-8"))
+
+
+def read_rows(name: str) -> list[dict[str, str]]:
+    with (ROOT / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def interval(of: dict[str, float], digits: int, sign: bool = True) -> str:
+    """Return `mean [low, high]`, with signs for differences."""
+    first, low, high = (signed(of[key], digits) if sign else f"{of[key]:.{digits}f}" for key in ("mean", "low", "high"))
+    # The interval is not broken over two lines.
+    return f"{first} [{low},\N{NO-BREAK SPACE}{high}]"
+
+
+def verdict(name: str) -> str:
+    return f"**{name}**" if name in ("supported", "refuted", "holds", "fails") else name
+
+
+def rule() -> str:
+    """Return the rule of verdicts as evaluation/verdicts.py words it, in a block of plain text."""
+    tree = ast.parse((ROOT / "evaluation/verdicts.py").read_text(encoding="utf-8"))
+    (text,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["RULE"]
+    ]
+    return f"```text\n{text.strip()}\n```\n"
+
+
+def default_verdicts() -> Table:
+    header = ["claim", "verdict", "difference over seeds", "over seeds and items", "p after Holm"]
+    rows = [
+        [
+            one["claim"],
+            verdict(one["verdict"]),
+            interval(one["over_seeds"], 4),
+            interval(one["over_seeds_and_items"], 4),
+            f"{one['holm_p']:.3f}",
+        ]
+        for one in read_json("results/evaluate/verdicts.json")["verdicts"]
+    ]
+    return header, rows
+
+
+def default_accuracies() -> Table:
+    metrics = read_json("results/evaluate/metrics.json")
+    rows = []
+    for data, baselines in metrics["baselines"].items():
+        for name, variant in metrics["variants"].items():
+            if variant["data"] == data:
+                rows.append([data, f"`{name}`", interval(variant["test"]["accuracy"], 3, sign=False)])
+        rows += [[data, one["name"], f"{one['test']['accuracy']:.3f}"] for one in baselines.values()]
+    return ["data", "variant or baseline", "test accuracy"], rows
+
+
+def readers_accuracies() -> Table:
+    imdb, news = read_json("results/imdb/metrics.json"), read_json("results/newsgroups20/metrics.json")
+    unrepeated = imdb["without_repeated"]["imdb"]
+
+    def accuracy(metrics: dict, data: str, name: str) -> str:
+        if name in metrics["variants"]:
+            return interval(metrics["variants"][name]["test"]["accuracy"], 4, sign=False)
+        if name in metrics["baselines"][data]:
+            return f"{metrics['baselines'][data][name]['test']['accuracy']:.4f}"
+        return ""
+
+    rows = []
+    for name, title in READERS.items():
+        network = unrepeated["variants"].get(name)
+        other = network["mean"] if network else unrepeated["baselines"][name]
+        rows.append([title, accuracy(imdb, "imdb", name), f"{other:.4f}", accuracy(news, "newsgroups20", name)])
+    left_out = unrepeated["rows_left_out"]
+    return ["reader", "IMDB", f"IMDB without {left_out} repeated reviews", "20 Newsgroups"], rows
+
+
+def readers_verdicts() -> Table:
+    imdb = read_json("results/imdb/verdicts.json")["verdicts"]
+    news = {one["name"]: one for one in read_json("results/newsgroups20/verdicts.json")["verdicts"]}
+    rows = []
+    for one in imdb:
+        cells = [one["claim"], verdict(one["verdict"]), interval(one["over_seeds_and_items"], 4)]
+        other = news.get(one["name"])
+        cells += [verdict(other["verdict"]), interval(other["over_seeds_and_items"], 4)] if other else ["", ""]
+        rows.append(cells)
+    return ["claim", "IMDB", "difference", "20 Newsgroups", "difference"], rows
+
+
+def imdb_trials() -> Table:
+    """Return each setting tried on parts of IMDB's training split, against the former settings on the same parts."""
+    by_part: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in read_rows("results/imdb-films/trials.csv"):
+        by_part[row["changed"]][row["fold"]].append(float(row["best_accuracy"]))
+    former = {part: mean(values) for part, values in by_part.pop("").items()}
+    measured = [
+        (mean(mean(values) - former[part] for part, values in parts.items()), len(parts), changed)
+        for changed, parts in by_part.items()
+    ]
+    rows = []
+    for difference, parts, changed in sorted(measured, key=lambda one: (-one[0], one[2])):
+        for old, new in RENAMED.items():
+            changed = re.sub(rf"\b{old}=", f"{new}=", changed)
+        settings = ", ".join(f"`{one}`" for one in re.split(r" (?=\w+=)", changed))
+        rows.append([settings, signed(difference, 3), str(parts)])
+    return ["settings changed", "difference in accuracy", "parts"], rows
+
+
+def cuts() -> Table:
+    rows: dict[str, list[str]] = {}
+    for row in read_rows("results/studies/quantiles/cuts.csv"):
+        if row["together"] == "True":
+            accuracy = {"mean": row["test_accuracy"], "low": row["test_low"], "high": row["test_high"]}
+            kept = f"{100 * float(row['train_words_kept']):.0f} %" + (" (knee)" if row["knee"] == "True" else "")
+            numbers = {key: float(value) for key, value in accuracy.items()}
+            rows.setdefault(row["words"], []).extend([kept, interval(numbers, 3, sign=False)])
+    header = ["quantile", "IMDB: words kept", "test accuracy", "20 Newsgroups: words kept", "test accuracy"]
+    return header, [[quantile, *cells] for quantile, cells in sorted(rows.items(), key=lambda one: float(one[0]))]
+
+
+def padding() -> Table:
+    """Return the time of a step and the share of padding on IMDB, by the quantile of words and sentences alike."""
+    rows: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for row in read_rows("results/studies/quantiles/steps.csv"):
+        if row["data"] == "imdb" and row["words"] == row["sentences"]:
+            cells = [f"{float(row['median_ms']):.2f}", f"{100 * float(row['padding']):.1f} %"]
+            rows[row["words"]][row["way"]] = cells
+    header = ["quantile", "lengths respected: ms", "padding", "padded to the cut: ms", "padding"]
+    ordered = sorted(rows.items(), key=lambda one: float(one[0]))
+    return header, [[quantile, *ways["project"], *ways["cut length"]] for quantile, ways in ordered]
+
+
+def copying() -> Table:
+    parts = {
+        "gru-rnn": "a plain recurrent network",
+        "gru-no-update": "a GRU without update gate (z = 0)",
+        "gru-no-reset": "a GRU without reset gate (r = 1)",
+        "gru-minimal": "one gate for both (Zhou et al. 2016)",
+        "gru-gru-relu": "ReLU in place of tanh in the candidate",
+    }
+    claims = [one["measured"] for one in read_json("results/studies/copying/results.json")["claims"]]
+    measured = {one["name"]: one for one in claims}
+    rows = [
+        [title, verdict(measured[name]["verdict"]), interval(measured[name]["over_seeds"], 3)]
+        for name, title in parts.items()
+    ]
+    return ["the GRU recalls more than", "verdict", "difference in the share of symbols recalled"], rows
+
+
+def copying_recall() -> Table:
+    recall: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in read_rows("results/studies/copying/recall.csv"):
+        recall[row["cell"]][int(row["lag"])].append(float(row["recall"]))
+    lags = sorted({lag for of_cell in recall.values() for lag in of_cell})
+    rows = [[f"`{cell}`", *(f"{mean(of_cell[lag]):.2f}" for lag in lags)] for cell, of_cell in recall.items()]
+    return ["cell", *(f"lag {lag}" for lag in lags)], rows
+
+
+def claims_of(study: str) -> Table:
+    claims = read_json(f"results/studies/{study}/results.json")["claims"]
+    rows = []
+    for one in claims:
+        claim = f"`{one['claim']}`" if "\\" in one["claim"] else one["claim"]
+        rows.append([claim, verdict(one["verdict"]), one["says"]])
+    return ["claim", "verdict", "measured"], rows
+
+
+def gradients() -> Table:
+    return claims_of("gradients")
+
+
+def gates() -> Table:
+    return claims_of("gates/imdb")
+
+
+def deletion() -> Table:
+    measured: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+    for row in read_rows("results/studies/deletion/imdb/deletion.csv"):
+        if row["level"] == "words":
+            measured[int(row["removed"]), row["method"]].append((float(row["fall"]), float(row["accuracy"])))
+    methods = list(dict.fromkeys(method for _, method in measured))
+    rows = []
+    for removed in sorted({removed for removed, _ in measured} - {0}):
+        cells = [str(removed)]
+        for method in methods:
+            falls, accuracies = zip(*measured[removed, method], strict=True)
+            cells.append(f"{mean(falls):.3f}; {mean(accuracies):.3f}")
+        rows.append(cells)
+    return ["words removed", *methods], rows
+
+
+def speed_han() -> Table:
+    rows = []
+    for one in read_json("benchmarks/results/2026-11-21-nvidia-h200-han.json")["results"]:
+        own, peer = (one["timed"][one[key]]["documents_a_second"] for key in ("best", "best_peer"))
+        rows.append([str(one["batch"]), f"{own:,.0f}", f"{peer:,.0f}", f"{one['times_best_peer']:.1f}"])
+    return ["batch", "documents per second", "best peer", "ratio"], rows
+
+
+def speed_densenet() -> Table:
+    rows = []
+    for name in ("densenet-bc-100-12", "densenet-121"):
+        results = read_json(f"benchmarks/results/2026-11-21-nvidia-h200-{name}.json")["results"]
+        for one in results:
+            rows.append(
+                [
+                    one["network"],
+                    str(one["batch"]),
+                    re.sub("^this", "reread", one["variant"]),
+                    f"{one['images_per_second']:,.0f}",
+                    f"{one['low_quartile_ms']:.1f} to {one['high_quartile_ms']:.1f}",
+                    f"{one['peak_memory_gib']:.1f}",
+                ]
+            )
+    return ["network", "batch", "variant", "images per second", "quartiles, ms per step", "peak GiB"], rows
+
+
+def speed_prediction() -> Table:
+    rows = []
+    for data in ("docstrings", "imdb"):
+        for one in read_json(f"benchmarks/results/2026-11-21-prediction-{data}.json")["results"]:
+            if one["span"] == "answer":
+                rows.append([data, one["way"], str(one["batch"]), f"{one['documents_a_second']['median']:,.0f}"])
+    return ["data", "processes", "batch", "documents per second"], rows
+
+
+def speed_preprocessing() -> Table:
+    ways = read_json("benchmarks/results/2026-11-21-preprocessing-imdb.json")["ways"]
+    rows = [
+        [way, f"{one['megabytes_a_second']['median']:.1f}", f"{one['megabytes_a_core_second']['median']:.1f}"]
+        for way, one in ways.items()
+    ]
+    return ["program", "MB per second", "MB per second and core"], rows
+
+
+def markdown(table: Table | str) -> str:
+    if isinstance(table, str):
+        return table
+    header, rows = table
+    lines = [header, ["---"] * len(header), *rows]
+    assert all(len(line) == len(header) for line in lines)
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def with_tables(text: str) -> str:
+    """Return a page with each marked region replaced by its table."""
+    return REGION.sub(lambda found: found[1] + markdown(globals()[found[2].replace("-", "_")]()) + found[4], text)
+
+
+def main(arguments: Iterable[str]) -> int:
+    check, different = "--check" in arguments, 0
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        made = with_tables(text)
+        if made == text:
+            continue
+        different += 1
+        if check:
+            name = str(page.relative_to(ROOT))
+            changes = difflib.unified_diff(text.splitlines(), made.splitlines(), name, "generated", lineterm="", n=0)
+            print("\n".join(changes))
+        else:
+            page.write_text(made, encoding="utf-8")
+    if check and different:
+        print("error: tables differ from results/; run: python docs/tables.py", file=sys.stderr)
+    return int(check and different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

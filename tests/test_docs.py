@@ -1,0 +1,174 @@
+"""The README and the pages: commands parse, marked snippets run, tables are current, and the site's checks work."""
+
+import importlib
+import importlib.util
+import itertools
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+FENCE = re.compile(r"(<!-- runnable -->\n\n)?```(sh|python)\n(.*?)```", re.DOTALL)
+
+
+def shell_lines(text: str) -> list[str]:
+    return [line.split(" #")[0].strip() for line in text.splitlines() if line.strip()]
+
+
+LINES = sorted({line for text in PAGES.values() for _, kind, code in FENCE.findall(text) if kind == "sh"
+                for line in shell_lines(code)})  # fmt: skip
+
+
+def commands_of(program: str) -> list[list[str]]:
+    """Return the words of each shown command of a program; variables before it and redirections are left out."""
+    found = []
+    for line in LINES:
+        for part in line.split(" | "):
+            words = [word for word in shlex.split(re.sub(r" [<>] \S+", "", part)) if not re.match(r"[A-Z_]+=", word)]
+            if words[0] == program or (program == "python" and "python" in words):
+                found.append(words[words.index(program) + 1 :])
+    return found
+
+
+def load(name: str):
+    """Import a script of docs/."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("arguments", commands_of("reread"), ids=" ".join)
+def test_a_command_that_a_page_shows_parses(arguments):
+    if arguments[0].startswith("--"):
+        return
+    command = importlib.import_module("commands.app").load(arguments[0])
+    if arguments[0] == "study" and not arguments[-1].startswith("-"):
+        # A study reads its own options.
+        assert (ROOT / "studies" / f"{arguments[1]}.py").is_file()
+    options = [word for word in arguments[1:] if word != "--help"]
+    if options or "--help" not in arguments:
+        command.make_context(arguments[0], options).close()
+
+
+def test_each_target_of_make_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    shown = {words[0] for words in commands_of("make")}
+    shown |= {target for text in PAGES.values() for target in re.findall(r"`make ([a-z-]+)", text)}
+    assert shown
+    assert shown <= targets
+
+
+def test_each_program_of_python_exists_and_knows_the_options_shown():
+    options: dict[str, set[str]] = {}
+    for words in commands_of("python"):
+        if words[0] == "-m":
+            options.setdefault(words[1], set()).update(word for word in words[2:] if word.startswith("--"))
+        else:
+            assert (ROOT / words[0]).is_file()
+    assert "training" in options
+    for module, shown in options.items():
+        path = ROOT.joinpath(*module.split("."))
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file() or module == "pytest", module
+        if shown:
+            help_text = subprocess.run(
+                [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+            ).stdout
+            missing = {option for option in shown if option not in help_text}
+            assert not missing, f"python -m {module} has no {missing}"
+
+
+def test_each_deployment_exists_with_the_parameters_shown():
+    deployments = {
+        f"{Path(one['entrypoint'].partition(':')[0]).stem}/{one['name']}": one["entrypoint"]
+        for one in yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    }
+    shown = [words for words in commands_of("prefect") if words[:2] == ["deployment", "run"]]
+    assert shown
+    for words in shown:
+        path, function = deployments[words[2]].split(":")
+        signature = re.search(rf"def {function}\((.*?)\) ->", (ROOT / path).read_text(encoding="utf-8"), re.DOTALL)[1]
+        for parameter in (word.partition("=")[0] for before, word in itertools.pairwise(words) if before == "-p"):
+            assert re.search(rf"\b{parameter}\b", signature), f"{words[2]} has no parameter {parameter}"
+
+
+def test_the_runnable_snippets_run_one_after_another(project):
+    """On the tiny experiment, in a copy: `reread` is the copy's own."""
+    ran = 0
+    for page, text in PAGES.items():
+        for runnable, kind, code in FENCE.findall(text):
+            if not runnable:
+                continue
+            if kind == "python":
+                answer = project.run("python", "-c", code + "print(list(answer.columns))").stdout
+                assert "probabilities" in answer, page
+                ran += 1
+            for words in map(shlex.split, shell_lines(code) if kind == "sh" else []):
+                assert words[0] == "reread", page
+                project.run("python", "-m", "commands", *words[1:], timeout=400)
+                ran += 1
+    assert ran == 3
+    assert (project.directory / "reports/tiny/report.html").is_file()
+
+
+def test_the_tables_are_those_of_the_results():
+    assert load("tables").main(["--check"]) == 0
+
+
+def test_a_figure_changed_by_hand_is_set_right():
+    page = PAGES["docs/results/readers.md"]
+    figure = re.search(r"\| HAN \| (0\.\d+)", page)[1]
+    changed = page.replace(f"| HAN | {figure}", "| HAN | 0.9999")
+    assert changed != page
+    assert load("tables").with_tables(changed) == page
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ('<p id="there">text</p><a href="#there">link</a>', None),
+        ('<a href="#elsewhere">link</a>', "no such anchor"),
+        ('<a href="other.html">link</a>', "does not exist"),
+        ('<a href="https://no host/">link</a>', "not a valid address"),
+    ],
+)
+def test_the_check_of_links_finds(tmp_path, content, fault):
+    page = tmp_path / "index.html"
+    page.write_text(content)
+    check = load("check")
+    faults = check.broken_links(tmp_path, {page: check.read_page(page)})
+    assert (faults == []) if fault is None else (len(faults) == 1 and fault in faults[0])
+
+
+@pytest.mark.parametrize(
+    ("content", "loads"),
+    [
+        ('<script src="https://cdn.example.org/x.js"></script>', True),
+        ('<link rel="stylesheet" href="//fonts.example.org/x.css">', True),
+        ('<a href="https://example.org/">link</a><script src="x.js"></script>', False),
+    ],
+)
+def test_the_check_finds_what_a_page_loads_from_another_host(tmp_path, content, loads):
+    page = tmp_path / "index.html"
+    page.write_text(content)
+    check = load("check")
+    assert bool(check.remote_resources(tmp_path, {page: check.read_page(page)})) is loads
+
+
+def test_the_check_finds_a_room_whose_page_is_empty(tmp_path):
+    page = tmp_path / "api" / "storage.html"
+    page.parent.mkdir()
+    page.write_text("<h1>storage</h1>")
+    check = load("check")
+    faults = check.empty_api_pages(tmp_path, {page: check.read_page(page)})
+    assert any(fault.startswith("api/storage.html lacks storage.") for fault in faults)
+    assert any(fault == "api/training.html does not exist" for fault in faults)
