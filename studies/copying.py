@@ -39,7 +39,7 @@ from studies import evidence
 from studies.copier import DEBUG, KEPT, TEST, Plan, Tested, all_tested, sequences
 from studies.evidence import CELL_COLOURS
 from studies.jacobians import jacobians, network_of, norms
-from training.device import claimed, configure
+from training.device import acquire_device, configure
 from training.settings import Settings
 
 NAME = "copying"
@@ -243,7 +243,7 @@ def gradient_panel(axes: Axes, table: pd.DataFrame) -> None:
 def main() -> None:
     arguments = evidence.arguments(NAME, "What each part of a GRU is for, where symbols are to be remembered.")
     place = evidence.destination(arguments.to, NAME)
-    with claimed() as device:
+    with acquire_device() as device:
         configure(Settings())
         # Gradients that vanish become denormal numbers, with which a CPU is slow.
         torch.set_flush_denormal(True)

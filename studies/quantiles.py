@@ -47,7 +47,7 @@ from storage.errors import InputError, command
 from studies import evidence
 from studies.cuts import DEBUG, KEPT, Corpus, Cut, Plan, Run, Trained, Trainer
 from studies.padding import WAYS, Steps
-from training.device import claimed, configure
+from training.device import acquire_device, configure
 
 NAME = "quantiles"
 SMALLEST_EFFECT = 0.01
@@ -368,7 +368,7 @@ def main() -> None:
     arguments = parser.parse_args()
     place = evidence.destination(arguments.to, NAME)
     plan = planned(arguments)
-    with claimed() as device:
+    with acquire_device() as device:
         configure(plan.settings)
         results = study(plan, arguments.prepared, place, device, workers=arguments.workers)
     print(markdown(pd.read_csv(place / "cuts.csv")))

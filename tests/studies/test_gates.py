@@ -188,5 +188,5 @@ def test_networks_without_two_levels_are_refused(flat_run, text_directory, tmp_p
 @pytest.mark.parametrize(("cell", "is_read"), [("gru", True), ("rnn", False), ("minimal", False), ("gru-relu", False)])
 def test_the_gates_of_a_gru_alone_are_read(cell, is_read):
     description = {"name": "few", "vocabulary_size": 9, "classes": ["a", "b"], "kind": "text"}
-    network = models.build("han", {"embedding": 4, "hidden": 3, "cell": cell}, description)
+    network = models.build("han", {"embedding_dim": 4, "hidden_size": 3, "cell": cell}, description)
     assert gate_measures.readable(network) is is_read
