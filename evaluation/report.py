@@ -41,10 +41,10 @@ def evaluate_experiment(
 ) -> dict[str, Any]:
     """Judge the comparisons of an experiment and write its report to ``destination`` (replaced whole).
 
-    experiment: the plan (name, title, variants, seeds, comparisons, equivalence_margin, alpha,
-    evaluate_on, tuning). baselines: by data set and name. command and environment: how it was run, for the report
-    alone. repeated: for each data set the test rows, bool [m], that occur in another split too. reads, plan: the ledger
-    of test reads and the experiment's plan key in it.
+    experiment: the plan (name, title, variants, seeds, comparisons, equivalence_margin, alpha, evaluate_on, tuning).
+    baselines: by data set and name. command and environment: how it was run, for the report alone. repeated: for each
+    data set the test rows, bool [m], that occur in another split too. reads, plan: the ledger of test reads and the
+    experiment's plan key in it.
     Returns {"metrics": metrics.json, "verdicts": [...], "files": [paths]}.
 
     With ``evaluate_on: validation`` the test split is not read.

@@ -56,14 +56,15 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
     tracking = open_tracking()
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
     baselines, repeated = {}, {}
-    for name, data in _rows_of_data_sets(chosen, prepared).items():
+    data_sets = _rows_of_data_sets(chosen, prepared)
+    for name, data in data_sets.items():
         raw = load_raw_rows(data, [split for split in SPLITS if split == "train" or split in splits])
         baselines[name] = _baselines(data, raw, chosen.environment.runs / "baselines")
         if "test" in splits:
             repeated[name] = repeated_rows(raw)
     reads: list[SplitRead] = []
     if "test" in splits:
-        reads = record_read(experiment, chosen.key, sorted(chosen.data), chosen.key_parts())
+        reads = record_read(experiment, chosen.key, sorted(data_sets), chosen.key_parts())
     destination = chosen.report_directory
     found = evaluate_experiment(
         chosen.to_json(),
@@ -99,7 +100,7 @@ def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, Pre
         data = open_prepared(Path(prepared[key]))
         first = found.setdefault(about["data"], data)
         same = first.description["splits"] == data.description["splits"] and all(
-            np.array_equal(first.arrays[name], data.arrays[name]) for name in ("labels", "source_rows")
+            np.array_equal(first.arrays[name], data.arrays[name]) for name in ("labels", "raw_indices")
         )
         if not same:
             raise InputError(
