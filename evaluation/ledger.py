@@ -22,7 +22,8 @@ from typing import Any
 
 from evaluation.verdicts import comparisons_of, margin_of
 from storage.errors import InputError
-from storage.files import content_key, file_lock, write_text
+from storage.files import content_key, write_text
+from storage.locks import file_lock
 
 LEDGER = Path("results/test-reads.jsonl")
 FIRST = "first read"
