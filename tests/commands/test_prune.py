@@ -88,11 +88,11 @@ def test_a_run_that_no_experiment_reaches_goes_and_the_reason_is_told(prepared):
     }  # fmt: skip
     assert found("run") == stale
     remove(find())
-    assert set(Path("runs").iterdir()) == {kept, elsewhere}
+    assert set(Path("runs").iterdir()) == {kept, elsewhere, renamed}
 
 
 def test_a_run_in_training_is_left_alone_by_either_lock(prepared):
-    stale = write_run(prepared, 0, variant="gone")
+    stale = write_run(prepared, 0, parts={"source": "0" * 64})
     finished = write_run(prepared, 0)
     for lock in (Path(".locks") / f"run-{stale.name}.lock", stale / ".lock"):
         with file_lock(lock):
@@ -116,7 +116,7 @@ def test_arrays_go_when_neither_an_experiment_nor_a_kept_run_refers_to_them(prep
     shutil.copytree(prepared, unused)
     of_a_held_run = Path("prepared") / "fedcba9876543210"
     shutil.copytree(prepared, of_a_held_run)
-    run = write_run(prepared, 0, prepared=str(of_a_held_run), variant="gone")
+    run = write_run(prepared, 0, prepared=str(of_a_held_run), parts={"source": "0" * 64})
     with file_lock(run / ".lock"):
         assert set(found("prepared")) == {unused}
     assert set(found("prepared")) == {unused, of_a_held_run}
@@ -139,7 +139,7 @@ def test_what_a_dead_process_left_goes_after_an_hour(prepared):
 
 
 def test_a_broken_experiment_stops_it(prepared):
-    write_run(prepared, 0, variant="gone")
+    write_run(prepared, 0, parts={"source": "0" * 64})
     Path("experiments/tiny.yaml").write_text("variants: [")
     with pytest.raises(InputError, match="tiny.yaml"):
         find()
@@ -155,7 +155,7 @@ def run_main(monkeypatch, *arguments, answer=None):
 
 
 def test_it_asks_first(prepared, monkeypatch, capsys):
-    stale = write_run(prepared, 0, variant="gone")
+    stale = write_run(prepared, 0, parts={"source": "0" * 64})
     size = sum(file.stat().st_size for file in stale.iterdir())
     assert run_main(monkeypatch, "--dry-run") == 0
     assert run_main(monkeypatch) == 2
