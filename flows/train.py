@@ -15,7 +15,7 @@ from flows.preprocess import preprocess
 from flows.selection import plan_of
 from tasks.train import train as train_run
 from tracking.runs import open_tracking
-from training.launcher import stop_training
+from training.launcher import allow_training, stop_training
 
 STOP_SECONDS = 30
 
@@ -33,6 +33,7 @@ def train(
 
     When one fails the others still finish, and then the flow fails.
     """
+    allow_training()
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
     # What a kill left RUNNING in MLflow is settled first.
     open_tracking().reconcile(chosen.environment.runs)

@@ -13,10 +13,9 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from models.layers.activations import Name
 from models.layers.dense import Composite, DenseLayer, ImageClassifier
 from storage.errors import InputError
-from storage.settings import Range
+from storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 BLOCKS = 3
@@ -30,7 +29,7 @@ class Settings:
     depth: Annotated[int, Range(10, 1000)] = 16
     growth_rate: Annotated[int, Range(1, 512)] = 8
     compression: Annotated[float, Range(0.01, 1)] = 0.5
-    activation: Name = "relu"
+    activation: Annotated[Tagged, OneOf("models.activations")] = tagged("relu")
     dropout: Annotated[float, Range(0, 0.95)] = 0.0
 
     def __post_init__(self) -> None:

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 from torch import nn
 
-from models.layers.activations import Name, activation
+from models.activations import make_activation
 from models.layers.dense import Composite, DenseLayer, ImageClassifier
 from storage.errors import InputError
-from storage.settings import Range
+from storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 LAYERS = {
@@ -36,7 +36,7 @@ class Settings:
 
     depth: Literal["13", "121", "169", "201", "264"] = "121"
     growth_rate: Annotated[int, Range(1, 512)] = 32
-    activation: Name = "relu"
+    activation: Annotated[Tagged, OneOf("models.activations")] = tagged("relu")
     dropout: Annotated[float, Range(0, 0.95)] = 0.0
 
 
@@ -45,22 +45,22 @@ DEBUG = Settings(depth="13", growth_rate=4)
 
 class DenseNet(ImageClassifier):
     def __init__(self, settings: Settings, channels: int, classes: int) -> None:
-        growth, name = settings.growth_rate, settings.activation
+        growth, activation = settings.growth_rate, settings.activation
         width = 2 * growth
         body: list[nn.Module] = [
             nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
             nn.BatchNorm2d(width),
-            activation(name),
+            make_activation(activation, width),
             nn.MaxPool2d(3, stride=2, padding=1),
         ]
         for block, layers in enumerate(LAYERS[settings.depth]):
             if block:
-                body += [Composite(width, width // 2, 1, name, settings.dropout), nn.AvgPool2d(2)]
+                body += [Composite(width, width // 2, 1, activation, settings.dropout), nn.AvgPool2d(2)]
                 width //= 2
             for _ in range(layers):
-                body.append(DenseLayer(width, growth, name, settings.dropout))
+                body.append(DenseLayer(width, growth, activation, settings.dropout))
                 width += growth
-        super().__init__(body, width, name, classes)
+        super().__init__(body, width, activation, classes)
 
 
 def build(settings: Settings, description: dict[str, Any]) -> DenseNet:

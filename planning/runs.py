@@ -73,5 +73,5 @@ def find_run(name: str, root: Path | None = None) -> Run:
         raise InputError(f"no run '{name}': {root}/ holds none yet, `make run` trains some")
     beginnings = {one[: len(key)]: one for one in runs}
     close = difflib.get_close_matches(key, beginnings, n=1, cutoff=0.7)
-    hint = f"did you mean '{beginnings[close[0]]}'?" if close else "`python -m commands.compare` lists them"
+    hint = f"did you mean '{beginnings[close[0]]}'?" if close else "`reread compare` lists them"
     raise InputError(f"no run '{name}' in {root}/: {hint}")

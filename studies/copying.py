@@ -32,14 +32,14 @@ from matplotlib.axes import Axes
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import picture
 from evaluation.statistics import mean_interval
-from evaluation.verdicts import RULE, Measured, Pair, judge
+from evaluation.verdicts import RULE, Comparison, Measured, judge
 from models.layers.cells import Name
 from storage.errors import command
 from studies import evidence
 from studies.copier import DEBUG, KEPT, TEST, Plan, Tested, all_tested, sequences
 from studies.evidence import CELL_COLOURS
 from studies.jacobians import jacobians, network_of, norms
-from training.device import claimed, configure
+from training.device import acquire_device, configure
 from training.settings import Settings
 
 NAME = "copying"
@@ -112,12 +112,12 @@ def judged(plan: Plan, found: dict[tuple[Name, int], Tested]) -> list[dict[str, 
     and an item's score is the share of its symbols that is right."""
     others = [cell for cell in plan.cells if cell != "gru"]
     pairs = [
-        Pair(
+        Comparison(
             name=f"gru-{other}",
             claim=f"A GRU recalls more than {other} over a lag of {plan.primary_lag}",
             source=SENTENCES[other],
-            better="gru",
-            worse=other,
+            treatment="gru",
+            control=other,
             metric="recall",
         )
         for other in others
@@ -134,8 +134,8 @@ def judged(plan: Plan, found: dict[tuple[Name, int], Tested]) -> list[dict[str, 
     verdicts = judge(pairs, measured, SMALLEST_EFFECT, ALPHA)
     return [
         {
-            "sentence": verdict.pair.source,
-            "claim": verdict.pair.claim,
+            "sentence": verdict.comparison.source,
+            "claim": verdict.comparison.claim,
             "verdict": verdict.verdict,
             "says": verdict.sentence,
             "measured": verdict.as_dict(),
@@ -243,7 +243,7 @@ def gradient_panel(axes: Axes, table: pd.DataFrame) -> None:
 def main() -> None:
     arguments = evidence.arguments(NAME, "What each part of a GRU is for, where symbols are to be remembered.")
     place = evidence.destination(arguments.to, NAME)
-    with claimed() as device:
+    with acquire_device() as device:
         configure(Settings())
         # Gradients that vanish become denormal numbers, with which a CPU is slow.
         torch.set_flush_denormal(True)

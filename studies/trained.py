@@ -16,7 +16,7 @@ from storage.errors import InputError
 from storage.files import read_object
 from storage.prepared import Prepared, open_prepared
 from studies import evidence
-from training.device import claimed, configure
+from training.device import acquire_device, configure
 from training.settings import Settings
 
 BATCH = 64
@@ -37,7 +37,7 @@ def command_line(name: str, description: str, plan: Any, debug: Any, study: Call
     prepared = open_text(arguments.prepared)
     place = evidence.destination(arguments.to / name, prepared.description["name"])
     plan = debug if arguments.debug else dataclasses.replace(plan, documents=arguments.documents)
-    with claimed() as device:
+    with acquire_device() as device:
         configure(Settings())
         print(evidence.told(study(plan, arguments.runs, prepared, place, device), place))
 

@@ -8,12 +8,13 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from planning.keys import this_machine
 from planning.plan import make_plan
 from storage.errors import InputError, command
-from storage.files import file_lock, read_json
+from storage.files import read_json
+from storage.locks import file_lock, run_lock
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
@@ -21,11 +22,6 @@ from tasks.step import publish_results, step
 from tracking.runs import open_tracking
 from training.launcher import STOPPING, TrainingFailed, TrainingStopped, run_training
 from training.state import COLUMNS
-
-
-def run_lock(run_key: str) -> Path:
-    """The lock that is held while somebody trains a run."""
-    return Path(".locks") / f"run-{run_key}.lock"
 
 
 @step(task_run_name="train-{job[variant]}-{job[seed]}")
@@ -43,7 +39,7 @@ def train(job: Mapping[str, Any], fresh: bool = False) -> str:
     here = this_machine()
     remote = any(job["machine"][part] != here[part] for part in here)
     # Another process may train the very same run (a deployment beside `dvc repro`): it is trained once.
-    with file_lock(run_lock(job["run_key"])):
+    with file_lock(run_lock(run_directory)) as lock:
         if fresh and run_directory.exists() and not remote:
             shutil.rmtree(run_directory)
         if (run_directory / "result.json").is_file():
@@ -53,13 +49,13 @@ def train(job: Mapping[str, Any], fresh: bool = False) -> str:
         if remote:
             raise InputError(
                 f"{name} is not trained, and REREAD_MACHINE names another machine than this: "
-                f"`python -m commands.jobs --experiment {job['experiment']}` writes the jobs to train there"
+                f"`reread jobs --experiment {job['experiment']}` writes the jobs to train there"
             )
-        _train(job)
+        _train(job, lock)
     return str(run_directory)
 
 
-def _train(job: dict[str, Any]) -> None:
+def _train(job: dict[str, Any], lock: TextIO) -> None:
     tracking = open_tracking()
     run_id = tracking.start(job, provenance(job))
     progress = RunProgress(job)
@@ -70,7 +66,7 @@ def _train(job: dict[str, Any]) -> None:
             tracking.log_epochs(run_id, [{name: event[name] for name in COLUMNS}])
 
     try:
-        run_training(job, follow)
+        run_training(job, follow, lock)
     except (InputError, TrainingFailed) as error:
         stopped = isinstance(error, TrainingStopped)
         tracking.fail(run_id, "KILLED" if stopped else "FAILED", str(error))
@@ -82,10 +78,9 @@ def _train(job: dict[str, Any]) -> None:
 
 def _summary(job: dict[str, Any]) -> str:
     result = read_json(Path(job["run_directory"]) / "result.json")
-    converged = "" if result["converged"] else ", not converged"
     return (
         f"{job['variant']} seed {job['seed']}: validation {result['validation']['score']:.4f} "
-        f"at epoch {result['best_epoch']} of {result['epochs']}{converged}"
+        f"at epoch {result['best_epoch']} of {result['epochs']}"
     )
 
 

@@ -91,7 +91,7 @@ def predictions(project) -> dict[str, bytes]:
 def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(make_project):
     flow, stages = make_small(make_project("flow")), make_small(make_project("stages"))
     data_version = (flow.directory / "data.dvc").read_bytes()
-    said = flow.run("python", "-m", "commands.run").stdout
+    said = flow.run("python", "-m", "commands", "run").stdout
     assert "han" in said and "report" in said.lower()
     assert not (flow.directory / "results").exists() or flow.git("status", "--porcelain", "results") == ""
     stages.run("dvc", "repro")

@@ -1,4 +1,6 @@
-"""Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events]
+"""Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events [FD]]
+
+Several processes train each network together:  torchrun --nproc-per-node 2 -m training JOB.json
 
 A run that is finished (it has a result.json) is passed over, one that was killed goes on after its last whole epoch.
 When one of several fails, the others are trained still. Exit code 0: all finished; 2: bad input or a non-finite loss,
@@ -6,15 +8,18 @@ one line on stderr for each; 1: a failure of another kind among them; 143: stopp
 """
 
 import argparse
+import contextlib
 import gc
 import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import TextIO
 
 from storage.errors import InputError, command
 from storage.files import read_json
 from storage.source import numeric_digest, numeric_files
+from training.processes import Processes
 from training.progress import Progress
 from training.settings import Job
 
@@ -25,19 +30,38 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m training", description="Train networks, each with one seed, one after the other."
     )
     parser.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="a job file (JSON)")
-    parser.add_argument("--events", action="store_true", help="one JSON object a line on stdout")
+    parser.add_argument(
+        "--events", type=int, nargs="?", const=1, metavar="FD", help="write one JSON object per line to FD (default: 1)"
+    )
+    parser.add_argument("--locked", action="store_true", help="the launcher holds the run's lock")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    codes = [attempt(path, options.events) for path in options.jobs]
+    processes = Processes.of_environment()
+    with processes.joined(), contextlib.ExitStack() as stack:
+        events = None
+        if options.events is not None:
+            events = stack.enter_context(open(options.events, "w", encoding="utf-8", closefd=options.events > 2))
+        codes = [attempt(path, events, options.locked, processes) for path in options.jobs]
     return min((code for code in codes if code), default=0)
 
 
-def attempt(path: Path, events: bool) -> int:
-    """Train the job of a file, or find it trained; a failure is told on stderr and is the exit code."""
+def attempt(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> int:
+    """Train the job of a file and return the exit code; a failure is printed on stderr.
+
+    One of several processes exits at its first failure, upon which torchrun ends the others.
+    """
+    code = _attempt(path, events, locked, processes)
+    if code and processes.several:
+        sys.exit(code)
+    return code
+
+
+def _attempt(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> int:
     try:
-        train(path, events)
+        train(path, events, locked, processes)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        if processes.main:
+            print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     except Exception:
         traceback.print_exc()
@@ -47,20 +71,20 @@ def attempt(path: Path, events: bool) -> int:
     return 0
 
 
-def train(path: Path, events: bool) -> None:
+def train(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> None:
     job = Job.read(path)
     given = read_json(path)
-    progress = Progress(job, events)
+    progress = Progress(job, events, quiet=not processes.main)
     result_file = job.run_directory / "result.json"
     try:
-        if result_file.is_file():
-            result = read_json(result_file)
-        else:
+        result = processes.lead(lambda: read_json(result_file) if result_file.is_file() else None)
+        if result is None:
             refuse_other_sources(path, given)
             from training.run import run  # torch takes two seconds, and a finished run does without
 
-            warn_of_another_machine(path, given)
-            result = run(job, given, progress)
+            if processes.main:
+                warn_of_another_machine(path, given)
+            result = run(job, given, progress, locked, processes)
     except SystemExit:
         progress.failed("stopped by SIGTERM; run the same command again to go on")
         raise
@@ -91,7 +115,7 @@ def refuse_other_sources(path: Path, given: dict) -> None:
     named = (others[0] if others else "") + (f" and {len(others) - 1} more" if len(others) > 1 else "")
     raise InputError(
         f"{path} was made of another source than this one ({named}): bring the source that it was made of, or write "
-        "the job again where it comes from (`python -m commands.jobs`)"
+        "the job again where it comes from (`reread jobs`)"
     )
 
 

@@ -29,13 +29,17 @@ LAST = "last.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is kept of a run in ``directory``: the objects are read from and written to in place."""
+    """What is kept of a run in ``directory``: the objects are read from and written to in place.
+
+    writes: whether resuming may write; one of several processes alone does.
+    """
 
     directory: Path
     network: nn.Module
     average: Average
     optimiser: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
+    writes: bool = True
 
     def save(self, state: State) -> None:
         """Publish the end of an epoch, and the best network where this epoch's is it."""
@@ -78,7 +82,7 @@ class Checkpoint:
         self.optimiser.load_state_dict({"state": saved, "param_groups": header["optimiser"]["groups"]})
         self.scaler.load_state_dict(header["scaler"])
         state = State.from_json(header["state"])
-        if state.best_epoch == state.epoch:
+        if self.writes and state.best_epoch == state.epoch:
             self._save_best()
         return state
 

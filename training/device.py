@@ -22,37 +22,61 @@ import numpy
 import torch
 
 from storage.errors import InputError
-from storage.files import file_lock
 from storage.git import checkout
+from storage.locks import file_lock
+from training.processes import ONE, Processes
 from training.settings import Settings
 
 LOCKS = Path(".locks")
 
 
 @contextlib.contextmanager
-def claimed() -> Iterator[torch.device]:
-    """The device of this job, held while the block runs. Waits while other jobs have every visible GPU.
+def acquire_device(processes: Processes = ONE) -> Iterator[torch.device]:
+    """Hold the device of this process for the block: the CPU, or a GPU of its own.
 
-    Jobs spread: no GPU has a second one while another has none. InputError for a wrong REREAD_RUNS_A_GPU.
+    Several processes get a GPU each, or all of them wait. InputError for a wrong REREAD_RUNS_A_GPU, and where a node
+    has fewer GPUs than processes.
     """
-    places = runs_a_gpu()
+    count = processes.local_world_size
+    runs_a_gpu()
     if not torch.cuda.is_available():
         yield torch.device("cpu")
         return
-    told = False
+    if count > torch.cuda.device_count():
+        raise InputError(f"{count} processes need a GPU each, and there are {torch.cuda.device_count()}: start fewer")
+    first = processes.local_rank == 0
+    with acquire_gpus(count) if first else contextlib.nullcontext() as own:
+        held = next(gpus for node, gpus in processes.gather((processes.node, own)) if node == processes.node and gpus)
+        index = held[processes.local_rank]
+        torch.cuda.set_device(index)
+        yield torch.device("cuda", index)
+
+
+@contextlib.contextmanager
+def acquire_gpus(count: int) -> Iterator[list[int]]:
+    """Hold the locks of ``count`` GPUs for the block, all or none; waits while other jobs leave fewer.
+
+    Jobs spread: no GPU has a second one while another has none.
+    """
+    waits = False
     while True:
-        for place, index in itertools.product(range(places), range(torch.cuda.device_count())):
-            uuid = torch.cuda.get_device_properties(index).uuid
-            name = f"gpu-{uuid}-{place}.lock" if place else f"gpu-{uuid}.lock"
-            with file_lock(LOCKS / name, blocking=False) as free:
-                if free:
-                    torch.cuda.set_device(index)
-                    yield torch.device("cuda", index)
+        with contextlib.ExitStack() as held:
+            acquired: list[int] = []
+            for place, index in itertools.product(range(runs_a_gpu()), range(torch.cuda.device_count())):
+                if index not in acquired and held.enter_context(file_lock(_lock(index, place), blocking=False)):
+                    acquired.append(index)
+                if len(acquired) == count:
+                    yield acquired
                     return
-        if not told:
-            print("waiting: other jobs have every visible GPU", file=sys.stderr)
-            told = True
+        if not waits:
+            print("waiting: other jobs have the visible GPUs", file=sys.stderr)
+            waits = True
         time.sleep(0.5)
+
+
+def _lock(index: int, place: int) -> Path:
+    uuid = torch.cuda.get_device_properties(index).uuid
+    return LOCKS / (f"gpu-{uuid}-{place}.lock" if place else f"gpu-{uuid}.lock")
 
 
 def runs_a_gpu() -> int:
@@ -104,6 +128,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "driver": driver.read_text().splitlines()[0] if gpu and driver.is_file() else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "processes": Processes.of_environment().world_size,
         "host": socket.gethostname(),
         "git_commit": commit,
         "git_dirty": dirty,

@@ -4,7 +4,7 @@ Everything random in an epoch is drawn from (seed, epoch), so a run that was kil
 weights as one that was not.
 """
 
-import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,106 +22,86 @@ from storage.files import write_text
 from storage.prepared import Prepared
 from training.average import Average
 from training.checkpoint import Checkpoint
+from training.epoch_metrics import EpochMetrics, refuse_non_finite
 from training.optimisers import make_optimiser
+from training.processes import ONE, Processes, refuse_local_statistics
 from training.progress import Progress
 from training.schedules import Schedule
-from training.settings import Job, Settings
+from training.settings import Job
 from training.state import State
-from training.step import Outcome, Step
+from training.step import Step
 from training.validation import validate
 
 
-def train(job: Job, prepared: Prepared, device: torch.device, progress: Progress) -> tuple[torch.nn.Module, State]:
-    """Train to the end, from the last checkpoint if there is one: the network as it last was, and the final state."""
+def train(
+    job: Job, prepared: Prepared, device: torch.device, progress: Progress, processes: Processes = ONE
+) -> tuple[torch.nn.Module, State]:
+    """Train to the end, from the last checkpoint if there is one; return the network as it last was and the state."""
     settings = job.training
-    draw_from(job.seed, epoch=0)
+    seed_epoch(job.seed, epoch=0)
     network = models.build(job.model, job.network, prepared.description)
     begin_with_prepared_vectors(network, prepared)
+    refuse_local_statistics(network, processes)
     network.to(device)
     if settings.strict_kernels:
         refuse_references(network, device)
     optimiser = make_optimiser(network, settings)
     schedule = Schedule(settings.schedule, settings.learning_rate, settings.max_epochs)
     objective = make_objective(settings.objective, prepared.description, prepared.labels[prepared.rows("train")])
-    step = Step(network, objective, optimiser, settings, device)
+    step = Step(network, objective, optimiser, settings, device, processes)
     average = Average(network, settings.ema_decay)
-    checkpoint = Checkpoint(job.run_directory, network, average, optimiser, step.scaler)
+    checkpoint = Checkpoint(job.run_directory, network, average, optimiser, step.scaler, processes.main)
     state = checkpoint.resume()
     rows, ragged = prepared.rows("train"), reads_ragged(network, device)
     batches = Batches(
-        prepared, rows, device, settings.batch_size, job.seed, ragged=ragged, augmentation=settings.augmentation
+        prepared,
+        rows,
+        device,
+        settings.batch_size,
+        job.seed,
+        ragged=ragged,
+        augmentation=settings.augmentation,
+        rank=processes.rank,
+        world_size=processes.world_size,
     )
     predictor = Predictor(prepared, prepared.rows("validation"), device, ragged)
     progress.started(state.epoch, str(device))
 
     while not state.stopped(settings):
         epoch = state.epoch + 1
-        draw_from(job.seed, epoch)
-        told = EpochSoFar(epoch, len(batches), settings, progress)
+        seed_epoch(job.seed, epoch, processes.rank)
+        metrics = EpochMetrics(epoch, len(batches), settings.learning_rate, progress)
         network.train()
         for number, batch in enumerate(batches.epoch(epoch)):
             done = (epoch - 1) * len(batches) + number
             rate = schedule(done, len(batches))
-            told.step(batch.rows, step(batch.inputs, batch.target, rate))
+            metrics.add(batch.global_rows, step(batch.inputs, batch.target, rate, batch.rows / batch.global_rows))
             average.update(done)
-        told.read()
+        training = metrics.row()
         average.take_buffers()
-        validation = validate(average.network, objective, prepared, predictor)
+        validation = processes.lead(partial(validate, average.network, objective, prepared, predictor))
         refuse_non_finite(validation.loss, f"validation loss after epoch {epoch}", settings.learning_rate)
         row = {
             "epoch": epoch,
             "learning_rate": rate,
-            "training_loss": told.loss / len(rows),
-            "training_accuracy": told.correct / len(rows),
+            **training,
             "validation_loss": validation.loss,
             "validation_accuracy": validation.accuracy,
             "validation_score": validation.score,
-            # A step whose half-precision gradient overflowed is passed over by the scaler, and here.
-            "gradient_norm": float(np.mean([norm for norm in told.norms if math.isfinite(norm)] or [0.0])),
         }
         state.record(row, validation)
-        # Before the checkpoint, so that no run is taken up after an epoch that history lacks.
-        write_text(job.run_directory / "history.csv", state.history_csv())
-        checkpoint.save(state)
+        if processes.main:
+            # Before the checkpoint, so that no run is resumed after an epoch that history lacks.
+            write_text(job.run_directory / "history.csv", state.history_csv())
+            checkpoint.save(state)
         progress.epoch(row, len(batches))
     return network, state
 
 
-class EpochSoFar:
-    """Sums over an epoch's steps, each read while the next one runs, so that a GPU does not wait to be asked."""
-
-    def __init__(self, epoch: int, steps: int, settings: Settings, progress: Progress) -> None:
-        self.epoch = epoch
-        self.steps = steps
-        self.settings = settings
-        self.progress = progress
-        self.loss = self.correct = 0.0
-        self.norms: list[float] = []
-        self._unread: tuple[int, Outcome] | None = None
-
-    def step(self, samples: int, outcome: Outcome) -> None:
-        """A step on ``samples`` rows is under way."""
-        self.read()
-        self._unread = samples, outcome
-
-    def read(self) -> None:
-        """Wait for the last step and take it in; InputError if its loss is not finite."""
-        if self._unread is None:
-            return
-        samples, outcome = self._unread
-        self._unread = None
-        loss = outcome.loss.item()
-        self.norms.append(outcome.norm.item())
-        where = f"training loss at epoch {self.epoch}, step {len(self.norms)}"
-        refuse_non_finite(loss, where, self.settings.learning_rate)
-        self.loss += loss * samples
-        self.correct += outcome.correct.item() * samples
-        self.progress.step(self.epoch, len(self.norms), self.steps, samples, loss)
-
-
-def draw_from(seed: int, epoch: int) -> None:
-    """Seed torch's generators, of which weights (epoch 0) and dropout are drawn, from (seed, epoch)."""
-    torch.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]))
+def seed_epoch(seed: int, epoch: int, rank: int = 0) -> None:
+    """Seed torch's generators, from which weights (epoch 0) and dropout are drawn, by (seed, epoch, rank)."""
+    entropy = [seed, epoch, rank] if rank else [seed, epoch]
+    torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
 
 
 def refuse_references(network: torch.nn.Module, device: torch.device) -> None:
@@ -131,8 +111,3 @@ def refuse_references(network: torch.nn.Module, device: torch.device) -> None:
         raise InputError(
             f"strict_kernels is true, and the kernels cannot run: {reason}, or set strict_kernels to false"
         )
-
-
-def refuse_non_finite(loss: float, where: str, rate: float) -> None:
-    if not math.isfinite(loss):
-        raise InputError(f"{where} is {loss}: lower learning_rate ({rate:g}) or max_grad_norm, then run again")

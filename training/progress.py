@@ -1,6 +1,6 @@
 """What a run tells while it runs: a live line on a terminal, one line an epoch elsewhere, or JSON events.
 
-An event is one JSON object a line on stdout, flushed, for the program that started the run:
+An event is one JSON object per line, flushed, in a stream of its own for the program that started the run:
 
     {"event": "started", "run_key", "variant", "seed", "epoch", "max_epochs", "device"}
     {"event": "progress", "variant", "seed", "epoch", "step", "steps", "loss", "samples_per_second", "seconds_left"}
@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from training.settings import Job
 
@@ -26,31 +26,34 @@ INTERVAL = 0.5  # seconds between two live lines or progress events
 class Progress:
     """The voice of one job."""
 
-    def __init__(self, job: Job, events: bool) -> None:
+    def __init__(self, job: Job, events: TextIO | None, quiet: bool = False) -> None:
+        """quiet: show and log nothing, as all but one of several processes do."""
         self.job = job
-        self.events = events
-        self.live = not events and sys.stdout.isatty()
+        self.quiet = quiet
+        self.events = None if quiet else events
+        self.live = not events and not quiet and sys.stdout.isatty()
         self.log: Path = job.run_directory / "log.txt"
-        self.began = self.told = time.perf_counter()
+        self.began = self.shown = time.perf_counter()
         self.samples = 0
         self.steps = 0
 
     def started(self, epoch: int, device: str) -> None:
         """Training begins after whole epoch ``epoch`` (0, or where a killed run is taken up)."""
-        self.began = self.told = time.perf_counter()
+        self.began = self.shown = time.perf_counter()
         maximum = self.job.training.max_epochs
         self._event("started", run_key=self.job.run_key, epoch=epoch, max_epochs=maximum, device=device)
         if epoch:
             self._line(f"{self._name()}: resumed after epoch {epoch}")
 
-    def step(self, epoch: int, step: int, steps: int, samples: int, loss: float) -> None:
-        """Step ``step`` (from 1) of ``steps`` of an epoch has ended; ``samples`` rows were read in it."""
+    def step(self, samples: int) -> bool:
+        """Count a step on ``samples`` rows; whether it is time to read its loss and ``show`` it."""
         self.samples += samples
         self.steps += 1
-        now = time.perf_counter()
-        if now - self.told < INTERVAL or not (self.events or self.live):
-            return
-        self.told = now
+        return not self.quiet and time.perf_counter() - self.shown >= INTERVAL
+
+    def show(self, epoch: int, step: int, steps: int, loss: float) -> None:
+        """Show the loss of step ``step`` (from 1) of ``steps`` of an epoch."""
+        self.shown = time.perf_counter()
         pace = self._pace((self.job.training.max_epochs - epoch + 1) * steps - step)
         self._event("progress", epoch=epoch, step=step, steps=steps, loss=round(loss, 6), **pace)
         if self.live:
@@ -94,17 +97,20 @@ class Progress:
 
     def _event(self, event: str, **values: Any) -> None:
         if self.events:
-            print(json.dumps({"event": event, "variant": self.job.variant, "seed": self.job.seed} | values), flush=True)
+            line = json.dumps({"event": event, "variant": self.job.variant, "seed": self.job.seed} | values)
+            print(line, file=self.events, flush=True)
 
     def _line(self, text: str) -> None:
         self._show(text)
         self._log(text)
 
     def _show(self, text: str) -> None:
-        if not self.events:
+        if not self.events and not self.quiet:
             print(f"\r{text}\033[K" if self.live else text, flush=True)
 
     def _log(self, text: str) -> None:
+        if self.quiet:
+            return
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "a", encoding="utf-8") as file:
             file.write(text + "\n")

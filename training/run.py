@@ -1,63 +1,87 @@
 """One job from its file to its result: runs/RUN_KEY/ is written here, result.json last of all."""
 
+import contextlib
 import warnings
 from typing import Any
 
 import torch
+from torch import nn
 
 from cuda_ext.library import ReferenceWarning
 from models.layers import kernels, parameter_count
 from storage.errors import InputError
-from storage.files import file_lock, read_json, sha256_file, write_json
+from storage.files import read_json, sha256_file, write_json
+from storage.locks import file_lock, run_lock
 from storage.prepared import open_prepared
 from training.checkpoint import BEST
-from training.device import claimed, configure, environment
+from training.device import acquire_device, configure, environment
 from training.loop import train
+from training.processes import ONE, Processes
 from training.progress import Progress
 from training.settings import Job
+from training.state import State
 
 
-def run(job: Job, given: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def run(
+    job: Job, given: dict[str, Any], progress: Progress, locked: bool = False, processes: Processes = ONE
+) -> dict[str, Any]:
     """Train ``job`` (``given`` is its file's content, kept as job.json) and return its result.
 
-    Two processes with the same job: the second waits, and finds it finished.
+    Of two runs of the same job at once, the second waits and finds the first's result. ``locked``: the launcher of this
+    process holds the run's lock.
     """
-    directory = job.run_directory
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{directory}, where the run is to be written, cannot be made ({error.strerror})") from None
-    with file_lock(directory / ".lock"):
-        if (directory / "result.json").is_file():
-            return read_json(directory / "result.json")
+    with contextlib.ExitStack() as held:
+        finished = processes.lead(lambda: begin(job, given, held, locked))
+        if finished is not None:
+            return finished
         prepared = open_prepared(job.prepared)
-        write_json(directory / "job.json", given)
         configure(job.training)
-        with claimed() as device, warnings.catch_warnings():
+        with acquire_device(processes) as device, warnings.catch_warnings():
             if device.type == "cpu":
                 # No kernel runs there, as result.json says.
                 warnings.simplefilter("ignore", ReferenceWarning)
-            write_json(directory / "environment.json", environment(device))
+            if processes.main:
+                write_json(job.run_directory / "environment.json", environment(device))
             try:
-                network, state = train(job, prepared, device, progress)
+                network, state = train(job, prepared, device, progress, processes)
             except torch.OutOfMemoryError:
                 raise InputError(
                     f"{device} has too little memory for {job.variant}: lower batch_size "
                     f"({job.training.batch_size}) or the size of the network"
                 ) from None
-        write_json(directory / "timing.json", progress.timing())
-        result = {
-            "run_key": job.run_key,
-            "variant": job.variant,
-            "seed": job.seed,
-            "epochs": state.epoch,
-            "best_epoch": state.best_epoch,
-            "stopped": state.stopped(job.training),
-            "converged": state.stopped(job.training) == "patience",
-            "validation": state.best_validation(),
-            "weights_sha256": sha256_file(directory / BEST),
-            "parameters": parameter_count(network),
-            "kernels": kernels(network),
-        }
-        write_json(directory / "result.json", result)
-        return result
+        return processes.lead(lambda: finish(job, network, state, progress))
+
+
+def begin(job: Job, given: dict[str, Any], held: contextlib.ExitStack, locked: bool) -> dict[str, Any] | None:
+    """Lock the run for ``held``, unless its launcher has, and write job.json; the result where the run is finished."""
+    directory = job.run_directory
+    try:
+        run_lock(directory).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{directory}, the run's folder, cannot be made ({error.strerror})") from None
+    if not locked:
+        held.enter_context(file_lock(run_lock(directory)))
+    if (directory / "result.json").is_file():
+        return read_json(directory / "result.json")
+    directory.mkdir(exist_ok=True)
+    write_json(directory / "job.json", given)
+    return None
+
+
+def finish(job: Job, network: nn.Module, state: State, progress: Progress) -> dict[str, Any]:
+    """Write timing.json and result.json, and return the result."""
+    write_json(job.run_directory / "timing.json", progress.timing())
+    result = {
+        "run_key": job.run_key,
+        "variant": job.variant,
+        "seed": job.seed,
+        "epochs": state.epoch,
+        "best_epoch": state.best_epoch,
+        "stopped": state.stopped(job.training),
+        "validation": state.best_validation(),
+        "weights_sha256": sha256_file(job.run_directory / BEST),
+        "parameters": parameter_count(network),
+        "kernels": kernels(network),
+    }
+    write_json(job.run_directory / "result.json", result)
+    return result

@@ -17,6 +17,7 @@ from models.objectives import Objective, scores
 from training.adversarial import Places, worst
 from training.device import mixed_precision
 from training.optimisers import set_learning_rate
+from training.processes import ONE, Processes
 from training.settings import Settings
 
 
@@ -64,12 +65,14 @@ class Step:
         optimiser: torch.optim.Optimizer,
         settings: Settings,
         device: torch.device,
+        processes: Processes = ONE,
     ) -> None:
         self.network = network
         self.objective = objective
         self.optimiser = optimiser
         self.settings = settings
         self.device = device
+        self.processes = processes
         self.half = mixed_precision(settings, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.half is torch.float16)
         # A scaled step is passed over where its gradient overflows, which the CPU decides.
@@ -79,26 +82,44 @@ class Step:
         self._captured: dict[tuple, Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphed else None
 
-    def __call__(self, inputs: tuple[Tensor, ...], target: Tensor, rate: float) -> Outcome:
-        """Train on one batch (``inputs`` as the network takes them) at learning rate ``rate``."""
+    def __call__(self, inputs: tuple[Tensor, ...], target: Tensor, rate: float, share: float = 1.0) -> Outcome:
+        """Train on one batch (``inputs`` as the network takes them) at learning rate ``rate``.
+
+        share: of the rows of all processes together, those that are here.
+        """
         set_learning_rate(self.optimiser, rate)
         outcome = self._replay(inputs, target) if self.graphed else None
         if outcome is None:
             self.optimiser.zero_grad()
             outcome = self._gradients(inputs, target)
+        if self.processes.several:
+            outcome = self._reduced(outcome, share)
         self.scaler.step(self.optimiser)
         self.scaler.update()
         return outcome
 
     def _gradients(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome:
+        """The outcome with all gradients; of one of several processes its own, neither reduced nor clipped."""
         backward = self._backward if self.words is None else self._adversarial
         found, loss = backward(inputs, target)
+        right = self.objective.correct(found, target).double().mean()
+        norm = torch.zeros_like(loss) if self.processes.several else self._clipped()
+        return Outcome(loss.detach(), right, norm)
+
+    def _reduced(self, outcome: Outcome, share: float) -> Outcome:
+        """The outcome and the gradients of all processes together."""
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        self.processes.add_up([*gradients, outcome.loss, outcome.correct], share)
+        return Outcome(outcome.loss, outcome.correct, self._clipped())
+
+    def _clipped(self) -> Tensor:
+        """Clip the gradients and return their norm before that, float32 []."""
         self.scaler.unscale_(self.optimiser)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.settings.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.max_grad_norm, norm)
-        return Outcome(loss.detach(), self.objective.correct(found, target).double().mean(), norm)
+        return norm
 
     def _backward(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores and loss, whose gradient is added to what is there."""

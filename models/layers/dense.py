@@ -23,7 +23,8 @@ from torch.nn import functional
 
 from cuda_ext import batch_norm_activation as fused
 from cuda_ext import library
-from models.layers.activations import Name, activation
+from models.activations import make_activation
+from storage.settings import Tagged
 
 # Channels are padded to a multiple of it where a matrix product reads them: it then reads 16 bytes at a time.
 PADDED = 8
@@ -34,10 +35,10 @@ ROW = 32
 class Composite(nn.Sequential):
     """Norm, activation, convolution, dropout."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, name: Name, dropout: float) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, activation: Tagged, dropout: float) -> None:
         super().__init__(
             nn.BatchNorm2d(inputs),
-            activation(name),
+            make_activation(activation, inputs),
             nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False),
             nn.Dropout(dropout),
         )
@@ -50,10 +51,10 @@ class Composite(nn.Sequential):
 class DenseLayer(nn.Module):
     """Bottleneck of 1x1 and 3x3 convolutions whose output is put beside its input."""
 
-    def __init__(self, inputs: int, growth_rate: int, name: Name, dropout: float) -> None:
+    def __init__(self, inputs: int, growth_rate: int, activation: Tagged, dropout: float) -> None:
         super().__init__()
-        self.bottleneck = Composite(inputs, 4 * growth_rate, 1, name, dropout)
-        self.convolution = Composite(4 * growth_rate, growth_rate, 3, name, dropout)
+        self.bottleneck = Composite(inputs, 4 * growth_rate, 1, activation, dropout)
+        self.convolution = Composite(4 * growth_rate, growth_rate, 3, activation, dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.convolution(self.bottleneck(x))], dim=1)
@@ -63,10 +64,13 @@ class Body(nn.Sequential):
     """A network's layers in turn. With kernels, neighbouring dense layers run as a block, a norm with its activation,
     and a transition's pooling before its convolution, which it commutes with."""
 
-    uses_kernels = True
+    @property
+    def uses_kernels(self) -> bool:
+        return self[-1].kernel is not None
 
     def forward(self, x: Tensor) -> Tensor:
-        if not _has_kernel(x):
+        # All activations of a network are alike.
+        if not _fuses(x, self[-1]):
             return super().forward(x)
         statistics = None
         for group in _groups(self):
@@ -87,10 +91,10 @@ class Body(nn.Sequential):
 class ImageClassifier(nn.Module):
     """A body that ends in ``width`` channels, norm and activation, the mean over pixels, and a linear classifier."""
 
-    def __init__(self, body: Iterable[nn.Module], width: int, name: Name, classes: int) -> None:
+    def __init__(self, body: Iterable[nn.Module], width: int, activation: Tagged, classes: int) -> None:
         """Convolutions begin as in section 4.2 (He et al. 2015)."""
         super().__init__()
-        self.body = Body(*body, nn.BatchNorm2d(width), activation(name))
+        self.body = Body(*body, nn.BatchNorm2d(width), make_activation(activation, width))
         self.classifier = nn.Linear(width, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -127,7 +131,7 @@ def norm_activation(
 ) -> Tensor:
     """activate(norm(x)), by the kernel where there is one. With the kernel, x's mean and variance may be given if they
     are known, and the result may be pooled as by ``nn.AvgPool2d(2)``."""
-    if not _has_kernel(x):
+    if not _fuses(x, activate):
         return activate(norm(x))
     if norm.training:
         norm.num_batches_tracked.add_(1)
@@ -140,7 +144,7 @@ def norm_activation(
         training=norm.training,
         momentum=norm.momentum,
         epsilon=norm.eps,
-        activation=_name(activate),
+        activation=activate.kernel,
         beta=_beta(activate),
         pooled=pooled,
         statistics=statistics,
@@ -159,7 +163,7 @@ def dense_block(layers: Sequence[DenseLayer], x: Tensor) -> tuple[Tensor, tuple[
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
     block = _Block(
-        activation=_name(halves[0][1]),
+        activation=halves[0][1].kernel,
         epsilon=norms[0].eps,
         momentum=norms[0].momentum,
         training=norms[0].training,
@@ -197,8 +201,9 @@ def _has_kernel(x: Tensor) -> bool:
     return library.kernel("batch_norm_activation", x.device) is not None
 
 
-def _name(activate: nn.Module) -> str:
-    return "relu" if isinstance(activate, nn.ReLU) else "swish"
+def _fuses(x: Tensor, activate: nn.Module) -> bool:
+    """Whether norm and ``activate`` run as one kernel on the device of ``x``."""
+    return activate.kernel is not None and _has_kernel(x)
 
 
 def _beta(activate: nn.Module) -> Tensor | None:

@@ -7,8 +7,9 @@ import torch
 
 import models
 from cuda_ext import library
+from models.activations import REGISTRY, make_activation
+from models.activations.swish import Swish
 from models.layers import dense, kernels, parameter_count
-from models.layers.activations import Swish
 from storage.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
@@ -54,7 +55,7 @@ def test_images_too_small_are_refused():
         models.build("densenet", {}, description(size=3))
 
 
-@pytest.mark.parametrize(("name", "trained"), [("relu", 0), ("swish", 0), ("swish-beta", 21)])
+@pytest.mark.parametrize(("name", "trained"), [("relu", 0), ("swish", 0), ("swish_beta", 21)])
 def test_swish_beta_trains_one_beta_a_layer(name, trained):
     """Depth 22 has 3 blocks of 3 layers of 2, 2 transitions and the last norm: 21 activations."""
     network = models.build("densenet", {"depth": 22, "activation": name}, description())
@@ -92,7 +93,7 @@ def by_references(monkeypatch):
     ("name", "training", "activation"),
     [
         ("densenet", True, "relu"),
-        ("densenet", True, "swish-beta"),
+        ("densenet", True, "swish_beta"),
         ("densenet", False, "swish"),
         ("densenet_imagenet", True, "swish"),
     ],
@@ -135,3 +136,60 @@ def test_norms_that_are_not_alike_and_single_rows_take_the_modules(by_references
     torch.testing.assert_close(network(images), expected)
     with torch.no_grad(), dense.by_modules(False):
         assert network.eval()(images[:1]).shape == (1, 10)
+
+
+def named(name, **settings):
+    return {"name": name, **settings}
+
+
+WITH_KERNEL = {"relu": "relu", "swish": "swish", "swish_beta": "swish"}
+BY_HAND = {
+    "relu": lambda x: x.clamp(min=0),
+    "leaky_relu": lambda x: torch.where(x > 0, x, 0.01 * x),
+    "elu": lambda x: torch.where(x > 0, x, x.exp() - 1),
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
+    "softplus": lambda x: (1 + x.exp()).log(),
+    "mish": lambda x: x * (1 + x.exp()).log().tanh(),
+    "swish": lambda x: x * x.sigmoid(),
+    "swish_beta": lambda x: x * x.sigmoid(),
+}
+
+
+@pytest.mark.parametrize("name", REGISTRY.available())
+def test_an_activation_is_what_its_name_says(name):
+    x = torch.linspace(-3, 3, 24).reshape(2, 3, 2, 2)
+    built = make_activation({"name": name}, 3)
+    torch.testing.assert_close(built(x), BY_HAND[name](x))
+    assert built.kernel == WITH_KERNEL.get(name)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [*({"name": name} for name in REGISTRY.available()), {"name": "swish_beta", "per": "channel"}],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["densenet", "densenet_imagenet"])
+def test_no_activation_runs_as_another_where_kernels_are(by_references, name, activation):
+    """On a GPU each but ReLU ran as Swish."""
+    size, settings = (8, {"depth": 10}) if name == "densenet" else (33, {"depth": "13"})
+    torch.manual_seed(0)
+    network = models.build(name, {**settings, "growth_rate": 3, "activation": activation}, description(size)).double()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.ndim < 2:
+                parameter.add_(0.5 * torch.rand_like(parameter))
+    images = torch.randn(3, 3, size, size, dtype=torch.float64)
+    found = network(images)
+    with dense.by_modules():
+        torch.testing.assert_close(network(images), found, rtol=1e-9, atol=1e-9)
+    kernel = activation["name"] in WITH_KERNEL and "per" not in activation
+    assert kernels(network).startswith("reference") == (kernel or activation["name"] == "swish_beta")
+
+
+def test_swish_beta_per_channel_trains_a_beta_of_each():
+    settings = {"depth": 10, "growth_rate": 4, "activation": {"name": "swish_beta", "per": "channel"}}
+    network = models.build("densenet", settings, description(8))
+    pairs = [(one[0], one[1]) for one in network.modules() if isinstance(one, dense.Composite)]
+    assert pairs and all(activate.beta.shape == (norm.num_features,) for norm, activate in pairs)
+    network(torch.randn(4, 3, 8, 8)).square().sum().backward()
+    assert all(activate.beta.grad.abs().min() > 0 for _, activate in pairs)

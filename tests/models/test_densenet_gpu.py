@@ -50,7 +50,7 @@ def errors(found, exact):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("activation", ["swish", "swish-beta"])
+@pytest.mark.parametrize("activation", ["swish", "swish_beta"])
 def test_in_float32_a_step_is_that_of_pytorch_s_modules(name, activation):
     built, images = network(name, activation=activation)
     exact = step(built, images, False, torch.float64)

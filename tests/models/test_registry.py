@@ -100,8 +100,8 @@ def test_the_debug_size_trains_a_step(model, prepared):
 
 EXPORTED = [
     *((model, {}) for model in models.available()),
-    ("densenet", {"activation": "swish-beta"}),
-    ("densenet_imagenet", {"activation": "swish-beta"}),
+    ("densenet", {"activation": "swish_beta"}),
+    ("densenet_imagenet", {"activation": "swish_beta"}),
     ("han", {"pooling": "mean", "cell": "rnn", "word_dropout": 0.1}),
     ("han", {"pooling": "max", "cell": "minimal"}),
     ("gru_flat", {"pooling": "attention"}),

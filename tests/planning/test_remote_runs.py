@@ -54,11 +54,11 @@ def test_runs_of_another_machine_come_back_without_their_weights(project):
     here = this_machine()
     write(root / "machine.json", {**here, "torch": "2.11.0+elsewhere"})
 
-    made = project.run("python", "-m", "commands.jobs", "--experiment", "away", REREAD_MACHINE="machine.json")
+    made = project.run("python", "-m", "commands", "jobs", "--experiment", "away", REREAD_MACHINE="machine.json")
     files = made.stdout.split()
     assert len(files) == 2 and all((root / file).is_file() for file in files)
     (prepared,) = (path.name for path in (root / "prepared").iterdir() if not path.name.startswith("."))
-    assert f"2 jobs; beside them and the source travel: prepared/{prepared}" in made.stderr
+    assert f"2 jobs; copy them there with the source and prepared/{prepared}" in made.stderr
 
     # There: commands that need torch and the like alone, and one job that is broken among the others.
     write(root / "broken.json", {})
@@ -85,7 +85,7 @@ def test_runs_of_another_machine_come_back_without_their_weights(project):
     refused = [line for line in lines if line.startswith("refused:")]
     assert "han seed 7 is not trained, and REREAD_MACHINE names another machine" in refused[0]
     assert "2 of 4 runs of 'away' are not trained" in refused[1]
-    assert "run `python -m commands.jobs --experiment away`" in refused[1]
+    assert "run `reread jobs --experiment away`" in refused[1]
 
     # The report is whole, with a baseline in a pair.
     metrics = json.loads((root / "reports/away/metrics.json").read_text())

@@ -1,0 +1,28 @@
+"""The activations by name. An activation is one file, models/activations/NAME.py, with
+
+    Settings   a frozen dataclass of its settings
+    KERNEL     the name under which cuda_ext/batch_norm_activation computes it, or None
+    build      build(channels, settings) -> torch.nn.Module; channels: of the tensors [N, C, ...] that it is given
+
+An activation without a kernel runs as its module, on a GPU too. A module may have its own attribute ``kernel``: None
+where no kernel computes its settings.
+"""
+
+from typing import TYPE_CHECKING
+
+from storage.registry import Registry
+from storage.settings import Tagged
+
+if TYPE_CHECKING:
+    from torch import nn
+
+REGISTRY = Registry("models.activations", "activation", ("Settings", "KERNEL", "build"))
+
+
+def make_activation(tagged: Tagged, channels: int) -> "nn.Module":
+    """Build the activation that ``tagged`` names; its ``kernel`` is the kernel's name or None."""
+    module, settings = REGISTRY.resolve(tagged)
+    built = module.build(channels, settings)
+    if not hasattr(built, "kernel"):
+        built.kernel = module.KERNEL
+    return built

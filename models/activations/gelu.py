@@ -1,0 +1,20 @@
+"""x times the normal distribution function of x. Source: Hendrycks and Gimpel, GELUs, arXiv 1606.08415, 2016."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Settings:
+    """approximate: ``tanh`` is the source's own approximation."""
+
+    approximate: Literal["none", "tanh"] = "none"
+
+
+KERNEL = None
+
+
+def build(channels: int, settings: Settings) -> nn.Module:
+    return nn.GELU(settings.approximate)

@@ -1,0 +1,154 @@
+"""Several processes train one network as one process does: losses, weights, resuming, refusals."""
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from storage.errors import InputError
+from storage.source import ROOT
+from training import device
+from training.processes import ONE, Processes, refuse_local_statistics
+
+HAN = {"embedding": 8, "hidden": 4, "dropout": 0.0}
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "training")
+
+
+def start(job, *command):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(
+        [sys.executable, *command, str(job), "--events"], cwd=job.parent, env=environment, text=True, **streams
+    )
+
+
+def finish(process):
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def directory(job):
+    return Path(json.loads(job.read_text())["run_directory"])
+
+
+def history(job):
+    with open(directory(job) / "history.csv") as file:
+        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def workers(process):
+    """The processes that torchrun has started, by rank (Linux)."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            ranks = [int(one.removeprefix(b"RANK=")) for one in variables if one.startswith(b"RANK=")]
+            if int(parent) == process.pid and ranks:
+                found[ranks[0]] = int(entry.name)
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ema_decay": 0.9, "max_grad_norm": 0.5},
+        {"batch_size": 7, "adversarial_epsilon": 0.5, "optimizer": {"name": "sgd", "weight_decay": 0.01}},
+    ],
+)
+def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_directory, settings):
+    """64 rows in batches of at most 7 are batches of 6 and 7: a process has 3 or 4 rows of each."""
+    settings = {"max_epochs": 3} | settings
+    one, two = (write_job(text_directory, name, network=HAN, training=settings) for name in ("one", "two"))
+    finish(start(one, "-m", "training"))
+    events = finish(start(two, *TORCHRUN))
+    assert [event["event"] for event in events if event["event"] != "progress"] == [
+        "started",
+        *["epoch"] * 3,
+        "finished",
+    ]
+    for row, other in zip(history(one), history(two), strict=True):
+        assert other == pytest.approx(row, rel=2e-5)
+    weights, others = (load_file(directory(job) / "best.safetensors") for job in (one, two))
+    for name, weight in weights.items():
+        # AdamW scales a rounding error of a gradient near zero up to a step's size, 0.01.
+        torch.testing.assert_close(others[name], weight, rtol=1e-3, atol=1e-4)
+    assert len((directory(two) / "log.txt").read_text().splitlines()) == 3
+    assert json.loads((directory(two) / "environment.json").read_text())["processes"] == 2
+
+
+def test_a_run_goes_on_after_one_of_its_processes_was_killed(write_job, text_directory):
+    settings = {"max_epochs": 12, "patience": 12}
+    whole, killed = (
+        write_job(text_directory, name, run_key="same", network=HAN | {"dropout": 0.3}, training=settings)
+        for name in ("whole", "killed")
+    )
+    job = json.loads(killed.read_text())
+    killed.write_text(json.dumps(job | {"run_directory": job["run_directory"] + "-killed"}))
+    finish(start(whole, *TORCHRUN))
+    process = start(killed, *TORCHRUN)
+    for line in process.stdout:
+        event = json.loads(line)
+        if event["event"] == "epoch" and event["epoch"] == 2:
+            break
+    os.kill(workers(process)[1], signal.SIGKILL)
+    process.communicate(timeout=240)
+    assert process.returncode != 0 and not (directory(killed) / "result.json").exists()
+    events = finish(start(killed, *TORCHRUN))
+    assert events[0]["event"] == "started" and events[0]["epoch"] >= 2
+    for name in ("history.csv", "best.safetensors", "last.safetensors", "result.json"):
+        assert (directory(killed) / name).read_bytes() == (directory(whole) / name).read_bytes(), name
+
+
+def test_batch_norm_over_several_processes_is_refused():
+    network = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2))
+    refuse_local_statistics(network, ONE)
+    refuse_local_statistics(network[:1], Processes(world_size=2))
+    with pytest.raises(InputError, match="has batch norm"):
+        refuse_local_statistics(network, Processes(world_size=2))
+
+
+def test_one_process_without_torchrun_s_variables(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert Processes.of_environment() == ONE and ONE.main
+    values = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4, "GROUP_RANK": 1}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
+    assert Processes.of_environment() == Processes(5, 8, 1, 4, 1)
+
+
+class Gpu:
+    def __init__(self, uuid):
+        self.uuid = uuid
+
+
+def test_gpus_are_held_all_or_none(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Gpu(f"uuid-{index}"))
+    sleeps = []
+
+    def sleep(seconds):
+        sleeps.append(seconds)
+        # The one that is free is not kept while the others are not.
+        with device.acquire_gpus(1) as free:
+            assert free == [2]
+        if len(sleeps) == 2:
+            other.__exit__(None, None, None)
+
+    monkeypatch.setattr(device.time, "sleep", sleep)
+    other = device.acquire_gpus(2)
+    assert other.__enter__() == [0, 1]
+    with device.acquire_gpus(2) as held:
+        assert held == [0, 1]
+    assert len(sleeps) == 2

@@ -1,0 +1,126 @@
+"""The processes that train one network together, as torchrun starts them:
+
+    torchrun --nproc-per-node 2 -m training JOB.json
+
+Each computes its share of every batch; gradients, losses and right answers are summed over all. Rank 0 alone locks,
+writes, logs and prints. Without torchrun's variables there is one process, and nothing is exchanged.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from storage.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Result = TypeVar("Result")
+# Others wait this long for rank 0, which may wait for a lock that another run holds.
+PATIENCE = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """rank and world_size over all nodes; local_rank and local_world_size on this node, whose number is ``node``."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node: int = 0
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """Read torchrun's variables; one process where they are missing."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        if any(name not in os.environ for name in names):
+            return cls()
+        return cls(*(int(os.environ[name]) for name in names))
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def several(self) -> bool:
+        return self.world_size > 1
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Join the processes for the block. After an error nothing is closed: torchrun ends the others."""
+        if not self.several:
+            yield
+            return
+        import torch.distributed
+
+        gpu = torch.cuda.is_available()
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=PATIENCE)
+        yield
+        torch.distributed.destroy_process_group()
+
+    def lead(self, work: Callable[[], Result]) -> Result:
+        """Do ``work`` in rank 0 and return its result in all; an InputError of it is raised in all."""
+        if not self.several:
+            return work()
+        found: tuple[Any, str | None] = (None, None)
+        if self.main:
+            try:
+                found = (work(), None)
+            except InputError as error:
+                found = (None, str(error))
+        result, refused = self.gather(found)[0]
+        if refused is not None:
+            raise InputError(refused)
+        return result
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the value of every rank, in their order."""
+        if not self.several:
+            return [value]
+        import torch.distributed
+
+        values = [None] * self.world_size
+        torch.distributed.all_gather_object(values, value, group=_of_objects())
+        return values
+
+    def add_up(self, tensors: "list[Tensor]", share: float) -> None:
+        """Replace each tensor, on its device, by the sum over all ranks of ``share`` times theirs."""
+        import torch
+
+        flat = torch.cat([tensor.detach().flatten().float() for tensor in tensors]).mul_(share)
+        torch.distributed.all_reduce(flat)
+        pieces = flat.split([tensor.numel() for tensor in tensors])
+        with torch.no_grad():
+            for tensor, piece in zip(tensors, pieces, strict=True):
+                tensor.copy_(piece.view_as(tensor))
+
+
+ONE = Processes()
+
+
+def _of_objects() -> Any:
+    """The group of gloo, by which objects go through the CPU's memory; made once."""
+    import torch.distributed
+
+    global _objects
+    if _objects is None:
+        _objects = torch.distributed.new_group(backend="gloo", timeout=PATIENCE)
+    return _objects
+
+
+_objects: Any = None
+
+
+def refuse_local_statistics(network: "nn.Module", processes: Processes) -> None:
+    """InputError where several processes would each normalise by the statistics of their own share of a batch."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    if processes.several and any(isinstance(module, _BatchNorm) for module in network.modules()):
+        raise InputError(
+            f"{type(network).__name__} has batch norm, whose statistics are those of a whole batch, and "
+            f"{processes.world_size} processes would each take their own: train it with one process"
+        )
