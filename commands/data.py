@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from commands.options import AsJson, Experiment, completion, plan_of, print_json
+from commands.options import AsJson, Experiment, completion, plan_of, print_json, progress
 from storage.errors import refuse_unknown
 
 
@@ -42,6 +42,7 @@ def command(
 
     from tasks.ingest import ingest
 
-    versions = {name: ingest.fn(name, accept_new_version) for name in names}
+    with progress(as_json):
+        versions = {name: ingest.fn(name, accept_new_version) for name in names}
     if as_json:
         print_json(versions)

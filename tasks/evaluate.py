@@ -15,6 +15,7 @@ from prefect.context import TaskRunContext
 
 import kinds
 from evaluation.baselines import Baseline, evaluate_baseline
+from evaluation.ledger import record_read
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import WEIGHTS, evaluate_run
@@ -55,11 +56,13 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
     tracking = open_tracking()
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
     baselines, repeated = {}, {}
-    for name, data in _rows_of_data_sets(chosen, prepared).items():
+    data_sets = _rows_of_data_sets(chosen, prepared)
+    for name, data in data_sets.items():
         raw = load_raw_rows(data, [split for split in SPLITS if split == "train" or split in splits])
         baselines[name] = _baselines(data, raw, chosen.environment.runs / "baselines")
         if "test" in splits:
             repeated[name] = repeated_rows(raw)
+    reads, key = record_read(experiment, sorted(data_sets), chosen.key_parts()) if "test" in splits else ([], "")
     destination = chosen.report_directory
     found = evaluate_experiment(
         chosen.to_json(),
@@ -69,6 +72,8 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         command=f"reread run --experiment {experiment}",
         environment={**chosen.machine, "threads a run": jobs[0]["training"]["threads"], **commit()},
         repeated=repeated,
+        reads=reads,
+        plan=key,
     )
     write_json(destination / PLAN, chosen.record())
     if not chosen.partial:
@@ -93,7 +98,7 @@ def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, Pre
         data = open_prepared(Path(prepared[key]))
         first = found.setdefault(about["data"], data)
         same = first.description["splits"] == data.description["splits"] and all(
-            np.array_equal(first.arrays[name], data.arrays[name]) for name in ("labels", "source_rows")
+            np.array_equal(first.arrays[name], data.arrays[name]) for name in ("labels", "raw_indices")
         )
         if not same:
             raise InputError(
@@ -165,7 +170,6 @@ def _show_in_prefect(experiment: Plan, found: dict[str, Any]) -> None:
             "seeds": about["n"],
             about["score"]: _interval(about[split][about["score"]]),
             "parameters": about["parameters"],
-            "converged": about["converged"],
         }
         for name, about in found["metrics"]["variants"].items()
     ]

@@ -78,10 +78,9 @@ def _train(job: dict[str, Any], lock: TextIO) -> None:
 
 def _summary(job: dict[str, Any]) -> str:
     result = read_json(Path(job["run_directory"]) / "result.json")
-    converged = "" if result["converged"] else ", not converged"
     return (
         f"{job['variant']} seed {job['seed']}: validation {result['validation']['score']:.4f} "
-        f"at epoch {result['best_epoch']} of {result['epochs']}{converged}"
+        f"at epoch {result['best_epoch']} of {result['epochs']}"
     )
 
 

@@ -78,7 +78,6 @@ def finish(job: Job, network: nn.Module, state: State, progress: Progress) -> di
         "epochs": state.epoch,
         "best_epoch": state.best_epoch,
         "stopped": state.stopped(job.training),
-        "converged": state.stopped(job.training) == "patience",
         "validation": state.best_validation(),
         "weights_sha256": sha256_file(job.run_directory / BEST),
         "parameters": parameter_count(network),

@@ -140,7 +140,7 @@ def write_run(directory: Path, variant: str, model: str, data: str, seed: int, e
             "seed": seed,
             "epochs": epochs,
             "best_epoch": epochs - 2,
-            "converged": seed != 3,
+            "stopped": "maximum_epochs" if seed == 3 else "patience",
             "parameters": 12345,
         },
     )

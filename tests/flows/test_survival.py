@@ -89,8 +89,9 @@ def test_a_killed_flow_goes_on_from_its_last_epoch_and_ends_with_the_same_weight
     # Trained without a break, in another folder: the same weights.
     project.run(
         "python", "-c",
-        "from tasks.train import train; from tasks.preprocess import preprocess;"
-        "train.fn('tiny', 'densenet-swish', 0, preprocess.fn('tiny', 'digits'))",
+        "from planning.plan import make_plan; from tasks.preprocess import preprocess; from tasks.train import train;"
+        "plan = make_plan('tiny', ['densenet-swish'], [0]);"
+        "train.fn(*plan.jobs({key: preprocess.fn(about) for key, about in plan.preparations().items()}))",
         REREAD_RUNS="unbroken", MLFLOW_TRACKING_URI=f"sqlite:///{project.directory}/other.db",
     )  # fmt: skip
     results = [

@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 import models
 from batches import collation
 from evaluation.statistics import mean_interval
-from evaluation.verdicts import FAILS, HOLDS, INCONCLUSIVE
+from evaluation.verdicts import INCONCLUSIVE, REFUTED, SUPPORTED
 from models.layers.cells import BidirectionalRecurrence, Recurrence
 from storage.errors import command
 from studies import gate_measures, gates
@@ -136,8 +136,8 @@ def test_the_trace_is_usual_before_and_itself_at_the_phrase(evidence):
 
 def test_a_correlation_decides_where_all_of_its_interval_lies_beyond_the_bound():
     far, near = mean_interval([0.3, 0.32, 0.28]), mean_interval([0.3, 0.0, 0.1])
-    assert gates.decided(far, 0.03, 0.1) == HOLDS
-    assert gates.decided(gates.mirrored(far), 0.03, 0.1) == FAILS
+    assert gates.decided(far, 0.03, 0.1) == SUPPORTED
+    assert gates.decided(gates.mirrored(far), 0.03, 0.1) == REFUTED
     assert gates.decided(far, 0.06, 0.1) == gates.decided(near, 0.03, 0.1) == INCONCLUSIVE
 
 

@@ -128,8 +128,8 @@ def finish_run(job: dict[str, Any], score: float = 0.9, epochs: int = 3, descrip
         "seed": job["seed"],
         "best_epoch": epochs,
         "epochs": epochs,
-        "converged": True,
         "kernels": "none",
+        "stopped": "patience",
         "parameters": 1234,
         "validation": {"score": score, "loss": 1.5 / epochs, "accuracy": score},
     }

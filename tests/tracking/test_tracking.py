@@ -96,7 +96,6 @@ def test_a_run_carries_what_it_was(folder):
     assert "cuda" not in run.data.tags
     assert run.data.metrics["test.accuracy"] == 0.9
     assert run.data.metrics["validation.accuracy"] == 0.9
-    assert run.data.metrics["converged"] == 1.0
     assert "test.rows" not in run.data.metrics
     assert len(run.data.metrics) <= MAXIMUM_METRICS
     (data,) = run.inputs.dataset_inputs
