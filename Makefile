@@ -4,6 +4,7 @@ EXPERIMENT ?= default
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
+REREAD := $(PYTHON) -m commands
 # DVC starts `python` by name: the environment's own comes first.
 export PATH := $(BIN):$(PATH)
 export REREAD_PROJECT := $(CURDIR)
@@ -17,7 +18,7 @@ SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 .PHONY: install ext checked-data data run repro test test-packages lint format docs docs-check ui serve doctor clean
 
 run: data
-	$(PYTHON) -m commands.run --experiment $(EXPERIMENT)
+	$(REREAD) run --experiment $(EXPERIMENT)
 
 install: $(VENV)/installed
 
@@ -35,7 +36,7 @@ $(VENV)/installed: requirements.lock
 # A DVC remote is asked first, where one is configured. Then data/ is made or checked against data.manifest.json.
 checked-data: install
 	@if [ -n "$$(dvc remote list)" ]; then dvc pull data.dvc || echo "no data from the remote: building it here"; fi
-	@$(PYTHON) -m tasks.ingest
+	@$(REREAD) data
 
 # DVC takes data/ up if it is what data.dvc describes. Where it is not, a run needs no more than the manifest.
 data: checked-data
@@ -75,15 +76,15 @@ docs-check: docs
 	$(PYTHON) docs/tables.py --check
 
 ui: install
-	$(PYTHON) -m commands.ui
+	$(REREAD) ui
 
 serve: install
-	$(PYTHON) -m commands.serve
+	$(REREAD) serve
 
 doctor:
-	@if [ -x $(PYTHON) ]; then $(PYTHON) -m commands.doctor; else $(SYSTEM_PYTHON) -m commands.doctor; fi
+	@$(SYSTEM_PYTHON) commands/preflight.py && $(REREAD) doctor
 
-# Caches alone: runs, prepared arrays and what MLflow remembers stay (see `python -m commands.prune`).
+# Caches alone: runs, prepared arrays and what MLflow remembers stay (see `reread prune`).
 clean:
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .cache/docs site docs/api
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -13,7 +13,7 @@ import numpy as np
 from storage.prepared import SPLITS, Prepared
 
 # Arrays with an entry for each row, beside the words. Other arrays belong to the whole data set.
-ROW_ARRAYS = ("sentence_counts", "labels", "source_rows")
+ROW_ARRAYS = ("sentence_counts", "labels", "raw_indices")
 
 
 def select_rows(prepared: Prepared, rows: np.ndarray) -> Prepared:

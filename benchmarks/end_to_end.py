@@ -101,11 +101,11 @@ IMDB = {"learning_rate": 0.005, "ema_decay": 0.999, "adversarial_epsilon": 1.0}
 PLAIN = {"batch_size": 64, "learning_rate": 1e-3, "deterministic": False, "max_grad_norm": 0}
 SUBJECTS = {
     # As benchmarks/han.py times it.
-    "han": Subject("han", {"embedding": 200, "hidden": 50, "dropout": 0.0}, PLAIN, drawn_text),
+    "han": Subject("han", {"embedding_dim": 200, "hidden_size": 50, "dropout": 0.0}, PLAIN, drawn_text),
     # As experiments/imdb.yaml trains it.
     "han-imdb": Subject(
         "han",
-        {"embedding": 200, "hidden": 50, "dropout": 0.3, "embedding_lr_scale": 0.05},
+        {"embedding_dim": 200, "hidden_size": 50, "dropout": 0.3, "embedding_lr_scale": 0.05},
         {"batch_size": 64, **IMDB},
         drawn_text,
     ),

@@ -113,7 +113,9 @@ def our_step(amp: str, tokens: Tensor, word_counts: Tensor, labels: Tensor) -> C
     classes = [str(label) for label in range(CLASSES)]
     description = {"name": "drawn", "kind": "text", "task": "single-label", "vocabulary_size": VOCABULARY}
     description["classes"] = classes
-    network = models.build("han", {"embedding": EMBEDDING, "hidden": HIDDEN, "dropout": 0.0}, description).cuda()
+    network = models.build(
+        "han", {"embedding_dim": EMBEDDING, "hidden_size": HIDDEN, "dropout": 0.0}, description
+    ).cuda()
     settings = Settings(amp=amp, learning_rate=1e-3, max_grad_norm=0, deterministic=False)
     objective = make_objective(settings.objective, description)
     step = Step(network, objective, make_optimiser(network, settings), settings, torch.device("cuda", 0))

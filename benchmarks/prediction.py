@@ -97,13 +97,13 @@ def open_subject(run: str | None, folder: str | None, network: dict[str, int]) -
 
 def raw_texts(prepared: Prepared, rows: np.ndarray) -> list[str] | None:
     """The texts of ``rows``; None where the data or the tokeniser is not here."""
-    if "source_rows" not in prepared.arrays:
+    if "raw_indices" not in prepared.arrays:
         return None
     try:
         from preprocessing import reading  # noqa: F401
         from preprocessing.manifest import open_data_set
 
-        return open_data_set(prepared.description["name"]).read(prepared.arrays["source_rows"][rows].tolist())
+        return open_data_set(prepared.description["name"]).read(prepared.arrays["raw_indices"][rows].tolist())
     except (ImportError, InputError):
         return None
 
@@ -219,7 +219,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         raise InputError("--rounds: give 1 or more")
-    network = {"embedding": arguments.embedding, "hidden": arguments.hidden}
+    network = {"embedding_dim": arguments.embedding, "hidden_size": arguments.hidden}
     about = (arguments.model, arguments.prepared, network)
     subject = open_subject(*about)
     counts = subject.prepared.arrays["word_counts"][subject.rows]

@@ -1,60 +1,144 @@
-"""What differs between two runs: parameters, data, source, environment, results.
+"""List the runs, or show what differs between two.
 
-python -m commands.compare A B [--all] [--json]      A and B: run keys, or their beginnings
-python -m commands.compare [--json]                  lists the runs
+reread compare                        list the runs with their keys
+reread compare 3f2a 91c0              what differs between two runs; a key's beginning is enough
+reread compare 3f2a 91c0 --all        what is equal, too
+reread compare --json
 """
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
-from rich.console import Console
+import typer
 from rich.table import Table
 from rich.text import Text
 
-from commands.comparison import Row, compare
-from planning.folders import runs_root
+from commands.options import RUNS, AsJson, print_json, print_table
+from planning.environment import read_environment
 from planning.runs import Run, all_runs, find_run
-from storage.errors import InputError, command
+from storage.errors import InputError
+from storage.files import read_json
+from storage.prepared import DESCRIPTION
 
 DIGEST = re.compile(r"[0-9a-f]{32,}")
 
+# What names a run is no difference between two.
+NAMES = {"run_key", "variant", "seed"}
 
-@command
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m commands.compare", description="What differs between two runs.")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="two run keys or their beginnings; none: list the runs")
-    parser.add_argument("--all", action="store_true", help="what is equal, too")
-    parser.add_argument("--json", action="store_true", help="on stdout, as JSON")
-    arguments = parser.parse_args()
-    console = Console(highlight=False)
-    if not arguments.runs:
+
+@dataclass(frozen=True)
+class Row:
+    """One name and its value in each run; None where a run has none."""
+
+    name: str
+    a: Any
+    b: Any
+
+    @property
+    def equal(self) -> bool:
+        return self.a == self.b
+
+    @property
+    def difference(self) -> float | None:
+        """b - a of two numbers, else None."""
+        for value in (self.a, self.b):
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                return None
+        return self.b - self.a
+
+
+def compare(a: Run, b: Run) -> dict[str, list[Row]]:
+    """Rows of each section, equal ones too: parameters, data, source, environment, results, time."""
+    sections = {
+        name: (read(a), read(b))
+        for name, read in (
+            ("parameters", _parameters),
+            ("data", _data),
+            ("source", lambda run: run.job.get("source", {}).get("files", {})),
+            ("environment", lambda run: {**run.job.get("machine", {}), **run.environment}),
+        )
+    }
+    sections["results"] = _results(a, b)
+    sections["time"] = (a.timing, b.timing)
+    return {name: _rows(*values) for name, values in sections.items()}
+
+
+def same_outcome(sections: Mapping[str, list[Row]]) -> bool:
+    """Whether weights and results are equal, to the last digit."""
+    return all(row.equal for row in sections["results"])
+
+
+def _parameters(run: Run) -> dict[str, Any]:
+    return {name: run.job.get(name) for name in ("variant", "model", "data", "seed", "network", "training")}
+
+
+def _data(run: Run) -> dict[str, Any]:
+    """What the run read: as its prepared.json has it, or the key alone where that is gone."""
+    folder = Path(run.job["prepared"])
+    known = {"prepared": folder.name, "arrays": run.job.get("key_parts", {}).get("data")}
+    file = folder / DESCRIPTION
+    if not file.is_file():
+        return {**known, "data version": f"unknown: {folder} is gone"}
+    about = read_json(file)
+    splits = {name: stop - start for name, (start, stop) in about["splits"].items()}
+    return {**known, "data version": about["data_version"], "settings": about["settings"], "rows": splits}
+
+
+def _results(a: Run, b: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Results, and the metrics of the newest evaluation that was made of both in the same way."""
+    found = tuple(_flat({key: value for key, value in run.result.items() if key not in NAMES}) for run in (a, b))
+    evaluations = a.evaluations(), b.evaluations()
+    shared = [key for key in evaluations[0] if key in evaluations[1]]
+    if shared:
+        for results, metrics in zip(found, evaluations, strict=True):
+            # Lists (counts a class, bins of confidence) stay in the report.
+            numbers = {
+                key: value for key, value in _flat(metrics[shared[-1]]).items() if isinstance(value, int | float)
+            }
+            results |= {**numbers, **results}
+    return found
+
+
+def _rows(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Row]:
+    a, b = _flat(a), _flat(b)
+    return [Row(name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested names joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def command(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="Two runs, by key or its beginning; none: list them.", autocompletion=RUNS),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show what is equal, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    if not runs:
         listed = list_of_runs()
-        if arguments.json:
-            print_json(listed)
-        else:
-            console.print(table_of_runs(listed))
+        print_json(listed) if as_json else print_table(table_of_runs(listed))
         return
-    if len(arguments.runs) != 2:
-        raise InputError(f"{len(arguments.runs)} runs are given: name two, A and B")
-    a, b = map(find_run, arguments.runs)
+    if len(runs) != 2:
+        raise InputError(f"RUN: {len(runs)} {'run is' if len(runs) == 1 else 'runs are'} given: name two, A and B")
+    a, b = map(find_run, runs)
     sections = compare(a, b)
-    if arguments.json:
-        print_json(as_json(a, b, sections, arguments.all))
+    if as_json:
+        print_json(sections_as_json(a, b, sections, everything))
     else:
-        console.print(as_table({"A": a, "B": b}, sections, arguments.all))
+        print_table(table_of_sections({"A": a, "B": b}, sections, everything))
 
 
-def print_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2)
-    print()
-
-
-def as_json(a: Run, b: Run, sections: Mapping[str, list[Row]], everything: bool) -> dict[str, Any]:
+def sections_as_json(a: Run, b: Run, sections: Mapping[str, list[Row]], everything: bool) -> dict[str, Any]:
     return {
         "a": a.key,
         "b": b.key,
@@ -65,14 +149,14 @@ def as_json(a: Run, b: Run, sections: Mapping[str, list[Row]], everything: bool)
     }
 
 
-def as_table(runs: Mapping[str, Run], sections: Mapping[str, list[Row]], everything: bool) -> Table:
+def table_of_sections(runs: Mapping[str, Run], sections: Mapping[str, list[Row]], everything: bool) -> Table:
     """One table, so that all sections are aligned; ``runs`` by the title of their column."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     for title, run in runs.items():
         finished = "" if run.finished else "\nnot finished"
         about = f"{title}  {run.key}\n{run.job['variant']} seed {run.job['seed']}{finished}"
-        table.add_column(about, overflow="fold")
+        table.add_column(about, overflow="fold", min_width=len(f"{title}  {run.key}"))
     table.add_column("\ndifference", justify="right", no_wrap=True)
     for name, rows in sections.items():
         different = sum(not row.equal for row in rows)
@@ -102,7 +186,7 @@ def list_of_runs() -> list[dict[str, Any]]:
     """Every run there is: its key, what it is, how far it came; validation and epochs are None until it is finished."""
     runs = all_runs()
     if not runs:
-        raise InputError(f"{runs_root()}/ holds no run yet: `make run` trains some")
+        raise InputError(f"{read_environment().runs}/ holds no run yet: `make run` trains some")
     return [
         {
             "run_key": run.key,
@@ -117,17 +201,13 @@ def list_of_runs() -> list[dict[str, Any]]:
 
 
 def table_of_runs(listed: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), title=f"{runs_root()}/", title_justify="left")
+    table = Table(box=None, padding=(0, 3, 0, 0), title=f"{read_environment().runs}/", title_justify="left")
     for name in listed[0]:
         justify = "right" if name in ("seed", "validation", "epochs") else "left"
-        # What is typed again is not shortened, however narrow the terminal.
+        # A key that is typed again is not shortened, however narrow the terminal.
         table.add_column(name.replace("_", " "), justify=justify, no_wrap=name == "run_key", overflow="fold")
     for run in listed:
         score = "not finished" if run["validation"] is None else f"{run['validation']:.4f}"
         epochs = "" if run["epochs"] is None else str(run["epochs"])
         table.add_row(run["run_key"], run["experiment"], run["variant"], str(run["seed"]), score, epochs)
     return table
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,20 @@
-"""Evaluate an experiment:  python -m commands.evaluate [--experiment default]"""
+"""Evaluate the finished runs of an experiment.
 
-from commands.prefect_session import prefect_session
-from commands.selection import read_selection
-from flows.evaluate import evaluate
-from storage.errors import command
+reread evaluate
+reread evaluate --experiment imdb
+REREAD_MACHINE=machine.json reread evaluate --experiment imdb      runs that another machine trained
+"""
+
+from commands.options import Experiment, Overrides, Seeds, Variants, plan_of
 
 
-@command
-def main() -> None:
-    arguments = read_selection("evaluate", "Evaluate an experiment.", trains=False)
+def command(
+    experiment: Experiment = "default", variants: Variants = None, seeds: Seeds = None, overrides: Overrides = None
+) -> None:
+    plan = plan_of(experiment, variants, seeds, overrides)
+
+    from commands.servers import prefect_session
+    from flows.evaluate import evaluate
+
     with prefect_session():
-        evaluate(arguments.experiment, arguments.variants, arguments.seeds)
-
-
-if __name__ == "__main__":
-    main()
+        evaluate(experiment, plan=plan.to_json())

@@ -1,49 +1,40 @@
-"""Write jobs to be trained on another machine.
+"""Write jobs to train on another machine.
 
-    REREAD_MACHINE=machine.json python -m commands.jobs --experiment imdb [--variants han ...] [--seeds 0 1 ...]
+REREAD_MACHINE=machine.json reread jobs --experiment imdb > jobs.txt
+reread jobs --experiment imdb --variant han --seed 0
+python -m training $(cat jobs.txt)      on that machine, which needs torch, numpy and safetensors
 
-writes runs/KEY/job.json for each run that is not finished and prints the paths, one a line; what else must travel there
-stands on stderr.
+Writes runs/KEY/job.json for each and prints the paths, one per line. What else that machine needs is printed on stderr.
 """
 
-import argparse
-import contextlib
 import sys
 from pathlib import Path
 
-from planning.experiment import load_experiment
-from planning.jobs import check, machine, unfinished
-from storage.errors import command
-from storage.files import write_json
-from tasks.preprocess import preprocess
+from commands.options import AsJson, Experiment, Overrides, Seeds, Variants, plan_of, print_json, progress
 
 
-@command
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m commands.jobs", description="Write the jobs of an experiment that are not trained."
-    )
-    parser.add_argument("--experiment", default="default")
-    parser.add_argument("--variants", nargs="+")
-    parser.add_argument("--seeds", nargs="+", type=int)
-    arguments = parser.parse_args()
-    chosen = load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds)
-    machine()
-    check(chosen)
-    # On stdout stand the paths alone, for `python -m training $(...)`.
-    with contextlib.redirect_stdout(sys.stderr):
-        prepared = {data: preprocess.fn(chosen.name, data) for data in chosen.preprocessing}
-    jobs = list(unfinished(chosen, prepared))
-    for job in jobs:
-        path = Path(job["run_directory"]) / "job.json"
+def command(
+    experiment: Experiment = "default",
+    variants: Variants = None,
+    seeds: Seeds = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    plan = plan_of(experiment, variants, seeds, overrides)
+
+    from storage.files import write_json
+    from tasks.preprocess import preprocess
+
+    # Only the paths go to stdout, for `python -m training $(...)`.
+    with progress(as_json=True):
+        prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
+    jobs = {Path(job["run_directory"]) / "job.json": job for job in plan.unfinished(prepared)}
+    for path, job in jobs.items():
         write_json(path, job)
-        print(path)
-    if jobs:
-        folders = ", ".join(dict.fromkeys(job["prepared"] for job in jobs))
-        print(f"{len(jobs)} jobs; beside them and the source travel: {folders}", file=sys.stderr)
+    if as_json:
+        print_json([str(path) for path in jobs])
     else:
-        print("every run is finished: there is no job to write", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()
+        print(*jobs, sep="\n", end="\n" if jobs else "")
+    folders = ", ".join(dict.fromkeys(job["prepared"] for job in jobs.values()))
+    summary = f"{len(jobs)} jobs; copy them there with the source and {folders}" if jobs else "every run is finished"
+    print(summary, file=sys.stderr)

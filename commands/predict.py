@@ -1,65 +1,70 @@
-"""What a registered model says of documents: label, probabilities, and where its attention was.
+"""Print what a registered model answers for texts.
 
-python -m commands.predict --data docstrings "Return the eigenvalues of a matrix. They are sorted."
-python -m commands.predict --data docstrings --file README.md
-python -m commands.predict --data docstrings --file DOCUMENTS.txt --lines --json    one document a line
-... | python -m commands.predict --data docstrings [--variant han | --version 3]
+reread predict --data docstrings "Return the eigenvalues of a matrix. They are sorted."
+reread predict --data docstrings --variant han --file README.md
+reread predict --data docstrings --file DOCUMENTS.txt --lines --json      one document per line
+cat TEXT | reread predict --data docstrings --version 3
 
-Without --variant or --version the champion of the data set answers. With --json each document is one line on stdout
-with everything that the model answers (tracking/served_model.py); without, what a person wants to know of it.
+Without --variant or --version the champion of the data set answers. --json prints one line per document with all that
+the model answers (tracking/served_model.py).
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from storage.errors import InputError, command
-from tracking.registry import LoadedModel, load_model
+from commands.options import DATA, VARIANTS
+from storage.errors import InputError
+
+if TYPE_CHECKING:
+    from tracking.registry import LoadedModel
 
 DOCUMENTS_AT_A_TIME = 256
 LIKELIEST, MOST_ATTENDED = 3, 5
 SHOWN_WORDS, SHOWN_LETTERS = 40, 40
 
 
-@command
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m commands.predict", description="What a registered model says of documents."
-    )
-    parser.add_argument("text", nargs="*", metavar="TEXT", help="one document each; none: --file, or standard input")
-    parser.add_argument("--data", required=True, help="the data set that the model has learnt from")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--variant", help="the version of this variant that is best on validation (default: the champion)"
-    )
-    which.add_argument("--version", type=int, help="this version")
-    parser.add_argument("--file", help="read the documents from this file; - is standard input")
-    parser.add_argument("--lines", action="store_true", help="one document a line, not one in all")
-    parser.add_argument("--json", action="store_true", help="on stdout, one line of JSON a document")
-    arguments = parser.parse_args()
-    if arguments.text and (arguments.file or arguments.lines):
-        raise InputError("documents are given as arguments and by --file or --lines: choose one")
+def command(
+    data: Annotated[str, typer.Option(metavar="NAME", help="The model's data set.", autocompletion=DATA)],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="One document each; none: --file or standard input.")
+    ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="This variant's best version on validation.", autocompletion=VARIANTS),
+    ] = None,
+    version: Annotated[int | None, typer.Option(metavar="N", help="This version.")] = None,
+    file: Annotated[str | None, typer.Option(metavar="FILE", help="A file of text; - is standard input.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="One document per line, not one in all.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON per document on stdout.")] = False,
+) -> None:
+    if variant is not None and version is not None:
+        raise InputError("--variant and --version: choose one")
+    if texts and (file is not None or lines):
+        raise InputError("TEXT and --file or --lines: choose one")
     with ExitStack() as stack:
-        if arguments.text:
-            documents = iter([_text(text.encode(errors="surrogateescape"), "an argument") for text in arguments.text])
+        if texts:
+            documents = iter([_text(text.encode(errors="surrogateescape"), "an argument") for text in texts])
         else:
-            file, where = _open(arguments.file, stack)
-            documents = _lines(file, where) if arguments.lines else iter([_text(_read(file, where), where)])
-        model = load_model(arguments.data, variant=arguments.variant, version=arguments.version)
+            source, where = _open(file, stack)
+            documents = _lines(source, where) if lines else iter([_text(_read(source, where), where)])
+        from tracking.registry import load_model
+
+        model = load_model(data, variant=variant, version=version)
         if not model.reads_text:
             raise InputError(
-                f"'{arguments.data}' is {model.kind} data, and this command reads text: in Python, "
-                f"tracking.registry.load_model('{arguments.data}').predict(ROWS) reads it"
+                f"--data {data} is {model.kind} data, and this command reads text: in Python, "
+                f"tracking.registry.load_model('{data}').predict(ROWS) reads it"
             )
-        _answer(model, documents, arguments.json)
+        _answer(model, documents, as_json)
 
 
 def _open(name: str | None, stack: ExitStack) -> tuple[BinaryIO, str]:
@@ -98,7 +103,7 @@ def _text(content: bytes, where: str) -> str:
         ) from None
 
 
-def _answer(model: LoadedModel, documents: Iterator[str], as_json: bool) -> None:
+def _answer(model: "LoadedModel", documents: Iterator[str], as_json: bool) -> None:
     """Print the answers, some at a time, so that a file of any length is read."""
     console = Console(highlight=False, soft_wrap=True)
     heading, answered = f"{model.variant}, version {model.version} of {model.name}\n", False
@@ -117,8 +122,8 @@ def _answer(model: LoadedModel, documents: Iterator[str], as_json: bool) -> None
 def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:
     several = isinstance(row["label"], list)
     label = ", ".join(row["label"]) or "none" if several else row["label"]
-    yield Text(label, style="bold")
     yield from _caveats(row)
+    yield Text(label, style="bold")
     likeliest = Table.grid(padding=(0, 2))
     for name, probability in sorted(row["probabilities"].items(), key=lambda item: -item[1])[:LIKELIEST]:
         likeliest.add_row(f"  {probability:.3f}", "█" * round(20 * probability), Text(name))
@@ -156,7 +161,3 @@ def _attended(attention: list[Mapping[str, Any]]) -> Iterable[Text]:
 def _printable(text: str) -> str:
     """A document cannot move the cursor: what is no printable character is shown as U+FFFD."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,28 +1,32 @@
-"""Prepare the data sets of an experiment:  python -m commands.preprocess [--experiment default]"""
+"""Prepare the arrays of an experiment.
 
-import argparse
+reread preprocess
+reread preprocess --experiment imdb --set preprocessing.length_quantile.words=0.9
+reread preprocess --experiment tiny --data docstrings --no-cache
+"""
 
-from commands.prefect_session import prefect_session
-from flows.preprocess import preprocess
-from planning.experiment import load_experiment
-from storage.errors import command, refuse_unknown
+from typing import Annotated
+
+import typer
+
+from commands.options import DATA, Experiment, NoCache, Overrides, plan_of
 
 
-@command
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m commands.preprocess", description="Prepare the data sets of an experiment, or some of them."
-    )
-    parser.add_argument("--experiment", default="default")
-    parser.add_argument("--data", nargs="+")
-    parser.add_argument("--fresh", action="store_true", help="prepare anew what is there already")
-    arguments = parser.parse_args()
-    # A wrong name is refused before a server is started for it.
-    known = load_experiment(arguments.experiment).preprocessing
-    refuse_unknown(arguments.data or (), known, f"the data sets of experiment '{arguments.experiment}'")
+def command(
+    experiment: Experiment = "default",
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="NAME", help="Only this data set; repeatable.", autocompletion=DATA),
+    ] = None,
+    overrides: Overrides = None,
+    no_cache: NoCache = False,
+) -> None:
+    plan = plan_of(experiment, overrides=overrides)
+    if data:
+        plan = plan.select_data(data)
+
+    from commands.servers import prefect_session
+    from flows.preprocess import preprocess
+
     with prefect_session():
-        preprocess(arguments.experiment, arguments.data, arguments.fresh)
-
-
-if __name__ == "__main__":
-    main()
+        preprocess(experiment, plan=plan.to_json(), fresh=no_cache)

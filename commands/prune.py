@@ -1,46 +1,202 @@
-"""Remove what is not needed any more, after asking: old checkpoints, stale runs, prepared arrays, leftovers.
+"""Remove what is no longer needed, after asking.
 
-python -m commands.prune [--dry-run] [--yes]
+reread prune --dry-run      list what can go and leave it
+reread prune                ask, then remove
+reread prune --yes          remove without asking
+
+checkpoint  last.safetensors of a finished run: only an unfinished one is resumed from it
+run         a run that no experiment would reuse, whichever its seed: its variant is gone, or its parameters, data or
+            source are different today
+prepared    arrays that neither an experiment nor a kept run refers to
+leftover    hidden files of a process that died while it wrote, and reproductions that were kept
+
+Runs of another machine are kept: torch, CUDA and device are ignored. What MLflow keeps (metrics, models) is left alone.
+A run whose lock is held (it is being trained, evaluated or reproduced) is not removed.
 """
 
-import argparse
+import contextlib
+import os
+import shutil
 import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from commands.pruning import Item, find, remove
-from storage.errors import InputError, command
+from commands.options import AsJson, print_json, print_table
+from commands.reproduce import FOLDER as REPRODUCED
+from planning.environment import read_environment
+from planning.experiment import experiments
+from planning.runs import Run, all_runs
+from storage.errors import InputError
+from storage.locks import file_lock, holder, is_held, run_lock
+from storage.prepared import DESCRIPTION
+
+# A hidden file younger than this may be one that somebody writes now.
+SETTLED_SECONDS = 3600
 
 
-@command
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m commands.prune", description="Remove checkpoints, runs and arrays that nothing needs."
-    )
-    parser.add_argument("--dry-run", action="store_true", help="list what can go and leave it")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    arguments = parser.parse_args()
+@dataclass(frozen=True)
+class Item:
+    """A file or folder that can go; ``lock`` is held by whoever works on it."""
+
+    kind: str
+    path: Path
+    why: str
+    bytes: int
+    lock: Path | None = None
+
+
+def command(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what can go and leave it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
     console = Console(highlight=False, soft_wrap=True)
+    if as_json and not dry_run:
+        raise InputError("--json lists and removes nothing: give --dry-run as well")
     items = find()
+    if as_json:
+        print_json([{**vars(item), "path": str(item.path), "lock": item.lock and str(item.lock)} for item in items])
+        return
     if not items:
         console.print("nothing to remove")
         return
-    Console(highlight=False).print(table(items))
-    if arguments.dry_run:
+    print_table(table(items))
+    if dry_run:
         return
-    if not arguments.yes:
+    if not yes:
         if not sys.stdin.isatty():
-            raise InputError("nothing is removed without being asked: say --yes where there is no terminal")
+            raise InputError("--yes is missing: without a terminal to ask at, nothing is removed")
         if console.input("remove all of these? \\[y/N] ").strip().lower() not in ("y", "yes"):
             console.print("nothing was removed")
             return
     freed, in_use = remove(items)
     console.print(f"freed {decimal(freed)}")
     for item in in_use:
-        console.print(f"left: {item.path} is in use now", markup=False)
+        console.print(f"left: {item.path} is in use by {holder(item.lock)}", markup=False)
+
+
+def find() -> list[Item]:
+    """Everything that can go, the kinds in the order above. InputError where an experiment cannot be read."""
+    from planning.plan import make_plan  # torch
+
+    wanted = {name: make_plan(name).parts() for name in experiments()}
+    prepared_root = read_environment().prepared
+    kept, items = [], []
+    for run in all_runs():
+        lock = run_lock(run.directory)
+        if is_held(lock):
+            kept.append(run)
+            continue
+        why = _why_stale(run, wanted)
+        if why:
+            items.append(Item("run", run.directory, why, _size(run.directory), lock))
+            continue
+        kept.append(run)
+        if run.finished:
+            for file in sorted(run.directory.glob("last.*")):
+                items.append(Item("checkpoint", file, "the run is finished", _size(file), lock))
+    used = {Path(run.job["prepared"]).name for run in kept}
+    used |= {one["prepared_key"] for variants in wanted.values() for one in variants.values()}
+    for folder in sorted(prepared_root.glob(f"*/{DESCRIPTION}")):
+        if not folder.parent.name.startswith(".") and folder.parent.name not in used:
+            lock = prepared_root / ".locks" / f"{folder.parent.name}.lock"
+            if not is_held(lock):
+                items.append(Item("prepared", folder.parent, "nothing refers to it", _size(folder.parent), lock))
+    items += _leftovers({item.path for item in items})
+    order = ("checkpoint", "run", "prepared", "leftover")
+    return sorted(items, key=lambda item: (order.index(item.kind), str(item.path)))
+
+
+def remove(items: Iterable[Item]) -> tuple[int, list[Item]]:
+    """Remove ``items``; return the bytes freed and the items whose lock was acquired since they were listed."""
+    freed, in_use = 0, []
+    for item in items:
+        with contextlib.ExitStack() as held:
+            if item.lock and not held.enter_context(file_lock(item.lock, blocking=False)):
+                in_use.append(item)
+                continue
+            if item.path.is_dir():
+                # By another name first, so that a folder is whole or gone, also when we are killed here.
+                doomed = item.path.with_name(f".{item.path.name.lstrip('.')}.pruned")
+                os.replace(item.path, doomed)
+                shutil.rmtree(doomed)
+            else:
+                item.path.unlink(missing_ok=True)
+            freed += item.bytes
+    return freed, in_use
+
+
+def _why_stale(run: Run, wanted: dict[str, dict[str, dict[str, Any]]]) -> str | None:
+    """Why no experiment would reuse ``run``: what differs from the nearest variant; None where one would."""
+    changes = [(_changes(run.job, one), name) for name, variants in wanted.items() for one in variants.values()]
+    own = [
+        _changes(run.job, variants[run.job["variant"]])
+        for variants in wanted.values()
+        if run.job["variant"] in variants
+    ]
+    if not all(change for change, _ in changes):
+        return None
+    if not own:
+        return f"no experiment has a variant '{run.job['variant']}'"
+    if run.job.get("experiment", "") not in wanted:
+        return f"experiment '{run.job.get('experiment', '')}' is gone, and no other has this variant as it was"
+    return min(own, key=len)
+
+
+def _changes(job: dict[str, Any], today: dict[str, Any]) -> str:
+    """What of a job differs from the parts of a key today, in words; empty where nothing does."""
+    then = job["key_parts"]
+    parts = []
+    if any(then[name] != today[name] for name in ("model", "network", "training")):
+        parts.append("parameters")
+    same_data = then["data"] == today["data"]
+    if today["data"] is None:
+        same_data = today["prepared_key"] in (None, Path(job["prepared"]).name)
+    if not same_data:
+        parts.append("data")
+    if then["source"] != today["source"]:
+        parts.append("source")
+    return f"{', '.join(parts)} changed" if parts else ""
+
+
+def _leftovers(found: set[Path]) -> Iterator[Item]:
+    """Hidden files and folders that have not been touched for an hour; reproductions that were kept."""
+    environment = read_environment()
+    roots = (environment.runs, environment.prepared, environment.reports, Path("data"))
+    hidden = [path for root in roots for path in root.glob(".*")]
+    hidden += [path for run in all_runs() if run.directory not in found for path in run.directory.glob(".*.*")]
+    hidden += Path().glob(".mlflow.db.*")
+    for path in sorted(hidden):
+        if path.name in (".locks", ".gitignore") or any(map(is_held, path.glob(".locks/*.lock"))):
+            continue
+        if time.time() - _touched(path) > SETTLED_SECONDS:
+            why = "reproductions that were kept" if path.name == REPRODUCED else "left by a process that died"
+            yield Item("leftover", path, why, _size(path))
+
+
+def _files(path: Path) -> Iterator[Path]:
+    yield path
+    if path.is_dir() and not path.is_symlink():
+        yield from path.rglob("*")
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    return sum(one.lstat().st_size for one in _files(path) if not one.is_dir())
+
+
+def _touched(path: Path) -> float:
+    """When anything in it was last changed, in seconds since 1970."""
+    return max(one.lstat().st_mtime for one in _files(path))
 
 
 def table(items: list[Item]) -> Table:
@@ -53,7 +209,3 @@ def table(items: list[Item]) -> Table:
     for item in items:
         listed.add_row(item.kind, Text(str(item.path)), Text(item.why), decimal(item.bytes))
     return listed
-
-
-if __name__ == "__main__":
-    main()

@@ -1,63 +1,125 @@
-"""Train a finished run again and say whether it comes out the same, and if not, what is another today.
+"""Train a finished run again and compare the results.
 
-python -m commands.reproduce RUN_KEY     a run key or its beginning
+reread reproduce 3f2a       a run's key or its beginning
 
-Exit code 0: equal weights and results; 1: they differ; 2: it cannot be tried. The original stays as it is; the
-second run is removed when it is equal and kept in runs/.reproduced/ when it is not.
+Exit code 0: equal weights and results; 1: they differ; 2: it cannot be tried. The original is only read. The second run
+is removed when it is equal and kept in runs/.reproduced/ when it is not. Its job is the original's; source, machine and
+prepared arrays are recorded again, so that the comparison names each part that differs.
 """
 
-import argparse
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from commands.compare import as_table
-from commands.comparison import Row, compare, same_outcome
-from commands.reproduction import forget, reproduce
-from planning.runs import find_run
-from storage.errors import command
-from tasks.progress import RunProgress
-from training.launcher import TrainingFailed
+from commands.compare import Row, compare, same_outcome, table_of_sections
+from commands.options import RunKey, print_table
+from planning.environment import read_environment
+from planning.experiment import experiments
+from planning.runs import Run, find_run
+from storage.errors import InputError
+from storage.files import read_json
+from storage.locks import file_lock, holder, run_lock
+from storage.prepared import DESCRIPTION
 
-MADE_OF = ("source", "data", "environment")
-# Of the environment: what weights do not depend on.
-NO_PART = {"host", "git_commit", "git_dirty", "driver", "python", "numpy"}
+FOLDER = ".reproduced"
+DETERMINED_BY = ("source", "data", "environment")
+# Parts of the environment that no weight depends on.
+IRRELEVANT = {"host", "git_commit", "git_dirty", "driver", "python"}
 
 
-@command
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m commands.reproduce", description="Train a finished run again.")
-    parser.add_argument("run", metavar="RUN_KEY")
-    run = find_run(parser.parse_args().run)
+def command(run: RunKey) -> int:
+    from tasks.progress import RunProgress
+    from training.launcher import TrainingFailed
+
+    original = find_run(run)
     console = Console(highlight=False, soft_wrap=True)
-    progress = RunProgress(run.job)
-    name = f"{run.job['variant']} seed {run.job['seed']}"
+    progress = RunProgress(original.job)
+    name = f"{original.job['variant']} seed {original.job['seed']}"
     try:
-        again = reproduce(run, progress)
+        again = reproduce(original, progress)
     except TrainingFailed as error:
         progress.finish(f"{name}: failed")
         console.print(f"not reproduced: {error}", markup=False)
         return 1
-    progress.finish(f"{name}: trained again")
-    sections = compare(run, again)
-    changed = [describe(section, sections[section]) for section in MADE_OF]
-    if same_outcome(sections):
-        console.print(f"[bold green]equal[/]: weights {run.result['weights_sha256'][:12]} and all results of {run.key}")
+    progress.finish(f"{name}: trained again on {again.environment.get('device', 'this machine')}")
+    sections = compare(original, again)
+    changed = [describe(section, sections[section]) for section in DETERMINED_BY]
+    equal = same_outcome(sections)
+    if equal:
+        weights = original.result["weights_sha256"][:12]
+        console.print(f"[bold green]equal[/]: weights {weights} and all results of {original.key}")
         forget(again)
     else:
-        Console(highlight=False).print(as_table({"first": run, "again": again}, sections, everything=False))
+        print_table(table_of_sections({"first": original, "again": again}, sections, everything=False))
         console.print(f"\n[bold red]different[/]: the second run is kept in {again.directory}")
     if any(changed):
-        console.print("What is another today: " + "; ".join(filter(None, changed)), markup=False)
-    elif not same_outcome(sections):
-        console.print("Source, data and machine are the same as then: the training itself is not deterministic here.")
-    return 0 if same_outcome(sections) else 1
+        console.print("What differs today: " + "; ".join(filter(None, changed)), markup=False)
+    elif not equal:
+        console.print("Source, data and machine are the same: training itself is not deterministic here.")
+    return 0 if equal else 1
 
 
 def describe(section: str, rows: list[Row]) -> str:
-    """Half a sentence that names what differs in a section; nothing where nothing does."""
-    names = [row.name for row in rows if not row.equal and row.name not in NO_PART]
+    """Name what differs in a section; return an empty text where nothing does."""
+    names = [row.name for row in rows if not row.equal and row.name not in IRRELEVANT]
     return f"{section} ({', '.join(names)})" if names else ""
 
 
-if __name__ == "__main__":
-    main()
+def reproduce(run: Run, on_event: Callable[[dict[str, Any]], None]) -> Run:
+    """Train ``run`` again in runs/.reproduced/RUN_KEY and return that; the original is only read.
+
+    InputError when the run is not finished, its prepared arrays are gone, or the source of today refuses its job.
+    """
+    from planning import keys  # torch
+    from planning.plan import job_settings
+    from training.launcher import run_training
+    from training.machine import machine
+
+    if not run.finished:
+        raise InputError(
+            f"{run.directory} is not finished: there is nothing to reproduce yet, run its experiment again"
+        )
+    prepared = Path(run.job["prepared"])
+    if not (prepared / DESCRIPTION).is_file():
+        raise InputError(f"{prepared} is gone: {_how_to_prepare(run)}")
+    directory = read_environment().runs / FOLDER / run.key
+    # The original's lock too: it is not removed while it is read.
+    with file_lock(run_lock(run.directory)), file_lock(run_lock(directory), blocking=False) as lock:
+        if lock is None:
+            raise InputError(f"{run.key} is being reproduced by {holder(run_lock(directory))}: wait for it")
+        # From the start: an earlier attempt may have been of another source.
+        shutil.rmtree(directory, ignore_errors=True)
+        network, training = job_settings(run.job)
+        description = read_json(prepared / DESCRIPTION)
+        job = {
+            **run.job,
+            "run_directory": str(directory),
+            "key_parts": {**run.job["key_parts"], "data": keys.data_digest(description)},
+            "source": keys.source(run.job["model"], description["kind"], network, training),
+            "machine": keys.job_machine(machine(), training, run.job["processes"]),
+        }
+        run_training(job, on_event, lock)
+    return Run(directory)
+
+
+def forget(again: Run) -> None:
+    """Remove the run that ``reproduce`` returned, and its folder where no other is in it."""
+    shutil.rmtree(again.directory)
+    if all(path.name == ".locks" for path in again.directory.parent.iterdir()):
+        shutil.rmtree(again.directory.parent)
+
+
+def _how_to_prepare(run: Run) -> str:
+    """The command that makes the prepared arrays of ``run`` again, or what stands against it."""
+    from planning.plan import make_plan
+
+    data, key = run.job["data"], Path(run.job["prepared"]).name
+    for name in experiments():
+        if any(variant.prepared_key == key for variant in make_plan(name).variants.values()):
+            return f"make it again with `reread preprocess --experiment {name} --data {data}`"
+    commit = run.environment.get("git_commit")
+    where = f"of commit {commit[:12]}" if commit else "that it was made with"
+    return f"no experiment prepares '{data}' so today, only the data, parameters and source {where} do"

@@ -1,12 +1,12 @@
-"""Servers beside us while somebody looks or deploys: Prefect's, MLflow's and a worker, started and stopped together.
+"""Servers that run while somebody looks or deploys: Prefect's, MLflow's and a worker, started and stopped together.
 
-Each is a process group of its own, so that Ctrl-C reaches us alone and we stop them in order; when we are killed
-the kernel tells them. They answer on 127.0.0.1 alone. What they print goes to a file in Prefect's home, or to the
-terminal where a person wants to read it.
+Each has a session of its own, so that Ctrl-C reaches this process alone. A guard process stops them in order when this
+one leaves the block or is killed. They answer on 127.0.0.1 only. Their output goes to a file in Prefect's home, or to
+the terminal where it is for the person there.
 """
 
+import atexit
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -14,31 +14,28 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import tasks
 from storage.errors import InputError, PassingError
-from storage.files import file_lock
-from tracking.runs import ARTIFACTS, open_tracking, tracking_uri
+from storage.locks import file_lock
 
 HOST = "127.0.0.1"
 LOCKS = Path(".locks")
 POOL = "reread"
 START_SECONDS = 180
-STOP_SECONDS = 15
-STOPS = (signal.SIGINT, signal.SIGTERM)
-SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ServerFailed(PassingError):
-    """A server has ended by itself, does not come up, or refuses what it is asked. A busy machine can be the cause."""
+    """A server ended, does not answer, or refuses a request. A busy machine can be the cause."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """One process: its ``port`` and ``option`` to choose another (0: it has none), ``health`` answers when it is up."""
+    """A process: ``port`` (0: none), the ``option`` that chooses another, and the address ``health`` that answers."""
 
     name: str
     command: list[str]
@@ -52,31 +49,43 @@ class Server:
     def page(self) -> str:
         return f"http://{HOST}:{self.port}"
 
+    def start(self) -> subprocess.Popen:
+        """Start the process in a session of its own."""
+        environment = {**os.environ, **self.environment}
+        output = None
+        if self.log:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            output = open(self.log, "w", encoding="utf-8")  # noqa: SIM115 (closed below)
+        else:
+            # Its logs are for the person at this terminal.
+            environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
+        with output or contextlib.nullcontext():
+            return subprocess.Popen(
+                self.command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT if output else None, start_new_session=True,
+            )  # fmt: skip
+
 
 def prefect_server(port: int) -> Server:
     """Prefect's server on its database in Prefect's home."""
     # The server itself must know its address, or its page asks port 4200.
     environment = {"PREFECT_API_URL": api_url(port), "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
-    arguments = ["server", "start", "--host", HOST, "--port", str(port)]
-    return Server(
-        "Prefect", _module("prefect", *arguments), environment, port, "--prefect-port", f"{api_url(port)}/health",
-        _log("server"),
-    )  # fmt: skip
+    command = _module("prefect", "server", "start", "--host", HOST, "--port", str(port))
+    return Server("Prefect", command, environment, port, "--prefect-port", f"{api_url(port)}/health", _log("server"))
 
 
 def mlflow_server(port: int) -> Server:
-    """MLflow's server on our own database, which is made here where it is not there yet."""
+    """MLflow's server on the project's database, which is created where it is missing."""
+    from tracking.runs import ARTIFACTS, open_tracking, tracking_uri
+
     open_tracking()
-    arguments = [
-        "server", "--workers", "1", "--host", HOST, "--port", str(port), "--no-serve-artifacts",
+    command = _module(
+        "mlflow", "server", "--workers", "1", "--host", HOST, "--port", str(port), "--no-serve-artifacts",
         "--backend-store-uri", tracking_uri(), "--default-artifact-root", ARTIFACTS.resolve().as_uri(),
-    ]  # fmt: skip
+    )  # fmt: skip
     # Without its job runner it starts in half the time, and is two processes rather than eight.
     environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    return Server(
-        "MLflow", _module("mlflow", *arguments), environment, port, "--mlflow-port", f"http://{HOST}:{port}/health",
-        _log("mlflow"),
-    )  # fmt: skip
+    return Server("MLflow", command, environment, port, "--mlflow-port", f"http://{HOST}:{port}/health", _log("mlflow"))
 
 
 def worker(api: str, limit: int) -> Server:
@@ -84,26 +93,26 @@ def worker(api: str, limit: int) -> Server:
     environment = {
         "PREFECT_API_URL": api,
         "PREFECT_WORKER_QUERY_SECONDS": "1",
-        # prefect.yaml's pull steps ask for it: a deployment holds no path.
+        # prefect.yaml's pull steps read it: a deployment contains no path.
         "REREAD_PROJECT": str(Path.cwd()),
     }
-    arguments = ["worker", "start", "--pool", POOL, "--name", POOL, "--limit", str(limit)]
-    return Server("the worker", _module("prefect", *arguments), environment)
+    command = _module("prefect", "worker", "start", "--pool", POOL, "--name", POOL, "--limit", str(limit))
+    return Server("the worker", command, environment)
 
 
 def api_url(port: int) -> str:
-    """The address of the API of a Prefect server of ours."""
+    """Return the address of the API of a Prefect server on this machine."""
     return f"http://{HOST}:{port}/api"
 
 
-def refuse_silent(api: str) -> None:
-    """InputError when no Prefect server answers at ``api``."""
+def require_answer(api: str) -> None:
+    """Raise InputError when no Prefect server answers at ``api``."""
     if not _answers(f"{api.rstrip('/')}/health"):
         raise InputError(f"PREFECT_API_URL={api} does not answer: start that server or unset the variable")
 
 
 def deploy(api: str) -> None:
-    """Make the work pool where it is not there, and every deployment of prefect.yaml.
+    """Create the work pool where it is missing, and every deployment of prefect.yaml.
 
     A schedule that somebody has switched on stays on: prefect.yaml would switch it off each time.
     InputError when no server answers there, ServerFailed when it refuses.
@@ -111,17 +120,22 @@ def deploy(api: str) -> None:
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    refuse_silent(api)
+    def prefect(*arguments: str) -> subprocess.CompletedProcess:
+        command, environment = _module("prefect", "--no-prompt", *arguments), {**os.environ, "PREFECT_API_URL": api}
+        merged = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.run(command, env=environment, text=True, **merged)
+
+    require_answer(api)
     with temporary_settings({PREFECT_API_URL: api}), get_client(sync_client=True) as client:
-        on = {one.id for one in client.read_deployments() if any(schedule.active for schedule in one.schedules)}
-        created = _prefect(api, "work-pool", "create", POOL, "--type", "process")
+        active = {one.id for one in client.read_deployments() if any(schedule.active for schedule in one.schedules)}
+        created = prefect("work-pool", "create", POOL, "--type", "process")
         if created.returncode and "already exists" not in created.stdout:
             raise ServerFailed(f"the work pool {POOL} cannot be made at {api}:\n{created.stdout}")
-        deployed = _prefect(api, "deploy", "--all")
+        deployed = prefect("deploy", "--all")
         if deployed.returncode:
             raise ServerFailed(f"the deployments of prefect.yaml cannot be made at {api}:\n{deployed.stdout}")
         for deployment in client.read_deployments():
-            for schedule in deployment.schedules if deployment.id in on else ():
+            for schedule in deployment.schedules if deployment.id in active else ():
                 client.update_deployment_schedule(deployment.id, schedule.id, active=True)
 
 
@@ -130,47 +144,48 @@ class Servers:
 
     def __init__(self) -> None:
         self.running: list[tuple[Server, subprocess.Popen]] = []
-        self.held = contextlib.ExitStack()
+        self.ports = contextlib.ExitStack()
 
     def __enter__(self) -> "Servers":
-        for number in STOPS:
+        for number in SIGNALS:
             signal.signal(number, _interrupt)
+        command = [sys.executable, str(Path(__file__).with_name("guard.py"))]
+        self.guard = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         return self
 
     def __exit__(self, *_) -> None:
+        self.guard.stdin.close()
         for _server, process in reversed(self.running):
-            _stop(process)
-        self.held.close()
+            process.wait()
+        self.guard.wait()
+        self.ports.close()
 
     def start(self, *servers: Server) -> None:
-        """Start ``servers`` and wait until each answers; one that another terminal runs for this folder is used.
+        """Start ``servers`` and wait until each answers; use one that another terminal runs for this folder.
 
-        InputError when a port is taken by somebody else, ServerFailed when a server ends while it starts.
+        InputError when another program has a port, ServerFailed when a server ends while it starts.
         """
         for server in servers:
             if server.port:
-                lock = file_lock(port_lock(server.port), blocking=False)
-                if not self.held.enter_context(lock):
+                if not self.ports.enter_context(file_lock(port_lock(server.port), blocking=False)):
                     continue
                 _refuse_taken(server)
-            self.running.append((server, _start(server)))
+            process = server.start()
+            print(process.pid, file=self.guard.stdin, flush=True)
+            self.running.append((server, process))
         for server in servers:
-            if server.health:
-                self._wait_until_up(server)
+            deadline = time.monotonic() + START_SECONDS
+            while server.health and not _answers(server.health):
+                self._refuse_ended()
+                if time.monotonic() > deadline:
+                    raise ServerFailed(f"{server.name} does not answer after {START_SECONDS} s; its log: {server.log}")
+                time.sleep(0.2)
 
     def watch(self) -> None:
-        """Wait for a signal; ServerFailed as soon as a server has ended by itself. Return where none was started."""
+        """Wait for a signal; ServerFailed as soon as a server has ended. Return where none was started."""
         while self.running:
             self._refuse_ended()
             time.sleep(0.5)
-
-    def _wait_until_up(self, server: Server) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while not _answers(server.health):
-            self._refuse_ended()
-            if time.monotonic() > deadline:
-                raise ServerFailed(f"{server.name} does not answer after {START_SECONDS} s; its log: {server.log}")
-            time.sleep(0.2)
 
     def _refuse_ended(self) -> None:
         for server, process in self.running:
@@ -179,134 +194,77 @@ class Servers:
                 raise ServerFailed(f"{server.name} has ended with exit code {process.returncode}{where}")
 
 
-def _interrupt(*_) -> None:
-    """SIGTERM as Ctrl-C, and the first of them alone: while the servers are being stopped no other is heard."""
-    for number in STOPS:
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+@contextlib.contextmanager
+def prefect_session() -> Iterator[None]:
+    """Let flows inside the block report to PREFECT_API_URL or, where it is not set, to a server of this process.
+
+    Prefect would start a temporary one itself, but that one outlives a flow that is killed. Both use the same database,
+    so that ``reread ui`` shows these runs later. InputError where PREFECT_API_URL does not answer.
+    """
+    given = os.environ.get("PREFECT_API_URL")
+    if given:
+        require_answer(given)
+        yield
+        return
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from tasks.progress import say
+
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port = free.getsockname()[1]
+    servers = Servers().__enter__()
+    # Prefect's threads deliver their last logs and events when the interpreter ends, and wait for ever for a server
+    # that is gone: it is stopped after them.
+    atexit.register(servers.__exit__)
+    servers.start(prefect_server(port))
+    say(f"Prefect: http://{HOST}:{port} while this runs")
+    with temporary_settings({PREFECT_API_URL: api_url(port)}):
+        yield
 
 
 def port_lock(port: int) -> Path:
-    """The lock that is held while a server of this folder has ``port``."""
+    """Return the lock that is held while a server of this folder has ``port``."""
     return LOCKS / f"port-{port}.lock"
 
 
-def _refuse_taken(server: Server) -> None:
+def is_free(port: int) -> bool:
+    """Return whether a server can listen on a port of this machine."""
     with socket.socket() as listener:
         # As the servers do: a port whose connections are still closing is free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((HOST, server.port))
+            listener.bind((HOST, port))
         except (OSError, OverflowError):
-            raise InputError(
-                f"port {server.port} on {HOST} is not free for {server.name}: stop what listens there, "
-                f"or choose another, as `python -m commands.ui {server.option} {server.port + 1}`"
-            ) from None
+            return False
+        return True
 
 
-def _start(server: Server) -> subprocess.Popen:
-    environment = {**os.environ, **server.environment}
-    with contextlib.ExitStack() as stack:
-        output = None
-        if server.log:
-            server.log.parent.mkdir(parents=True, exist_ok=True)
-            output = stack.enter_context(open(server.log, "w", encoding="utf-8"))
-        else:
-            # Its logs are for the person at this terminal.
-            environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)
-        return subprocess.Popen(
-            server.command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT if output else None,
-            start_new_session=True,
-            preexec_fn=_ends_with_parent(),
+def _refuse_taken(server: Server) -> None:
+    if not is_free(server.port):
+        raise InputError(
+            f"port {server.port} on {HOST} is not free for {server.name}: stop what listens there, "
+            f"or choose another with {server.option}, as `reread ui {server.option} {server.port + 1}`"
         )
 
 
-def _ends_with_parent() -> Callable[[], None] | None:
-    """What the new process calls first: the kernel is to send it SIGTERM when we are gone (Linux)."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc, parent = ctypes.CDLL(None), os.getpid()
-
-    def ask() -> None:
-        libc.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
-
-
-def _stop(process: subprocess.Popen) -> None:
-    """Ask the process to end, wait, and then end what is left of its group."""
-    _stop_flow_runs(process.pid)
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _stop_flow_runs(worker_id: int) -> None:
-    """Let the flow runs of a worker end first, while the server still listens.
-
-    The worker itself would kill them, and Prefect and MLflow would show them as running for ever. A flow run leads a
-    process group. It waits for its training processes, and may start another before it hears of the signal.
-    """
-    flow_runs = {child for child in _children(worker_id) if _leads_a_group(child)}
-    _signal(flow_runs)
-    deadline = time.monotonic() + STOP_SECONDS
-    while flow_runs & _children(worker_id) and time.monotonic() < deadline:
-        for flow_run in flow_runs:
-            _signal(_children(flow_run))
-        time.sleep(0.2)
-
-
-def _leads_a_group(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        return os.getpgid(pid) == pid
-    return False
-
-
-def _children(pid: int) -> set[int]:
-    """The processes that ``pid`` has started and that have not ended, as /proc has them (Linux)."""
-    children: set[int] = set()
-    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            children |= set(map(int, listed.read_text().split()))
-    return children
-
-
-def _signal(processes: Iterable[int]) -> None:
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGTERM)
+def _interrupt(*_) -> None:
+    """Treat SIGTERM as Ctrl-C, and ignore every later signal while the servers are being stopped."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status == 200
-    except (OSError, ValueError):  # the latter: no address at all
+    except (OSError, ValueError):  # the latter: not an address
         return False
 
 
 def _module(name: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", name, *arguments]
-
-
-def _prefect(api: str, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        _module("prefect", "--no-prompt", *arguments),
-        env={**os.environ, "PREFECT_API_URL": api},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def _log(name: str) -> Path:

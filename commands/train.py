@@ -1,26 +1,26 @@
-"""Train variants of an experiment.
+"""Train the variants of an experiment.
 
-python -m commands.train [--experiment default] [--variants han ...] [--seeds 0 1 ...]
+reread train
+reread train --experiment imdb --variant han --seed 0
+reread train --experiment tiny --set training.optimizer=sgd --no-cache
 """
 
-from commands.prefect_session import prefect_session
-from commands.selection import read_selection
-from flows.train import train
-from planning.experiment import load_experiment
-from preprocessing.manifest import Manifest
-from storage.errors import command
+from commands.options import Experiment, NoCache, Overrides, Seeds, Variants, plan_of
 
 
-@command
-def main() -> None:
-    arguments = read_selection("train", "Train variants of an experiment.", trains=True)
-    # Training fetches no data, as the pipeline does: what is missing is said before a server is started.
-    manifest = Manifest.load()
-    for data in load_experiment(arguments.experiment).select(arguments.variants, arguments.seeds).preprocessing:
-        manifest.entry(data)
+def command(
+    experiment: Experiment = "default",
+    variants: Variants = None,
+    seeds: Seeds = None,
+    overrides: Overrides = None,
+    no_cache: NoCache = False,
+) -> None:
+    plan = plan_of(experiment, variants, seeds, overrides)
+
+    from commands.servers import prefect_session
+    from flows.train import train
+
+    # Training fetches no data, as `reread run` does: what is missing is refused before a server is started.
+    plan.preparations()
     with prefect_session():
-        train(arguments.experiment, arguments.variants, arguments.seeds, arguments.fresh)
-
-
-if __name__ == "__main__":
-    main()
+        train(experiment, plan=plan.to_json(), fresh=no_cache)

@@ -1,38 +1,28 @@
-"""Open MLflow's and Prefect's pages on what this project has, until Ctrl-C.
+"""Open MLflow's and Prefect's pages.
 
-python -m commands.ui [--mlflow-port 5000] [--prefect-port 4200]
+reread ui
+reread ui --mlflow-port 5001 --prefect-port 4201
 
-A server that the environment names (MLFLOW_TRACKING_URI, PREFECT_API_URL) is not started but only told.
+A server that the environment names (MLFLOW_TRACKING_URI, PREFECT_API_URL) is not started; its address is printed.
 """
 
-import argparse
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from commands.servers import Server, Servers, mlflow_server, prefect_server
-from storage.errors import command
-from tracking.runs import open_tracking, tracking_uri
 
 
-def runs_pages(mlflow: str) -> Iterator[tuple[str, str]]:
-    """Each experiment with the address of its runs: MLflow's first page shows what traces language models."""
-    for experiment in open_tracking().client.search_experiments():
-        if experiment.name != "Default":  # MLflow's own, which has no runs of ours
-            yield (
-                experiment.name,
-                f"{mlflow}/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning",
-            )
+def command(
+    mlflow_port: Annotated[int, typer.Option("--mlflow-port", metavar="PORT")] = 5000,
+    prefect_port: Annotated[int, typer.Option("--prefect-port", metavar="PORT")] = 4200,
+) -> None:
+    from tracking.runs import tracking_uri
 
-
-@command
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m commands.ui", description="Open MLflow's and Prefect's pages.")
-    parser.add_argument("--mlflow-port", type=int, default=5000)
-    parser.add_argument("--prefect-port", type=int, default=4200)
-    arguments = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
 
     pages: dict[str, str] = {}
@@ -40,11 +30,11 @@ def main() -> None:
     if tracking_uri().startswith(("http://", "https://")):
         pages["MLflow"] = f"{tracking_uri()}  (MLFLOW_TRACKING_URI)"
     else:
-        ours.append(mlflow_server(arguments.mlflow_port))
+        ours.append(mlflow_server(mlflow_port))
     if os.environ.get("PREFECT_API_URL"):
         pages["Prefect"] = f"{os.environ['PREFECT_API_URL'].removesuffix('/api')}  (PREFECT_API_URL)"
     else:
-        ours.append(prefect_server(arguments.prefect_port))
+        ours.append(prefect_server(prefect_port))
 
     with Servers() as servers, contextlib.suppress(KeyboardInterrupt):
         with console.status(f"starting {' and '.join(server.name for server in ours)} ..."):
@@ -54,9 +44,19 @@ def main() -> None:
             if name == "MLflow" and name not in pages:
                 for experiment, address in runs_pages(page):
                     console.print(f"         {experiment}: {address}")
-        console.print("Ctrl-C stops what was started here." if servers.running else "Started elsewhere: nothing to do.")
+        console.print(
+            "Ctrl-C stops what was started here." if servers.running else "Another terminal runs them: nothing to do."
+        )
         servers.watch()
 
 
-if __name__ == "__main__":
-    main()
+def runs_pages(mlflow: str) -> Iterator[tuple[str, str]]:
+    """Each experiment with the address of its runs: MLflow's first page is about traces of language models."""
+    from tracking.runs import open_tracking
+
+    for experiment in open_tracking().client.search_experiments():
+        if experiment.name != "Default":  # MLflow's own, which has no runs of ours
+            yield (
+                experiment.name,
+                f"{mlflow}/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning",
+            )

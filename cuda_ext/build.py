@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 from storage.errors import InputError, command
-from storage.files import content_key, file_lock, sha256_file, write_json, write_text
+from storage.files import content_key, sha256_file, write_json, write_text
+from storage.locks import file_lock
 
 SOURCES = Path(__file__).resolve().parent
 BUILT = SOURCES / "_build"

@@ -71,7 +71,7 @@ def interval(of: dict[str, float], digits: int, sign: bool = True) -> str:
 
 
 def verdict(name: str) -> str:
-    return f"**{name}**" if name in ("holds", "fails") else name
+    return f"**{name}**" if name in ("supported", "refuted", "holds", "fails") else name
 
 
 def rule() -> str:

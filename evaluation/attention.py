@@ -32,7 +32,7 @@ DARK = ((22, 27, 34), (121, 190, 255))
 
 def has_attention(run_directory: Path, prepared: Prepared) -> bool:
     """Whether the network attends, its weights are still there, and there are words to show it on."""
-    if not (prepared.directory / "shown.json").is_file():
+    if not (prepared.directory / "example_documents.json").is_file():
         return False
     if not (run_directory / "best.safetensors").is_file():
         return False
@@ -40,7 +40,7 @@ def has_attention(run_directory: Path, prepared: Prepared) -> bool:
 
 
 def attention_page(run_directory: Path, prepared: Prepared, title: str) -> str:
-    """The page as one HTML text: the documents of shown.json as the run's network reads them."""
+    """The page as one HTML text: the documents of example_documents.json as the run's network reads them."""
     return render(
         "attention.html",
         title=title,
@@ -56,11 +56,11 @@ def write_attention_page(run_directory: Path, prepared: Prepared, title: str, pa
 
 @torch.no_grad()
 def shown_documents(run_directory: Path, prepared: Prepared) -> list[dict[str, Any]]:
-    """The documents of shown.json: their words with shades (0 to LEVELS - 1), sentence weights, labels, probabilities.
+    """Return the example documents: words with shades (0 to LEVELS - 1), sentence weights, labels and probabilities.
 
-    Weights are exact; what is rounded is their print. Padding has no word in shown.json and so no place here.
+    Weights are exact; only their print is rounded. Padding is not in example_documents.json, so it has no entry here.
     """
-    shown = read_json(prepared.directory / "shown.json")
+    shown = read_json(prepared.directory / "example_documents.json")
     documents = []
     with one_thread():
         network = models.load(run_directory, prepared.description).eval()

@@ -12,7 +12,7 @@ are present, and ``absent_classes`` names the others.
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
+from sklearn.metrics import confusion_matrix, f1_score
 
 from storage.errors import InputError
 
@@ -113,6 +113,27 @@ def expected_calibration_error(table: list[dict]) -> float:
     )
 
 
+def rank_pairs(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Rank the positives of a class among its negatives: scores float [N], positive bool [N].
+
+    Returns the rows of the negatives and of the positives in order of their scores, and for each positive the number of
+    negatives with a lower score, and with a score that is not higher.
+    """
+    order = np.argsort(scores, kind="stable")
+    negatives, positives = order[~positive[order]], order[positive[order]]
+    lower = np.searchsorted(scores[negatives], scores[positives], side="left")
+    not_higher = np.searchsorted(scores[negatives], scores[positives], side="right")
+    return negatives, positives, lower, not_higher
+
+
+def auroc(scores: np.ndarray, positive: np.ndarray) -> float | None:
+    """Return the area under the ROC curve, ties counted one half; None where only one outcome occurs."""
+    negatives, positives, lower, not_higher = rank_pairs(scores, positive)
+    if not len(negatives) or not len(positives):
+        return None
+    return float((lower + not_higher).sum() / (2 * len(negatives) * len(positives)))
+
+
 def split_metrics(probabilities: np.ndarray, labels: np.ndarray, task: str, classes: list[str]) -> dict[str, Any]:
     """All metrics of one split, as values that JSON can hold.
 
@@ -143,12 +164,7 @@ def split_metrics(probabilities: np.ndarray, labels: np.ndarray, task: str, clas
         result["macro_f1"] = float(f1_score(labels, guess, labels=present, average="macro", zero_division=0))
         result["confusion"] = confusion_matrix(labels, guess, labels=np.arange(len(classes))).tolist()
         return result
-    scores = {
-        name: float(roc_auc_score(truth[:, number], probabilities[:, number]))
-        if 0 < truth[:, number].sum() < len(truth)
-        else None
-        for number, name in enumerate(classes)
-    }
+    scores = {name: auroc(probabilities[:, number], truth[:, number]) for number, name in enumerate(classes)}
     known = [score for score in scores.values() if score is not None]
     result["auroc"] = scores
     result["macro_auroc"] = float(np.mean(known)) if known else None

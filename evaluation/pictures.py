@@ -196,29 +196,34 @@ def confusion_matrices(table: pd.DataFrame, path: Path) -> None:
 
 
 def paired_differences(table: pd.DataFrame, path: Path) -> None:
-    """Each pair's differences by seed, their mean with both intervals, and the band of effects that do not matter."""
-    names = list(dict.fromkeys(table["pair"]))
-    with picture(path, 10, 1.3 + 0.95 * len(names)) as figure:
+    """Draw each comparison's differences by seed, their mean with both intervals, and the equivalence margin."""
+    names = list(dict.fromkeys(table["comparison"]))
+    confidence = f"{100 * table['confidence'].iloc[0]:g} %"
+    methods = " or ".join(dict.fromkeys(table["method"]))
+    with picture(path, 10, 1.5 + 0.95 * len(names)) as figure:
         axes = figure.subplots()
-        smallest = float(table["smallest_effect"].iloc[0])
-        axes.axvspan(-smallest, smallest, color="#EEF1F5", linewidth=0, label=f"smaller than ±{smallest:g}")
         axes.axvline(0, color=GREY, linewidth=1)
         for number, name in enumerate(names):
-            mine = table[table["pair"] == name].iloc
+            mine = table[table["comparison"] == name].iloc
             place = len(names) - 1 - number
             first = mine[0]
             said = number == 0
+            margin = float(first["equivalence_margin"])
+            axes.fill_between(
+                [-margin, margin], place - 0.45, place + 0.45, color="#EEF1F5", linewidth=0,
+                label="equivalence margin" if said else None,
+            )  # fmt: skip
             if not math.isnan(first["low"]):
                 axes.plot(
                     [first["low"], first["high"]], [place, place], color=BLUE, linewidth=4,
-                    solid_capstyle="butt", label="95 % over seeds (BCa)" if said else None,
+                    solid_capstyle="butt", label=f"{confidence} over seeds ({methods})" if said else None,
                 )  # fmt: skip
             axes.plot(
                 [first["items_low"], first["items_high"]], [place - 0.16] * 2, color=VERMILLION, linewidth=2.5,
-                solid_capstyle="butt", label="over seeds and items" if said else None,
+                solid_capstyle="butt", label=f"{confidence} over seeds and items" if said else None,
             )  # fmt: skip
             seeds = mine[:]
-            # Equal differences stand above each other.
+            # Equal differences are stacked.
             above = 0.2 + 0.09 * seeds.groupby(seeds["difference"].round(9)).cumcount()
             axes.plot(
                 seeds["difference"], place + above, "o", color=GREY, markersize=4.5, alpha=0.75,
@@ -231,10 +236,10 @@ def paired_differences(table: pd.DataFrame, path: Path) -> None:
         axes.set_yticks(range(len(names)), [wrapped(table, name) for name in reversed(names)])
         axes.set_ylim(-0.6, len(names) - 0.4)
         axes.grid(axis="y", visible=False)
-        axes.set_xlabel("difference, positive speaks for the claim")
-        figure.legend(loc="outside upper left", ncols=5)
+        axes.set_xlabel("difference (positive favours the claim)")
+        figure.legend(loc="outside upper left", ncols=3)
 
 
 def wrapped(table: pd.DataFrame, name: str) -> str:
-    first = table[table["pair"] == name].iloc[0]
-    return f"{first['better']} − {first['worse']}\n{first['metric'].replace('_', ' ')}"
+    first = table[table["comparison"] == name].iloc[0]
+    return f"{first['treatment']} − {first['control']}\n{first['metric'].replace('_', ' ')}"

@@ -27,7 +27,7 @@ class RunRecord:
 
     @property
     def result(self) -> dict[str, Any]:
-        """result.json: epochs, best_epoch, converged, parameters, ..."""
+        """result.json: epochs, best_epoch, stopped, parameters, ..."""
         return read_json(Path(self.run_directory) / "result.json")
 
     @property
@@ -75,6 +75,11 @@ class RunRecord:
         if not path.is_file():
             raise InputError(f"{path} is missing: remove {self.evaluation_directory} and evaluate the run again")
         return np.load(path, allow_pickle=False)
+
+    def groups(self, split: str) -> np.ndarray | None:
+        """Return the number of each row's group, int64 [rows], or None where no groups are known."""
+        prepared = open_prepared(self.prepared_directory, verify=False)
+        return None if prepared.groups is None else np.array(prepared.groups[prepared.rows(split)])
 
     def labels(self, split: str) -> np.ndarray:
         """int32 [rows] or uint8 [rows, K]."""

@@ -1,11 +1,11 @@
-"""reports/EXPERIMENT/: what an experiment found, from result files alone.
+"""reports/EXPERIMENT/: the report of an experiment, from result files alone.
 
 metrics.json, verdicts.json and the CSV files are equal byte for byte between two evaluations of the same runs.
-latency.json, the pages (which show times and the environment) and what is drawn from them are not.
+latency.json and the pages, which show times and the environment, are not.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,12 +16,13 @@ from evaluation import pictures, tables
 from evaluation.attention import has_attention, write_attention_page
 from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
+from evaluation.ledger import SplitRead, earlier_reads, reads_of
 from evaluation.metrics import HIGHER_IS_BETTER, TITLES, metric_names
 from evaluation.page import render
 from evaluation.records import RunRecord
 from evaluation.statistics import finite
 from evaluation.summary import rounded, summarise
-from evaluation.verdicts import RULE, Measured, Pair, Verdict, judge
+from evaluation.verdicts import RULE, Comparison, Measured, Verdict, judge
 from storage.errors import InputError, refuse_unknown
 from storage.files import published_directory, write_json, write_text
 from storage.prepared import open_prepared
@@ -35,30 +36,33 @@ def evaluate_experiment(
     command: str = "",
     environment: Mapping[str, Any] | None = None,
     repeated: Mapping[str, np.ndarray] | None = None,
+    reads: Sequence[SplitRead] = (),
+    plan: str = "",
 ) -> dict[str, Any]:
-    """Judge the pairs of an experiment, write its report to ``destination`` (replaced whole), and return what it says.
+    """Judge the comparisons of an experiment and write its report to ``destination`` (replaced whole).
 
-    experiment: the resolved experiment (name, title, variants, seeds, pairs, smallest_effect, alpha, evaluate_on,
-    tuning). baselines: by data set and name. command and environment: how it was run, for the report alone.
-    repeated: by data set which test rows, bool [m], stand in another split too.
+    experiment: the plan (name, title, variants, seeds, comparisons, equivalence_margin, alpha, evaluate_on, tuning).
+    baselines: by data set and name. command and environment: how it was run, for the report alone. repeated: for each
+    data set the test rows, bool [m], that occur in another split too. reads, plan: the ledger of test reads and the
+    experiment's plan key in it.
     Returns {"metrics": metrics.json, "verdicts": [...], "files": [paths]}.
 
-    With ``evaluate_on: validation`` (an experiment that tunes) the test split is not read.
+    With ``evaluate_on: validation`` the test split is not read.
     """
     experiment = {"name": Path(destination).name, "title": "", "tuning": {}, "alpha": 0.05, **experiment}
     if not records:
         raise InputError(f"experiment '{experiment['name']}' has no finished run to evaluate: train it first")
     refuse_unknown({record.variant for record in records}, experiment["variants"], "the runs to evaluate")
-    split = experiment.get("evaluate_on", "test")
+    split = experiment.get("evaluate_on", "validation")
     if split not in ("validation", "test"):
-        raise InputError(f"experiment '{experiment['name']}': evaluate_on is '{split}': say test or validation")
+        raise InputError(f"experiment '{experiment['name']}': evaluate_on is '{split}': choose validation or test")
     splits = ["validation"] if split == "validation" else ["validation", "test"]
     order = list(experiment["variants"])
     records = sorted(records, key=lambda record: (order.index(record.variant), record.seed))
     refuse_twice(records)
 
     metrics = summarise(experiment, records, baselines, splits, repeated)
-    verdicts = judge_experiment(experiment, records, baselines, split)
+    verdicts = judge_experiment(experiment, records, baselines, split, reads, plan)
     said = rounded([verdict.as_dict() for verdict in verdicts])
     times = latencies(records)
     with published_directory(Path(destination), replace=True) as working:
@@ -67,7 +71,7 @@ def evaluate_experiment(
             working / "verdicts.json", {"experiment": experiment["name"], "evaluated_on": split, "verdicts": said}
         )
         write_json(working / "latency.json", times)
-        # Of a grid's many trials, the chosen ones are drawn; the tables have all.
+        # Only the chosen trials of a grid are drawn; the tables have all.
         shown_variants = {one["chosen"] for one in metrics.get("tuned", {}).values()} or set(metrics["variants"])
         drawn = write_tables_and_pictures(records, verdicts, split, shown_variants, working)
         shown = write_attention(metrics, records, split, working)
@@ -86,6 +90,8 @@ def evaluate_experiment(
             titles=TITLES,
             higher=HIGHER_IS_BETTER,
             rule=RULE,
+            margin=experiment["equivalence_margin"],
+            reads=reads_of(reads, sorted({record.data for record in records})) if split == "test" else [],
             command=command,
             environment=dict(environment or {}),
         )
@@ -99,18 +105,31 @@ def judge_experiment(
     records: Sequence[RunRecord],
     baselines: Mapping[str, Mapping[str, Baseline]],
     split: str,
+    reads: Sequence[SplitRead] = (),
+    plan: str = "",
 ) -> list[Verdict]:
-    """The verdicts of the experiment's primary pairs on ``split``."""
-    pairs = [Pair(**pair) for pair in experiment.get("pairs", ())]
-    if not pairs:
+    """Return the verdicts of the experiment's comparisons on ``split``; the last two as in evaluate_experiment."""
+    comparisons = [Comparison(**one) for one in experiment.get("comparisons", ())]
+    if not comparisons:
         return []
-    measured = [measure(pair, records, baselines, split, experiment["alpha"]) for pair in pairs]
-    return judge(pairs, measured, experiment["smallest_effect"], experiment["alpha"])
+    measured = [measure(one, records, baselines, split, experiment["alpha"]) for one in comparisons]
+    if split == "test":
+        data = {record.variant: record.data for record in records}
+        measured = [
+            found and replace(found, earlier_reads=earlier_reads(reads, experiment["name"], plan, data_of(one, data)))
+            for one, found in zip(comparisons, measured, strict=True)
+        ]
+    return judge(comparisons, measured, experiment["equivalence_margin"], experiment["alpha"])
+
+
+def data_of(comparison: Comparison, data: Mapping[str, str]) -> str:
+    """Return the data set of a comparison, from the data set of each variant."""
+    return data[comparison.control if comparison.baseline == comparison.treatment else comparison.treatment]
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a pair, a value a seed: the metric (None where undefined) and probabilities float32 [m, K]."""
+    """One side of a comparison, for each seed the metric (None where undefined) and probabilities float32 [m, K]."""
 
     name: str
     scores: list[float | None]
@@ -118,18 +137,19 @@ class Side:
 
 
 def measure(
-    pair: Pair,
+    comparison: Comparison,
     records: Sequence[RunRecord],
     baselines: Mapping[str, Mapping[str, Baseline]],
     split: str,
     alpha: float,
 ) -> Measured | None:
-    """The paired differences of a pair over the seeds that both variants have, or None where they have none.
+    """Return the paired differences over the seeds that both variants have, or None where they have none.
 
-    A baseline stands beside every seed of the other side with its one figure.
+    The one figure of a baseline is paired with every seed of the other side.
     """
-    sides = [{one.seed: one for one in records if one.variant == name} for name in (pair.better, pair.worse)]
-    networks = [side for side, name in zip(sides, (pair.better, pair.worse), strict=True) if name != pair.baseline]
+    names, metric = (comparison.treatment, comparison.control), comparison.metric
+    sides = [{one.seed: one for one in records if one.variant == name} for name in names]
+    networks = [side for side, name in zip(sides, names, strict=True) if name != comparison.baseline]
     seeds = sorted(set.intersection(*(set(side) for side in networks)))
     if not seeds:
         return None
@@ -138,43 +158,49 @@ def measure(
     for other in (side[seeds[0]] for side in networks):
         if labels.tobytes() != other.labels(split).tobytes() or first.data != other.data:
             raise InputError(
-                f"pair '{pair.name}': {pair.better} and {pair.worse} were not measured on the same {split} items: "
+                f"comparison '{comparison.name}': {' and '.join(names)} were not measured on the same {split} items: "
                 "give both the same data set"
             )
-    refuse_unknown([pair.metric], metric_names(task), f"the metric of pair '{pair.name}' on a {task} data set")
+    refuse_unknown([metric], metric_names(task), f"the metric of comparison '{comparison.name}' on a {task} data set")
 
     def measured_side(name: str, runs: Mapping[int, RunRecord]) -> Side:
-        if name != pair.baseline:
-            scores = [runs[seed].metrics([split])[split][pair.metric] for seed in seeds]
+        if name != comparison.baseline:
+            scores = [runs[seed].metrics([split])[split][metric] for seed in seeds]
             return Side(name, scores, [runs[seed].probabilities(split) for seed in seeds])
         there = baselines.get(first.data, {})
-        refuse_unknown([name], there, f"pair '{pair.name}': the baselines of {first.data}")
+        refuse_unknown([name], there, f"comparison '{comparison.name}': the baselines of {first.data}")
         found = there[name]
-        return Side(name, [found.metrics[split][pair.metric]] * len(seeds), [found.probabilities[split]] * len(seeds))
+        return Side(name, [found.metrics[split][metric]] * len(seeds), [found.probabilities[split]] * len(seeds))
 
-    better, worse = map(measured_side, (pair.better, pair.worse), sides)
-    if None in better.scores + worse.scores:
-        raise InputError(f"pair '{pair.name}': {pair.metric} is not defined on the {split} split, a class is missing")
-    sign = 1 if HIGHER_IS_BETTER[pair.metric] else -1
+    treatment, control = map(measured_side, names, sides)
+    if None in treatment.scores + control.scores:
+        raise InputError(
+            f"comparison '{comparison.name}': {metric} is not defined on the {split} split, a class is missing"
+        )
+    sign = 1 if HIGHER_IS_BETTER[metric] else -1
     flags = [
-        f"Suspiciously perfect: {side.name} scores exactly 1{'' if side.name == pair.baseline else ' on every seed'}. "
-        "Rule out a leak of labels first."
-        for side in (better, worse)
-        if HIGHER_IS_BETTER[pair.metric] and all(value == 1.0 for value in side.scores)
+        f"Suspiciously perfect: {side.name} scores exactly 1"
+        f"{'' if side.name == comparison.baseline else ' on every seed'}. Rule out a leak of labels first."
+        for side in (treatment, control)
+        if HIGHER_IS_BETTER[metric] and all(value == 1.0 for value in side.scores)
     ]
-    return Measured(
-        seeds=seeds,
-        differences=(sign * (finite(better.scores) - finite(worse.scores))).tolist(),
-        two_way=two_way(better.probabilities, worse.probabilities, labels, task, pair.metric, confidence=1 - alpha),
-        flags=flags,
+    both = two_way(
+        treatment.probabilities,
+        control.probabilities,
+        labels,
+        task,
+        metric,
+        confidence=1 - alpha,
+        groups=first.groups(split),
     )
+    differences = (sign * (finite(treatment.scores) - finite(control.scores))).tolist()
+    return Measured(seeds=seeds, differences=differences, two_way=both, flags=flags)
 
 
 def write_tables_and_pictures(
     records: Sequence[RunRecord], verdicts: Sequence[Verdict], split: str, variants: Set[str], folder: Path
 ) -> dict[str, dict[str, str]]:
-    """Write the CSV files, and a picture of ``variants`` in each for each data set; returns its file names by data set
-    and kind."""
+    """Write the CSV files and a picture of ``variants`` for each data set; returns file names by data set and kind."""
     kinds = {
         "curves": (tables.curves(records), pictures.learning_curves),
         "calibration": (tables.calibration(records, split), pictures.reliability),
@@ -195,9 +221,9 @@ def write_tables_and_pictures(
 
 
 def write_attention(metrics: Mapping[str, Any], records: Sequence[RunRecord], split: str, folder: Path) -> str | None:
-    """The attention page of the first variant that has attention, at its best seed; returns the variant's name.
+    """Write the attention page of the first variant with attention, at its best seed; returns the variant's name.
 
-    The documents shown are of the test split, so that an experiment that may not read it has no such page.
+    It shows documents of the test split, so an experiment that may not read it has no such page.
     """
     if split != "test":
         return None
@@ -212,7 +238,7 @@ def write_attention(metrics: Mapping[str, Any], records: Sequence[RunRecord], sp
 
 
 def about_data(data: str, metrics: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any]:
-    """What the report says of one data set: its variants' names, and prepared.json (version, splits, what was cut).
+    """Return what the report shows of one data set: its variants, and prepared.json (version, splits, truncation).
 
     ``lengths`` is the picture of the lengths of a text data set, or None.
     """
@@ -229,7 +255,7 @@ def about_data(data: str, metrics: Mapping[str, Any], records: Sequence[RunRecor
 
 
 def settings_table(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
-    """Every setting of network and training by name, with its value in each variant that has it."""
+    """Return every setting of network and training by name, with its value in each variant that has it."""
     table: dict[str, dict[str, Any]] = {}
     for record in records:
         job = record.job
@@ -240,7 +266,7 @@ def settings_table(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
 
 
 def latencies(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
-    """By variant the median over seeds of the seconds a row and of training. Not the same twice."""
+    """Return for each variant the median over seeds of the seconds per row and of training."""
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(record.variant for record in records):
         mine = [record for record in records if record.variant == name]

@@ -26,6 +26,7 @@ from models.layers import parameter_count
 from models.objectives import to_probabilities
 from storage.errors import InputError
 from storage.files import content_key, published_directory, read_json, write_json
+from storage.locks import file_lock, run_lock
 from storage.prepared import SPLITS, Prepared, open_prepared
 from storage.source import source_digests
 
@@ -100,7 +101,8 @@ def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence
     gpu = trained_on(run_directory) and gpu_here()
     device = torch.device("cuda" if gpu else "cpu")
     destination = run_directory / "evaluation" / evaluation_key(splits, gpu)
-    with one_thread(), deterministic(device):
+    # prune removes no run while its lock is held.
+    with file_lock(run_lock(run_directory)), one_thread(), deterministic(device):
         network = models.load(run_directory, prepared.description).to(device)
         with published_directory(destination) as working:
             metrics: dict[str, Any] = {"parameters": parameter_count(network)}

@@ -1,4 +1,4 @@
-"""metrics.json of an experiment: of each variant the mean over seeds with its interval, and the best seed.
+"""metrics.json of an experiment: for each variant the mean over seeds with its interval, and the best seed.
 
 The champion of a data set is the variant with the best mean score on the validation split, and a variant's best seed is
 its best there. Neither reads the test split.
@@ -24,7 +24,7 @@ def summarise(
     splits: Sequence[str],
     repeated: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Any]:
-    """The nested values of metrics.json, which ``dvc metrics diff`` reads: variants, baselines, champions.
+    """Return the nested values of metrics.json, which ``dvc metrics diff`` reads: variants, baselines, champions.
 
     An experiment with a grid has ``tuned`` as well, and one with ``repeated`` test rows ``without_repeated``.
     """
@@ -52,7 +52,7 @@ def summarise(
 
 
 def summarise_variant(variant: Mapping[str, Any], records: list[RunRecord], splits: Sequence[str]) -> dict[str, Any]:
-    """One variant over its seeds (``records``, in order of seed)."""
+    """Summarise one variant over its seeds (``records``, in order of seed)."""
     task = records[0].description["task"]
     names = metric_names(task)
     seeds, splits_by_seed = {}, {}
@@ -64,7 +64,7 @@ def summarise_variant(variant: Mapping[str, Any], records: list[RunRecord], spli
             "run_key": result["run_key"],
             "epochs": result["epochs"],
             "best_epoch": result["best_epoch"],
-            "converged": result["converged"],
+            "ended": ended(result),
             **{split: {name: measured[split][name] for name in names} for split in splits},
         }
     score = names[0]
@@ -76,8 +76,7 @@ def summarise_variant(variant: Mapping[str, Any], records: list[RunRecord], spli
         "score": score,
         "n": len(records),
         "parameters": records[0].result["parameters"],
-        "converged": all(seed["converged"] for seed in seeds.values()),
-        "not_converged_seeds": [int(number) for number, seed in seeds.items() if not seed["converged"]],
+        "still_improving_seeds": [record.seed for record in records if was_still_improving(record)],
         "suspiciously_perfect": all(value == 1.0 for value in last),
         "best_seed": best_seed(seeds, score),
         "absent_classes": {split: splits_by_seed[records[0].seed][split]["absent_classes"] for split in splits},
@@ -91,8 +90,24 @@ def summarise_variant(variant: Mapping[str, Any], records: list[RunRecord], spli
     return summary
 
 
+def ended(result: Mapping[str, Any]) -> str:
+    """Return how a run ended: by patience, or after all the epochs of its schedule."""
+    return "stopped early" if result["stopped"] == "patience" else "schedule completed"
+
+
+def was_still_improving(record: RunRecord) -> bool:
+    """Return whether a constant schedule ended at its best epoch, so that more epochs might have helped.
+
+    A schedule that decays is designed to end there, which says nothing.
+    """
+    schedule = record.job["training"].get("schedule", "cosine")
+    name = schedule["name"] if isinstance(schedule, Mapping) else schedule
+    result = record.result
+    return name == "constant" and result["stopped"] != "patience" and result["best_epoch"] == result["epochs"]
+
+
 def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean, low and high (95 % t interval) and standard deviation over seeds; None where nothing can be said."""
+    """Return mean, low and high (95 % t interval) and standard deviation over seeds; None where one is undefined."""
     if any(value is None for value in values):
         return {"mean": None, "low": None, "high": None, "deviation": None}
     found = mean_interval(values)
@@ -101,7 +116,7 @@ def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def best_seed(seeds: Mapping[str, Mapping[str, Any]], score: str) -> int:
-    """The seed with the highest validation score; equal ones: the lower validation loss, then the lower seed."""
+    """Return the seed with the highest validation score; equal ones: the lower validation loss, then the lower seed."""
 
     def rank(number: str) -> tuple[float, float, int]:
         validation = seeds[number]["validation"]
@@ -111,7 +126,7 @@ def best_seed(seeds: Mapping[str, Mapping[str, Any]], score: str) -> int:
 
 
 def summarise_baseline(baseline: Baseline, splits: Sequence[str]) -> dict[str, Any]:
-    """A baseline beside the variants: the same metrics, one fit and no seeds."""
+    """Summarise a baseline: the same metrics as a variant's, one fit and no seeds."""
     task = "single-label" if "accuracy" in baseline.metrics["validation"] else "multi-label"
     return {
         "name": baseline.name,
@@ -124,7 +139,7 @@ def summarise_baseline(baseline: Baseline, splits: Sequence[str]) -> dict[str, A
 
 
 def champions(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By data set the variant with the best mean validation score."""
+    """Return for each data set the variant with the best mean validation score."""
     chosen = {}
     for data in sorted({variant["data"] for variant in variants.values()}):
         name = best_variant([name for name, variant in variants.items() if variant["data"] == data], variants)
@@ -140,7 +155,7 @@ def champions(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
 
 
 def tuned(trials: Mapping[str, Sequence[str]], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By variant of the grid which of its trials is best on validation, and each one's mean score there."""
+    """Return for each variant of the grid its best trial on validation, and the mean score of every trial."""
     found = {}
     for name, names in trials.items():
         scores = {one: variants[one]["validation"][variants[one]["score"]]["mean"] for one in names if one in variants}
@@ -154,9 +169,9 @@ def without_repeated(
     baselines: Mapping[str, Mapping[str, Baseline]],
     repeated: Mapping[str, np.ndarray],
 ) -> dict[str, dict[str, Any]]:
-    """By data set the score on the test rows that stand in no other split, of variants (over seeds) and baselines.
+    """Return for each data set the scores on the test rows that occur in no other split.
 
-    repeated: by data set bool [m]; a data set where no row is repeated has no entry.
+    repeated: bool [m] for each data set; one without repeated rows has no entry.
     """
     found = {}
     for data, rows in repeated.items():
@@ -182,12 +197,12 @@ def without_repeated(
 
 
 def score_of(probabilities: np.ndarray, labels: np.ndarray, task: str, classes: list[str]) -> float | None:
-    """The task's first metric."""
+    """Return the task's first metric."""
     return split_metrics(probabilities, labels, task, classes)[metric_names(task)[0]]
 
 
 def best_variant(names: Sequence[str], variants: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of ``names`` the one with the best mean validation score; equal ones: the fewer parameters, then the name."""
+    """Return the name with the best mean validation score; ties: fewer parameters, then the name."""
 
     def rank(name: str) -> tuple[float, int, str]:
         mean = variants[name]["validation"][variants[name]["score"]]["mean"]
@@ -197,7 +212,7 @@ def best_variant(names: Sequence[str], variants: Mapping[str, Mapping[str, Any]]
 
 
 def rounded(value: Any) -> Any:
-    """The value with every float rounded to ten digits after the point: the last bits are the order of a sum."""
+    """Return the value with floats rounded to ten decimals: the last bits depend on the order of a sum."""
     if isinstance(value, Mapping):
         return {str(key): rounded(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,10 +1,10 @@
 """The tables that the pictures are drawn from, and that ``dvc plots`` reads with evaluation/templates/plots/*.json.
 
-curves.csv        data, variant, seed, epoch, training_loss, validation_loss, ...: one row an epoch of each run
-calibration.csv   data, variant, low, high, count, confidence, accuracy: one row a bin, all seeds together
+curves.csv        data, variant, seed, epoch, training_loss, validation_loss, ...: one row per epoch of each run
+calibration.csv   data, variant, low, high, count, confidence, accuracy: one row per bin, all seeds together
 confusion.csv     data, variant, label, actual, predicted, count: all seeds together; ``label`` is empty where each
                   row has one label, else actual and predicted are yes or no
-differences.csv   pair, ..., seed, difference, and the pair's mean and intervals: one row a pair and seed
+differences.csv   comparison, ..., seed, difference, and the mean and intervals: one row per comparison and seed
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 
 
 def curves(records: Sequence[RunRecord]) -> pd.DataFrame:
-    """The history of every run."""
+    """Return the history of every run."""
     parts = []
     for record in records:
         history = record.history().reindex(columns=CURVE_COLUMNS)
@@ -44,7 +44,7 @@ def curves(records: Sequence[RunRecord]) -> pd.DataFrame:
 
 
 def calibration(records: Sequence[RunRecord], split: str) -> pd.DataFrame:
-    """The calibration bins of every variant: counts added over seeds, confidence and accuracy weighted by them."""
+    """Return each variant's calibration bins: counts added over seeds, confidence and accuracy weighted by them."""
     rows = [
         {"data": record.data, "variant": record.variant, "seed": record.seed, **row}
         for record in records
@@ -61,7 +61,7 @@ def calibration(records: Sequence[RunRecord], split: str) -> pd.DataFrame:
 
 
 def confusion(records: Sequence[RunRecord], split: str) -> pd.DataFrame:
-    """How often each class was taken for each, counts added over seeds."""
+    """Return how often each class was predicted for each, counts added over seeds."""
     rows = []
     for record in records:
         found, classes = record.metrics([split])[split]["confusion"], record.description["classes"]
@@ -82,19 +82,21 @@ def confusion(records: Sequence[RunRecord], split: str) -> pd.DataFrame:
 
 
 def differences(verdicts: Sequence[Verdict]) -> pd.DataFrame:
-    """The paired difference of each seed of each pair that was measured."""
+    """Return the paired difference of each seed of each comparison that was measured."""
     columns = [
-        "pair", "better", "worse", "metric", "verdict", "seed", "difference",
-        "mean", "low", "high", "items_low", "items_high", "smallest_effect",
+        "comparison", "treatment", "control", "metric", "verdict", "seed", "difference",
+        "mean", "low", "high", "method", "items_low", "items_high", "equivalence_margin", "confidence",
     ]  # fmt: skip
     rows = [
         [
-            verdict.pair.name, verdict.pair.better, verdict.pair.worse, verdict.pair.metric, verdict.verdict,
+            verdict.comparison.name, verdict.comparison.treatment, verdict.comparison.control,
+            verdict.comparison.metric, verdict.verdict,
             seed, difference, verdict.over_seeds.mean, verdict.over_seeds.low, verdict.over_seeds.high,
-            verdict.over_seeds_and_items.low, verdict.over_seeds_and_items.high, verdict.smallest_effect,
+            verdict.over_seeds.method, verdict.over_seeds_and_items.low, verdict.over_seeds_and_items.high,
+            verdict.equivalence_margin, 1 - verdict.alpha,
         ]
         for verdict in verdicts
         for seed, difference in zip(verdict.seeds, verdict.differences, strict=True)
     ]  # fmt: skip
-    # With a single seed there is no interval: a column of nothing but None is one of numbers still.
+    # With a single seed there is no interval, and a column of None alone would not be numeric.
     return pd.DataFrame(rows, columns=columns).astype({"low": float, "high": float})

@@ -1,4 +1,4 @@
-"""The end of a run in the terminal: the verdicts, and the table of variants."""
+"""The result of an experiment in the terminal: the tables of variants, then the verdicts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,27 +9,27 @@ from rich.text import Text
 
 from evaluation.metrics import HIGHER_IS_BETTER, TITLES, metric_names
 from evaluation.page import half_width, interval, number, p_value, signed
-from evaluation.verdicts import FAILS, HOLDS, INCONCLUSIVE, NONE
+from evaluation.verdicts import EQUIVALENT, INCONCLUSIVE, REFUTED, SUPPORTED
 
-STYLES = {HOLDS: "bold green", FAILS: "bold red", NONE: "bold blue", INCONCLUSIVE: "bold yellow"}
+STYLES = {SUPPORTED: "bold green", REFUTED: "bold red", EQUIVALENT: "bold blue", INCONCLUSIVE: "bold yellow"}
 
 
 def terminal_table(metrics: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """What rich prints: metrics is metrics.json, verdicts the list in verdicts.json."""
+    """Return what rich prints: metrics is metrics.json, verdicts the list in verdicts.json."""
     parts: list[RenderableType] = []
     for data in dict.fromkeys(variant["data"] for variant in metrics["variants"].values()):
         parts.append(data_table(metrics, data))
     parts.append(Text("★ champion: the best mean on the validation split", style="dim"))
     for name, choice in metrics.get("tuned", {}).items():
         score = number(choice["trials"][choice["chosen"]])
-        parts.append(Text(f"{name}: of {len(choice['trials'])} trials {choice['chosen']} is best, {score}"))
+        parts.append(Text(f"{name}: the best of {len(choice['trials'])} trials is {choice['chosen']}, {score}"))
     for verdict in verdicts:
         parts.append(verdict_text(verdict))
     return Group(*parts)
 
 
 def data_table(metrics: Mapping[str, Any], data: str) -> Table:
-    """One data set: its variants, and its baselines under them."""
+    """Return the table of one data set: its variants, then its baselines."""
     split = metrics["evaluated_on"]
     variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
     names = metric_names(next(iter(variants.values()))["task"])
@@ -44,8 +44,8 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
         label = Text(name)
         if name == champion:
             label.append(" ★", style="bold")
-        if not variant["converged"]:
-            label.append(" not converged", style="yellow")
+        if variant["still_improving_seeds"]:
+            label.append(" still improving", style="yellow")
         cells = [f"{number(variant[split][one]['mean'])}\n{half_width(variant[split][one])}" for one in names]
         table.add_row(label, *cells, str(variant["n"]), f"{variant['parameters']:,}")
     for baseline in metrics["baselines"].get(data, {}).values():
@@ -55,7 +55,7 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
 
 
 def verdict_text(verdict: Mapping[str, Any]) -> Text:
-    """One verdict: the claim, the word, and the numbers that it rests on."""
+    """Return one verdict: the word, the claim, and its numbers."""
     text = Text("\n")
     text.append(verdict["verdict"], style=STYLES[verdict["verdict"]])
     text.append(f"  {verdict['claim']}\n  {verdict['sentence']}")
@@ -63,8 +63,8 @@ def verdict_text(verdict: Mapping[str, Any]) -> Text:
         text.append(
             f"\n  difference {signed(verdict['over_seeds']['mean'])}, over seeds "
             f"{interval(verdict['over_seeds'], sign=True)}, over seeds and items "
-            f"{interval(verdict['over_seeds_and_items'], sign=True)}, p {p_value(verdict['p'])}, "
-            f"Holm p {p_value(verdict['holm_p'])}",
+            f"{interval(verdict['over_seeds_and_items'], sign=True)}, corrected p of a difference "
+            f"{p_value(verdict['holm_p'])}, of equivalence {p_value(verdict['holm_equivalence_p'])}",
             style="dim",
         )
     return text

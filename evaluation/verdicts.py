@@ -1,249 +1,281 @@
-"""From the statistics of a pair to a verdict: holds, fails, no difference that matters, or inconclusive."""
+"""From the statistics of a comparison to a verdict: supported, refuted, equivalent, or inconclusive."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import kinds
 from evaluation.bootstrap import TwoWay
+from evaluation.power import seeds_needed
 from evaluation.statistics import (
     EQUAL,
     Interval,
-    SeedsNeeded,
+    equivalence_p,
     finite,
     holm,
     least_seeds,
     paired_interval,
-    seeds_needed,
     sign_flip_p,
 )
 
-HOLDS, FAILS, NONE, INCONCLUSIVE = "holds", "fails", "no difference that matters", "inconclusive"
+SUPPORTED, REFUTED, EQUIVALENT, INCONCLUSIVE = "supported", "refuted", "equivalent", "inconclusive"
 
 RULE = """\
-The primary pairs, the metric, the smallest effect of interest and alpha are named in the experiment before it runs.
-A difference is the metric of the variant that the claim favours minus that of the other, for the same seed on the
-same test items (turned round for a loss or an error, where less is better): positive speaks for the claim.
-A baseline has no seeds: each seed of the network is compared with the baseline's one figure on the same test items.
-The seeds are then the network's alone, and the bootstrap over seeds and items draws the items of both together.
-Two analyses must agree. Over seeds: the mean of the paired differences with its BCa bootstrap interval, and the p of
-the two-sided sign-flip test (exact up to 20 seeds), corrected by Holm over all primary pairs. Over seeds and items: a
-bootstrap that draws seeds and test items anew together. Intervals are of 1 - alpha.
-- holds: Holm's p is under alpha, both intervals lie above 0, and the mean difference is at least the smallest effect.
-- fails: the same the other way round.
-- no difference that matters: both intervals lie inside (-smallest effect, +smallest effect).
-- inconclusive: anything else; the report says how many seeds this spread would need.
+The experiment names its comparisons, their metric, the equivalence margin and alpha before it runs.
+A difference is the metric of the treatment minus that of the control, for the same seed on the same test items. For a
+loss or an error, where less is better, it is negated. A positive difference favours the claim.
+A baseline has no seeds: its one figure is compared with each seed of the network, on the same test items.
 
-With n seeds the least p is 2^(1-n), and Holm multiplies it by the number of pairs: a pair with fewer seeds than can
-reach alpha (6 for one pair at 0.05) is inconclusive whatever its numbers. A variant that scores exactly 1 on every
-seed is suspiciously perfect: its pair is flagged, and inconclusive until a leak of labels has been ruled out.
-A bootstrap over so few seeds is a little too narrow, one reason why p, the second analysis and the smallest effect
-must all agree before a claim holds."""
+Two analyses must agree, so the larger of their two p values counts. Over seeds: the sign-flip test, exact up to 20
+seeds, and the interval that inverts it. Over seeds and items: Student's test with the variance between seeds and the
+variance that a bootstrap of test items finds (groups of items are drawn together where the data have groups).
+There are two families of tests. The first asks for a difference from 0, two-sided. The second asks for equivalence by
+two one-sided tests (TOST; Schuirmann 1987) against the margin. Holm's correction covers all comparisons in each family.
+- supported: the corrected p of a difference is below alpha, and the mean difference is at least the margin.
+- refuted: the corrected p of a difference is below alpha, and the mean difference is at most minus the margin.
+- equivalent: the corrected p of equivalence is below alpha: the difference is smaller than the margin either way.
+- inconclusive: anything else. The report says how many seeds this spread would need.
+
+The two families do not share alpha. In one comparison their null hypotheses (no difference; a difference of at least
+the margin) cannot both be true, so at most one of them can be rejected wrongly (Goeman, Solari and Stijnen 2010,
+"Three-sided hypothesis testing", Statistics in Medicine 29). The chance of any wrong direction in an experiment is at
+most alpha, and so is the chance of any wrong equivalence. docs/verdicts.md has both rates by simulation.
+
+The smallest p of n seeds is 2^(1-n) for a difference and 2^-n for equivalence, and Holm's correction multiplies it by
+the number of comparisons: one comparison at 0.05 needs 6 seeds for a direction and 5 for equivalence.
+The printed intervals are of 1 - alpha and are not corrected for the number of comparisons.
+A variant that scores exactly 1 on every seed is suspiciously perfect. Its comparison is inconclusive until a leak of
+labels has been ruled out.
+Where the test split had been read before with other settings, the verdict says how often."""
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A primary pair: the claim, where it is from, and the variants and metric that it is about.
+class Comparison:
+    """A comparison named before the experiment runs: the claim, its source, two variants and a metric.
 
-    One of the two may be a baseline of the same data, by its name in kinds.baselines().
+    One side may be a baseline of the same data, by its name in kinds.baselines(). equivalence_margin: None
+    for the experiment's.
     """
 
     name: str
     claim: str
     source: str
-    better: str
-    worse: str
+    treatment: str
+    control: str
     metric: str
+    equivalence_margin: float | None = None
 
     @property
     def baseline(self) -> str | None:
-        """Which of the two is a baseline, or None."""
-        return next((name for name in (self.better, self.worse) if name in kinds.baselines()), None)
+        """The side that is a baseline, or None."""
+        return next((name for name in (self.treatment, self.control) if name in kinds.baselines()), None)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a pair: the paired difference of each seed, and the bootstrap over seeds and items."""
+    """What was measured in a comparison: the paired difference of each seed, and the analysis over seeds and items.
+
+    earlier_reads: how often the test split had been read before with other settings.
+    """
 
     seeds: Sequence[int]
     differences: Sequence[float]
     two_way: TwoWay
     flags: Sequence[str] = ()
+    earlier_reads: int = 0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One pair's verdict with all that it rests on. Fields are None where nothing could be measured."""
+    """The verdict of one comparison with its evidence. Fields are None where nothing could be measured.
 
-    pair: Pair
+    p, p_items: of a difference, over seeds and over seeds and items; holm_p: the larger, corrected. equivalence_p: the
+    larger p of equivalence of both analyses; holm_equivalence_p: corrected.
+    """
+
+    comparison: Comparison
     verdict: str
     sentence: str
-    smallest_effect: float
+    equivalence_margin: float
     alpha: float
     seeds: list[int]
     differences: list[float]
     least_seeds: int
     over_seeds: Interval | None = None
     over_seeds_and_items: Interval | None = None
+    item_deviation: float | None = None
     resamples: int | None = None
     p: float | None = None
+    p_items: float | None = None
     holm_p: float | None = None
+    equivalence_p: float | None = None
+    holm_equivalence_p: float | None = None
     seeds_needed: int | None = None
     flags: list[str] = field(default_factory=list)
+    earlier_reads: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """The verdict as values that JSON can hold, the pair's fields beside its own."""
+        """Return the verdict as JSON values, with the comparison's fields beside its own."""
         values = asdict(self)
-        return {**values.pop("pair"), "baseline": self.pair.baseline, **values}
+        return {**values.pop("comparison"), "baseline": self.comparison.baseline, **values}
+
+
+@dataclass(frozen=True)
+class _PValues:
+    """The p values of one comparison; all 1 where it was not measured, so that it still counts in the correction."""
+
+    seeds: float = 1.0
+    items: float = 1.0
+    difference: float = 1.0
+    equivalence: float = 1.0
+    holm_difference: float = 1.0
+    holm_equivalence: float = 1.0
 
 
 def judge(
-    pairs: Sequence[Pair], measured: Sequence[Measured | None], smallest_effect: float, alpha: float = 0.05
+    comparisons: Sequence[Comparison],
+    measured: Sequence[Measured | None],
+    equivalence_margin: float,
+    alpha: float = 0.05,
 ) -> list[Verdict]:
-    """The verdicts of all primary pairs of an experiment, by RULE; None stands for a pair that was not run.
+    """Return the verdicts of all comparisons of an experiment by RULE; None stands for a comparison that was not run.
 
-    All pairs come at once because Holm's correction is over all of them: one that was not run counts with p = 1.
+    All are judged at once because Holm's correction covers all of them: one that was not run counts with p = 1.
     """
-    p_values = [1.0 if found is None else sign_flip_p(found.differences) for found in measured]
+    margins = [one.equivalence_margin or equivalence_margin for one in comparisons]
+    values = [_p_values(found, margin) for found, margin in zip(measured, margins, strict=True)]
+    of_difference = holm([one.difference for one in values])
+    of_equivalence = holm([one.equivalence for one in values])
+    values = [
+        replace(one, holm_difference=first, holm_equivalence=second)
+        for one, first, second in zip(values, of_difference, of_equivalence, strict=True)
+    ]
     return [
-        judge_pair(pair, found, p, holm_p, len(pairs), smallest_effect, alpha)
-        for pair, found, p, holm_p in zip(pairs, measured, p_values, holm(p_values), strict=True)
+        judge_comparison(comparison, found, p, len(comparisons), margin, alpha)
+        for comparison, found, p, margin in zip(comparisons, measured, values, margins, strict=True)
     ]
 
 
-def judge_pair(
-    pair: Pair,
-    measured: Measured | None,
-    p: float,
-    holm_p: float,
-    pairs: int,
-    smallest_effect: float,
-    alpha: float,
-) -> Verdict:
-    """One pair's verdict from its measurements and its p before and after Holm's correction over ``pairs`` pairs."""
-    least = least_seeds(alpha, pairs)
+def _p_values(measured: Measured | None, margin: float) -> _PValues:
     if measured is None:
-        said = f"Not measured: {pair.better} and {pair.worse} have no seed in common that has finished."
-        if pair.baseline:
-            network = pair.worse if pair.baseline == pair.better else pair.better
-            said = f"Not measured: {network} has no seed that has finished."
-        return Verdict(pair, INCONCLUSIVE, said, smallest_effect, alpha, [], [], least)
+        return _PValues()
+    over_seeds, over_items = sign_flip_p(measured.differences), measured.two_way.p()
+    equivalence = max(equivalence_p(measured.differences, margin), measured.two_way.equivalence_p(margin))
+    return _PValues(over_seeds, over_items, max(over_seeds, over_items), equivalence)
+
+
+def judge_comparison(
+    comparison: Comparison, measured: Measured | None, p: _PValues, comparisons: int, margin: float, alpha: float
+) -> Verdict:
+    """Return the verdict of one comparison from its measurements and its p values, corrected over ``comparisons``."""
+    least = least_seeds(alpha, comparisons)
+    if measured is None:
+        said = f"Not measured: {comparison.treatment} and {comparison.control} have no finished seed in common."
+        if comparison.baseline:
+            treatment_is_baseline = comparison.baseline == comparison.treatment
+            network = comparison.control if treatment_is_baseline else comparison.treatment
+            said = f"Not measured: {network} has no finished seed."
+        return Verdict(comparison, INCONCLUSIVE, said, margin, alpha, [], [], least)
     differences = finite(measured.differences)
-    seeds_alone = paired_interval(differences, 1 - alpha)
-    both = measured.two_way.interval
-    intervals = (seeds_alone, both)
-    verdict, reasons = INCONCLUSIVE, list(measured.flags)
-    if len(differences) < least:
-        reasons.append(too_few(len(differences), least, pairs, alpha))
-    elif measured.flags:
+    over_seeds, over_items = paired_interval(differences, 1 - alpha), measured.two_way.interval
+    mean = over_seeds.mean
+    verdict, reasons, needed = INCONCLUSIVE, list(measured.flags), None
+    if measured.flags:
         pass
-    elif holm_p < alpha and all(i.above(0) for i in intervals) and seeds_alone.mean >= smallest_effect - EQUAL:
-        verdict = HOLDS
-    elif holm_p < alpha and all(i.below(0) for i in intervals) and seeds_alone.mean <= EQUAL - smallest_effect:
-        verdict = FAILS
-    elif all(i.inside(smallest_effect) for i in intervals):
-        verdict = NONE
+    elif p.holm_difference < alpha and abs(mean) >= margin - EQUAL:
+        verdict = SUPPORTED if mean > 0 else REFUTED
+    elif p.holm_equivalence < alpha:
+        verdict = EQUIVALENT
     else:
-        reasons = why_not(seeds_alone, both, holm_p, smallest_effect, alpha)
-    needed = still_needed(differences, smallest_effect, alpha, measured.two_way, least, alpha * p / holm_p)
-    if not measured.flags:
-        reasons.append(needed.sentence)
+        needed, sentence_of_seeds = _seeds_needed(differences, measured.two_way, p, comparisons, margin, alpha)
+        if len(differences) < least:
+            reasons.append(too_few(len(differences), least, comparisons, alpha))
+        else:
+            reasons.extend(why_not(mean, p, margin, alpha))
+        reasons.append(sentence_of_seeds)
     return Verdict(
-        pair=pair,
+        comparison=comparison,
         verdict=verdict,
-        sentence=sentence(pair, verdict, seeds_alone, smallest_effect, reasons),
-        smallest_effect=smallest_effect,
+        sentence=sentence(comparison, verdict, over_seeds, margin, reasons, measured.earlier_reads),
+        equivalence_margin=margin,
         alpha=alpha,
         seeds=list(measured.seeds),
         differences=differences.tolist(),
         least_seeds=least,
-        over_seeds=seeds_alone,
-        over_seeds_and_items=both,
+        over_seeds=over_seeds,
+        over_seeds_and_items=over_items,
+        item_deviation=measured.two_way.item_deviation,
         resamples=measured.two_way.resamples,
-        p=p,
-        holm_p=holm_p,
-        seeds_needed=needed.seeds if verdict == INCONCLUSIVE and not measured.flags else None,
+        p=p.seeds,
+        p_items=p.items,
+        holm_p=p.holm_difference,
+        equivalence_p=p.equivalence,
+        holm_equivalence_p=p.holm_equivalence,
+        seeds_needed=needed,
         flags=list(measured.flags),
+        earlier_reads=measured.earlier_reads,
     )
 
 
-def still_needed(
-    differences: Sequence[float], smallest_effect: float, alpha: float, two_way: TwoWay, least: int, corrected: float
-) -> SeedsNeeded:
-    """How many seeds this spread needs: for an interval of the smallest effect and for the test to be able to pass.
-
-    Where there are as many already, the difference lies near 0 or near the smallest effect: what it takes to tell it
-    from the nearer of the bounds that a verdict turns on, if the mean stays as it is. From 0 the test over seeds tells
-    it, to which Holm's correction leaves ``corrected`` of alpha.
-    """
-    deviations = (two_way.item_deviation, two_way.residual_deviation)
-    needed = seeds_needed(differences, smallest_effect, alpha, *deviations)
-    mean = abs(float(finite(differences).mean()))
-    apart = mean >= smallest_effect - EQUAL
-    margin = mean if apart else smallest_effect - mean
-    if needed.seeds is not None and len(differences) >= max(needed.seeds, least) and margin > 0:
-        needed = seeds_needed(differences, margin, alpha, *deviations, test_alpha=corrected if apart else alpha)
-    if needed.seeds is None:
-        return needed
-    if len(differences) < least:
-        return needed if needed.seeds > least else SeedsNeeded(least, f"With this spread, {least} seeds would do.")
-    if needed.seeds <= len(differences):
-        more = len(differences) + 1
-        return SeedsNeeded(more, f"It lacks little: with this spread, {more} seeds or a few more may settle it.")
-    return needed
+def _seeds_needed(
+    differences: Any, two_way: TwoWay, p: _PValues, comparisons: int, margin: float, alpha: float
+) -> tuple[int | None, str]:
+    """Return the seeds that this mean and spread need, at what Holm's correction left of alpha."""
+    if len(differences) < 2:
+        return None, "One difference has no spread: run at least two seeds to learn how many are needed."
+    levels = (alpha * p.difference / p.holm_difference, alpha * p.equivalence / p.holm_equivalence)
+    least = (least_seeds(alpha, comparisons), least_seeds(alpha, comparisons, sides=1))
+    mean, spread = float(differences.mean()), float(differences.std(ddof=1))
+    return seeds_needed(mean, spread, two_way.item_deviation, margin, levels, least, len(differences))
 
 
-def too_few(seeds: int, least: int, pairs: int, alpha: float) -> str:
-    """Why so few seeds cannot decide: the least p that they can give."""
+def too_few(seeds: int, least: int, comparisons: int, alpha: float) -> str:
+    """Return why so few seeds cannot show a difference: the smallest p that they can give."""
     smallest = 2.0 ** (1 - seeds)
-    said = f"With {seeds} seed{'s' if seeds != 1 else ''} no p can be under {smallest:.3g}"
+    said = f"With {seeds} seed{'s' if seeds != 1 else ''} no p can be below {smallest:.3g}"
     if smallest < alpha:
-        said += f", and Holm's correction over {pairs} pairs makes it up to {pairs * smallest:.3g}"
-    return f"{said}, which does not reach {alpha:g}: at least {least} seeds a variant are needed."
+        said += f", which Holm's correction over {comparisons} comparisons raises to {comparisons * smallest:.3g}"
+    return f"{said}: a direction needs at least {least} seeds per variant to reach {alpha:g}."
 
 
-def why_not(seeds_alone: Interval, both: Interval, holm_p: float, smallest_effect: float, alpha: float) -> list[str]:
-    """What keeps a pair with enough seeds from a verdict, in plain words."""
-    reasons = []
-    sides = [decides(interval, smallest_effect) for interval in (seeds_alone, both)]
-    if sides[0] != sides[1]:
-        reasons.append(f"The two analyses disagree: over seeds {sides[0]}, over seeds and items {sides[1]}.")
-    elif sides[0] == "undecided":
-        reasons.append("Both intervals leave it open.")
+def why_not(mean: float, p: _PValues, margin: float, alpha: float) -> list[str]:
+    """Return what keeps a comparison of enough seeds from a verdict."""
+    equivalence = f"equivalence is not shown either (corrected p {p.holm_equivalence:.3g})"
+    if p.holm_difference < alpha:
+        return [f"There is a difference, but its mean is below the margin of {margin:g}, and {equivalence}."]
+    if (p.seeds < alpha) != (p.items < alpha):
+        return [
+            f"The two analyses disagree on a difference: p is {p.seeds:.3g} over seeds and {p.items:.3g} over seeds "
+            "and items."
+        ]
+    if p.difference < alpha:
+        return [f"The p of a difference is {p.difference:.3g}, but {p.holm_difference:.3g} after Holm's correction."]
+    return [f"The corrected p of a difference is {p.holm_difference:.3g}, and {equivalence}."]
+
+
+def sentence(
+    comparison: Comparison, verdict: str, found: Interval, margin: float, reasons: list[str], earlier_reads: int
+) -> str:
+    """Return the verdict in words."""
+    treatment, control = comparison.treatment, comparison.control
+    size = f"{abs(found.mean):.4f} in {comparison.metric.replace('_', ' ')} over {found.n} seed"
+    size += "s" if found.n > 1 else ""
+    if verdict == SUPPORTED:
+        said = f"{treatment} is better than {control} by {size}."
+    elif verdict == REFUTED:
+        said = f"The claim is refuted: {control} is better than {treatment} by {size}."
+    elif verdict == EQUIVALENT:
+        said = f"{treatment} and {control} differ by less than {margin:g} either way ({size})."
     else:
-        if holm_p >= alpha:
-            reasons.append(f"Both intervals lie on one side of 0, but Holm's p of {holm_p:.3g} is not under {alpha:g}.")
-        if abs(seeds_alone.mean) < smallest_effect - EQUAL:
-            reasons.append(
-                "There is a difference, but the mean is below the smallest effect of interest and larger ones "
-                "are not excluded."
-            )
-    return reasons
+        shown = round(found.mean, 4)
+        direction = f"{'better' if shown > 0 else 'worse'} than {control} by {size}"
+        if shown == 0:
+            direction = f"level with {control} over {found.n} seeds"
+        said = " ".join([f"{treatment} is {direction}, which is inconclusive.", *reasons])
+    return f"{said} {read_before(earlier_reads)}" if earlier_reads else said
 
 
-def decides(interval: Interval, smallest_effect: float) -> str:
-    """What one interval says by itself."""
-    if interval.inside(smallest_effect):
-        return "no difference that matters"
-    if interval.above(0):
-        return "a difference for the claim"
-    if interval.below(0):
-        return "a difference against the claim"
-    return "undecided"
-
-
-def sentence(pair: Pair, verdict: str, found: Interval, smallest_effect: float, reasons: list[str]) -> str:
-    """The verdict in plain words."""
-    size = f"{abs(found.mean):.4f} in {pair.metric.replace('_', ' ')} over {found.n} seed{'s' if found.n > 1 else ''}"
-    if verdict == HOLDS:
-        return f"{pair.better} is better than {pair.worse} by {size}."
-    if verdict == FAILS:
-        return f"The claim fails: {pair.worse} is better than {pair.better} by {size}."
-    if verdict == NONE:
-        return f"{pair.better} and {pair.worse} differ by less than {smallest_effect:g} either way ({size})."
-    shown = round(found.mean, 4)
-    direction = "better than" if shown > 0 else "worse than" if shown < 0 else "level with"
-    start = f"{pair.better} is {direction} {pair.worse} by {size}, which decides nothing."
-    if shown == 0:
-        start = f"{pair.better} is {direction} {pair.worse} over {found.n} seeds, which decides nothing."
-    return " ".join([start, *reasons])
+def read_before(earlier_reads: int) -> str:
+    """Return the mark of a verdict whose test split was read before with other settings."""
+    times = "once" if earlier_reads == 1 else f"{earlier_reads} times"
+    return f"The test split had been read before with other settings: {times}."

@@ -1,14 +1,22 @@
-"""Flow: evaluate what is trained of an experiment and write its report.
+"""Flow: evaluate what is trained of an experiment and write its report."""
 
-python -m commands.evaluate [--experiment default]
-"""
+from typing import Any
 
 from prefect import flow
 
-from tasks.evaluate import evaluate as evaluate_experiment
+from flows.preprocess import preprocess
+from flows.selection import plan_of
+from tasks.evaluate import evaluate as evaluate_plan
 
 
 @flow(name="evaluate", log_prints=True)
-def evaluate(experiment: str = "default", variants: list[str] | None = None, seeds: list[int] | None = None) -> str:
-    """Evaluate the finished runs of ``experiment``; return the folder of its report."""
-    return evaluate_experiment(experiment, variants, seeds)
+def evaluate(
+    experiment: str = "default",
+    variants: list[str] | None = None,
+    seeds: list[int] | None = None,
+    overrides: list[str] | None = None,
+    plan: dict[str, Any] | None = None,
+) -> str:
+    """Evaluate the finished runs of an experiment; return the folder of its report."""
+    value = plan_of(plan, experiment, variants, seeds, overrides).to_json()
+    return evaluate_plan(value, preprocess(plan=value))

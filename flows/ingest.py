@@ -1,18 +1,23 @@
-"""Flow: bring the raw data of an experiment into data/ and check it against the manifest.
+"""Flow: bring the raw data of an experiment into data/ and check it against the manifest."""
 
-python -m commands.ingest [--experiment default] [--data NAME ...]
-"""
+from typing import Any
 
 from prefect import flow
 
-from planning.experiment import load_experiment
+from flows.selection import plan_of
 from tasks.ingest import ingest as ingest_data_set
 
 
 @flow(name="ingest", log_prints=True)
-def ingest(experiment: str = "default", data: list[str] | None = None) -> list[str]:
-    """Ingest the data sets of ``experiment``, or those named in ``data``; return their names."""
-    names = sorted(load_experiment(experiment).preprocessing) if data is None else data
+def ingest(
+    experiment: str = "default",
+    variants: list[str] | None = None,
+    seeds: list[int] | None = None,
+    overrides: list[str] | None = None,
+    plan: dict[str, Any] | None = None,
+) -> list[str]:
+    """Ingest the data sets of an experiment; return their names."""
+    names = sorted(plan_of(plan, experiment, variants, seeds, overrides).data)
     for name in names:
         ingest_data_set(name)
     return names

@@ -1,15 +1,13 @@
-"""Flow: an experiment from raw data to verdicts. What `make run` and the deployments call.
+"""Flow: an experiment from raw data to verdicts. What `make run` and the deployments call."""
 
-python -m commands.run [--experiment default] [--variants han ...] [--seeds 0 1 ...] [--fresh]
-"""
+from typing import Any
 
 from prefect import flow
 
 from flows.evaluate import evaluate
 from flows.ingest import ingest
+from flows.selection import plan_of
 from flows.train import train
-from planning.experiment import load_experiment
-from planning.jobs import check
 
 
 @flow(name="pipeline", log_prints=True)
@@ -17,14 +15,17 @@ def pipeline(
     experiment: str = "default",
     variants: list[str] | None = None,
     seeds: list[int] | None = None,
+    overrides: list[str] | None = None,
     fresh: bool = False,
+    plan: dict[str, Any] | None = None,
 ) -> str:
-    """Ingest, preprocess, train and evaluate ``experiment``; return the folder of its report.
+    """Ingest, preprocess, train and evaluate an experiment; return the folder of its report.
 
-    ``variants`` and ``seeds`` select among the experiment's. Finished runs are taken up unless ``fresh``.
+    ``variants``, ``seeds`` and ``overrides`` (training.learning_rate=0.02) select and change what the experiment's
+    files say; a command hands down its ``plan`` instead. Finished runs are reused unless ``fresh``.
     """
-    chosen = load_experiment(experiment).select(variants, seeds)
-    check(chosen)
-    ingest(experiment, sorted(chosen.preprocessing))
-    train(experiment, variants, seeds, fresh)
-    return evaluate(experiment, variants, seeds)
+    chosen = plan_of(plan, experiment, variants, seeds, overrides)
+    ingest(plan=chosen.to_json())
+    value = chosen.with_data().to_json()
+    train(plan=value, fresh=fresh)
+    return evaluate(plan=value)

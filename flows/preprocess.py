@@ -1,16 +1,22 @@
-"""Flow: prepare the arrays that an experiment's networks read.
+"""Flow: prepare the arrays that an experiment's networks read."""
 
-python -m commands.preprocess [--experiment default]
-"""
+from typing import Any
 
 from prefect import flow
 
-from planning.experiment import load_experiment
+from flows.selection import plan_of
 from tasks.preprocess import preprocess as preprocess_data_set
 
 
 @flow(name="preprocess", log_prints=True)
-def preprocess(experiment: str = "default", data: list[str] | None = None, fresh: bool = False) -> dict[str, str]:
-    """Prepare the data sets of ``experiment``, or those named in ``data``; return the folder of each."""
-    names = sorted(load_experiment(experiment).preprocessing) if data is None else data
-    return {name: preprocess_data_set(experiment, name, fresh=fresh) for name in names}
+def preprocess(
+    experiment: str = "default",
+    variants: list[str] | None = None,
+    seeds: list[int] | None = None,
+    overrides: list[str] | None = None,
+    fresh: bool = False,
+    plan: dict[str, Any] | None = None,
+) -> dict[str, str]:
+    """Prepare the arrays of an experiment; return the folder of each by its prepared key."""
+    preparations = plan_of(plan, experiment, variants, seeds, overrides).preparations()
+    return {key: preprocess_data_set(about, fresh=fresh) for key, about in preparations.items()}

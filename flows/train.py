@@ -1,64 +1,50 @@
-"""Flow: train the variants of an experiment on each of its seeds, some at a time.
+"""Flow: train the variants of an experiment on each of its seeds, several at a time.
 
-python -m commands.train [--experiment default] [--variants han ...] [--seeds 0 1 ...]
-
-The same by deployment (`make serve` first):
+By deployment (`make serve` first):
 
 prefect deployment run train/variant -p experiment=default -p variants='["han"]' -p seeds='[0, 1]' --watch
 """
+
+from typing import Any
 
 from prefect import flow
 from prefect.futures import wait
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.preprocess import preprocess
-from planning.experiment import load_experiment
-from planning.folders import runs_root
-from planning.jobs import check
-from storage.errors import InputError
+from flows.selection import plan_of
 from tasks.train import train as train_run
-from tasks.train import workers
 from tracking.runs import open_tracking
-from training.launcher import stop_training
+from training.launcher import allow_training, stop_training
 
 STOP_SECONDS = 30
 
 
-def runner() -> ThreadPoolTaskRunner:
-    """As many threads as runs may train at a time; a wrong REREAD_WORKERS is refused when the flow starts."""
-    try:
-        return ThreadPoolTaskRunner(max_workers=workers())
-    except InputError:
-        return ThreadPoolTaskRunner(max_workers=1)
-
-
-@flow(name="train", log_prints=True, task_runner=runner())
+@flow(name="train", log_prints=True)
 def train(
     experiment: str = "default",
     variants: list[str] | None = None,
     seeds: list[int] | None = None,
+    overrides: list[str] | None = None,
     fresh: bool = False,
+    plan: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Train ``variants`` (default: all) on ``seeds`` (default: the experiment's); return the folders in runs/.
+    """Train the runs of an experiment, or of some variants and seeds; return their folders in runs/.
 
-    REREAD_WORKERS says how many run at a time. When one fails the others still finish, and then the flow fails.
+    When one fails the others still finish, and then the flow fails.
     """
-    workers()
-    chosen = load_experiment(experiment).select(variants, seeds)
-    check(chosen)
+    allow_training()
+    chosen = plan_of(plan, experiment, variants, seeds, overrides)
     # What a kill left RUNNING in MLflow is settled first.
-    open_tracking().reconcile(runs_root())
-    prepared = preprocess(experiment, sorted(chosen.preprocessing))
-    futures = [
-        train_run.submit(experiment, name, seed, prepared[variant.data], fresh)
-        for seed in chosen.seeds
-        for name, variant in chosen.variants.items()
-    ]
-    try:
-        wait(futures)
-    except BaseException:
-        # Cancelled or interrupted: the tasks' threads end when their processes do, and then tell Prefect and MLflow.
-        stop_training()
-        wait(futures, timeout=STOP_SECONDS)
-        raise
+    open_tracking().reconcile(chosen.environment.runs)
+    jobs = chosen.jobs(preprocess(plan=chosen.to_json()))
+    with ThreadPoolTaskRunner(max_workers=chosen.environment.workers) as runner:
+        futures = [runner.submit(train_run, {"job": job, "fresh": fresh}) for job in jobs]
+        try:
+            wait(futures)
+        except BaseException:
+            # Cancelled or interrupted: the tasks' threads end when their processes do, then tell Prefect and MLflow.
+            stop_training()
+            wait(futures, timeout=STOP_SECONDS)
+            raise
     return [future.result() for future in futures]

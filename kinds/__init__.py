@@ -152,7 +152,7 @@ class Kind:
 
     settings      frozen dataclass of what params.yaml may have under ``preprocessing: NAME``
     prepare       f(data, settings, folder) -> dict with ``splits`` and what else prepared.json says; writes the arrays:
-                  labels.npy, source_rows.npy (int64 [N], each row's number in the files of data/NAME) and those that
+                  labels.npy, raw_indices.npy (int64 [N], each row's number in the files of data/NAME) and those that
                   the collator reads; rows in split order
     libraries     f(settings) -> names of the installed libraries on whose version the arrays depend, beside numpy
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from kinds import Baseline, Kind
-from storage.checked import Between, Checked
+from storage.settings import Range
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
+class Settings:
     """How images become arrays. rows_per_class: at most this many rows per class in each split; None: all."""
 
-    rows_per_class: Annotated[int, Between(1)] | None = None
+    rows_per_class: Annotated[int, Range(1)] | None = None
 
 
 KIND = Kind(

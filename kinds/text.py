@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from kinds import Baseline, Kind
-from storage.checked import Between, Checked
+from storage.settings import Range
 
-Share = Annotated[float, Between(0, 1, above=True)]
+Share = Annotated[float, Range(0, 1, exclusive=True)]
 
 
 @dataclass(frozen=True)
-class LengthQuantile(Checked):
+class LengthQuantile:
     """The shares of the training split's sentences and of its documents that keep their whole length."""
 
     words: Share = 0.95
@@ -18,16 +18,16 @@ class LengthQuantile(Checked):
 
 
 @dataclass(frozen=True)
-class WordVectors(Checked):
+class WordVectors:
     """Settings of word2vec: numbers per word, neighbours to each side, and passes over the training split."""
 
-    size: Annotated[int, Between(1, 4096)] = 200
-    window: Annotated[int, Between(1, 100)] = 5
-    epochs: Annotated[int, Between(1, 1000)] = 5
+    size: Annotated[int, Range(1, 4096)] = 200
+    window: Annotated[int, Range(1, 100)] = 5
+    epochs: Annotated[int, Range(1, 1000)] = 5
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
+class Settings:
     """How documents become arrays.
 
     length_quantile  where sentences and documents are truncated
@@ -37,8 +37,8 @@ class Settings(Checked):
     """
 
     length_quantile: LengthQuantile = LengthQuantile()
-    min_count: Annotated[int, Between(1)] = 5
-    rows_per_class: Annotated[int, Between(1)] | None = None
+    min_count: Annotated[int, Range(1)] = 5
+    rows_per_class: Annotated[int, Range(1)] | None = None
     word_vectors: WordVectors | None = None
 
 

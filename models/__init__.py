@@ -1,6 +1,6 @@
 """The networks by name. A network is one file, models/NAME.py, with
 
-    Settings   a frozen dataclass (storage.checked.Checked) of what the network can be told
+    Settings   a frozen dataclass (storage.settings) of what the network can be told
     DEBUG      Settings of a size for tests
     build      build(settings, description) -> torch.nn.Module, description being the data set's prepared.json
     KIND       optional: "text" or "image", the only kind of data that the network reads
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError, nearest
 from storage.files import read_object
+from storage.settings import from_json
 from storage.source import parse
 
 if TYPE_CHECKING:
@@ -40,9 +41,17 @@ def refuse_other_kind(model: str, data: str, kind_of_data: str) -> None:
         raise InputError(f"{model} reads {kind(model)}, and {data} is {kind_of_data} data: choose another")
 
 
+def settings_class(model: str) -> type:
+    """The Settings of ``model``, a frozen dataclass; InputError for an unknown model."""
+    return _module(model).Settings
+
+
 def settings(model: str, mapping: Mapping[str, Any]) -> Any:
-    """The Settings of ``model`` with the values of ``mapping``; InputError for an unknown model, name or value."""
-    return _module(model).Settings.read(mapping, f"the network settings of {model}")
+    """Return the Settings of ``model`` with the values of ``mapping``; InputError for an unknown model or name.
+
+    planning.validation checks values before a job is made of them.
+    """
+    return from_json(settings_class(model), mapping)
 
 
 def debug(model: str) -> Any:

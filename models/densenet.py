@@ -14,27 +14,25 @@ from typing import Annotated, Any
 from torch import nn
 
 from models.layers.dense import Composite, DenseLayer, ImageClassifier
-from storage.checked import Between, Checked
 from storage.errors import InputError
-from storage.settings import OneOf, Tagged, tagged
+from storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 BLOCKS = 3
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
+class Settings:
     """depth: convolutions and the classifier, 6 n + 4 for n layers a block; growth_rate: channels a layer adds;
     compression: share of the channels that a transition keeps; dropout: after each convolution of a layer."""
 
-    depth: Annotated[int, Between(10, 1000)] = 16
-    growth_rate: Annotated[int, Between(1, 512)] = 8
-    compression: Annotated[float, Between(0.01, 1)] = 0.5
+    depth: Annotated[int, Range(10, 1000)] = 16
+    growth_rate: Annotated[int, Range(1, 512)] = 8
+    compression: Annotated[float, Range(0.01, 1)] = 0.5
     activation: Annotated[Tagged, OneOf("models.activations")] = tagged("relu")
-    dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    dropout: Annotated[float, Range(0, 0.95)] = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if (self.depth - 4) % (2 * BLOCKS):
             right = 4 + 2 * BLOCKS * max(1, round((self.depth - 4) / (2 * BLOCKS)))
             raise InputError(f"depth is {self.depth}: it must be 6 n + 4 for n layers a block, the nearest is {right}")

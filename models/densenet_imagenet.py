@@ -14,9 +14,8 @@ from torch import nn
 
 from models.activations import make_activation
 from models.layers.dense import Composite, DenseLayer, ImageClassifier
-from storage.checked import Between, Checked
 from storage.errors import InputError
-from storage.settings import OneOf, Tagged, tagged
+from storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 LAYERS = {
@@ -31,14 +30,14 @@ SHRINKS = 32
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
+class Settings:
     """depth: convolutions and the classifier, as in the paper's table 1, and 13 for a smallest one; growth_rate:
     channels a layer adds; dropout: after each convolution of a layer."""
 
     depth: Literal["13", "121", "169", "201", "264"] = "121"
-    growth_rate: Annotated[int, Between(1, 512)] = 32
+    growth_rate: Annotated[int, Range(1, 512)] = 32
     activation: Annotated[Tagged, OneOf("models.activations")] = tagged("relu")
-    dropout: Annotated[float, Between(0, 0.95)] = 0.0
+    dropout: Annotated[float, Range(0, 0.95)] = 0.0
 
 
 DEBUG = Settings(depth="13", growth_rate=4)

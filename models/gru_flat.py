@@ -21,28 +21,28 @@ from models.layers.parameter_groups import parameter_groups
 from models.layers.pooling import pooling
 from models.layers.recurrent import BidirectionalGRU
 from models.layers.sequences import real_steps
-from storage.checked import Between, Checked
+from storage.settings import Range
 
 KIND = "text"
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
-    """embedding: numbers a word; hidden: units a direction; dropout: of embeddings and of the document;
+class Settings:
+    """embedding_dim: numbers per word; hidden_size: units per direction; dropout: of embeddings and of the document;
     word_dropout: of whole words; embedding_lr_scale: the word vectors' share of the learning rate; word_vectors: what
-    they begin as; summary: what represents the document, the final states of both directions, the mean of all states,
+    they begin as; pooling: what represents the document, the final states of both directions, the mean of all states,
     or their sum weighted by attention as in models/han.py."""
 
-    embedding: Annotated[int, Between(1, 4096)] = 32
-    hidden: Annotated[int, Between(1, 4096)] = 32
-    dropout: Annotated[float, Between(0, 0.95)] = 0.5
-    word_dropout: Annotated[float, Between(0, 0.95)] = 0.0
-    embedding_lr_scale: Annotated[float, Between(0, 1)] = 1.0
+    embedding_dim: Annotated[int, Range(1, 4096)] = 32
+    hidden_size: Annotated[int, Range(1, 4096)] = 32
+    dropout: Annotated[float, Range(0, 0.95)] = 0.5
+    word_dropout: Annotated[float, Range(0, 0.95)] = 0.0
+    embedding_lr_scale: Annotated[float, Range(0, 1)] = 1.0
     word_vectors: Vectors = "random"
-    summary: Literal["last", "mean", "attention"] = "last"
+    pooling: Literal["last", "mean", "attention"] = "last"
 
 
-DEBUG = Settings(embedding=8, hidden=4)
+DEBUG = Settings(embedding_dim=8, hidden_size=4)
 
 
 def in_one_sequence(word_counts: Tensor, words: int) -> tuple[Tensor, Tensor]:
@@ -60,17 +60,17 @@ def in_one_sequence(word_counts: Tensor, words: int) -> tuple[Tensor, Tensor]:
 class FlatGRU(nn.Module):
     def __init__(self, settings: Settings, vocabulary_size: int, classes: int) -> None:
         super().__init__()
-        width = 2 * settings.hidden
+        width = 2 * settings.hidden_size
         self.embedding = WordEmbedding(
-            vocabulary_size, settings.embedding, settings.word_dropout, settings.word_vectors
+            vocabulary_size, settings.embedding_dim, settings.word_dropout, settings.word_vectors
         )
         self.embedding_lr_scale = settings.embedding_lr_scale
         self.dropout = nn.Dropout(settings.dropout)
-        self.gru = BidirectionalGRU(settings.embedding, settings.hidden)
-        self.pooling = None if settings.summary == "last" else pooling(settings.summary, width)
+        self.gru = BidirectionalGRU(settings.embedding_dim, settings.hidden_size)
+        self.pooling = None if settings.pooling == "last" else pooling(settings.pooling, width)
         self.classifier = nn.Linear(width, classes)
-        narrow = settings.summary != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
-        self.reads_ragged = settings.hidden <= MOST_UNITS and narrow
+        narrow = settings.pooling != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
+        self.reads_ragged = settings.hidden_size <= MOST_UNITS and narrow
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return parameter_groups(self, self.embedding, self.embedding_lr_scale)
@@ -122,5 +122,5 @@ class FlatGRUWithAttention(FlatGRU):
 
 def build(settings: Settings, description: dict[str, Any]) -> FlatGRU:
     """The network for a prepared text data set (``description`` is its prepared.json)."""
-    network = FlatGRUWithAttention if settings.summary == "attention" else FlatGRU
+    network = FlatGRUWithAttention if settings.pooling == "attention" else FlatGRU
     return network(settings, description["vocabulary_size"], len(description["classes"]))

@@ -22,30 +22,30 @@ from models.layers import pooling as pool
 from models.layers.embedding import Vectors, WordEmbedding
 from models.layers.parameter_groups import parameter_groups
 from models.layers.recurrent import BidirectionalGRU
-from storage.checked import Between, Checked
+from storage.settings import Range
 
 KIND = "text"
 LENGTH_GROUPS = 2  # of a batch's sentences: on docstrings 2 train a quarter faster than 1, and 3 no faster than 2
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
-    """embedding: numbers a word; hidden: units a direction of both GRUs; dropout: of embeddings and of vectors;
+class Settings:
+    """embedding_dim: numbers per word; hidden_size: units per direction of both GRUs; dropout: of embeddings, vectors;
     word_dropout: of whole words; embedding_lr_scale: the word vectors' share of the learning rate, at 0 they stay as
     they began; word_vectors: what they begin as; pooling: of words and of sentences; cell: of both
     levels."""
 
-    embedding: Annotated[int, Between(1, 4096)] = 32
-    hidden: Annotated[int, Between(1, 4096)] = 32
-    dropout: Annotated[float, Between(0, 0.95)] = 0.5
-    word_dropout: Annotated[float, Between(0, 0.95)] = 0.0
-    embedding_lr_scale: Annotated[float, Between(0, 1)] = 1.0
+    embedding_dim: Annotated[int, Range(1, 4096)] = 32
+    hidden_size: Annotated[int, Range(1, 4096)] = 32
+    dropout: Annotated[float, Range(0, 0.95)] = 0.5
+    word_dropout: Annotated[float, Range(0, 0.95)] = 0.0
+    embedding_lr_scale: Annotated[float, Range(0, 1)] = 1.0
     word_vectors: Vectors = "random"
     pooling: pool.Name = "attention"
     cell: cells.Name = "gru"
 
 
-DEBUG = Settings(embedding=8, hidden=4)
+DEBUG = Settings(embedding_dim=8, hidden_size=4)
 
 
 def scattered(x: Tensor, places: Tensor, count: int) -> Tensor:
@@ -60,19 +60,19 @@ def recurrence(cell: cells.Name, inputs: int, units: int) -> nn.Module:
 class HierarchicalAttentionNetwork(nn.Module):
     def __init__(self, settings: Settings, vocabulary_size: int, classes: int) -> None:
         super().__init__()
-        width = 2 * settings.hidden
+        width = 2 * settings.hidden_size
         self.embedding = WordEmbedding(
-            vocabulary_size, settings.embedding, settings.word_dropout, settings.word_vectors
+            vocabulary_size, settings.embedding_dim, settings.word_dropout, settings.word_vectors
         )
         self.embedding_lr_scale = settings.embedding_lr_scale
         self.dropout = nn.Dropout(settings.dropout)
-        self.word_gru = recurrence(settings.cell, settings.embedding, settings.hidden)
+        self.word_gru = recurrence(settings.cell, settings.embedding_dim, settings.hidden_size)
         self.word_pooling = pool.pooling(settings.pooling, width)
-        self.sentence_gru = recurrence(settings.cell, width, settings.hidden)
+        self.sentence_gru = recurrence(settings.cell, width, settings.hidden_size)
         self.sentence_pooling = pool.pooling(settings.pooling, width)
         self.classifier = nn.Linear(width, classes)
         narrow = settings.pooling != "attention" or width <= WIDEST_FOR_MATRIX_UNITS
-        self.reads_ragged = settings.hidden <= MOST_UNITS and narrow
+        self.reads_ragged = settings.hidden_size <= MOST_UNITS and narrow
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return parameter_groups(self, self.embedding, self.embedding_lr_scale)

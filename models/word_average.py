@@ -15,24 +15,24 @@ from torch.nn import functional
 from models.layers.embedding import PADDING, Vectors, WordEmbedding
 from models.layers.parameter_groups import parameter_groups
 from models.layers.sequences import real_steps, sums_of_sequences
-from storage.checked import Between, Checked
+from storage.settings import Range
 
 KIND = "text"
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
-    """embedding: numbers a word; dropout: of the mean; word_dropout: of whole words;
+class Settings:
+    """embedding_dim: numbers per word; dropout: of the mean; word_dropout: of whole words;
     embedding_lr_scale: the word vectors' share of the learning rate; word_vectors: what they begin as."""
 
-    embedding: Annotated[int, Between(1, 4096)] = 32
-    dropout: Annotated[float, Between(0, 0.95)] = 0.5
-    word_dropout: Annotated[float, Between(0, 0.95)] = 0.0
-    embedding_lr_scale: Annotated[float, Between(0, 1)] = 1.0
+    embedding_dim: Annotated[int, Range(1, 4096)] = 32
+    dropout: Annotated[float, Range(0, 0.95)] = 0.5
+    word_dropout: Annotated[float, Range(0, 0.95)] = 0.0
+    embedding_lr_scale: Annotated[float, Range(0, 1)] = 1.0
     word_vectors: Vectors = "random"
 
 
-DEBUG = Settings(embedding=8)
+DEBUG = Settings(embedding_dim=8)
 
 
 class WordAverage(nn.Module):
@@ -41,11 +41,11 @@ class WordAverage(nn.Module):
     def __init__(self, settings: Settings, vocabulary_size: int, classes: int) -> None:
         super().__init__()
         self.embedding = WordEmbedding(
-            vocabulary_size, settings.embedding, settings.word_dropout, settings.word_vectors
+            vocabulary_size, settings.embedding_dim, settings.word_dropout, settings.word_vectors
         )
         self.embedding_lr_scale = settings.embedding_lr_scale
         self.dropout = nn.Dropout(settings.dropout)
-        self.classifier = nn.Linear(settings.embedding, classes)
+        self.classifier = nn.Linear(settings.embedding_dim, classes)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return parameter_groups(self, self.embedding, self.embedding_lr_scale)

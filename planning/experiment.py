@@ -1,17 +1,27 @@
-"""Hyper-parameters: params.yaml, overridden by experiments/NAME.yaml, resolved to one job a (variant, seed).
+"""Experiments: params.yaml with experiments/NAME.yaml over it, merged to what each variant sets.
 
-The two files are the only source. An experiment lists its variants (a model, a data set, and what differs from
-the model's defaults), its seeds, and the rule by which its pairs are judged, all before anything runs.
+The later of these wins, setting by setting:
 
-An experiment that tunes may name the one whose variants it tries (``tunes: imdb``), and a grid: each variant becomes
-one of every combination of the grid's values, as many for each, by the name han/learning_rate=0.01,dropout=0.5
+params.yaml                   preprocessing.DATA, training, models.MODEL
+parameters (experiment)       the same names: what differs from params.yaml
+models.MODEL                  network, and what differs in training, of all variants with that model
+defaults (experiment)         what all variants share: model, data, preprocessing, network, training
+variants.NAME                 what differs in one variant
+grid                          each variant becomes one of every combination of the grid's values, or of its own grid's:
 
-    grid: {training: {learning_rate: [0.01, 0.02]}, network: {dropout: [0.3, 0.5]}}
+    grid: {training: {learning_rate: [0.01, 0.02]}, preprocessing: {length_quantile: {words: [0.9, 0.95]}}}
+
+                              han becomes han/learning_rate=0.01,length_quantile.words=0.9 and three more
+overrides                     training.learning_rate=0.02, or variants.NAME.training.learning_rate=0.02
+
+A mapping that names another member of a registry ({name: sgd}) replaces the old one and is not merged into it.
+An experiment that ``tunes`` another takes its variants, parameters and defaults, and reads validation alone.
+``comparisons: OTHER`` takes those comparisons of experiment OTHER of which both sides are here.
 """
 
 import copy
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,323 +29,276 @@ from typing import Any
 import yaml
 
 import kinds
+from planning.schema import ComparisonGroup, ExperimentFile, Parameters, Text, parse_yaml, read_yaml
+from planning.validation import validate
 from storage.errors import InputError, nearest, refuse_unknown
 
 PARAMETERS_FILE = Path("params.yaml")
 EXPERIMENTS = Path("experiments")
-EXPERIMENT_KEYS = {
-    "title", "variants", "seeds", "parameters", "pairs", "smallest_effect", "alpha", "evaluate_on", "tuning",
-    "tunes", "grid",
-}  # fmt: skip
-SECTIONS = ("preprocessing", "training", "models")
-KEY_OF = {"preprocessing": "data", "models": "model"}  # what a variant names of these sections
-VARIANT_KEYS = {"model", "data", "network", "training"}
-MERGE = "tag:yaml.org,2002:merge"  # of `<<`
-SEEDS = 2**63  # how many there are: torch takes a seed as a signed integer of 64 bits
-PAIR_KEYS = {"name", "claim", "source", "better", "worse", "metric"}
+SECTIONS = ("preprocessing", "network", "training")
+TUNED = ("variants", "defaults")
 
 
 @dataclass(frozen=True)
-class Variant:
-    """A network as one experiment trains it: every setting resolved, none left to a default elsewhere."""
+class VariantSettings:
+    """What the files set for one variant; defaults of the code are not filled in yet."""
 
-    name: str
     model: str
     data: str
+    preprocessing: dict[str, Any]
     network: dict[str, Any]
     training: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment, resolved and checked. ``preprocessing`` maps each data set used to its settings.
+    """One experiment as its files have it, with the settings of each variant merged.
 
-    ``trials`` maps each variant that a grid stood for to the variants that came of it; empty without a grid.
+    ``trials`` maps each variant that a grid was applied to, to the variants that it became; empty without a grid.
     """
 
     name: str
     title: str
-    variants: dict[str, Variant]
+    variants: dict[str, VariantSettings]
     seeds: tuple[int, ...]
-    preprocessing: dict[str, dict[str, Any]]
-    pairs: tuple[dict[str, str], ...]
-    smallest_effect: float
+    comparisons: tuple[dict[str, str], ...]
+    equivalence_margin: float
     alpha: float
     evaluate_on: str
     tuning: dict[str, Any]
     trials: dict[str, list[str]]
 
-    def select(self, variants: Iterable[str] | None = None, seeds: Iterable[int] | None = None) -> "Experiment":
-        """The same experiment with these variants and seeds alone; pairs that lose a side are left out."""
-        names = list(self.variants) if variants is None else list(variants)
-        refuse_unknown(names, self.variants, f"the variants of experiment '{self.name}'")
-        chosen = self.seeds if seeds is None else tuple(seeds)
-        if not names or not chosen:
-            raise InputError(f"experiment '{self.name}' needs at least one variant and one seed: name some")
-        for seed in chosen:
-            if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-                raise InputError(
-                    f"seed {seed!r} of experiment '{self.name}' is not a whole number from 0 up: change it"
-                )
-            if seed >= SEEDS:
-                raise InputError(f"seed {seed} of experiment '{self.name}' is too large: choose one below 2^63")
-            if chosen.count(seed) > 1:
-                raise InputError(f"experiment '{self.name}' has seed {seed} twice: name each seed once")
-        kept = {name: self.variants[name] for name in self.variants if name in names}
-        used = {variant.data for variant in kept.values()}
-        return Experiment(
-            **{
-                **{field: getattr(self, field) for field in self.__dataclass_fields__},
-                "variants": kept,
-                "seeds": chosen,
-                "preprocessing": {name: value for name, value in self.preprocessing.items() if name in used},
-                "pairs": tuple(pair for pair in self.pairs if set(networks(pair)) <= set(kept)),
-                "trials": {
-                    name: left
-                    for name, all_of_it in self.trials.items()
-                    if (left := [one for one in all_of_it if one in kept])
-                },
-            }
-        )
 
-    def as_dictionary(self) -> dict[str, Any]:
-        """The resolved whole as plain values: what is saved with each result."""
-        return {
-            **{
-                field: copy.deepcopy(getattr(self, field)) for field in self.__dataclass_fields__ if field != "variants"
-            },
-            "seeds": list(self.seeds),
-            "pairs": [dict(pair) for pair in self.pairs],
-            "variants": {name: copy.deepcopy(vars(variant)) for name, variant in self.variants.items()},
-        }
+def experiments(root: Path = Path()) -> list[str]:
+    """Return the names of the experiments."""
+    return sorted(path.stem for path in (root / EXPERIMENTS).glob("*.yaml"))
 
 
-def networks(pair: Mapping[str, str]) -> list[str]:
-    """The variants of a pair: both of its sides, or the one that is no baseline."""
-    return [pair[side] for side in ("better", "worse") if pair[side] not in kinds.baselines()]
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which a name stands once: the format's own rule, which PyYAML does not keep."""
-
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        # As it is written: what `<<` merges into it later may be named again.
-        node = super().compose_mapping_node(anchor)
-        keys = [key for key, _ in node.value if key.tag != MERGE]
-        names = [self.construct_object(key, deep=True) for key in keys]
-        for place, name in enumerate(names):
-            if name in names[:place]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"'{name}' stands here a second time", keys[place].start_mark
-                )
-        return node
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping. InputError names the file, and the line of a syntax error or of a name that stands twice."""
-    try:
-        # _Loader is a SafeLoader.
-        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing: run this from the project's folder") from None
-    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path} must hold a mapping of names to values, not {type(value).__name__}")
-    return value
+def networks(comparison: Mapping[str, str]) -> list[str]:
+    """Return the sides of a comparison that are variants: both, or the one that is no baseline."""
+    return [comparison[side] for side in ("treatment", "control") if comparison[side] not in kinds.baselines()]
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``over`` laid on it: mappings are merged key by key, anything else is replaced."""
+    """Return ``base`` with ``over`` on it: mappings are merged, all else and another member of a registry replaced."""
     result = copy.deepcopy(dict(base))
     for key, value in over.items():
         old = result.get(key)
-        # A mapping with another name is another member of a registry: it replaces the old one.
-        if isinstance(value, Mapping) and isinstance(old, Mapping) and value.get("name") in (None, old.get("name")):
-            result[key] = merged(old, value)
+        if isinstance(old, Mapping) and "name" in old and isinstance(value, str):
+            value = {"name": value}
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            replaced = "name" in value and value["name"] != old.get("name", value["name"])
+            result[key] = copy.deepcopy(dict(value)) if replaced else merged(old, value)
         else:
             result[key] = copy.deepcopy(value)
     return result
 
 
-def experiments(root: Path = Path()) -> list[str]:
-    """Names of the experiments there are."""
-    return sorted(path.stem for path in (root / EXPERIMENTS).glob("*.yaml"))
+def load_experiment(
+    name: str, root: Path = Path(), variants: Iterable[str] | None = None, overrides: Iterable[str] = ()
+) -> Experiment:
+    """Read experiments/NAME.yaml over params.yaml, and check names and types; the settings' values are not checked.
+
+    ``variants`` are those that ``overrides`` without a variant's name apply to; all are returned.
+    InputError names the file, the place in it, and the nearest right name.
+    """
+    path = EXPERIMENTS / f"{_known(name, root, f'no experiment {name!r} in {EXPERIMENTS}/')}.yaml"
+    given = _with_parts_of_others(read_yaml(root / path), path, root)
+    file: ExperimentFile = validate(ExperimentFile, given, str(path))
+    written = read_yaml(root / PARAMETERS_FILE)
+    validate(Parameters, written, str(PARAMETERS_FILE))
+    refuse_unknown(file.parameters, Parameters.model_fields, f"{path}: parameters")
+    parameters: Parameters = validate(Parameters, merged(written, file.parameters), f"{PARAMETERS_FILE} with {path}")
+    sections = {key: value.model_dump(exclude_unset=True, exclude={"grid"}) for key, value in file.variants.items()}
+    defaults = file.defaults.model_dump(exclude_unset=True)
+    trials: dict[str, dict[str, Any]] = {}
+    for key, value in file.variants.items():
+        grid = _grid(file.grid, f"{path}: grid") if value.grid is None else _grid(value.grid, f"{path}: {key}.grid")
+        if found := {f"{key}/{said}": settings for said, settings in grid}:
+            trials[key] = found
+    names = [one for key in sections for one in trials.get(key, [key])]
+    chosen = names if variants is None else list(variants)
+    changes = list(_overrides(overrides, chosen, names))
+    built = {}
+    for key, section in sections.items():
+        for one, of_the_grid in trials.get(key, {key: {}}).items():
+            layers = [defaults, section, of_the_grid, *(change for of, change in changes if of == one)]
+            built[one] = _variant(one, layers, parameters, path)
+    _refuse_unused(file.parameters, written, built, path)
+    return Experiment(
+        name=name,
+        title=file.title,
+        variants=built,
+        seeds=tuple(file.seeds),
+        comparisons=tuple(_comparisons(file.comparisons, built, f"{path}: comparisons")),
+        equivalence_margin=file.equivalence_margin,
+        alpha=file.alpha,
+        evaluate_on=file.evaluate_on,
+        tuning=copy.deepcopy(file.tuning),
+        trials={key: list(of_it) for key, of_it in trials.items()},
+    )
 
 
-def load_experiment(name: str, root: Path = Path()) -> Experiment:
-    """Resolve experiments/NAME.yaml over params.yaml and check every name and value in it."""
+def _known(name: str, root: Path, said: str) -> str:
     if name not in experiments(root):
-        raise InputError(f"no experiment '{name}' in {EXPERIMENTS}/: {nearest(name, experiments(root))}")
-    path = EXPERIMENTS / f"{name}.yaml"
-    given = _with_tuned_variants(read_yaml(root / path), path, root)
-    for key in ("title", "variants", "seeds"):
-        if not given.get(key):
-            raise InputError(
-                f"{path} has no '{key}': add it" if key not in given else f"{path}: {key} is empty: fill it"
-            )
-    for key, kind in (("variants", dict), ("seeds", list), ("pairs", list), ("parameters", dict), ("tuning", dict)):
-        if given.get(key) is not None:
-            _of_kind(given[key], kind, f"{path}: {key}")
-    for one in given["variants"]:
-        _of_kind(one, str, f"{path}: variants: the name {one!r}")
-    parameters = read_yaml(root / PARAMETERS_FILE)
-    refuse_unknown(parameters, SECTIONS, str(PARAMETERS_FILE))
-    differs = given.get("parameters") or {}
-    refuse_unknown(differs, SECTIONS, f"{path}: parameters")
-    written, parameters = parameters, merged(parameters, differs)
-    for key in SECTIONS:
-        _of_kind(parameters.get(key), dict, f"{PARAMETERS_FILE} with {path}: {key}")
-
-    trials = {key: _trials(key, given.get("grid"), path) for key in given["variants"]} if given.get("grid") else {}
-    variants = {
-        trial: _variant(trial, value, settings, parameters, path)
-        for key, value in given["variants"].items()
-        for trial, settings in (trials[key] if trials else {key: {}}).items()
-    }
-    for key, of_variant in KEY_OF.items():
-        # A name that is neither there nor any variant's would change nothing, and is a slip.
-        known = written.get(key) if isinstance(written.get(key), Mapping) else {}
-        used = {getattr(variant, of_variant) for variant in variants.values()}
-        refuse_unknown(differs.get(key, {}), {*known, *used}, f"{path}: parameters.{key}")
-    preprocessing = {
-        variant.data: _section(parameters["preprocessing"], variant, path) for variant in variants.values()
-    }
-    experiment = Experiment(
-        name=name,
-        title=str(given["title"]),
-        variants=variants,
-        seeds=tuple(given["seeds"]),
-        preprocessing=preprocessing,
-        pairs=tuple(_pair(pair, variants, path) for pair in given.get("pairs") or ()),
-        smallest_effect=_number(given.get("smallest_effect", 0.01), 0.0, 1.0, f"{path}: smallest_effect"),
-        alpha=_number(given.get("alpha", 0.05), 0.0, 1.0, f"{path}: alpha"),
-        evaluate_on=str(given.get("evaluate_on", "test")),
-        tuning=dict(given.get("tuning") or {}),
-        trials={key: list(names) for key, names in trials.items()},
-    )
-    refuse_unknown([experiment.evaluate_on], ("test", "validation"), f"{path}: evaluate_on")
-    names = [pair["name"] for pair in experiment.pairs]
-    for one in names:
-        if names.count(one) > 1:
-            raise InputError(f"{path}: pairs: two have the name '{one}': give each a name of its own")
-    return experiment.select()
+        raise InputError(f"{said}: {nearest(name, experiments(root))}")
+    return name
 
 
-def _with_tuned_variants(given: dict[str, Any], path: Path, root: Path) -> dict[str, Any]:
-    """An experiment as its file has it; one that tunes another has that one's variants, and reads validation alone."""
-    refuse_unknown(given, EXPERIMENT_KEYS, str(path))
-    if "tunes" not in given:
-        return given
-    for key in ("variants", "pairs"):
-        if key in given:
-            raise InputError(f"{path}: an experiment that tunes another takes its variants: remove '{key}'")
-    if given.setdefault("evaluate_on", "validation") != "validation":
-        raise InputError(f"{path}: evaluate_on is '{given['evaluate_on']}': what tunes reads validation alone")
-    _of_kind(given["tunes"], str, f"{path}: tunes")
-    if given["tunes"] not in experiments(root):
-        raise InputError(
-            f"{path}: tunes: no experiment '{given['tunes']}': {nearest(given['tunes'], experiments(root))}"
-        )
-    tuned = read_yaml(root / EXPERIMENTS / f"{given['tunes']}.yaml")
-    for one in (tuned, given):
-        _of_kind(one.get("parameters") or {}, dict, f"{path}: parameters")
-    parameters = merged(tuned.get("parameters") or {}, given.get("parameters") or {})
-    return {**given, "variants": tuned.get("variants"), "parameters": parameters}
+def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict[str, Any]:
+    """The file's content with what it takes from other experiments: of one that it tunes, or comparisons by name."""
+    if "tunes" in given:
+        for key in (*TUNED, "comparisons"):
+            if key in given:
+                raise InputError(f"{path}: an experiment that tunes another takes its variants: remove '{key}'")
+        if given.get("evaluate_on", "validation") != "validation":
+            raise InputError(f"{path}: evaluate_on is {given['evaluate_on']!r}: tuning reads validation alone")
+        tuned = _other(validate(Text, given["tunes"], f"{path}: tunes"), f"{path}: tunes", root)
+        given = {**{key: tuned[key] for key in TUNED if key in tuned}, **given}
+        layers = [one.get("parameters") or {} for one in (tuned, given)]
+        if all(isinstance(one, Mapping) for one in layers):
+            given["parameters"] = merged(*layers)
+    if isinstance(given.get("comparisons"), str):
+        other = _other(given["comparisons"], f"{path}: comparisons", root)
+        groups = validate(list[ComparisonGroup], other.get("comparisons") or [], f"{given['comparisons']}: comparisons")
+        here = {*kinds.baselines(), *(given.get("variants") or ())}
+        every = _expanded(groups, f"{path}: comparisons")
+        given = {**given, "comparisons": [one for one in every if {one["treatment"], one["control"]} <= here]}
+    return given
 
 
-def _trials(name: str, grid: Any, path: Path) -> dict[str, dict[str, Any]]:
-    """By the name of each variant that ``name`` becomes, what differs in it: {"training": {"learning_rate": 0.01}}."""
-    where = f"{path}: grid"
-    if not isinstance(grid, Mapping):
-        raise InputError(f"{where} must be a mapping such as {{training: {{learning_rate: [0.01, 0.02]}}}}")
-    refuse_unknown(grid, ("network", "training"), where)
-    for section, inner in grid.items():
-        if not isinstance(inner, Mapping):
-            raise InputError(f"{where}.{section} must be a mapping of settings to lists of values, not {inner!r}")
-    values = {(section, key): value for section, inner in grid.items() for key, value in inner.items()}
-    for (section, key), value in values.items():
-        if not isinstance(value, list) or not value or len(set(map(repr, value))) < len(value):
-            raise InputError(f"{where}.{section}.{key}: {value!r} is not a list of values, each of them once")
-    found = {}
-    for combination in itertools.product(*values.values()):
+def _other(name: str, where: str, root: Path) -> dict[str, Any]:
+    return read_yaml(root / EXPERIMENTS / f"{_known(name, root, f'{where}: no experiment {name!r}')}.yaml")
+
+
+def _grid(grid: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the settings of each combination: "learning_rate=0.01", {"training": {"learning_rate": 0.01}}."""
+    if not grid:
+        return
+    refuse_unknown(grid, SECTIONS, where)
+    axes = list(_axes(grid, (), where))
+    for combination in itertools.product(*(values for _, values in axes)):
         settings: dict[str, Any] = {}
-        for (section, key), value in zip(values, combination, strict=True):
-            settings.setdefault(section, {})[key] = value
-        said = ",".join(f"{key}={value}" for (_, key), value in zip(values, combination, strict=True))
-        found[f"{name}/{said}"] = settings
-    return found
+        for (place, _), value in zip(axes, combination, strict=True):
+            settings = merged(settings, _nested(place, value))
+        yield (
+            ",".join(f"{'.'.join(place[1:])}={value}" for (place, _), value in zip(axes, combination, strict=True)),
+            settings,
+        )
 
 
-def _variant(
-    name: str, given: Any, of_the_grid: Mapping[str, Any], parameters: Mapping[str, Any], path: Path
-) -> Variant:
-    where = f"{path}: variants.{name}"
-    if not isinstance(given, Mapping):
-        raise InputError(f"{where} must be a mapping such as {{model: han, data: docstrings}}")
-    given = merged(given, of_the_grid)
-    refuse_unknown(given, VARIANT_KEYS, where)
-    if name in kinds.baselines():
-        raise InputError(f"{where} has the name of a baseline ({kinds.baselines()[name].title}): give it another")
-    for key in ("model", "data"):
-        if key not in given:
-            raise InputError(f"{where} has no '{key}': add it")
-        _of_kind(given[key], str, f"{where}.{key}")
-    place = f"{PARAMETERS_FILE} with {path}: models.{given['model']}"
-    defaults = _of_kind(parameters["models"].get(given["model"]) or {}, dict, place)
-    refuse_unknown(defaults, ("network", "training"), place)
-    for key in ("network", "training"):
-        _of_kind(defaults.get(key) or {}, dict, f"{place}.{key}")
-        for one in _of_kind(given.get(key) or {}, dict, f"{where}.{key}"):
-            _of_kind(one, str, f"{where}.{key}: the name {one!r}")
-    return Variant(
-        name=name,
-        model=given["model"],
-        data=given["data"],
-        network=merged(defaults.get("network") or {}, given.get("network") or {}),
-        training=merged(merged(parameters["training"], defaults.get("training") or {}), given.get("training") or {}),
-    )
+def _axes(grid: Any, place: tuple[str, ...], where: str) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+    """The path of each list of values in a grid, and the list."""
+    here = ".".join([where, *place])
+    if isinstance(grid, Mapping) and grid:
+        for key, inner in grid.items():
+            yield from _axes(inner, (*place, str(key)), where)
+    elif len(place) < 2 or not isinstance(grid, list) or not grid or len(set(map(repr, grid))) < len(grid):
+        raise InputError(f"{here} is {grid!r}: it must be a list of values, each of them once")
+    else:
+        yield place, grid
 
 
-def _of_kind(value: Any, kind: type, where: str) -> Any:
-    """``value``, which YAML must have read as a dict, a list or text; InputError where it is something else."""
-    words = {dict: "a mapping of names to values", list: "a list", str: "text"}
-    if not isinstance(value, kind):
-        raise InputError(f"{where} is {value!r}: it must be {words[kind]}")
+def _nested(path: Iterable[str], value: Any) -> dict[str, Any]:
+    for step in reversed(tuple(path)):
+        value = {step: value}
     return value
 
 
-def _section(sections: Mapping[str, Any], variant: Variant, path: Path) -> dict[str, Any]:
-    """The settings of preprocessing of a variant's data set."""
-    if variant.data not in sections:
-        where = f"{path}: variants.{variant.name}"
+def _overrides(overrides: Iterable[str], chosen: list[str], names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Which variant each override changes, and what of it: "han", {"training": {"learning_rate": 0.02}}."""
+    for given in overrides:
+        where, targets, rest = f"override '{given}'", chosen, given
+        if given.startswith("variants."):
+            after = given.removeprefix("variants.")
+            # Names of variants may themselves have dots and equals signs.
+            targets = sorted((one for one in names if after.startswith(f"{one}.")), key=len)[-1:]
+            if not targets:
+                refuse_unknown([after.split(".")[0].split("=")[0]], names, where)
+                raise InputError(f"{where} sets no setting: write variants.NAME.training.learning_rate=0.02")
+            rest = after.removeprefix(f"{targets[0]}.")
+        path, equals, value = rest.partition("=")
+        section, *steps = path.strip().split(".")
+        refuse_unknown([section], SECTIONS, where)
+        if not equals or not steps or not all(steps):
+            raise InputError(f"{where} is not SECTION.SETTING=VALUE: write for example training.learning_rate=0.02")
+        try:
+            change = _nested((section, *steps), parse_yaml(value))
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise InputError(f"{where}: its value is not valid YAML ({' '.join(str(error).split())})") from None
+        for one in targets:
+            yield one, change
+
+
+def _variant(name: str, layers: list[dict[str, Any]], parameters: Parameters, path: Path) -> VariantSettings:
+    where = f"{path}: variants.{name}"
+    if name in kinds.baselines():
+        raise InputError(f"{where} has the name of a baseline ({kinds.baselines()[name].title}): give it another")
+    own: dict[str, Any] = {}
+    for layer in layers:
+        own = merged(own, {key: value for key, value in layer.items() if value is not None})
+    for key in ("model", "data"):
+        if key not in own:
+            raise InputError(f"{where} has no '{key}': add it")
+    if own["data"] not in parameters.preprocessing:
         raise InputError(
-            f"{where}: data '{variant.data}' has no section in {PARAMETERS_FILE}: preprocessing: "
-            f"{nearest(variant.data, sections)} A data set of your own gets one there: `{variant.data}: {{}}`"
+            f"{where}: data '{own['data']}' has no section in {PARAMETERS_FILE}: preprocessing: "
+            f"{nearest(own['data'], parameters.preprocessing)} A data set of your own gets one there: "
+            f"`{own['data']}: {{}}`"
         )
-    return dict(_of_kind(sections[variant.data] or {}, dict, f"{PARAMETERS_FILE}: preprocessing.{variant.data}"))
+    model = parameters.models.get(own["model"])
+    network, training = (model.network, model.training) if model else ({}, {})
+    return VariantSettings(
+        model=own["model"],
+        data=own["data"],
+        preprocessing=merged(parameters.preprocessing[own["data"]], own.get("preprocessing", {})),
+        network=merged(network, own.get("network", {})),
+        training=merged(merged(parameters.training, training), own.get("training", {})),
+    )
 
 
-def _pair(given: Mapping[str, str], variants: Mapping[str, Variant], path: Path) -> dict[str, str]:
-    where = f"{path}: pairs"
-    _of_kind(given, dict, f"{where}: a pair")
-    refuse_unknown(given, PAIR_KEYS, where)
-    for key in sorted(PAIR_KEYS):
-        if key not in given:
-            raise InputError(f"{where}: a pair has no '{key}': add it")
-        _of_kind(given[key], str, f"{where}: {key}")
-    if given["better"] == given["worse"]:
-        raise InputError(f"{where}: '{given['name']}' compares {given['better']} with itself: name two variants")
-    sides = networks(given)
-    if not sides:
-        raise InputError(f"{where}: '{given['name']}' compares two baselines: name a variant on one side")
-    refuse_unknown(sides, variants, f"{where} (a side is a variant, or one of {', '.join(kinds.baselines())})")
-    if len({variants[name].data for name in sides}) > 1:
-        raise InputError(f"{where}: '{given['name']}' compares variants on two data sets: choose one data set")
-    return dict(given)
+def _refuse_unused(
+    differs: Mapping[str, Any], written: Mapping[str, Any], variants: Mapping[str, VariantSettings], path: Path
+) -> None:
+    """Refuse a data set or model under ``parameters`` that nothing uses: it would change nothing, and is a slip."""
+    for key, of_variant in (("preprocessing", "data"), ("models", "model")):
+        used = {getattr(variant, of_variant) for variant in variants.values()}
+        refuse_unknown(differs.get(key) or (), {*written[key], *used}, f"{path}: parameters.{key}")
 
 
-def _number(value: Any, low: float, high: float, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
-        raise InputError(f"{where}: {value!r} is not a number between {low:g} and {high:g}: change it")
-    return float(value)
+def _expanded(groups: Iterable[ComparisonGroup], where: str) -> Iterator[dict[str, str]]:
+    """One comparison for each control of each group."""
+    for group in groups:
+        about = group.model_dump(include={"name", "claim", "source", "metric"}, exclude_none=True)
+        if (group.control is None) == (not group.controls):
+            raise InputError(f"{where}: {group.treatment} needs either 'control' or 'controls'")
+        controls = {group.control: {}} if group.control else group.controls
+        for control, own in controls.items():
+            sides = {"treatment": group.treatment, "control": control}
+            one = {"name": control, **about, **(own.model_dump(exclude_none=True) if own else {}), **sides}
+            for key in ("claim", "source", "metric"):
+                if key not in one:
+                    raise InputError(f"{where}: '{one['name']}' has no '{key}': add it")
+            for side, name in sides.items():
+                one["claim"] = one["claim"].replace(f"{{{side}}}", name)
+            yield one
+
+
+def _comparisons(
+    groups: Iterable[ComparisonGroup], variants: Mapping[str, VariantSettings], where: str
+) -> Iterator[dict[str, str]]:
+    names: set[str] = set()
+    for one in _expanded(groups, where):
+        said = f"{where}: '{one['name']}'"
+        if one["name"] in names:
+            raise InputError(f"{where}: two have the name '{one['name']}': give each a name of its own")
+        names.add(one["name"])
+        if one["treatment"] == one["control"]:
+            raise InputError(f"{said} compares {one['treatment']} with itself: name two variants")
+        sides = networks(one)
+        if not sides:
+            raise InputError(f"{said} compares two baselines: name a variant on one side")
+        refuse_unknown(sides, variants, f"{said} (a side is a variant, or one of {', '.join(kinds.baselines())})")
+        if len({variants[name].data for name in sides}) > 1:
+            raise InputError(f"{said} compares variants on two data sets: choose one data set")
+        yield one

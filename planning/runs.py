@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from planning.folders import runs_root
+from planning.environment import read_environment
 from storage.errors import InputError
 from storage.files import read_json
 
@@ -52,16 +52,16 @@ class Run:
 
 
 def all_runs(root: Path | None = None) -> list[Run]:
-    """The runs in ``root`` (default: runs/), whether finished or not, by key."""
-    root = runs_root() if root is None else root
+    """Return the runs in ``root`` (default: where the environment says), finished or not, by key."""
+    root = root or read_environment().runs
     return [Run(path.parent) for path in sorted(root.glob("*/job.json")) if not path.parent.name.startswith(".")]
 
 
-def find_run(name: str) -> Run:
+def find_run(name: str, root: Path | None = None) -> Run:
     """The run whose key is or begins with ``name``, or whose folder it is. InputError names the nearest."""
     if (Path(name) / "job.json").is_file():
         return Run(Path(name))
-    root = runs_root()
+    root = root or read_environment().runs
     runs = {run.key: run for run in all_runs(root)}
     key = Path(name).name
     matching = [one for one in runs if one.startswith(key)]
@@ -73,5 +73,5 @@ def find_run(name: str) -> Run:
         raise InputError(f"no run '{name}': {root}/ holds none yet, `make run` trains some")
     beginnings = {one[: len(key)]: one for one in runs}
     close = difflib.get_close_matches(key, beginnings, n=1, cutoff=0.7)
-    hint = f"did you mean '{beginnings[close[0]]}'?" if close else "`python -m commands.compare` lists them"
+    hint = f"did you mean '{beginnings[close[0]]}'?" if close else "`reread compare` lists them"
     raise InputError(f"no run '{name}' in {root}/: {hint}")

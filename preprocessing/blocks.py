@@ -66,7 +66,7 @@ class Block:
     sentence_counts    uint [D]
     split              uint8 [D]: 0 train, 1 validation, 2 test
     labels             int32 [D] (single-label) or uint8 [D, K] (multi-label)
-    source_rows        int64 [D], each document's number in the data's file
+    raw_indices        int64 [D], each document's number in the data's file
     training_counts    int64 [distinct words], how often each occurs in the training split
     words              the block's distinct words
     shown              the ids of its first SHOWN_DOCUMENTS documents of the test split
@@ -77,7 +77,7 @@ class Block:
     sentence_counts: np.ndarray
     split: np.ndarray
     labels: np.ndarray
-    source_rows: np.ndarray
+    raw_indices: np.ndarray
     training_counts: np.ndarray
     words: list[str]
     shown: list[str]
@@ -89,14 +89,14 @@ class Block:
                 if isinstance(value, np.ndarray):
                     np.save(working / f"{name}.npy", value, allow_pickle=False)
             (working / "words.txt").write_text("\n".join(self.words), encoding="utf-8", newline="\n")
-            (working / "shown.json").write_text(json.dumps(self.shown), encoding="utf-8")
+            (working / "example_documents.json").write_text(json.dumps(self.shown), encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path, words: bool = True) -> "Block":
         """Open a block that ``save`` wrote. Arrays are memory-mapped; words are read only if ``words``."""
         arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in directory.glob("*.npy")}
         read = (directory / "words.txt").read_text(encoding="utf-8").split() if words else []
-        return cls(**arrays, words=read, shown=read_json(directory / "shown.json"))
+        return cls(**arrays, words=read, shown=read_json(directory / "example_documents.json"))
 
 
 def read_block(job: Job) -> None:
@@ -109,7 +109,7 @@ def read_block(job: Job) -> None:
     with open(job["documents"], "rb") as file:
         file.seek(job["start"])
         lines = io.BytesIO(file.read(job["stop"] - job["start"]))
-    texts, ids, labels, splits, source_rows = [], [], [], [], []
+    texts, ids, labels, splits, raw_indices = [], [], [], [], []
     for line_number, line in enumerate(lines, job["first_line"]):
         if chosen is None or line_number - 1 in chosen:
             document = parse_document(line, entry, f"{job['where']}, line {line_number}")
@@ -117,7 +117,7 @@ def read_block(job: Job) -> None:
             ids.append(document.id)
             labels.append(document.labels)
             splits.append(SPLITS.index(document.split))
-            source_rows.append(line_number - 1)
+            raw_indices.append(line_number - 1)
 
     words, numbers, sentence_lengths, sentence_counts = number_words(texts)
     if not sentence_counts.all():
@@ -131,7 +131,7 @@ def read_block(job: Job) -> None:
         sentence_counts=_narrow(sentence_counts),
         split=split,
         labels=encode_labels(labels, entry.task, len(entry.classes)),
-        source_rows=np.array(source_rows, np.int64),
+        raw_indices=np.array(raw_indices, np.int64),
         training_counts=np.bincount(numbers[in_training], minlength=len(words)),
         words=words,
         shown=[ids[row] for row in np.flatnonzero(split == SPLITS.index("test"))[:SHOWN_DOCUMENTS]],
@@ -212,7 +212,7 @@ def write_block(job: Job) -> dict[str, Any]:
             "word_counts": word_counts,
             "sentence_counts": np.count_nonzero(word_counts, axis=1).astype(np.int32),
             "labels": block.labels[documents],
-            "source_rows": block.source_rows[documents],
+            "raw_indices": block.raw_indices[documents],
         }
         document_words = np.add.reduceat(lengths, np.cumsum(sentence_counts) - sentence_counts)
         for number, tally in enumerate(tallies):

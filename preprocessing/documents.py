@@ -64,8 +64,8 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
     """Write the arrays and files of a text data set into ``working`` and return their entries for prepared.json.
 
     tokens.npy int32 [M], word_counts.npy int32 [N, S], sentence_counts.npy int32 [N], labels.npy int32 [N] or
-    uint8 [N, K], source_rows.npy int64 [N] (each row's number in the data's file); vocabulary.json, quantiles.csv,
-    lengths.csv, lengths.png, shown.json; where the settings ask for them word_vectors.npy float32 [V, D].
+    uint8 [N, K], raw_indices.npy int64 [N] (each row's number in the data's file); vocabulary.json, quantiles.csv,
+    lengths.csv, lengths.png, example_documents.json; where the settings ask for them word_vectors.npy float32 [V, D].
 
     ``run`` is like ``map``: it may run jobs in this process, in others or on other machines (preprocessing/workers.py).
     The bytes do not depend on it.
@@ -96,7 +96,7 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
         shown += written["shown"]
         for split, tally in written["tallies"].items():
             cut[split].update(tally)
-    write_json(working / "shown.json", shown)
+    write_json(working / "example_documents.json", shown)
     shutil.rmtree(temporary)
     if settings.word_vectors is not None:
         _add_word_vectors(working, splits["train"][1], len(vocabulary), settings.word_vectors)
@@ -179,7 +179,7 @@ def _make_arrays(data: TextDataSet, rows: int, words: int, kept_sentences: int, 
         "word_counts": (np.int32, (rows, kept_sentences)),
         "sentence_counts": (np.int32, (rows,)),
         "labels": (np.uint8, (rows, len(data.entry.classes))) if several else (np.int32, (rows,)),
-        "source_rows": (np.int64, (rows,)),
+        "raw_indices": (np.int64, (rows,)),
     }
     for name, (dtype, shape) in shapes.items():
         np.lib.format.open_memmap(working / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)

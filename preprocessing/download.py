@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from storage.errors import InputError, PassingError
-from storage.files import file_lock
+from storage.locks import file_lock
 
 CHUNK = 1 << 20
 TIMEOUT_SECONDS = 60

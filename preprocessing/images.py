@@ -77,13 +77,13 @@ def prepare(data: ImageDataSet, settings: ImageSettings, working: Path) -> dict[
     """Write the arrays of an image data set into ``working`` and return their entries for prepared.json.
 
     images.npy uint8 [N, H, W, C], unchanged; labels.npy int32 [N] or uint8 [N, K];
-    source_rows.npy int64 [N], each row's number in the data's files.
+    raw_indices.npy int64 [N], each row's number in the data's files.
     """
     labels = [(label,) for label in data.labels.tolist()] if data.labels.ndim == 1 else _class_numbers(data.labels)
     ids = [str(number) for number in range(len(data.images))]
     rows = choose_rows(data.name, data.split, labels, ids, settings.rows_per_class)
     np.save(working / "labels.npy", data.labels[rows.source], allow_pickle=False)
-    np.save(working / "source_rows.npy", rows.source, allow_pickle=False)
+    np.save(working / "raw_indices.npy", rows.source, allow_pickle=False)
 
     shape = (len(rows.source), *data.images.shape[1:])
     images = np.lib.format.open_memmap(working / "images.npy", mode="w+", dtype=np.uint8, shape=shape)

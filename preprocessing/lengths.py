@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kinds.text import Share
-from storage.checked import checked
+from storage.errors import InputError
 
 LEVELS = {"words": "sentence", "sentences": "document"}  # what is counted: in what
 TABLE_QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -66,7 +65,9 @@ class LengthHistogram:
         The quantile is read as a decimal: 0.55 is 55/100, not the nearest binary number, which would need one item in a
         hundred more. InputError unless it is in (0, 1]; ValueError where there are no items.
         """
-        needed = Fraction(str(checked("quantile", quantile, Share))) * self.total
+        if not 0 < quantile <= 1:
+            raise InputError(f"quantile is {quantile}: it must be above 0 and at most 1")
+        needed = Fraction(str(quantile)) * self.total
         reached = 0
         for length in sorted(self.counts):
             reached += self.counts[length]

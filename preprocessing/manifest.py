@@ -18,7 +18,8 @@ import numpy as np
 import kinds
 from preprocessing.sources import SOURCES
 from storage.errors import InputError, nearest, refuse_unknown
-from storage.files import file_lock, read_json, sha256_file, write_json
+from storage.files import read_json, sha256_file, write_json
+from storage.locks import file_lock
 from storage.prepared import SPLITS, Prepared
 
 SCHEMA = 1
@@ -127,7 +128,7 @@ class Manifest:
         """Return the entry of ``name``; InputError names the command that makes it, or the nearest data set."""
         if name not in self.datasets:
             if name in SOURCES.available():
-                raise InputError(f"data set '{name}' is not here yet: run `python -m tasks.ingest {name}`")
+                raise InputError(f"data set '{name}' is not here yet: run `reread data {name}`")
             known = nearest(name, self.datasets) if self.datasets else "it has none yet, run 'make data'"
             raise InputError(f"no data set '{name}' in {self.path}: {known}")
         return self.datasets[name]
@@ -208,7 +209,7 @@ def load_raw_rows(
     InputError where the raw data is missing or is not what the manifest names.
     """
     data = open_data_set(prepared.description["name"], data_directory, manifest_path)
-    indices = {split: prepared.arrays["source_rows"][prepared.rows(split)].tolist() for split in splits}
+    indices = {split: prepared.arrays["raw_indices"][prepared.rows(split)].tolist() for split in splits}
     rows = data.read([index for of_split in indices.values() for index in of_split])
     stops = np.cumsum([len(of_split) for of_split in indices.values()]).tolist()
     return {split: rows[stop - len(indices[split]) : stop] for split, stop in zip(indices, stops, strict=True)}

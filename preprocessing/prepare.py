@@ -17,7 +17,8 @@ import kinds
 from preprocessing.manifest import DATA_DIRECTORY, MANIFEST_PATH, Manifest, open_data_set
 from preprocessing.raw import refuse_shared_groups
 from preprocessing.settings import settings_for
-from storage.files import content_key, file_lock, published_directory, read_json, sha256_file, write_json
+from storage.files import content_key, published_directory, read_json, sha256_file, write_json
+from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
 from storage.settings import to_json, without_defaults
 from storage.source import numeric_digest
@@ -123,7 +124,7 @@ def write_groups(data: kinds.RawDataSet, working: Path) -> None:
     if found is not None:
         groups, names = found
         refuse_shared_groups(groups, names, data.split, f"data set '{data.name}'")
-        rows = np.load(working / "source_rows.npy", allow_pickle=False)
+        rows = np.load(working / "raw_indices.npy", allow_pickle=False)
         np.save(working / "groups.npy", groups[rows], allow_pickle=False)
 
 

@@ -54,7 +54,7 @@ class TextReader:
     @staticmethod
     def example(prepared: Prepared, count: int) -> list[str]:
         """Return the first ``count`` documents of the test split."""
-        shown = read_json(prepared.directory / "shown.json")[:count]
+        shown = read_json(prepared.directory / "example_documents.json")[:count]
         return [". ".join(" ".join(words) for words in document["words"]) for document in shown]
 
     @staticmethod

@@ -4,8 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import kinds
+from storage.errors import InputError
+from storage.settings import from_json
 
 
 def settings_for(kind: str, name: str, values: Mapping[str, Any] | None) -> Any:
-    """Return the settings of data set ``name`` of ``kind``; a missing section or value has its default."""
-    return kinds.load(kinds.kind(kind).settings).read({} if values is None else values, f"preprocessing.{name}")
+    """Return the settings of data set ``name`` of ``kind``; a missing section or value has its default.
+
+    InputError for an unknown name. planning.validation checks values before anything is prepared by them.
+    """
+    try:
+        return from_json(kinds.load(kinds.kind(kind).settings), values or {})
+    except InputError as error:
+        raise InputError(f"preprocessing.{name}: {error}") from None

@@ -1,9 +1,8 @@
-"""Files that are whole or absent: hashing, writing by rename, folders published once, and file locks."""
+"""Files that are whole or absent: hashing, writing by rename, and folders published once."""
 
 import contextlib
 import ctypes
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -133,17 +132,3 @@ def exchange(one: Path, other: Path) -> None:
     os.replace(other, spare)
     os.replace(one, other)
     os.replace(spare, one)
-
-
-@contextlib.contextmanager
-def file_lock(path: Path, blocking: bool = True) -> Iterator[bool]:
-    """Hold an exclusive lock on ``path``; yields whether it was got. The kernel frees it however the process ends."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True

@@ -8,7 +8,7 @@ D numbers of a word vector, H x W x C an image, K classes.
             sentence_counts int32 [N] (at least 1), and where word vectors were trained word_vectors float32 [V, D] (0
             for padding and for a word that no kept sentence of the training split has)
     image   images uint8 [N, H, W, C]
-    all     labels int32 [N] (single-label) or uint8 [N, K] (multi-label), source_rows int64 [N] (each row's number in
+    all     labels int32 [N] (single-label) or uint8 [N, K] (multi-label), raw_indices int64 [N] (each row's number in
             the data's own files), and where groups are known groups int64 [N] (rows of one patient, film or source file
             share a number, and no group is in two splits)
 

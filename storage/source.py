@@ -2,12 +2,12 @@
 
 ``numeric_digest`` is a digest of the normalised syntax trees of all files that some modules reach by imports. It
 changes with a constant or an operation. It does not change with a docstring, a comment, a position, an annotation, the
-text of an exception or a warning, a file's name or place, or a new file that nothing here imports.
+text of an exception or a warning, a new field of a Settings class, a file's name or place, or a new file that nothing
+here imports.
 """
 
 import ast
 import functools
-import hashlib
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -97,8 +97,7 @@ def closure(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = 
 
     The modules and packages of ``without`` are left out, and so is what only they reach.
     """
-    left_out = {file for name in without if (file := module_file(name, root))}
-    left_out |= {file for name in without for file in root.joinpath(*name.split(".")).glob("**/*.py")}
+    left_out = _left_out(without, root)
     waiting: list[Path] = []
     for name in modules:
         file = module_file(name, root)
@@ -114,6 +113,11 @@ def closure(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = 
     return sorted(reached)
 
 
+def _left_out(without: Iterable[str], root: Path) -> frozenset[Path]:
+    files = {file for name in without if (file := module_file(name, root))}
+    return frozenset(files | {file for name in without for file in root.joinpath(*name.split(".")).glob("**/*.py")})
+
+
 def source_digests(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
     """sha256 of each file of the closure, by its path from the project's root."""
     return {path.relative_to(root).as_posix(): sha256_file(path) for path in closure(modules, root)}
@@ -121,17 +125,45 @@ def source_digests(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
 
 def numeric_digest(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> str:
     """Return the sha256 of the normalised source of all files that ``modules`` reach, whatever their names."""
-    return sha256_bytes("\n".join(sorted(map(normalised_digest, closure(modules, root, without)))).encode())
+    left_out = _left_out(without, root)
+    digests = sorted(normalised_digest(path, root, left_out) for path in closure(modules, root, without))
+    return sha256_bytes("\n".join(digests).encode())
 
 
-def normalised_digest(path: Path) -> str:
-    """Return the sha256 of a file's normalised syntax tree, equal on every version of Python."""
-    tree = _Normalise().visit(parse(path))
-    return hashlib.sha256(_text(tree).encode()).hexdigest()
+def numeric_files(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> dict[str, str]:
+    """Return the digest of each file's own content, by its path from the project's root: what names a difference."""
+    return {path.relative_to(root).as_posix(): content_digest(path, root) for path in closure(modules, root, without)}
+
+
+def normalised_digest(path: Path, root: Path = ROOT, without: frozenset[Path] = frozenset()) -> str:
+    """Return the sha256 of a file's normalised syntax tree, equal on every version of Python.
+
+    What it imports of the project counts by the content of that file, not by its name; imports of the files
+    ``without`` do not count.
+    """
+    return sha256_bytes(_text(_Normalise(root, without).visit(parse(path))).encode())
+
+
+def content_digest(path: Path, root: Path = ROOT) -> str:
+    """Return the sha256 of a file's normalised syntax tree without its imports of the project."""
+    about = path.stat()
+    return _content_digest(path, root, (about.st_mtime_ns, about.st_size))
+
+
+@functools.lru_cache(maxsize=1024)
+def _content_digest(path: Path, root: Path, _changed: tuple[int, int]) -> str:
+    return sha256_bytes(_text(_Normalise(root, None).visit(parse(path))).encode())
 
 
 class _Normalise(ast.NodeTransformer):
-    """Removes what decides no number: docstrings, annotations, messages, and imports of the project's own modules."""
+    """Removes what decides no number: docstrings, annotations, messages, the fields of Settings, names of modules.
+
+    Values of settings are in keys by themselves, and their defaults never change (tests/golden/defaults.json).
+    """
+
+    def __init__(self, root: Path, without: frozenset[Path] | None) -> None:
+        self.root = root
+        self.without = without  # None: leave out all imports of the project
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -147,28 +179,58 @@ class _Normalise(ast.NodeTransformer):
             return None
         return self.generic_visit(node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        if node.name == "Settings":
+            node.body = [one for one in node.body if not isinstance(one, ast.AnnAssign)]
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
         if node.value is None:
-            return ast.Expr(node.target)
+            return None if isinstance(node.target, ast.Name) else ast.Expr(node.target)
         return ast.Assign([node.target], self.visit(node.value))
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
         return ast.Raise(raised, None)
 
-    def visit_Import(self, node: ast.Import) -> ast.AST | None:
-        node.names = [alias for alias in node.names if not _is_own(alias.name)]
-        return node if node.names else None
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return ast.Assert(self.visit(node.test), None)
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
-        return None if node.level or _is_own(node.module or "") else node
+    def visit_Import(self, node: ast.Import) -> list[ast.AST]:
+        """One statement for each module; `import a.b as c` of the project: the content of a.b, and c."""
+        found = (self._imported(alias.name, [ast.alias("", alias.asname)], alias) for alias in node.names)
+        return [one for one in found if one]
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | list[ast.AST]:
+        module = node.module or ""
+        if not _is_own(module, self.root):
+            return node
+        found = []
+        for alias in node.names:
+            # The name is a module of the package, or a name within the module.
+            inner = module_file(f"{module}.{alias.name}", self.root)
+            name, names = (f"{module}.{alias.name}", [ast.alias("", alias.asname)]) if inner else (module, [alias])
+            found.append(self._imported(name, names, None))
+        return [one for one in found if one]
+
+    def _imported(self, name: str, names: list[ast.alias], foreign: ast.alias | None) -> ast.AST | None:
+        file = module_file(name, self.root)
+        if not _is_own(name, self.root):
+            return ast.Import([foreign])
+        if self.without is None or file is None or file in self.without:
+            return None
+        return ast.ImportFrom(content_digest(file, self.root), names, 0)
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
-        return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
+        test = ast.unparse(node.test)
+        if test in ("TYPE_CHECKING", "typing.TYPE_CHECKING") or test.startswith("__name__ == "):
+            return None
+        return self.generic_visit(node)
 
 
-def _is_own(module: str) -> bool:
-    return module_file(module.split(".")[0]) is not None
+def _is_own(module: str, root: Path) -> bool:
+    top = module.split(".")[0]
+    return bool(top) and (module_file(top, root) is not None or (root / top).is_dir())
 
 
 def _text(node: Any) -> str:

@@ -32,7 +32,7 @@ from matplotlib.axes import Axes
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import picture
 from evaluation.statistics import mean_interval
-from evaluation.verdicts import RULE, Measured, Pair, judge
+from evaluation.verdicts import RULE, Comparison, Measured, judge
 from models.layers.cells import Name
 from storage.errors import command
 from studies import evidence
@@ -112,12 +112,12 @@ def judged(plan: Plan, found: dict[tuple[Name, int], Tested]) -> list[dict[str, 
     and an item's score is the share of its symbols that is right."""
     others = [cell for cell in plan.cells if cell != "gru"]
     pairs = [
-        Pair(
+        Comparison(
             name=f"gru-{other}",
             claim=f"A GRU recalls more than {other} over a lag of {plan.primary_lag}",
             source=SENTENCES[other],
-            better="gru",
-            worse=other,
+            treatment="gru",
+            control=other,
             metric="recall",
         )
         for other in others
@@ -134,8 +134,8 @@ def judged(plan: Plan, found: dict[tuple[Name, int], Tested]) -> list[dict[str, 
     verdicts = judge(pairs, measured, SMALLEST_EFFECT, ALPHA)
     return [
         {
-            "sentence": verdict.pair.source,
-            "claim": verdict.pair.claim,
+            "sentence": verdict.comparison.source,
+            "claim": verdict.comparison.claim,
             "verdict": verdict.verdict,
             "says": verdict.sentence,
             "measured": verdict.as_dict(),

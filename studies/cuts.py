@@ -18,6 +18,7 @@ import torch
 import models
 from batches import collation, inference
 from batches.subsets import select_rows, truncate
+from planning.validation import read
 from preprocessing.lengths import LengthHistogram
 from storage.errors import InputError
 from storage.files import content_key, published_directory, read_json, write_json
@@ -56,14 +57,16 @@ class Plan:
     seeds: int = 8
     rates: tuple[float, ...] = (0.001, 0.002, 0.004)
     tuning_seeds: int = 1
-    network: Mapping[str, Any] = field(default_factory=lambda: {"embedding": 200, "hidden": 50, "dropout": 0.5})
+    network: Mapping[str, Any] = field(
+        default_factory=lambda: {"embedding_dim": 200, "hidden_size": 50, "dropout": 0.5}
+    )
     training: Mapping[str, Any] = field(default_factory=lambda: {"max_epochs": 15, "patience": 3})
     timed: int = 30
     rows: int | None = None
 
     @property
     def settings(self) -> Settings:
-        return Settings.read(self.training, "--training")
+        return read(Settings, self.training, "--training")
 
     @property
     def cuts(self) -> list[Cut]:
@@ -79,7 +82,7 @@ DEBUG = Plan(
     quantiles=(0.5, 1.0),
     seeds=2,
     rates=(0.01, 0.02),
-    network={"embedding": 8, "hidden": 4, "dropout": 0.5},
+    network={"embedding_dim": 8, "hidden_size": 4, "dropout": 0.5},
     training={"max_epochs": 2, "schedule": {"name": "cosine", "warmup_epochs": 0}, "batch_size": 8},
     timed=2,
     rows=24,

@@ -35,7 +35,7 @@ from cuda_ext import library
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
 from evaluation.statistics import mean_interval, paired_interval
-from evaluation.verdicts import RULE, Measured, Pair, judge
+from evaluation.verdicts import RULE, Comparison, Measured, judge
 from models.objectives import to_probabilities
 from storage.errors import InputError, command
 from storage.prepared import Prepared
@@ -162,13 +162,13 @@ def measured(plan: Plan, network: nn.Module, prepared: Prepared) -> Cells:
 
 def judged(plan: Plan, found: dict[int, Cells]) -> list[dict[str, Any]]:
     """The claim, by the rule of evaluation.verdicts: items are documents, scores the falls of their probabilities."""
-    pair = Pair(
+    pair = Comparison(
         name="attended-random",
         claim=f"Without the {plan.primary_words} most attended words the probability falls further than without "
         f"{plan.primary_words} random ones",
         source="Yang et al. 2016, section 2.2: not all words contribute equally to the meaning of a sentence",
-        better=ATTENDED,
-        worse=RANDOM,
+        treatment=ATTENDED,
+        control=RANDOM,
         metric="fall in probability",
     )
     falls = [

@@ -16,7 +16,8 @@ from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION
 from evaluation.statistics import Interval
 from models.layers.cells import NAMES
 from storage.errors import InputError
-from storage.files import file_lock, published_directory, write_json, write_text
+from storage.files import published_directory, write_json, write_text
+from storage.locks import file_lock
 
 FOLDER = Path("results", "studies")
 Part = TypeVar("Part", bound=Hashable)

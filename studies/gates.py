@@ -46,7 +46,7 @@ from cuda_ext import library
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
 from evaluation.statistics import Interval, mean_interval, paired_interval, sign_flip_p
-from evaluation.verdicts import FAILS, HOLDS, INCONCLUSIVE, RULE, Measured, Pair, judge
+from evaluation.verdicts import INCONCLUSIVE, REFUTED, RULE, SUPPORTED, Comparison, Measured, judge
 from storage.errors import InputError, command
 from storage.files import read_json
 from storage.prepared import Prepared
@@ -218,10 +218,10 @@ def correlated(found: dict[int, Found], level: str, gate: str, with_: str) -> tu
 
 
 def decided(span: Interval, p: float, bound: float) -> str:
-    """HOLDS where the interval lies above ``bound``, FAILS where it lies below -bound, and p is under ALPHA."""
+    """SUPPORTED where the interval lies above ``bound``, REFUTED where it lies below -bound, and p is under ALPHA."""
     if p >= ALPHA:
         return INCONCLUSIVE
-    return HOLDS if span.above(bound) else FAILS if span.below(-bound) else INCONCLUSIVE
+    return SUPPORTED if span.above(bound) else REFUTED if span.below(-bound) else INCONCLUSIVE
 
 
 def judged(found: dict[int, Found]) -> list[dict[str, Any]]:
@@ -229,7 +229,7 @@ def judged(found: dict[int, Found]) -> list[dict[str, Any]]:
     left = mean_interval([one.old_share["words"] for one in found.values()])
     span, p, values = correlated(found, "words", "reset", "memory")
     with_update, p_update, of_update = correlated(found, "words", "update", "memory")
-    forgets = FAILS if left.above(FORGOTTEN) else HOLDS if left.below(FORGOTTEN) else INCONCLUSIVE
+    forgets = REFUTED if left.above(FORGOTTEN) else SUPPORTED if left.below(FORGOTTEN) else INCONCLUSIVE
     # The first sentence wants a positive correlation of reset gate and memory, the second a negative one.
     one, other = decided(span, p, SMALLEST_CORRELATION), decided(mirrored(span), p, SMALLEST_CORRELATION)
     told = f"Spearman's over units {span.mean:+.2f}{between(span)} over {span.n} seeds, p {p:.3g}"
@@ -281,12 +281,12 @@ def between(span: Interval, form: str = "+.2f") -> str:
 
 def judged_example(found: dict[int, Found]) -> dict[str, Any]:
     """Whether the reset gate is lower at 'but' than over the plot before it: items are texts."""
-    pair = Pair(
+    pair = Comparison(
         name="usual-but",
         claim="The reset gate is lower at 'but' than over the plot before it",
         source=EXAMPLE,
-        better="usual",
-        worse="at 'but'",
+        treatment="usual",
+        control="at 'but'",
         metric="mean reset gate",
     )
     values = [

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION, picture
 from evaluation.statistics import mean_interval, paired_interval, sign_flip_p
-from evaluation.verdicts import FAILS, HOLDS, INCONCLUSIVE
+from evaluation.verdicts import INCONCLUSIVE, REFUTED, SUPPORTED
 from models.layers.cells import NAMES, Name, Recurrence
 from storage.errors import command
 from studies import evidence
@@ -217,7 +217,9 @@ def judged_norms(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
     return [
         claim(
             "simple RNN has a vanishing (explosive) gradient problem",
-            HOLDS if all(rate[radius]["high"] < 1 for radius in (0.5, 0.9)) and rate[1.5]["low"] > 1 else INCONCLUSIVE,
+            SUPPORTED
+            if all(rate[radius]["high"] < 1 for radius in (0.5, 0.9)) and rate[1.5]["low"] > 1
+            else INCONCLUSIVE,
             "With linear g the norm is multiplied by the spectral radius a step. With tanh the slopes press it down: "
             "at spectral radius 1.5 it is multiplied by "
             + " and ".join(f"{one['mean']:.3f} where W x has deviation {drive:g}" for drive, one in with_tanh.items())
@@ -227,7 +229,7 @@ def judged_norms(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
         ),
         claim(
             r"if norm of \partial g U_h is greater than 1 this term will approach infinity",
-            FAILS if size[0.9].above(1) and rate[0.9]["high"] < 1 else INCONCLUSIVE,
+            REFUTED if size[0.9].above(1) and rate[0.9]["high"] < 1 else INCONCLUSIVE,
             "A norm above 1 is needed for growth and is not enough: with linear g and spectral radius 0.9 the norm of "
             f"U is {size[0.9].mean:.2f}, and the gradient is multiplied by {rate[0.9]['mean']:.3f} a step. In the long "
             "run the spectral radius decides.",
@@ -236,7 +238,7 @@ def judged_norms(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
         ),
         claim(
             "or if is less than 1 it will approach zero",
-            HOLDS if size[0.5].below(1) and rate[0.5]["high"] < 1 else INCONCLUSIVE,
+            SUPPORTED if size[0.5].below(1) and rate[0.5]["high"] < 1 else INCONCLUSIVE,
             f"At spectral radius 0.5 the norm of U is {size[0.5].mean:.2f}, and the gradient is multiplied by "
             f"{rate[0.5]['mean']:.3f} a step.",
             norm_of_U=evidence.interval(size[0.5]),
@@ -259,7 +261,7 @@ def judged_algebra(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
     return [
         claim(
             r"\alpha_t = {\partial g} \cdot (X_t + U_h \cdot \partial g \cdot (X_{t-1} + \alpha_{t-2}) )",
-            FAILS if errors["as printed"].above(1e-6) and errors["closed form"].below(1e-12) else INCONCLUSIVE,
+            REFUTED if errors["as printed"].above(1e-6) and errors["closed form"].below(1e-12) else INCONCLUSIVE,
             "A slip: the factor U_h before alpha_{t-2} is dropped. With it the closed form is autograd's dh_T/dW to a "
             f"relative {errors['closed form'].mean:.0e}. Without it, at spectral radius 0.9, it is "
             f"{errors['as printed'].mean:.2f} away, because old inputs lose one U in two.",
@@ -268,7 +270,7 @@ def judged_algebra(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
         ),
         claim(
             r"\alpha_t = C + (\partial g U_h)^{n-1} \alpha_0",
-            FAILS if exponents["n - 1"].above(1e-6) and exponents["n"].below(1e-12) else INCONCLUSIVE,
+            REFUTED if exponents["n - 1"].above(1e-6) and exponents["n"].below(1e-12) else INCONCLUSIVE,
             "After n steps the exponent of alpha_0 is n, as a first state that depends on W shows. And where the first "
             "state is given, alpha_0 is zero and so is the term, whatever the norm: what vanishes or explodes are the "
             "terms of old inputs, which the post puts into C.",
@@ -277,7 +279,7 @@ def judged_algebra(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
         ),
         claim(
             'thus the model will "stop learning" (i.e. weights will not update)',
-            FAILS if whole.above(0.5) else INCONCLUSIVE,
+            REFUTED if whole.above(0.5) else INCONCLUSIVE,
             "What vanishes is the part of the gradient that old inputs have, and the whole of it does not: at spectral "
             f"radius 0.5 the norm of dh_T/dW at T = {far} is {whole.mean:.2f} times that at T = {near}. The weights go "
             "on learning, from the last few steps.",
@@ -297,13 +299,13 @@ def judged_gates(found: Measured) -> list[dict[str, Any]]:
         claim(
             "The update gate allows us to retain all previous information by setting all elements of z_t to 1 [...] In "
             "this case, we do not have the vanishing gradient problem",
-            HOLDS if (kept == 1).all() else FAILS,
+            SUPPORTED if (kept == 1).all() else REFUTED,
             f"With z = 1 the norm over {far} steps is {kept.mean():g} in each seed.",
             norm=evidence.interval(mean_interval(kept)),
         ),
         claim(
             "Gated recurrent unit solves the problem",
-            FAILS if drawn["high"] < 1 else HOLDS if drawn["low"] >= 1 else INCONCLUSIVE,
+            REFUTED if drawn["high"] < 1 else SUPPORTED if drawn["low"] >= 1 else INCONCLUSIVE,
             f"As PyTorch initialises a GRU, its gradient is multiplied by {drawn['mean']:.3f} a step, to "
             f"{np.median(gru):.0e} over {far} steps, {further.mean():.1f} powers of ten above the plain network's. "
             f"With {most.split()[-1]} added to the update gate's bias it is {pressed['mean']:.3f} a step. The gate can "

@@ -174,7 +174,7 @@ class Timer:
         """How many places of a padded batch a plain network is asked to read."""
         if self.device.type == "cpu":
             return MOST_PLACES_ON_CPU
-        return MOST_NUMBERS // max(self.network["embedding"], 6 * self.network["hidden"])
+        return MOST_NUMBERS // max(self.network["embedding_dim"], 6 * self.network["hidden_size"])
 
     def seconds(self, way: str, amp: str, rows: list[np.ndarray]) -> list[float]:
         torch.manual_seed(0)
@@ -186,7 +186,7 @@ class Timer:
             network = models.build("han", self.network, self.prepared.description)
         else:
             about = self.prepared.description
-            sizes = (self.network[name] for name in ("embedding", "hidden", "dropout"))
+            sizes = (self.network[name] for name in ("embedding_dim", "hidden_size", "dropout"))
             network = PlainHAN(*sizes, about["vocabulary_size"], len(about["classes"]))
         network = network.to(self.device).train()
         objective = make_objective(settings.objective, self.prepared.description)

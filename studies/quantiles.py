@@ -41,7 +41,7 @@ from cuda_ext import library
 from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION, picture
 from evaluation.statistics import mean_interval
-from evaluation.verdicts import RULE, Measured, Pair, judge
+from evaluation.verdicts import RULE, Comparison, Measured, judge
 from models import settings as network_settings
 from storage.errors import InputError, command
 from studies import evidence
@@ -83,12 +83,12 @@ def judged(name: str, plan: Plan, found: Mapping[Cut, list[Trained]]) -> list[di
     """Each quantile against the largest one, on test: items are documents."""
     *cuts, whole = [Cut(one, one) for one in sorted(plan.quantiles)]
     pairs = [
-        Pair(
+        Comparison(
             name=f"{name}-{one.words:g}",
             claim=f"{name}: texts cut at quantile {whole.words:g} are classified better than at {one.words:g}",
             source=POST,
-            better=f"q = {whole.words:g}",
-            worse=f"q = {one.words:g}",
+            treatment=f"q = {whole.words:g}",
+            control=f"q = {one.words:g}",
             metric="accuracy",
         )
         for one in cuts
@@ -107,7 +107,7 @@ def judged(name: str, plan: Plan, found: Mapping[Cut, list[Trained]]) -> list[di
     return [
         {
             "sentence": POST,
-            "claim": verdict.pair.claim,
+            "claim": verdict.comparison.claim,
             "verdict": verdict.verdict,
             "says": verdict.sentence,
             "measured": verdict.as_dict(),

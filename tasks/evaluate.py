@@ -15,15 +15,14 @@ from prefect.context import TaskRunContext
 
 import kinds
 from evaluation.baselines import Baseline, evaluate_baseline
+from evaluation.ledger import SplitRead, record_read
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import WEIGHTS, evaluate_run
-from planning.experiment import Experiment, load_experiment
-from planning.folders import reports_root, runs_root
-from planning.jobs import elsewhere, machine, make_job
+from planning.plan import Plan, make_plan
 from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
-from storage.files import read_json
+from storage.files import read_json, write_json
 from storage.prepared import SPLITS, Prepared, open_prepared
 from tasks.preprocess import preprocess
 from tasks.progress import say
@@ -32,52 +31,54 @@ from tasks.step import publish_results, step
 from tracking.registry import log_model, set_champion
 from tracking.runs import Tracking, open_tracking
 
+PLAN = "plan.json"
 
-@step(task_run_name="evaluate-{experiment}")
-def evaluate(experiment: str, variants: list[str] | None = None, seeds: list[int] | None = None) -> str:
-    """Evaluate the finished runs of ``variants`` and ``seeds`` (default: all) and write the experiment's report.
 
-    Returns the report's folder: reports/EXPERIMENT or, where only a part was selected, reports/EXPERIMENT-part, which
-    leaves the experiment's own report and champions alone. ``evaluate_on: validation`` leaves the test split unread.
+@step(task_run_name="evaluate-{plan[name]}")
+def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
+    """Evaluate the finished runs of a plan (``Plan.to_json``) and write its report; return the report's folder.
+
+    ``prepared`` maps prepared keys to folders. The report is reports/EXPERIMENT or, of a partial plan,
+    reports/EXPERIMENT-part, which leaves the experiment's own report and champions alone. ``evaluate_on: validation``
+    leaves the test split unread. plan.json lies beside the report. InputError where runs are not trained.
     """
-    whole = load_experiment(experiment)
-    chosen = whole.select(variants, seeds)
-    part = (list(chosen.variants), sorted(chosen.seeds)) != (list(whole.variants), sorted(whole.seeds))
-    splits = ("validation", "test") if chosen.evaluate_on == "test" else ("validation",)
-    prepared = {name: preprocess.fn(experiment, name) for name in chosen.preprocessing}
-    jobs = [
-        make_job(chosen, variant.name, seed, Path(prepared[variant.data]))
-        for variant in chosen.variants.values()
-        for seed in chosen.seeds
-    ]
+    chosen = Plan.from_json(plan)
+    experiment, splits = chosen.name, chosen.splits
+    jobs = sorted(chosen.jobs(prepared), key=lambda job: list(chosen.variants).index(job["variant"]))
     unfinished = [job for job in jobs if not (Path(job["run_directory"]) / "result.json").is_file()]
     if unfinished:
         first = unfinished[0]
-        module = "commands.jobs" if elsewhere() else "commands.train"
+        command = "jobs" if chosen.targets_remote_machine else "train"
         raise InputError(
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first['variant']} seed "
-            f"{first['seed']} is the first): run `python -m {module} --experiment {experiment}`"
+            f"{first['seed']} is the first): run `reread {command} --experiment {experiment}`"
         )
     tracking = open_tracking()
     records = [_evaluate_run(job, splits, tracking) for job in jobs]
     baselines, repeated = {}, {}
-    for name, folder in sorted(prepared.items()):
-        data = open_prepared(Path(folder))
+    data_sets = _rows_of_data_sets(chosen, prepared)
+    for name, data in data_sets.items():
         raw = load_raw_rows(data, [split for split in SPLITS if split == "train" or split in splits])
-        baselines[name] = _baselines(data, raw)
+        baselines[name] = _baselines(data, raw, chosen.environment.runs / "baselines")
         if "test" in splits:
             repeated[name] = repeated_rows(raw)
-    destination = reports_root() / (f"{experiment}-part" if part else experiment)
+    reads: list[SplitRead] = []
+    if "test" in splits:
+        reads = record_read(experiment, chosen.key, sorted(data_sets), chosen.key_parts())
+    destination = chosen.report_directory
     found = evaluate_experiment(
-        chosen.as_dictionary(),
+        chosen.to_json(),
         records,
         baselines,
         destination,
-        command=f"python -m commands.run --experiment {experiment}",
-        environment={**machine(), "threads a run": jobs[0]["training"]["threads"], **commit()},
+        command=f"reread run --experiment {experiment}",
+        environment={**chosen.machine, "threads a run": jobs[0]["training"]["threads"], **commit()},
         repeated=repeated,
+        reads=reads,
+        plan=chosen.key,
     )
-    if not part:
+    write_json(destination / PLAN, chosen.record())
+    if not chosen.partial:
         _track(chosen, records, found, tracking)
     if TaskRunContext.get() is not None:
         _show_in_prefect(chosen, found)
@@ -92,10 +93,26 @@ def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracking: Tracki
     return RunRecord(job["variant"], job["data"], job["seed"], run_directory, prepared, evaluation)
 
 
-def _baselines(prepared: Prepared, raw: Mapping[str, Any]) -> dict[str, Baseline]:
+def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, Prepared]:
+    """One opened set of arrays of each data set. InputError where two sets of one data set are not of the same rows."""
+    found: dict[str, Prepared] = {}
+    for key, about in sorted(plan.preparations().items()):
+        data = open_prepared(Path(prepared[key]))
+        first = found.setdefault(about["data"], data)
+        same = first.description["splits"] == data.description["splits"] and all(
+            np.array_equal(first.arrays[name], data.arrays[name]) for name in ("labels", "raw_indices")
+        )
+        if not same:
+            raise InputError(
+                f"{prepared[key]} and {first.directory} have different rows of {about['data']}: "
+                "their variants cannot be compared, give both the same settings that choose rows"
+            )
+    return found
+
+
+def _baselines(prepared: Prepared, raw: Mapping[str, Any], cache: Path) -> dict[str, Baseline]:
     """What a user would try first, on the very rows that the networks have, as raw data."""
     labels = {split: prepared.labels[prepared.rows(split)] for split in raw}
-    cache = runs_root() / "baselines"
     return {
         baseline.name: evaluate_baseline(baseline.name, raw, labels, prepared.task, prepared.classes, cache)
         for baseline in kinds.kind(prepared.kind).baselines
@@ -112,14 +129,18 @@ def repeated_rows(raw: Mapping[str, Any]) -> np.ndarray:
     return np.array([content(row) in seen for row in raw["test"]], bool)
 
 
-def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, Any], tracking: Tracking) -> None:
+def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tracking: Tracking) -> None:
     """The report as artifacts; of each variant its best seed as a model; the champion of each data set.
 
     An experiment that tunes registers no model: its variants are settings to choose from, not candidates to serve. Nor
     is a run whose weights lie on another machine: one line says which are missing.
     """
     tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
-    tracking.report(experiment.name, [Path(file) for file in found["files"] if Path(file).is_file()], tags)
+    tracking.report(
+        experiment.name,
+        [Path(file) for file in found["files"] if Path(file).is_file()] + [experiment.report_directory / PLAN],
+        tags,
+    )
     if experiment.evaluate_on == "validation":
         return
     missing: list[str] = []
@@ -139,7 +160,7 @@ def _track(experiment: Experiment, records: list[RunRecord], found: dict[str, An
         say(f"weights are missing, so no model is registered and no attention shown of: {', '.join(missing)}")
 
 
-def _show_in_prefect(experiment: Experiment, found: dict[str, Any]) -> None:
+def _show_in_prefect(experiment: Plan, found: dict[str, Any]) -> None:
     """Artifacts of Prefect's run: the variants as a table, the verdicts as markdown."""
     split = found["metrics"]["evaluated_on"]
     # Prefect takes lower-case ASCII letters, digits and dashes alone in a key.
@@ -151,7 +172,6 @@ def _show_in_prefect(experiment: Experiment, found: dict[str, Any]) -> None:
             "seeds": about["n"],
             about["score"]: _interval(about[split][about["score"]]),
             "parameters": about["parameters"],
-            "converged": about["converged"],
         }
         for name, about in found["metrics"]["variants"].items()
     ]
@@ -159,7 +179,7 @@ def _show_in_prefect(experiment: Experiment, found: dict[str, Any]) -> None:
     verdicts = [
         f"- **{one['verdict']}** — {one['claim']} {one['sentence']} ({one['source']})" for one in found["verdicts"]
     ]
-    markdown = "\n".join([f"# {experiment.title}", "", *(verdicts or ["No pair is judged in this experiment."])])
+    markdown = "\n".join([f"# {experiment.title}", "", *(verdicts or ["No comparison is judged in this experiment."])])
     create_markdown_artifact(markdown=markdown, key=f"{key}-verdicts", description="Verdicts")
 
 
@@ -176,10 +196,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tasks.evaluate", description="Evaluate an experiment.")
     parser.add_argument("--experiment", default="default")
     arguments = parser.parse_args()
-    report = Path(evaluate.fn(arguments.experiment))
+    plan = make_plan(arguments.experiment)
+    prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
+    report = Path(evaluate.fn(plan.to_json(), prepared))
     publish_results(
         "evaluate",
-        {name: read_json(report / name) for name in ("metrics.json", "verdicts.json")}
+        {name: read_json(report / name) for name in ("metrics.json", "verdicts.json", PLAN)}
         | {table.name: table.read_text(encoding="utf-8") for table in sorted(report.glob("*.csv"))},
     )
 

@@ -1,27 +1,28 @@
-"""Prepare the arrays of one data set as an experiment wants them, or find them prepared.
+"""Prepare the arrays that an experiment's variants read of one data set, or reuse them.
 
 python -m tasks.preprocess --data docstrings [--experiment default]
 """
 
 import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from planning.experiment import load_experiment
-from planning.folders import prepared_root
+from planning.plan import make_plan
 from preprocessing.prepare import prepare, summary
 from storage.errors import command, refuse_unknown
 from tasks.progress import say
 from tasks.step import publish_results, step
 
 
-@step(task_run_name="preprocess-{data}")
-def preprocess(experiment: str, data: str, fresh: bool = False) -> str:
-    """Prepare data set ``data`` with the settings of ``experiment``; return its folder in prepared/."""
-    settings = load_experiment(experiment).preprocessing
-    refuse_unknown([data], settings, f"the data sets of experiment '{experiment}'")
-    directory = prepare(data, settings[data], prepared_root=prepared_root(), fresh=fresh)
+@step(task_run_name="preprocess-{preparation[data]}")
+def preprocess(preparation: Mapping[str, Any], fresh: bool = False) -> str:
+    """Prepare what one entry of ``Plan.preparations`` describes; return the folder in prepared/."""
+    root = Path(preparation["directory"]).parent
+    directory = prepare(preparation["data"], preparation["settings"], prepared_root=root, fresh=fresh)
     about = summary(directory)
     rows = ", ".join(f"{stop - start} {split}" for split, (start, stop) in about["splits"].items())
-    say(f"{data}: {rows} rows in {directory}")
+    say(f"{preparation['data']}: {rows} rows in {directory}")
     return str(directory)
 
 
@@ -31,8 +32,12 @@ def main() -> None:
     parser.add_argument("--experiment", default="default")
     parser.add_argument("--data", required=True)
     arguments = parser.parse_args()
-    directory = preprocess.fn(arguments.experiment, arguments.data)
-    publish_results(f"preprocess/{arguments.data}", {"prepared.json": summary(directory)})
+    plan = make_plan(arguments.experiment)
+    refuse_unknown([arguments.data], plan.data, f"the data sets of experiment '{arguments.experiment}'")
+    wanted = [about for about in plan.preparations().values() if about["data"] == arguments.data]
+    summaries = [summary(Path(preprocess.fn(about))) for about in wanted]
+    names = ["prepared.json"] + [f"prepared-{one['prepared_key']}.json" for one in summaries[1:]]
+    publish_results(f"preprocess/{arguments.data}", dict(zip(names, summaries, strict=True)))
 
 
 if __name__ == "__main__":

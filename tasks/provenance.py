@@ -6,8 +6,8 @@ from typing import Any
 
 from prefect.runtime import flow_run
 
-from planning.experiment import read_yaml
-from planning.jobs import machine
+from planning.keys import this_machine
+from planning.schema import read_yaml
 from storage.files import sha256_file
 from storage.git import checkout
 
@@ -24,7 +24,7 @@ def provenance(job: dict[str, Any]) -> dict[str, Any]:
         **{f"git.{name}": value for name, value in commit().items()},
         "data.manifest.sha256": sha256_file(Path("data.manifest.json")),
         "deterministic": job["training"]["deterministic"],
-        **machine(),
+        **this_machine(),
     }
     if Path("data.dvc").is_file():
         tags["data.dvc.md5"] = read_yaml(Path("data.dvc"))["outs"][0]["md5"]

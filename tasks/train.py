@@ -1,20 +1,20 @@
-"""Train one (variant, seed), or find it trained; as a command, all seeds of one variant.
+"""Train one job, or reuse its finished run; as a command, all seeds of one variant.
 
 python -m tasks.train --variant han [--experiment default]
 """
 
 import argparse
-import os
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from planning.experiment import load_experiment
-from planning.folders import run_lock
-from planning.jobs import check, elsewhere, make_job
+from planning.keys import this_machine
+from planning.plan import make_plan
 from storage.errors import InputError, command
-from storage.files import file_lock, read_json
+from storage.files import read_json
+from storage.locks import file_lock, run_lock
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
@@ -24,42 +24,38 @@ from training.launcher import STOPPING, TrainingFailed, TrainingStopped, run_tra
 from training.state import COLUMNS
 
 
-def workers() -> int:
-    """How many runs train at a time on this machine: REREAD_WORKERS, or 2."""
-    given = os.environ.get("REREAD_WORKERS", "2")
-    if not given.isdecimal() or int(given) == 0:
-        raise InputError(f"REREAD_WORKERS={given} is not a number of runs at a time: give a whole number from 1 up")
-    return int(given)
+@step(task_run_name="train-{job[variant]}-{job[seed]}")
+def train(job: Mapping[str, Any], fresh: bool = False) -> str:
+    """Train a job of ``Plan.jobs``; return its folder in runs/.
 
-
-@step(task_run_name="train-{variant}-{seed}")
-def train(experiment: str, variant: str, seed: int, prepared: str, fresh: bool = False) -> str:
-    """Train one (variant, seed) of an experiment on prepared arrays; return its folder in runs/.
-
-    A finished run is taken up, a broken one goes on from its last epoch; ``fresh`` trains anew.
+    A finished run is reused and a stopped one resumed after its last epoch; ``fresh`` trains from the start.
+    InputError for a run that is not finished and whose job was made for another machine.
     """
+    job = dict(job)
+    name = f"{job['variant']} seed {job['seed']}"
     if STOPPING.is_set():
-        raise TrainingStopped(f"{variant} seed {seed} was not started: everything is being stopped")
-    job = make_job(load_experiment(experiment).select([variant], [seed]), variant, seed, Path(prepared))
+        raise TrainingStopped(f"{name} was not started: everything is being stopped")
     run_directory = Path(job["run_directory"])
+    here = this_machine()
+    remote = any(job["machine"][part] != here[part] for part in here)
     # Another process may train the very same run (a deployment beside `dvc repro`): it is trained once.
-    with file_lock(run_lock(job["run_key"])):
-        if fresh and run_directory.exists() and not elsewhere():
+    with file_lock(run_lock(run_directory)) as lock:
+        if fresh and run_directory.exists() and not remote:
             shutil.rmtree(run_directory)
         if (run_directory / "result.json").is_file():
             open_tracking().record(run_directory, job=job)
             say(f"{_summary(job)} (finished before, {run_directory})")
             return str(run_directory)
-        if elsewhere():
+        if remote:
             raise InputError(
-                f"{variant} seed {seed} is not trained, and REREAD_MACHINE names another machine than this: "
-                f"`python -m commands.jobs --experiment {experiment}` writes the jobs to train there"
+                f"{name} is not trained, and REREAD_MACHINE names another machine than this: "
+                f"`reread jobs --experiment {job['experiment']}` writes the jobs to train there"
             )
-        _train(job)
+        _train(job, lock)
     return str(run_directory)
 
 
-def _train(job: dict[str, Any]) -> None:
+def _train(job: dict[str, Any], lock: TextIO) -> None:
     tracking = open_tracking()
     run_id = tracking.start(job, provenance(job))
     progress = RunProgress(job)
@@ -70,7 +66,7 @@ def _train(job: dict[str, Any]) -> None:
             tracking.log_epochs(run_id, [{name: event[name] for name in COLUMNS}])
 
     try:
-        run_training(job, follow)
+        run_training(job, follow, lock)
     except (InputError, TrainingFailed) as error:
         stopped = isinstance(error, TrainingStopped)
         tracking.fail(run_id, "KILLED" if stopped else "FAILED", str(error))
@@ -82,10 +78,9 @@ def _train(job: dict[str, Any]) -> None:
 
 def _summary(job: dict[str, Any]) -> str:
     result = read_json(Path(job["run_directory"]) / "result.json")
-    converged = "" if result["converged"] else ", not converged"
     return (
         f"{job['variant']} seed {job['seed']}: validation {result['validation']['score']:.4f} "
-        f"at epoch {result['best_epoch']} of {result['epochs']}{converged}"
+        f"at epoch {result['best_epoch']} of {result['epochs']}"
     )
 
 
@@ -95,13 +90,10 @@ def main() -> None:
     parser.add_argument("--experiment", default="default")
     parser.add_argument("--variant", required=True)
     arguments = parser.parse_args()
-    experiment = load_experiment(arguments.experiment).select([arguments.variant])
-    check(experiment)
-    prepared = preprocess.fn(experiment.name, experiment.variants[arguments.variant].data)
-    with ThreadPoolExecutor(workers()) as pool:
-        folders = list(
-            pool.map(lambda seed: train.fn(experiment.name, arguments.variant, seed, prepared), experiment.seeds)
-        )
+    plan = make_plan(arguments.experiment, [arguments.variant])
+    prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
+    with ThreadPoolExecutor(plan.environment.workers) as pool:
+        folders = list(pool.map(train.fn, plan.jobs(prepared)))
     publish_results(
         f"train/{arguments.variant}",
         {"runs.json": [read_json(Path(folder) / "result.json") for folder in folders]},

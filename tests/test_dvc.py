@@ -18,14 +18,14 @@ from typing import Annotated
 import torch
 from torch import nn
 
-from storage.checked import Between, Checked
+from storage.settings import Range
 
 KIND = "text"
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
-    embedding: Annotated[int, Between(1, 4096)] = 16
+class Settings:
+    embedding: Annotated[int, Range(1, 4096)] = 16
 
 
 DEBUG = Settings(embedding=4)
@@ -55,7 +55,7 @@ def make_small(project):
         "densenet-swish": {"model": "densenet", "data": "digits", "network": {"activation": "swish", "growth_rate": 5}},
     }
     small["parameters"]["training"] = {"max_epochs": 2}
-    small["pairs"] = [pair for pair in small["pairs"] if pair["name"] == "swish"]
+    small["comparisons"] = [one for one in small["comparisons"] if one["name"] == "swish"]
     (project.directory / "experiments/default.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
     (project.directory / "dvc.lock").unlink(missing_ok=True)
     project.run("dvc", "commit", "--quiet", "data.dvc")
@@ -91,7 +91,7 @@ def predictions(project) -> dict[str, bytes]:
 def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(make_project):
     flow, stages = make_small(make_project("flow")), make_small(make_project("stages"))
     data_version = (flow.directory / "data.dvc").read_bytes()
-    said = flow.run("python", "-m", "commands.run").stdout
+    said = flow.run("python", "-m", "commands", "run").stdout
     assert "han" in said and "report" in said.lower()
     assert not (flow.directory / "results").exists() or flow.git("status", "--porcelain", "results") == ""
     stages.run("dvc", "repro")

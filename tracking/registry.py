@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import kinds
 from preprocessing.manifest import MANIFEST_PATH, Manifest
 from storage.errors import InputError, nearest
-from storage.files import file_lock, read_json
+from storage.files import read_json
+from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
 from tracking.runs import DATABASE, LOCKS, SCORES, Tracking, open_tracking, tracking_uri
 from tracking.serving import CARD, SERVED_MODEL, model_card, pack

@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError
-from storage.files import content_key, file_lock, read_json, write_json, write_text
+from storage.files import content_key, read_json, write_json, write_text
+from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
 
 if TYPE_CHECKING:

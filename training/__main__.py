@@ -1,4 +1,4 @@
-"""Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events]
+"""Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events [FD]]
 
 Several processes train each network together:  torchrun --nproc-per-node 2 -m training JOB.json
 
@@ -8,15 +8,17 @@ one line on stderr for each; 1: a failure of another kind among them; 143: stopp
 """
 
 import argparse
+import contextlib
 import gc
 import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import TextIO
 
 from storage.errors import InputError, command
-from storage.files import read_json, sha256_file
-from storage.source import ROOT
+from storage.files import read_json
+from storage.source import numeric_digest, numeric_files
 from training.processes import Processes
 from training.progress import Progress
 from training.settings import Job
@@ -28,29 +30,35 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m training", description="Train networks, each with one seed, one after the other."
     )
     parser.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="a job file (JSON)")
-    parser.add_argument("--events", action="store_true", help="one JSON object a line on stdout")
+    parser.add_argument(
+        "--events", type=int, nargs="?", const=1, metavar="FD", help="write one JSON object per line to FD (default: 1)"
+    )
+    parser.add_argument("--locked", action="store_true", help="the launcher holds the run's lock")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     processes = Processes.of_environment()
-    with processes.joined():
-        codes = [attempt(path, options.events, processes) for path in options.jobs]
+    with processes.joined(), contextlib.ExitStack() as stack:
+        events = None
+        if options.events is not None:
+            events = stack.enter_context(open(options.events, "w", encoding="utf-8", closefd=options.events > 2))
+        codes = [attempt(path, events, options.locked, processes) for path in options.jobs]
     return min((code for code in codes if code), default=0)
 
 
-def attempt(path: Path, events: bool, processes: Processes) -> int:
+def attempt(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> int:
     """Train the job of a file and return the exit code; a failure is printed on stderr.
 
     One of several processes exits at its first failure, upon which torchrun ends the others.
     """
-    code = _attempt(path, events, processes)
+    code = _attempt(path, events, locked, processes)
     if code and processes.several:
         sys.exit(code)
     return code
 
 
-def _attempt(path: Path, events: bool, processes: Processes) -> int:
+def _attempt(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> int:
     try:
-        train(path, events, processes)
+        train(path, events, locked, processes)
     except InputError as error:
         if processes.main:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -63,7 +71,7 @@ def _attempt(path: Path, events: bool, processes: Processes) -> int:
     return 0
 
 
-def train(path: Path, events: bool, processes: Processes) -> None:
+def train(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> None:
     job = Job.read(path)
     given = read_json(path)
     progress = Progress(job, events, quiet=not processes.main)
@@ -76,7 +84,7 @@ def train(path: Path, events: bool, processes: Processes) -> None:
 
             if processes.main:
                 warn_of_another_machine(path, given)
-            result = run(job, given, progress, processes)
+            result = run(job, given, progress, locked, processes)
     except SystemExit:
         progress.failed("stopped by SIGTERM; run the same command again to go on")
         raise
@@ -90,18 +98,25 @@ def train(path: Path, events: bool, processes: Processes) -> None:
 
 
 def refuse_other_sources(path: Path, given: dict) -> None:
-    """InputError where a source file is not the one that the job's key names: the run would be another than it says."""
-    others = [
-        name
-        for name, digest in given.get("source", {}).items()
-        if not (ROOT / name).is_file() or sha256_file(ROOT / name) != digest
-    ]
-    if others:
-        named = others[0] + (f" and {len(others) - 1} more" if len(others) > 1 else "")
+    """InputError where the source here computes something else than the source that the job's key names."""
+    source = given.get("source")
+    if source is None:
+        return
+    try:
+        if numeric_digest(source["modules"]) == source["digest"]:
+            return
+        here = numeric_files(source["modules"])
+    except (KeyError, ValueError) as error:
         raise InputError(
-            f"{path} was made of other sources than those here ({named}): bring the sources that it was made of, or "
-            "write the job anew where it comes from (`python -m commands.jobs`)"
-        )
+            f"{path}: its 'source' names no modules of this project ({error}): write the job again"
+        ) from None
+    then = source.get("files", {})
+    others = [name for name in sorted({**then, **here}) if then.get(name) != here.get(name)]
+    named = (others[0] if others else "") + (f" and {len(others) - 1} more" if len(others) > 1 else "")
+    raise InputError(
+        f"{path} was made of another source than this one ({named}): bring the source that it was made of, or write "
+        "the job again where it comes from (`reread jobs`)"
+    )
 
 
 def warn_of_another_machine(path: Path, given: dict) -> None:
@@ -109,9 +124,9 @@ def warn_of_another_machine(path: Path, given: dict) -> None:
     from training.machine import machine
 
     meant, here = given.get("machine"), machine()
-    if meant is None or meant == here:
+    names = [name for name in here if meant is not None and meant.get(name) != here[name]]
+    if not names:
         return
-    names = [name for name in {**meant, **here} if meant.get(name) != here.get(name)]
     said = ", ".join(f"{name} {meant.get(name)} and not {here.get(name)}" for name in names)
     print(f"warning: {path} was made for another machine ({said})", file=sys.stderr, flush=True)
 

@@ -22,8 +22,8 @@ import numpy
 import torch
 
 from storage.errors import InputError
-from storage.files import file_lock
 from storage.git import checkout
+from storage.locks import file_lock
 from training.processes import ONE, Processes
 from training.settings import Settings
 

@@ -1,8 +1,9 @@
 """Start a training process, follow its events, and stop it when we are stopped.
 
-Training runs in a process of its own (``python -m training JOB.json --events``): it imports torch and neither Prefect
-nor MLflow, and a crash takes nobody along. When the launcher dies, however it dies, the pipe of events breaks and the
-process ends itself; the next one goes on from its last whole epoch.
+Training runs in a process of its own (``python -m training JOB.json --events FD``): it imports torch and neither
+Prefect nor MLflow, and its crash ends no other process. Events come by a pipe of their own; whatever the process prints
+goes to the run's log.txt. When the launcher ends, by whatever cause, the pipe breaks and the training process ends at
+its next event. It inherits the run's lock, so that the run stays locked until then.
 """
 
 import json
@@ -13,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from storage.errors import InputError, WorkFailed
 from storage.files import write_json
@@ -40,8 +41,15 @@ def stop_training() -> None:
         process.terminate()
 
 
-def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]) -> None:
-    """Train ``job`` in a process of its own and hand each of its events to ``on_event``.
+def allow_training() -> None:
+    """Let training start again in this process after ``stop_training``: a new flow has begun."""
+    STOPPING.clear()
+
+
+def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None], lock: TextIO | None = None) -> None:
+    """Train ``job`` in a process of its own and pass each of its events to ``on_event``.
+
+    ``lock``: the open file of the run's lock where the caller holds it; else the training process acquires it.
 
     Raises InputError when the job itself was refused (exit code 2), TrainingStopped when the process was asked to end,
     TrainingFailed when it died.
@@ -51,16 +59,23 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
     write_json(job_file, job)
     threads = str(job["training"]["threads"])
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "training", str(job_file), "--events"]
-    with open(run_directory / "log.txt", "a", encoding="utf-8") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "training", str(job_file), "--events", str(writing)]
+    inherited = [writing]
+    if lock is not None:
+        command.append("--locked")
+        inherited.append(lock.fileno())
+    with open(reading, encoding="utf-8") as events, open(run_directory / "log.txt", "a", encoding="utf-8") as log:
+        try:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, pass_fds=inherited)
+        finally:
+            os.close(writing)
         RUNNING.add(process)
         if STOPPING.is_set():
             process.terminate()
         failure = None
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
+            for line in events:
                 event = json.loads(line)
                 if event["event"] == "failed":
                     failure = event

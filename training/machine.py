@@ -9,27 +9,31 @@ import json
 import sys
 from typing import Any
 
+import numpy
 import torch
 
 from cuda_ext import library
-from storage.errors import command
-from training.processes import Processes
+from storage.errors import InputError, command
 
 
 def machine() -> dict[str, Any]:
-    """torch, CUDA, the GPU's name or the CPU's instruction set, and the number of processes if there are several.
+    """Return the versions of torch, numpy, CUDA and cuDNN, the device and its kernels; None for a GPU's on a CPU.
 
-    On a GPU also the kernels: their CUDA sources, or that there is no library of them that fits.
+    device: the GPU's name or the CPU's instruction set. kernels: the digest of their CUDA sources, or that no library
+    of them fits. InputError where the visible GPUs are of several kinds, since a run may get any of them.
     """
-    several = {"processes": size} if (size := Processes.of_environment().world_size) > 1 else {}
+    versions = {"torch": torch.__version__, "numpy": numpy.__version__}
     if not torch.cuda.is_available():
-        device = torch.backends.cpu.get_cpu_capability()
-        return {"torch": torch.__version__, "cuda": None, "device": device, **several}
+        capability = torch.backends.cpu.get_cpu_capability()
+        return {**versions, "cuda": None, "cudnn": None, "device": capability, "kernels": None}
+    names = sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())})
+    if len(names) > 1:
+        raise InputError(f"the visible GPUs are of several kinds ({', '.join(names)}): set CUDA_VISIBLE_DEVICES to one")
     return {
-        **several,
-        "torch": torch.__version__,
+        **versions,
         "cuda": torch.version.cuda,
-        "device": torch.cuda.get_device_name(),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "device": names[0],
         "kernels": library.kernels(torch.device("cuda", torch.cuda.current_device())),
     }
 

@@ -1,6 +1,6 @@
 """What a run tells while it runs: a live line on a terminal, one line an epoch elsewhere, or JSON events.
 
-An event is one JSON object a line on stdout, flushed, for the program that started the run:
+An event is one JSON object per line, flushed, in a stream of its own for the program that started the run:
 
     {"event": "started", "run_key", "variant", "seed", "epoch", "max_epochs", "device"}
     {"event": "progress", "variant", "seed", "epoch", "step", "steps", "loss", "samples_per_second", "seconds_left"}
@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from training.settings import Job
 
@@ -27,11 +27,11 @@ INTERVAL = 0.5  # seconds between two live lines or progress events
 class Progress:
     """The voice of one job."""
 
-    def __init__(self, job: Job, events: bool, quiet: bool = False) -> None:
+    def __init__(self, job: Job, events: TextIO | None, quiet: bool = False) -> None:
         """quiet: show and log nothing, as all but one of several processes do."""
         self.job = job
         self.quiet = quiet
-        self.events = events and not quiet
+        self.events = None if quiet else events
         self.live = not events and not quiet and sys.stdout.isatty()
         self.log: Path = job.run_directory / "log.txt"
         # An epoch is announced by the thread that writes its checkpoint.
@@ -101,7 +101,7 @@ class Progress:
     def _event(self, event: str, **values: Any) -> None:
         if self.events:
             named = {"event": event, "variant": self.job.variant, "seed": self.job.seed} | values
-            self._print(json.dumps(named) + "\n")
+            self._print(json.dumps(named) + "\n", self.events)
 
     def _line(self, text: str) -> None:
         self._show(text)
@@ -111,9 +111,9 @@ class Progress:
         if not self.events and not self.quiet:
             self._print(f"\r{text}\033[K\n" if self.live else f"{text}\n")
 
-    def _print(self, text: str) -> None:
+    def _print(self, text: str, file: TextIO | None = None) -> None:
         with self._printing:
-            print(text, end="", flush=True)
+            print(text, end="", file=file, flush=True)
 
     def _log(self, text: str) -> None:
         if self.quiet:

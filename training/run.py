@@ -10,7 +10,8 @@ from torch import nn
 from cuda_ext.library import ReferenceWarning
 from models.layers import kernels, parameter_count
 from storage.errors import InputError
-from storage.files import file_lock, read_json, sha256_file, write_json
+from storage.files import read_json, sha256_file, write_json
+from storage.locks import file_lock, run_lock
 from storage.prepared import open_prepared
 from training.checkpoint import BEST
 from training.device import acquire_device, configure, environment
@@ -21,13 +22,16 @@ from training.settings import Job
 from training.state import State
 
 
-def run(job: Job, given: dict[str, Any], progress: Progress, processes: Processes = ONE) -> dict[str, Any]:
+def run(
+    job: Job, given: dict[str, Any], progress: Progress, locked: bool = False, processes: Processes = ONE
+) -> dict[str, Any]:
     """Train ``job`` (``given`` is its file's content, kept as job.json) and return its result.
 
-    Of two runs of the same job at once, the second waits and finds the first's result.
+    Of two runs of the same job at once, the second waits and finds the first's result. ``locked``: the launcher of this
+    process holds the run's lock.
     """
     with contextlib.ExitStack() as held:
-        finished = processes.lead(lambda: begin(job, given, held))
+        finished = processes.lead(lambda: begin(job, given, held, locked))
         if finished is not None:
             return finished
         prepared = open_prepared(job.prepared)
@@ -48,16 +52,18 @@ def run(job: Job, given: dict[str, Any], progress: Progress, processes: Processe
         return processes.lead(lambda: finish(job, network, state, progress))
 
 
-def begin(job: Job, given: dict[str, Any], held: contextlib.ExitStack) -> dict[str, Any] | None:
-    """Lock the run's folder for ``held`` and write job.json; the result where the run is finished."""
+def begin(job: Job, given: dict[str, Any], held: contextlib.ExitStack, locked: bool) -> dict[str, Any] | None:
+    """Lock the run for ``held``, unless its launcher has, and write job.json; the result where the run is finished."""
     directory = job.run_directory
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        run_lock(directory).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{directory}, where the run is to be written, cannot be made ({error.strerror})") from None
-    held.enter_context(file_lock(directory / ".lock"))
+        raise InputError(f"{directory}, the run's folder, cannot be made ({error.strerror})") from None
+    if not locked:
+        held.enter_context(file_lock(run_lock(directory)))
     if (directory / "result.json").is_file():
         return read_json(directory / "result.json")
+    directory.mkdir(exist_ok=True)
     write_json(directory / "job.json", given)
     return None
 
@@ -72,7 +78,6 @@ def finish(job: Job, network: nn.Module, state: State, progress: Progress) -> di
         "epochs": state.epoch,
         "best_epoch": state.best_epoch,
         "stopped": state.stopped(job.training),
-        "converged": state.stopped(job.training) == "patience",
         "validation": state.best_validation(),
         "weights_sha256": sha256_file(job.run_directory / BEST),
         "parameters": parameter_count(network),

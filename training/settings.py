@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from storage.checked import Between, Checked
 from storage.errors import InputError
 from storage.files import read_json
-from storage.settings import OneOf, Tagged, tagged
+from storage.settings import OneOf, Range, Tagged, from_json, tagged
 from training.schedules import Schedule
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
+class Settings:
     """Settings of training. Epochs are passes over the training split; batch_size counts rows.
 
     optimizer, schedule, objective: a member of training/optimisers, training/schedules and models/objectives, with its
@@ -31,25 +30,24 @@ class Settings(Checked):
     """
 
     optimizer: Annotated[Tagged, OneOf("training.optimisers")] = tagged("adamw")
-    learning_rate: Annotated[float, Between(1e-8, 100)] = 0.01
+    learning_rate: Annotated[float, Range(1e-8, 100)] = 0.01
     schedule: Annotated[Tagged, OneOf("training.schedules")] = tagged("cosine")
     objective: Annotated[Tagged, OneOf("models.objectives")] = tagged("classification")
     augmentation: tuple[Annotated[Tagged, OneOf("batches.augmentations")], ...] = ()
-    batch_size: Annotated[int, Between(1, 65536)] = 64
-    max_epochs: Annotated[int, Between(1, 100_000)] = 30
-    patience: Annotated[int, Between(1, 100_000)] = 4
-    max_grad_norm: Annotated[float, Between(0, 1e6)] = 1.0
-    ema_decay: Annotated[float, Between(0, 0.99999)] = 0.0
-    adversarial_epsilon: Annotated[float, Between(0, 100)] = 0.0
+    batch_size: Annotated[int, Range(1, 65536)] = 64
+    max_epochs: Annotated[int, Range(1, 100_000)] = 30
+    patience: Annotated[int, Range(1, 100_000)] = 4
+    max_grad_norm: Annotated[float, Range(0, 1e6)] = 1.0
+    ema_decay: Annotated[float, Range(0, 0.99999)] = 0.0
+    adversarial_epsilon: Annotated[float, Range(0, 100)] = 0.0
     amp: Literal["auto", "off", "bfloat16", "float16"] = "auto"
     amp_validation: bool = False
-    threads: Annotated[int, Between(1, 1024)] = 1
+    threads: Annotated[int, Range(1, 1024)] = 1
     deterministic: bool = True
     cuda_graphs: bool = True
     strict_kernels: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         warmup = Schedule(self.schedule, self.learning_rate, self.max_epochs).warmup_epochs
         if warmup >= self.max_epochs:
             raise InputError(
@@ -85,7 +83,15 @@ class Job:
             raise InputError(f"{path}: seed is {given['seed']}: give a whole number from 0")
         return cls(
             **{name: given[name] for name in ("run_key", "variant", "model", "seed", "network")},
-            training=Settings.read(given["training"], f"{path}, training"),
+            training=_training(given["training"], path),
             prepared=Path(given["prepared"]),
             run_directory=Path(given["run_directory"]),
         )
+
+
+def _training(values: Mapping[str, Any], path: Path) -> Settings:
+    """The settings of a job, which planning has checked: only their names are, where no validation library is."""
+    try:
+        return from_json(Settings, values)
+    except InputError as error:
+        raise InputError(f"{path}, training: {error}") from None

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import end_to_end
 
-SMALL = {"han": {"embedding": 8, "hidden": 4}, "densenet": {"depth": 10, "growth_rate": 4}}
+SMALL = {"han": {"embedding_dim": 8, "hidden_size": 4}, "densenet": {"depth": 10, "growth_rate": 4}}
 
 
 @pytest.mark.parametrize("name", ["han", "densenet"])

@@ -33,7 +33,7 @@ def prepared(tmp_path, monkeypatch):
 
 
 def test_texts_belong_to_the_rows_of_the_arrays(prepared):
-    subject = prediction.open_subject(None, str(prepared), {"embedding": 4, "hidden": 2})
+    subject = prediction.open_subject(None, str(prepared), {"embedding_dim": 4, "hidden_size": 2})
     assert subject.texts == [f"Row {row} is read. It ends." for row in (3, 7, 11, 15, 19)]
     assert set(subject.spans()) == {"network", "answer"}
     for do in subject.spans().values():
@@ -61,11 +61,11 @@ def test_each_span_and_batch_is_timed_in_processes_of_its_own(prepared, tmp_path
 
 
 def test_without_prepared_data_documents_are_drawn():
-    subject = prediction.open_subject(None, None, {"embedding": 4, "hidden": 2})
+    subject = prediction.open_subject(None, None, {"embedding_dim": 4, "hidden_size": 2})
     assert set(subject.spans()) == {"network"}
     subject.read(np.arange(3), 2)
 
 
 def test_images_are_refused(tmp_path):
     with pytest.raises(InputError, match="image data"):
-        prediction.open_subject(None, str(prepared_images(tmp_path)), {"embedding": 4, "hidden": 2})
+        prediction.open_subject(None, str(prepared_images(tmp_path)), {"embedding_dim": 4, "hidden_size": 2})

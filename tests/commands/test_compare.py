@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import compare
-from commands.comparison import compare as compare_runs
-from commands.comparison import same_outcome
+from commands.compare import compare, same_outcome
 from planning.runs import find_run
 from storage.errors import InputError
 from storage.files import write_json
@@ -28,13 +26,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write_run(key, seed, depth, source, score, evaluation="one"):
+def write_run(key, seed, depth, source, score, evaluation="one", variant="net"):
     directory = Path("runs") / key
     write_json(
         directory / "job.json",
         {
             "run_key": key,
-            "variant": "net",
+            "variant": variant,
             "model": "net",
             "data": "dots",
             "seed": seed,
@@ -42,8 +40,8 @@ def write_run(key, seed, depth, source, score, evaluation="one"):
             "network": {"depth": depth, "activation": "relu"},
             "training": {"learning_rate": 0.01},
             "prepared": "prepared/data",
-            "prepared_sha256": "4" * 64,
-            "source": source,
+            "key_parts": {"data": "4" * 16},
+            "source": {"files": source},
             "machine": {"torch": "2.13.0", "cuda": None, "device": "AVX2"},
         },
     )
@@ -60,7 +58,7 @@ def different(sections, section):
 
 
 def test_each_section_names_what_differs_and_nothing_else(folder):
-    sections = compare_runs(find_run(RUN_A), find_run(RUN_B))
+    sections = compare(find_run(RUN_A), find_run(RUN_B))
     assert different(sections, "parameters") == {"seed": (0, 1), "network.depth": (10, 16)}
     assert different(sections, "data") == {}
     assert different(sections, "source") == {"models/a.py": ("0" * 64, None), "models/b.py": (None, "2" * 64)}
@@ -74,20 +72,20 @@ def test_each_section_names_what_differs_and_nothing_else(folder):
 
 
 def test_a_run_equals_itself(folder):
-    sections = compare_runs(find_run(RUN_A), find_run(RUN_A))
+    sections = compare(find_run(RUN_A), find_run(RUN_A))
     assert same_outcome(sections)
     assert not any(different(sections, section) for section in sections)
 
 
 def test_metrics_are_compared_only_where_both_were_evaluated_in_the_same_way(folder):
     write_run("ccccccccccccc", 0, 10, {}, 0.5, evaluation="another")
-    sections = compare_runs(find_run(RUN_A), find_run("cc"))
+    sections = compare(find_run(RUN_A), find_run("cc"))
     assert not any(row.name.startswith("test.") for row in sections["results"])
 
 
 def test_prepared_arrays_that_are_gone_are_told(folder):
     (folder / "prepared/data/prepared.json").unlink()
-    sections = compare_runs(find_run(RUN_A), find_run(RUN_B))
+    sections = compare(find_run(RUN_A), find_run(RUN_B))
     assert any("is gone" in str(row.a) for row in sections["data"])
 
 
@@ -98,47 +96,47 @@ def test_a_run_is_found_by_its_key_its_beginning_or_its_folder(folder, name):
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("aa", "2 runs"), ("aaaa111122223334", f"did you mean '{RUN_A}'"), ("zz", "commands.compare"), ("", "2 runs")],
+    [("aa", "2 runs"), ("aaaa111122223334", f"did you mean '{RUN_A}'"), ("zz", "reread compare"), ("", "2 runs")],
 )
 def test_a_name_that_fits_none_or_several_is_refused(folder, name, told):
     with pytest.raises(InputError, match=told.replace("?", r"\?")):
         find_run(name)
 
 
-def run_main(monkeypatch, *arguments):
-    monkeypatch.setattr("sys.argv", ["compare", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        compare.main()
-    return ended.value.code
+@pytest.fixture
+def here(reread, folder, monkeypatch):
+    """The command in ``folder``."""
+    monkeypatch.chdir(folder)
+    return reread
 
 
-def test_the_table_shows_differences_alone_unless_all_is_asked_for(folder, monkeypatch, capsys):
-    assert run_main(monkeypatch, RUN_A, RUN_B) == 0
-    said = capsys.readouterr().out
-    assert "network.depth" in said and "network.activation" not in said
-    assert "+0.25" in said
-    assert run_main(monkeypatch, RUN_A, RUN_B, "--all") == 0
-    assert "network.activation" in capsys.readouterr().out
+def test_the_table_shows_differences_alone_unless_all_is_asked_for(here):
+    table = here("compare", RUN_A, RUN_B)
+    assert "network.depth" in table and "network.activation" not in table
+    assert "+0.25" in table and RUN_A in table.splitlines()[0] and RUN_B in table.splitlines()[0]
+    assert all(line == line.rstrip() for line in table.splitlines())
+    assert "network.activation" in here("compare", RUN_A, RUN_B, "--all")
 
 
-def test_json_has_the_same_and_nothing_else(folder, monkeypatch, capsys):
-    assert run_main(monkeypatch, RUN_A, RUN_B, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["a"] == RUN_A
+def test_json_has_the_same_and_nothing_else(here):
+    printed = json.loads(here("compare", RUN_A, RUN_B, "--json"))
+    assert printed["a"] == RUN_A
     depth = {"name": "network.depth", "a": 10, "b": 16, "difference": 6}
-    assert depth in said["sections"]["parameters"]
-    assert said["sections"]["data"] == []
+    assert depth in printed["sections"]["parameters"]
+    assert printed["sections"]["data"] == []
 
 
-def test_without_a_name_the_runs_are_listed(folder, monkeypatch, capsys):
-    assert run_main(monkeypatch) == 0
-    said = capsys.readouterr().out
-    assert RUN_A in said and RUN_B in said and "0.7500" in said
-    assert run_main(monkeypatch, "--json") == 0
-    listed = {run["run_key"]: run for run in json.loads(capsys.readouterr().out)}
+def test_without_a_name_the_runs_are_listed(here):
+    write_run("d" * 16, 0, 10, {}, 0.5, variant="a-variant-with-a-name-that-is-much-longer-than-a-terminal-is-wide" * 2)
+    table = here("compare")
+    # Each run has one line, with its whole key and name, however narrow the terminal.
+    assert len(table.splitlines()) == 5
+    for run in (RUN_A, RUN_B, "d" * 16):
+        assert sum(run in line for line in table.splitlines()) == 1
+    assert "is-wide" in table and "0.7500" in table
+    listed = {run["run_key"]: run for run in json.loads(here("compare", "--json"))}
     assert listed.keys() >= {RUN_A, RUN_B} and listed[RUN_B]["validation"] == 0.75
 
 
-def test_one_name_alone_is_bad_input(folder, monkeypatch, capsys):
-    assert run_main(monkeypatch, RUN_A) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_one_name_alone_is_bad_input(here):
+    assert "RUN" in here("compare", RUN_A, code=2)

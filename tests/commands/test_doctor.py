@@ -1,4 +1,4 @@
-"""What `make doctor` says of a machine, each check on a folder or a PATH made for it."""
+"""What `make doctor` reports of a machine, each check in a folder or with a PATH made for it."""
 
 import ast
 import json
@@ -8,16 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from commands import diagnosis as doctor
-from commands.diagnosis import MISSING, OK, OPTIONAL
-from storage.files import file_lock, sha256_file, write_json
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-NEEDED = ("flows/__init__.py", "commands/doctor.py", "tasks/__init__.py", "commands/diagnosis.py")
-CPU_TORCH = {"version": "2.13.0+cpu", "cuda": None, "gpu": False, "cpu": "AVX2", "kernels": None}
-CUDA_TORCH = {"version": "2.13.0", "cuda": "13.0", "gpu": True, "cpu": "AVX2", "kernels": "extension 0123456789abcdef"}
+from commands import doctor, preflight
+from commands.doctor import MISSING, OK, OPTIONAL
+from commands.servers import port_lock
+from storage.files import sha256_file, write_json
+from storage.locks import file_lock
+from storage.source import ROOT
 
 
 @pytest.fixture
@@ -26,191 +25,154 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / "bin").mkdir()
-    shutil.copyfile(ROOT / "pyproject.toml", tmp_path / "pyproject.toml")
     return tmp_path
 
 
-def install(name, said, code=0):
-    """A program on the PATH that says something."""
+def install(name, printed, code=0):
+    """A program on the PATH that prints something."""
     path = Path("bin", name)
-    path.write_text(f"#!/bin/sh\necho '{said}'\nexit {code}\n")
+    path.write_text(f"#!/bin/sh\necho '{printed}'\nexit {code}\n")
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize("name", NEEDED)
-def test_an_old_python_can_read_it(name):
-    ast.parse((ROOT / name).read_text(), feature_version=(3, 9))
-
-
-def test_it_runs_without_any_package_or_environment(tmp_path):
-    for name in NEEDED:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(ROOT / name, tmp_path / name)
-    start = "import runpy, sys; sys.path.insert(0, '.'); sys.argv = ['doctor']; "
-    bare = [sys.executable, "-I", "-S", "-c", start + "runpy.run_module('commands.doctor', run_name='__main__')"]
-    done = subprocess.run(bare, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and not done.stderr
-    rows = {line.split()[1]: line.split()[0] for line in done.stdout.splitlines() if line[:1] not in (" ", "")}
-    assert rows["virtual"] == MISSING and rows["packages"] == MISSING and rows["torch"] == MISSING
-    assert rows["Python"] == OK and rows["memory"] in (OK, OPTIONAL)
-    assert "-> make install" in done.stdout and "\033" not in done.stdout
-
-
-def test_here_everything_that_is_required_is_there(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    by_name = {finding.name: finding for finding in doctor.examine()}
-    if Path(".venv").is_dir():
-        assert by_name["packages"].state == OK, by_name["packages"]
-        assert by_name["torch"].state == OK
-    assert by_name["data/digits"].state == OK
-    assert all(finding.mend for finding in by_name.values() if finding.state == MISSING)
-
-
-@pytest.mark.parametrize(
-    ("version", "state"), [("3.9.18", MISSING), ("3.11.7", OK), ("3.12.1", OK), ("3.14.0", OPTIONAL)]
-)
-def test_the_python_of_the_environment_counts(folder, version, state):
-    Path(".venv").mkdir()
-    Path(".venv/pyvenv.cfg").write_text(f"home = /usr\nversion = {version}\n")
-    found = doctor.python()
-    assert (found.state, version in found.found, bool(found.mend)) == (state, True, state != OK)
-
-
-def test_an_environment_whose_python_is_gone_is_made_anew(folder):
-    assert doctor.environment().mend == "make install"
+def make_environment(version):
     Path(".venv/bin").mkdir(parents=True)
-    Path(".venv/bin/python").symlink_to("/nowhere/python3.11")
-    assert (doctor.environment().state, doctor.environment().mend) == (MISSING, "rm -rf .venv && make install")
+    Path(".venv/pyvenv.cfg").write_text(f"home = /usr\nversion = {version}\n")
+    Path(".venv/bin/python").symlink_to(sys.executable)
+    Path(".venv/installed").touch()
 
 
-def test_packages_are_held_against_the_lock_file(folder):
-    assert doctor.packages().mend == "git checkout requirements.lock"
-    Path("requirements.lock").write_text(
-        "# made by uv\nalpha-one==1.0 \\\n    --hash=sha256:00\nbeta==2.0 ; x == 'y' \\\n"
+def test_before_there_is_an_environment_the_command_that_makes_it_is_printed(tmp_path):
+    path = ROOT / "commands" / "preflight.py"
+    ast.parse(path.read_text(), feature_version=(3, 9))
+    done = subprocess.run([sys.executable, "-I", "-S", path], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stderr and "-> make install" in done.stdout
+
+
+def test_make_doctor_checks_the_environment_first(folder):
+    make = shutil.which("make", path="/usr/bin:/bin")
+    shutil.copy(ROOT / "Makefile", folder)
+    (folder / "commands").symlink_to(ROOT / "commands")
+    done = subprocess.run(
+        [make, "doctor", f"SYSTEM_PYTHON={sys.executable}"],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin"},
     )
-    assert doctor.packages().mend == "make install"
-    site = Path(".venv/lib/python3.11/site-packages")
+    assert done.returncode == 2 and "-> make install" in done.stdout
+
+
+def test_an_environment_of_an_old_python_or_a_broken_one_is_made_again(folder):
+    make_environment("3.11.7")
+    assert preflight.problem() is None
+    Path(".venv/installed").unlink()
+    assert preflight.problem()[1] == "make install"
+    Path(".venv/bin/python").unlink()
+    assert preflight.problem()[1] == "rm -rf .venv && make install"
+    Path(".venv/pyvenv.cfg").write_text("version = 3.9.18\n")
+    assert "3.9" in preflight.problem()[0] and preflight.problem()[1].startswith("rm -rf .venv; ")
+
+
+def test_each_problem_is_printed_with_its_fix(reread):
+    # The shared folder has no lock file.
+    checks = {check["name"]: check for check in json.loads(reread("doctor", "--json", code=1))}
+    assert checks["packages"]["state"] == MISSING
+    assert checks["torch"]["state"] == OK and checks["data/digits"]["state"] == OK
+    assert all(check["fix"] for check in checks.values() if check["state"] == MISSING)
+
+
+def test_packages_are_compared_with_the_lock_file(folder):
+    assert doctor.packages().fix == "git checkout requirements.lock"
+    site = folder / "site-packages"
     for name, version in (("Alpha_One", "1.0"), ("beta", "2.1")):
         (site / f"{name}-{version}.dist-info").mkdir(parents=True)
         (site / f"{name}-{version}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
-    found = doctor.packages()
-    assert found.state == MISSING and "beta 2.1" in found.found and "alpha" not in found.found
-    Path("requirements.lock").write_text("alpha-one==1.0\nbeta==2.1\n")
-    assert doctor.packages().state == OK
+    lock = Path("requirements.lock")
+    lock.write_text("# made by uv\nalpha-one==1.0 \\\n    --hash=sha256:00\nbeta==2.0 ; x == 'y' \\\n")
+    check = doctor.packages([str(site)])
+    assert check.state == MISSING and "beta 2.1" in check.found and "alpha" not in check.found
+    lock.write_text("alpha-one==1.0\nbeta==2.1\n")
+    assert doctor.packages([str(site)]).state == OK
 
 
-def test_torch_without_cuda_beside_a_gpu_is_told(folder):
-    assert doctor.torch_build({}).state == MISSING
-    assert doctor.torch_build(CPU_TORCH).state == OK
-    assert "2.13.0" in doctor.torch_build({**CPU_TORCH, "version": "2.11.0"}).mend
-    assert doctor.gpu(CPU_TORCH).state == OPTIONAL
-    install("nvidia-smi", "NVIDIA H100, 580.10, 81559 MiB")
-    assert doctor.gpu(CUDA_TORCH) == doctor.Finding("GPU", OK, "NVIDIA H100, 580.10, 81559 MiB")
-    assert "without CUDA" in doctor.gpu(CPU_TORCH).found
-    assert "driver" in doctor.gpu({**CUDA_TORCH, "gpu": False}).mend
-    install("nvidia-smi", "no driver", code=9)
-    assert doctor.gpu(CUDA_TORCH).found.startswith("none")
+@pytest.mark.parametrize(
+    ("cuda", "nvcc", "state"),
+    [(None, "", OPTIONAL), (None, "12.8", OK), ("13.0", "13.2", OK), ("13.0", "12.8", OPTIONAL)],
+)
+def test_nvcc_must_fit_the_cuda_of_torch(folder, monkeypatch, cuda, nvcc, state):
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    if nvcc:
+        install("nvcc", f"Cuda compilation tools, release {nvcc}, V{nvcc}.1")
+    checks = {check.name: check for check in doctor.accelerator()}
+    assert checks["nvcc"].state == state and bool(checks["nvcc"].fix) == (state != OK)
+    assert checks["torch"].state == OK and checks["GPU"].state in (OK, OPTIONAL)
 
 
-def test_a_gpu_without_a_library_of_kernels_is_told_how_to_build_it():
-    assert doctor.kernels(CUDA_TORCH) == doctor.Finding("kernels", OK, "extension 0123456789abcdef")
-    missing = doctor.kernels({**CUDA_TORCH, "kernels": "reference (the library is not built: run `make ext`)"})
-    assert (missing.state, missing.mend) == (OPTIONAL, "make ext")
-    assert doctor.kernels(CPU_TORCH).state == OK
-
-
-def test_nvcc_must_fit_the_cuda_of_torch(folder):
-    assert doctor.nvcc(CUDA_TORCH).state == OPTIONAL
-    install("nvcc", "Cuda compilation tools, release 13.2, V13.2.1")
-    assert doctor.nvcc(CUDA_TORCH).state == OK
-    assert doctor.nvcc(CPU_TORCH).state == OK
-    install("nvcc", "Cuda compilation tools, release 12.8, V12.8.1")
-    assert doctor.nvcc(CUDA_TORCH).state == OPTIONAL and "13.0" in doctor.nvcc(CUDA_TORCH).mend
+def test_a_gpu_that_torch_does_not_reach_is_reported(folder, monkeypatch):
+    monkeypatch.setattr("torch.utils.collect_env.get_nvidia_driver_version", lambda run: "580.10")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for cuda, fix in ((None, "torch=="), ("13.0", "driver for CUDA 13.0")):
+        monkeypatch.setattr("torch.version.cuda", cuda)
+        (check,) = (check for check in doctor.accelerator() if check.name == "GPU")
+        assert check.state == OPTIONAL and fix in check.fix
 
 
 def test_chromium_and_its_driver_must_fit_each_other(folder):
-    assert "no Chromium" in doctor.browser().found
+    assert "chromium missing" in doctor.browser().found
     install("chromium", "Chromium 156.0.1 built on Debian")
-    assert "no chromedriver" in doctor.browser().found
+    assert "chromedriver missing" in doctor.browser().found
     install("chromedriver", "ChromeDriver 155.0.2 (abc)")
-    assert doctor.browser().state == OPTIONAL and "apt-get" in doctor.browser().mend
+    assert doctor.browser().state == OPTIONAL and "apt-get" in doctor.browser().fix
     install("chromedriver", "ChromeDriver 156.0.2 (abc)")
     assert doctor.browser().state == OK
-
-
-def test_programs(folder):
-    assert doctor.program("make", MISSING).mend == "apt-get install make"
-    install("make", "")
-    assert doctor.program("make", MISSING).state == OK
 
 
 def test_a_dvc_remote_must_verify(folder):
     assert doctor.dvc_remote().state == OPTIONAL
     Path(".dvc").mkdir()
     Path(".dvc/config").write_text("[core]\n    remote = big\n['remote \"big\"']\n    url = /somewhere/%20\n")
-    assert doctor.dvc_remote().mend.endswith("modify big verify true")
+    assert doctor.dvc_remote().fix.endswith("modify big verify true")
     Path(".dvc/config.local").write_text("['remote \"big\"']\n    verify = true\n")
-    assert doctor.dvc_remote() == doctor.Finding("DVC remote", OK, "big")
+    assert doctor.dvc_remote() == doctor.Check("DVC remote", OK, "big")
 
 
-def test_data_is_held_against_the_manifest_by_size_or_by_every_byte(folder):
-    assert doctor.data(False)[0].mend == "git checkout data.manifest.json"
-    file = Path("data/dots/images.npy")
+def test_data_is_compared_with_the_manifest_by_size_or_by_every_byte(folder):
+    file = Path("data/digits/images.npy")
     file.parent.mkdir(parents=True)
     file.write_bytes(b"0123")
+    entry = json.loads((ROOT / "data.manifest.json").read_text())
     about = {"bytes": 4, "sha256": sha256_file(file), "rows": 1}
-    write_json(Path("data.manifest.json"), {"datasets": {"dots": {"files": {file.name: about}}}})
-    assert [one.state for one in doctor.data(True)] == [OK]
+    entry["datasets"] = {"digits": {**entry["datasets"]["digits"], "files": {file.name: about}}}
+    write_json(Path("data.manifest.json"), entry)
+    assert [check.state for check in doctor.data(True)] == [OK]
     file.write_bytes(b"0124")
-    assert doctor.data(False)[0].state == OK
-    assert doctor.data(True)[0].state == MISSING and "images.npy" in doctor.data(True)[0].found
-    file.write_bytes(b"012")
-    assert doctor.data(False)[0].mend.startswith("rm -r data/dots && ")
-    file.unlink()
-    assert "missing" in doctor.data(False)[0].found
+    assert [check.state for check in doctor.data(False)] == [OK]
+    for content, thorough in ((b"0124", True), (b"012", False)):
+        file.write_bytes(content)
+        (check,) = doctor.data(thorough)
+        assert check.state == MISSING and "images.npy" in check.found and "reread data digits" in check.fix
     Path("data.manifest.json").write_text("{")
-    assert "broken" in doctor.data(False)[0].found
+    assert "data.manifest.json" in next(doctor.data(False)).found
 
 
-def test_a_port_is_free_ours_or_somebody_elses(folder):
+def test_a_port_is_free_ours_or_another_programs(folder):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         number = listener.getsockname()[1]
-    asked = ("MLflow", number, "--mlflow-port", "/health")
-    assert doctor.port(*asked).state == OK
-    answering = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
-    Path("health").write_text("OK")
-    server = subprocess.Popen(
-        [sys.executable, "-c", answering, str(number)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        while doctor.port(*asked).state == OK:
-            assert server.poll() is None
-        found = doctor.port(*asked)
-        assert "not started from this folder" in found.found and "--mlflow-port" in found.mend
-        Path("health").unlink()
-        assert doctor.port(*asked).found == "taken by another program"
-        with file_lock(Path(".locks") / f"port-{number}.lock"):
-            assert doctor.port(*asked).state == OK
-    finally:
-        server.kill()
-        server.wait()
+        listener.listen()
+        assert "--mlflow-port" in doctor.port("MLflow", number, "--mlflow-port").fix
+        with file_lock(port_lock(number)):
+            assert doctor.port("MLflow", number, "--mlflow-port").state == OK
+    assert doctor.port("MLflow", number, "--mlflow-port").state == OK
 
 
-def test_little_disk_memory_or_one_core_are_told(folder, monkeypatch):
-    assert doctor.disk().state in (OK, MISSING)
-    usage = shutil._ntuple_diskusage(10**12, 10**12, 10**8)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert doctor.disk().state == MISSING
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    assert "REREAD_WORKERS=1" in doctor.cores().mend
-    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**18}
-    monkeypatch.setattr("os.sysconf", pages.__getitem__)
-    assert "1.0 GiB" in doctor.memory().found and doctor.memory().state == OPTIONAL
-
-
-def test_what_torch_says_is_read(folder):
-    Path(".venv/bin").mkdir(parents=True)
-    install("python-for-test", json.dumps(CUDA_TORCH))
-    Path("bin/python-for-test").rename(".venv/bin/python")
-    assert doctor.ask_torch() == CUDA_TORCH
+def test_little_disk_memory_or_one_core_is_reported(folder, monkeypatch):
+    assert {check.name for check in doctor.machine()} == {"disk", "memory", "cores"}
+    usage = psutil.disk_usage(".")._replace(free=10**8)
+    monkeypatch.setattr(psutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _: [0])
+    memory = psutil.virtual_memory()._replace(total=2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    checks = {check.name: check for check in doctor.machine()}
+    assert checks["disk"].state == MISSING
+    assert "REREAD_WORKERS=1" in checks["cores"].fix and "REREAD_WORKERS=1" in checks["memory"].fix

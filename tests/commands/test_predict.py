@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from commands import predict
+from commands.app import main
 from storage.errors import InputError
 from storage.files import read_json
 from storage.source import ROOT
@@ -47,7 +47,7 @@ class Folder:
     def predict(self, *arguments: str, given: bytes = b"", code: int = 0) -> str:
         """What the command says on stdout; where it is refused, on stderr."""
         done = subprocess.run(
-            [sys.executable, "-m", "commands.predict", *arguments],
+            [sys.executable, "-m", "commands", "predict", *arguments],
             cwd=self.directory, env=self.environment, input=given, capture_output=True,
         )  # fmt: skip
         assert done.returncode == code, done.stderr.decode()
@@ -87,7 +87,7 @@ def test_of_a_variant_the_best_version_answers_and_not_the_newest(folder, monkey
         assert load_model("snippets", version=newer.version).version == str(newer.version)
     finally:
         client.delete_model_version("reread-snippets", newer.version)
-    with pytest.raises(InputError, match="variant 'han' and version 1 are given: choose one"):
+    with pytest.raises(InputError, match="variant 'han' and version 1"):
         load_model("snippets", variant="han", version=1)
 
 
@@ -143,10 +143,9 @@ def said_here(monkeypatch, capsys, folder: Path, *arguments: str, given: bytes =
     """What the command says, run in this process: on stdout or, where it is refused, its one line on stderr."""
     monkeypatch.chdir(folder)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr("sys.argv", ["commands.predict", *arguments])
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
     with pytest.raises(SystemExit) as ended:
-        predict.main()
+        main(["predict", *arguments])
     said = capsys.readouterr()
     assert ended.value.code == code, said.err
     if code:

@@ -1,19 +1,22 @@
 """What prune finds, and what it leaves alone."""
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from commands import prune
-from commands.pruning import find, remove
-from planning.experiment import load_experiment
-from planning.jobs import make_job
+from commands.app import main
+from commands.prune import find, remove
+from planning.plan import make_plan
 from preprocessing.prepare import prepare
 from storage.errors import InputError
-from storage.files import content_key, file_lock, write_json
+from storage.files import content_key, write_json
+from storage.locks import file_lock, is_held, run_lock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOUR = 3600
@@ -34,13 +37,25 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prepared(folder):
-    return prepare("digits", load_experiment("tiny").preprocessing["digits"])
+    (about,) = digits().preparations().values()
+    return prepare("digits", about["settings"])
 
 
-def write_run(arrays, seed, finished=True, **changed):
-    """A run as it lies on disk; ``changed`` is another in its job than today."""
-    job = {**make_job(load_experiment("tiny"), "densenet-relu", seed, arrays), **changed}
-    key = content_key(job) if changed else job["run_key"]
+def digits():
+    return make_plan("tiny", ["densenet-relu"])
+
+
+def make_job(seed=0, **parts):
+    """The job of today's plan; ``parts`` of its key are changed."""
+    (job,) = make_plan("tiny", ["densenet-relu"], [seed]).jobs()
+    key_parts = {**job["key_parts"], **parts}
+    return {**job, "key_parts": key_parts, "run_key": content_key(key_parts)}
+
+
+def write_run(seed, finished=True, changed=(), **entries):
+    """A run on disk. changed: what differs from today in the parts of its key; entries: in its job."""
+    job = {**make_job(seed, **dict(changed)), **entries}
+    key = content_key(job)[:16] if entries else job["run_key"]
     directory = Path("runs") / key
     write_json(directory / "job.json", {**job, "run_key": key, "run_directory": str(directory)})
     (directory / "last.safetensors").write_bytes(b"l" * 1000)
@@ -60,9 +75,9 @@ def make_old(path):
 
 
 def test_of_a_finished_run_the_last_checkpoint_goes_and_the_best_stays(prepared):
-    finished = write_run(prepared, 0)
-    unfinished = write_run(prepared, 1, finished=False)
-    beyond_the_list = write_run(prepared, 7)
+    finished = write_run(0)
+    unfinished = write_run(1, finished=False)
+    beyond_the_list = write_run(7)
     assert set(found("checkpoint")) == {finished / "last.safetensors", beyond_the_list / "last.safetensors"}
     assert not found("run") and not found("prepared")
     freed, in_use = remove(find())
@@ -72,40 +87,64 @@ def test_of_a_finished_run_the_last_checkpoint_goes_and_the_best_stays(prepared)
     assert find() == []
 
 
-def test_a_run_that_no_experiment_reaches_goes_and_the_reason_is_told(prepared):
-    kept = write_run(prepared, 0)
-    job = make_job(load_experiment("tiny"), "densenet-relu", 0, prepared)
-    elsewhere = write_run(prepared, 0, machine={"torch": "2.11.0", "cuda": "13.0", "device": "a GPU"})
+def test_a_run_that_no_experiment_reaches_goes_and_the_reason_is_printed(prepared):
+    kept = write_run(0)
+    elsewhere = write_run(0, changed={"machine": {"torch": "2.11.0", "cuda": "13.0", "device": "a GPU"}})
+    renamed = write_run(1, variant="renamed")
+    other = {"changed": {"network": {"depth": 16}}}
     stale = {
-        write_run(prepared, 0, training={**job["training"], "batch_size": 7}): "parameters changed",
-        write_run(prepared, 0, prepared_sha256="0" * 64): "data changed",
-        write_run(prepared, 0, source={**job["source"], "training/x.py": "0" * 64}): "source (training/x.py) changed",
-        write_run(prepared, 0, variant="gone"): "no experiment has a variant 'gone'",
-        write_run(prepared, 1, finished=False, model="other"): "parameters changed",
-        write_run(prepared, 2, experiment="of-mine", prepared_sha256="0" * 64): "experiment 'of-mine' is gone, and no "
-        "other has this variant as it was",
-    }  # fmt: skip
+        write_run(0, changed={"training": {"batch_size": 7}}): "parameters changed",
+        write_run(0, changed={"data": "0" * 16}): "data changed",
+        write_run(0, changed={"source": "0" * 64}): "source changed",
+        write_run(1, finished=False, changed={"model": "other"}): "parameters changed",
+        write_run(2, **other, variant="gone"): "no experiment has a variant 'gone'",
+        write_run(2, **other, experiment="of-mine"): "experiment 'of-mine' is gone, and no other has this variant as "
+        "it was",
+    }
     assert found("run") == stale
     remove(find())
-    assert set(Path("runs").iterdir()) == {kept, elsewhere}
+    # A run whose variant was renamed is reused by its key.
+    assert {path for path in Path("runs").iterdir() if path.name != ".locks"} == {kept, elsewhere, renamed}
 
 
-def test_a_run_in_training_is_left_alone_by_either_lock(prepared):
-    stale = write_run(prepared, 0, variant="gone")
-    finished = write_run(prepared, 0)
-    for lock in (Path(".locks") / f"run-{stale.name}.lock", stale / ".lock"):
-        with file_lock(lock):
-            assert set(found("run")) == set()
+def test_a_run_whose_lock_is_held_is_left_alone(prepared):
+    stale = write_run(0, changed={"source": "0" * 64}, variant="gone")
+    finished = write_run(0)
+    with file_lock(run_lock(stale)):
+        assert set(found("run")) == set()
     items = find()
     # Somebody may begin between the list and the answer.
-    with file_lock(Path(".locks") / f"run-{stale.name}.lock"):
+    with file_lock(run_lock(stale)):
         freed, in_use = remove(items)
     assert [item.path for item in in_use] == [stale] and stale.is_dir()
     assert freed == 1000 and not (finished / "last.safetensors").exists()
 
 
+def test_a_run_that_begins_to_train_between_list_and_removal_is_left_alone(prepared):
+    """By its job alone, as on a machine without the flows."""
+    many = {**make_job()["training"], "max_epochs": 9000, "patience": 9000}
+    stale = write_run(0, finished=False, changed={"training": {"max_epochs": 9000}}, training=many)
+    for checkpoint in stale.glob("*.safetensors"):
+        checkpoint.unlink()
+    items = find()
+    assert [item.path for item in items] == [stale]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "training", str(stale / "job.json")]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        while not is_held(run_lock(stale)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        freed, in_use = remove(items)
+        assert (freed, [item.path for item in in_use]) == (0, [stale]) and stale.is_dir()
+    finally:
+        process.kill()
+        process.wait()
+    assert remove(items)[1] == [] and not stale.exists()
+
+
 def test_runs_of_arrays_that_can_be_prepared_again_are_kept(prepared):
-    write_run(prepared, 0)
+    write_run(0)
     shutil.rmtree(prepared)
     assert not found("run")
 
@@ -115,14 +154,14 @@ def test_arrays_go_when_neither_an_experiment_nor_a_kept_run_refers_to_them(prep
     shutil.copytree(prepared, unused)
     of_a_held_run = Path("prepared") / "fedcba9876543210"
     shutil.copytree(prepared, of_a_held_run)
-    run = write_run(prepared, 0, prepared=str(of_a_held_run), variant="gone")
-    with file_lock(run / ".lock"):
+    run = write_run(0, changed={"source": "0" * 64}, prepared=str(of_a_held_run))
+    with file_lock(run_lock(run)):
         assert set(found("prepared")) == {unused}
     assert set(found("prepared")) == {unused, of_a_held_run}
 
 
 def test_what_a_dead_process_left_goes_after_an_hour(prepared):
-    run = write_run(prepared, 0)
+    run = write_run(0)
     old = [Path("prepared/.0123.abc"), Path("runs/.reproduced"), Path("data/.digits.xyz")]
     for path in [*old, Path("prepared/.4567.def")]:
         path.mkdir()
@@ -138,33 +177,32 @@ def test_what_a_dead_process_left_goes_after_an_hour(prepared):
 
 
 def test_a_broken_experiment_stops_it(prepared):
-    write_run(prepared, 0, variant="gone")
+    write_run(0, changed={"source": "0" * 64}, variant="gone")
     Path("experiments/tiny.yaml").write_text("variants: [")
     with pytest.raises(InputError, match="tiny.yaml"):
         find()
 
 
-def run_main(monkeypatch, *arguments, answer=None):
-    monkeypatch.setattr("sys.argv", ["prune", *arguments])
-    monkeypatch.setattr("sys.stdin.isatty", lambda: answer is not None)
-    monkeypatch.setattr("builtins.input", lambda *_: answer)
-    with pytest.raises(SystemExit) as ended:
-        prune.main()
-    return ended.value.code
-
-
-def test_it_asks_first(prepared, monkeypatch, capsys):
-    stale = write_run(prepared, 0, variant="gone")
+def test_it_asks_first(prepared, reread, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    stale = write_run(0, changed={"source": "0" * 64}, variant="gone")
     size = sum(file.stat().st_size for file in stale.iterdir())
-    assert run_main(monkeypatch, "--dry-run") == 0
-    assert run_main(monkeypatch) == 2
-    assert "--yes" in capsys.readouterr().err
-    for answer in ("", "n"):
-        assert run_main(monkeypatch, answer=answer) == 0
-        assert "nothing was removed" in capsys.readouterr().out
+    (listed,) = json.loads(reread("prune", "--dry-run", "--json"))
+    assert (listed["path"], listed["kind"], listed["bytes"]) == (str(stale), "run", size)
+    assert str(stale) in reread("prune", "--dry-run")
+
+    def answer(text):
+        monkeypatch.setattr("sys.stdin.isatty", lambda: text is not None)
+        monkeypatch.setattr("builtins.input", lambda *_: text)
+
+    answer(None)
+    with pytest.raises(SystemExit):
+        main(["prune"])
+    for text in ("", "n"):
+        answer(text)
+        assert "nothing was removed" in reread("prune")
     assert stale.is_dir()
-    assert run_main(monkeypatch, answer="y") == 0
-    assert f"freed {size / 1000:.1f} kB" in capsys.readouterr().out
+    answer("y")
+    assert f"freed {size / 1000:.1f} kB" in reread("prune")
     assert not stale.exists()
-    assert run_main(monkeypatch, "--yes") == 0
-    assert "nothing to remove" in capsys.readouterr().out
+    assert "nothing to remove" in reread("prune", "--yes")

@@ -58,7 +58,7 @@ def test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it(project):
     ports = {"prefect": str(free_port()), "mlflow": str(free_port())}
     page = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     api = f"{page['prefect']}/api"
-    serve = ["-m", "commands.serve", "--prefect-port", ports["prefect"]]
+    serve = ["-m", "commands", "serve", "--prefect-port", ports["prefect"]]
     with started(project, *serve, until="Ctrl-C") as (_, output):
         said = output.read_text()
         assert f"PREFECT_API_URL={api} .venv/bin/prefect deployment run pipeline/default --watch" in said
@@ -90,7 +90,7 @@ def test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it(project):
         assert call(f"{page['prefect']}/ui-settings")["api_url"] == api
 
         # `make ui` beside `make serve`: MLflow is started, Prefect is there, and either Ctrl-C leaves the other alone.
-        ui = ["-m", "commands.ui", "--mlflow-port", ports["mlflow"], "--prefect-port", ports["prefect"]]
+        ui = ["-m", "commands", "ui", "--mlflow-port", ports["mlflow"], "--prefect-port", ports["prefect"]]
         with started(project, *ui, until="Ctrl-C") as (pages, output):
             assert page["mlflow"] in output.read_text() and page["prefect"] in output.read_text()
             assert "<html" in call(page["mlflow"]).lower()
@@ -120,7 +120,7 @@ def test_a_killed_parent_leaves_no_server(project):
     port = free_port()
     with open(project.directory.parent / "ui.txt", "w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "commands.ui", "--prefect-port", str(port)],
+            [sys.executable, "-m", "commands", "ui", "--prefect-port", str(port)],
             cwd=project.directory,
             env={**project.environment, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"},
             stdout=file,
@@ -145,24 +145,24 @@ def test_a_port_in_use_is_told_in_one_line(project):
         port = taken.getsockname()[1]
         for command in ("ui", "serve"):
             mlflow = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
-            done = project.run("python", "-m", f"flows.{command}", "--prefect-port", str(port), code=2, **mlflow)
+            done = project.run("python", "-m", "commands", command, "--prefect-port", str(port), code=2, **mlflow)
             assert done.stderr.count("\n") == 1 and f"port {port}" in done.stderr and "--prefect-port" in done.stderr
 
 
 def test_servers_that_the_environment_names_are_only_told(project):
     named = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_URL": "http://127.0.0.1:8/api"}
-    done = project.run("python", "-m", "commands.ui", **named)
+    done = project.run("python", "-m", "commands", "ui", **named)
     assert "http://127.0.0.1:9 " in done.stdout and "http://127.0.0.1:8 " in done.stdout
     assert project.processes() == {}
 
 
 def test_a_server_that_does_not_come_up_or_answer_is_told_in_one_line(project):
     named = {"PREFECT_API_URL": "http://127.0.0.1:8/api"}
-    done = project.run("python", "-m", "commands.serve", code=2, **named)
+    done = project.run("python", "-m", "commands", "serve", code=2, **named)
     assert done.stderr.count("\n") == 1 and "PREFECT_API_URL=http://127.0.0.1:8/api does not answer" in done.stderr
 
     broken = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_DATABASE_CONNECTION_URL": "nonsense://"}
-    done = project.run("python", "-m", "commands.ui", "--prefect-port", str(free_port()), code=1, **broken)
+    done = project.run("python", "-m", "commands", "ui", "--prefect-port", str(free_port()), code=1, **broken)
     assert done.stderr.count("\n") == 1 and "Prefect has ended with exit code" in done.stderr
     assert "server.log" in done.stderr
     assert project.processes() == {}

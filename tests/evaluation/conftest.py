@@ -41,7 +41,7 @@ def split_rows(sizes: dict[str, int]) -> dict[str, list[int]]:
 
 
 def write_text_data(directory: Path, sizes: dict[str, int], classes: list[str]) -> Path:
-    """Documents of 1 to 4 sentences of 1 to 6 words, with shown.json of the test split."""
+    """Documents of 1 to 4 sentences of 1 to 6 words, with example_documents.json of the test split."""
     rng = np.random.default_rng(7)
     rows = sum(sizes.values())
     sentence_counts = rng.integers(1, 5, rows).astype(np.int32)
@@ -82,7 +82,7 @@ def write_text_data(directory: Path, sizes: dict[str, int], classes: list[str]) 
         }
         for row in range(*splits["test"])
     ]
-    write_json(directory / "shown.json", shown[:40])
+    write_json(directory / "example_documents.json", shown[:40])
     return directory
 
 
@@ -140,7 +140,7 @@ def write_run(directory: Path, variant: str, model: str, data: str, seed: int, e
             "seed": seed,
             "epochs": epochs,
             "best_epoch": epochs - 2,
-            "converged": seed != 3,
+            "stopped": "maximum_epochs" if seed == 3 else "patience",
             "parameters": 12345,
         },
     )

@@ -23,7 +23,7 @@ def run(tools, tmp_path, text_data):
 
 def test_the_page_shows_each_word_once_and_escapes_it(run, text_data):
     page = attention_page(run, open_prepared(text_data), "What <han> attends to")
-    shown = read_json(text_data / "shown.json")
+    shown = read_json(text_data / "example_documents.json")
     words = [word for document in shown for sentence in document["words"] for word in sentence]
     assert "<script" not in page and "<i>" not in page.split("<main")[1].replace('<i style="', "")
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") == words.count("<script>alert(1)</script>") > 0
@@ -42,7 +42,7 @@ def test_the_page_shows_each_word_once_and_escapes_it(run, text_data):
 def test_weights_and_probability_are_the_networks(run, text_data):
     prepared = open_prepared(text_data)
     page = attention_page(run, prepared, "title")
-    row = read_json(text_data / "shown.json")[0]["row"]
+    row = read_json(text_data / "example_documents.json")[0]["row"]
     with torch.no_grad():
         logits, words, sentences = models.load(run, prepared.description).attend(
             *collation.inputs(prepared, np.array([row]))
@@ -100,10 +100,10 @@ def test_a_flat_network_with_attention_has_a_page(tools, tmp_path, text_data):
     prepared = open_prepared(text_data)
     directory = tools["write_run"](tmp_path / "runs" / "2", "flat", "gru_flat", "corpus", seed=0)
     job = read_json(directory / "job.json")
-    network = models.build("gru_flat", {**job["network"], "summary": "attention"}, prepared.description)
+    network = models.build("gru_flat", {**job["network"], "pooling": "attention"}, prepared.description)
     save_file(network.state_dict(), directory / "best.safetensors")
-    write_json(directory / "job.json", {**job, "network": {**job["network"], "summary": "attention"}})
+    write_json(directory / "job.json", {**job, "network": {**job["network"], "pooling": "attention"}})
     assert has_attention(directory, prepared)
     page = attention_page(directory, prepared, "flat")
-    shown = read_json(text_data / "shown.json")
+    shown = read_json(text_data / "example_documents.json")
     assert page.count('title="sentence weight') == sum(len(document["words"]) for document in shown)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.bootstrap import item_counts, mean_of, resampled_metric, two_way, two_way_of
+from evaluation.bootstrap import TwoWay, item_counts, mean_of, resampled_metric, two_way, two_way_of
 from evaluation.metrics import HIGHER_IS_BETTER, split_metrics
-from evaluation.statistics import seeds_needed
+from evaluation.statistics import Interval
 from storage.errors import InputError
 
 
@@ -64,19 +64,54 @@ def test_scores_are_drawn_as_the_metric_that_they_are_the_mean_of():
     assert of_scores.interval.mean == pytest.approx(better.mean() - worse.mean())
 
 
-def test_seeds_needed_foresees_the_interval():
-    rng = np.random.default_rng(2)
+@pytest.mark.parametrize("world", ["seeds", "items", "single seeds"])
+def test_the_interval_covers_what_it_says(world):
+    """The 95 % interval of 8 seeds and 100 items holds the true difference, 0, whatever varies most."""
+    of_seeds, of_items, rest = {"seeds": (1, 3, 1), "items": (0.1, 3, 3), "single seeds": (0.1, 0.3, 4)}[world]
+    rng = np.random.default_rng(6)
+    covered = []
+    for _ in range(400):
+        scores = of_seeds * rng.normal(size=(8, 1)) + of_items * rng.normal(size=(1, 100))
+        scores = scores + rest * rng.normal(size=(8, 100))
+        pairs = [(mean_of(one), mean_of(np.zeros(100))) for one in scores]
+        found = two_way_of(pairs, 100, resamples=200)
+        covered.append(found.interval.low <= 0 <= found.interval.high)
+        assert (found.p() < 0.05) == (found.interval.above(0) or found.interval.below(0))
+    assert 0.925 <= np.mean(covered) <= 0.98
 
-    def pair(seeds: int) -> tuple:
-        sides = [answers(rng.random((seeds, 400)) < skill) for skill in (0.8, 0.7)]
-        differences = [first[:, 0].mean() - second[:, 0].mean() for first, second in zip(*sides, strict=True)]
-        return two_way(*sides, np.zeros(400, int), "single-label", "accuracy"), differences
 
-    small, differences = pair(8)
-    wanted = seeds_needed(differences, 0.02, 0.05, small.item_deviation, small.residual_deviation).seeds
-    many, _ = pair(wanted)
-    assert small.interval.half_width > 0.02
-    assert many.interval.half_width == pytest.approx(0.02, rel=0.35)
+def test_items_of_a_group_are_drawn_together():
+    """40 patients of 10 images each, whose images are all right or all wrong: 40 items, not 400."""
+    rng = np.random.default_rng(8)
+    right = np.repeat(rng.random((6, 40)) < 0.7, 10, axis=1)
+    right[:] = right[0]
+    sides = answers(right), answers(np.zeros_like(right))
+    labels, patients = np.zeros(400, int), np.repeat([f"patient {number}" for number in range(40)], 10)
+    alone = two_way(*sides, labels, "single-label", "accuracy")
+    together = two_way(*sides, labels, "single-label", "accuracy", groups=patients)
+    share = right[0].mean()
+    assert together.item_deviation == pytest.approx(math.sqrt(share * (1 - share) / 40), rel=0.05)
+    assert together.item_deviation > 3 * alone.item_deviation
+    assert "40 groups of 400 items" in together.interval.method and together.interval.mean == alone.interval.mean
+    # A group for each item is the analysis without groups.
+    single = two_way(*sides, labels, "single-label", "accuracy", groups=np.arange(400))
+    assert single.item_deviation == alone.item_deviation
+
+
+def test_groups_that_do_not_fit_are_refused():
+    sides = answers(np.ones((2, 4), bool)), answers(np.zeros((2, 4), bool))
+    for groups in ([1, 2, 3], [1, 1, 1, 1]):
+        with pytest.raises(InputError, match="group"):
+            two_way(*sides, np.zeros(4, int), "single-label", "accuracy", groups=groups)
+
+
+def test_equivalence_over_seeds_and_items():
+    interval = Interval(0.002, 0.0, 0.004, 8, "")
+    found = TwoWay(interval, 0.001, 20, 0.0, 0.0, 0)
+    assert found.equivalence_p(0.005) == pytest.approx(1 - stats.t.cdf(3, 20))
+    assert found.p() == pytest.approx(2 * (1 - stats.t.cdf(2, 20)))
+    point = TwoWay(interval, 0.0, math.inf, 0.0, 0.0, 0)
+    assert (point.p(), point.equivalence_p(0.005), point.equivalence_p(0.002)) == (0, 0, 1)
 
 
 def test_less_is_better_turns_the_difference_round():
@@ -86,7 +121,7 @@ def test_less_is_better_turns_the_difference_round():
     assert found.interval.mean == pytest.approx(math.log(0.9 / 0.6), rel=1e-6)
 
 
-def test_the_same_each_time_and_fewer_resamples_of_auroc():
+def test_the_same_each_time():
     probabilities, labels = data_of("multi-label")
     other = np.flip(probabilities, 0)
     first, second = (two_way([probabilities], [other], labels, "multi-label", "macro_auroc") for _ in range(2))

@@ -11,34 +11,37 @@ import numpy as np
 import pytest
 import vl_convert
 from dvc_render.vega import VegaRenderer
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from evaluation import pictures
 from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
+from evaluation.ledger import record_read
 from evaluation.metrics import split_metrics
 from evaluation.page import TEMPLATES
 from evaluation.report import evaluate_experiment, judge_experiment
+from evaluation.tables import differences
 from evaluation.terminal import terminal_table
 from storage.errors import InputError
-from storage.files import read_json
+from storage.files import read_json, sha256_file, write_json
 from storage.prepared import open_prepared
 
 SEEDS = range(6)
 CLAIM = "A <script>hierarchy</script> reads better."
 
 
-def experiment_of(variants: dict, pairs: list[tuple[str, str, str]], **others) -> dict:
+def experiment_of(variants: dict, comparisons: list[tuple[str, str, str]], **others) -> dict:
     return {
         "name": "trial",
         "title": "Does <b>it</b> help?",
         "variants": variants,
         "seeds": list(SEEDS),
-        "pairs": [
-            {"name": f"{a} {b}", "claim": CLAIM, "source": "Yang 2016", "better": a, "worse": b, "metric": metric}
-            for a, b, metric in pairs
+        "comparisons": [
+            {"name": f"{a} {b}", "claim": CLAIM, "source": "Yang 2016", "treatment": a, "control": b, "metric": metric}
+            for a, b, metric in comparisons
         ],
-        "smallest_effect": 0.02,
+        "equivalence_margin": 0.02,
         "alpha": 0.05,
         "evaluate_on": "test",
         "tuning": {"budget": "3 trials a variant", "learning_rate": [0.001, 0.003]},
@@ -94,7 +97,10 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
     values = [han["seeds"][str(seed)]["test"]["accuracy"] for seed in SEEDS]
     assert han["test"]["accuracy"]["mean"] == pytest.approx(np.mean(values)) and han["n"] == 6
     assert han["test"]["accuracy"]["low"] < np.mean(values) < han["test"]["accuracy"]["high"]
-    assert not han["converged"] and han["not_converged_seeds"] == [3]
+    assert han["still_improving_seeds"] == []
+    assert {seed: one["ended"] for seed, one in han["seeds"].items() if one["ended"] != "stopped early"} == {
+        "3": "schedule completed"
+    }
     validation = {seed: one["validation"]["accuracy"] for seed, one in han["seeds"].items()}
     assert validation[str(han["best_seed"])] == max(validation.values())
     assert metrics["champions"]["corpus"]["variant"] == "han"
@@ -105,7 +111,7 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
     differences = [values[seed] - flat["seeds"][str(seed)]["test"]["accuracy"] for seed in SEEDS]
     assert verdict["differences"] == pytest.approx(differences)
     assert verdict["over_seeds_and_items"]["mean"] == pytest.approx(np.mean(differences))
-    assert verdict["verdict"] == "holds" and verdict["p"] == 2 / 64
+    assert verdict["verdict"] == "supported" and verdict["p"] == 2 / 64
 
 
 def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools, tmp_path, texts, text_data):
@@ -118,7 +124,7 @@ def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools
     (verdict,) = found["verdicts"]
     han, flat = (found["metrics"]["variants"][name]["seeds"] for name in ("han", "flat"))
     expected = [han[str(seed)]["test"]["accuracy"] - svm.metrics["test"]["accuracy"] for seed in SEEDS]
-    assert verdict["differences"] == pytest.approx(expected) and verdict["verdict"] == "holds"
+    assert verdict["differences"] == pytest.approx(expected) and verdict["verdict"] == "supported"
     assert verdict["baseline"] == "nb-svm"
     # The bootstrap over seeds and items is the one of the network's seeds against as many copies of the baseline.
     of_seeds = [record.probabilities("test") for record in records if record.variant == "han"]
@@ -133,7 +139,7 @@ def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools
     alone = (svm.probabilities["test"][5:].argmax(axis=1) == labels[5:]).mean()
     assert again["baselines"] == {"nb-svm": pytest.approx(alone)}
     page = (tmp_path / "trial" / "report.html").read_text()
-    assert "Without the 5 test rows that stand byte for byte" in page
+    assert "Without the 5 test rows that also occur, byte for byte" in page
     assert page.count("nb-svm has no seeds: each seed of the network is compared with its one figure") == 1
     assert "A baseline has no seeds" in page and "by one temperature, also chosen on validation: 0.25" in page
     assert "nb-svm" in (tmp_path / "trial" / "differences.csv").read_text()
@@ -146,8 +152,8 @@ def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools
     # A network that has not run, a baseline that the data set does not have.
     kept = [record for record in records if record.variant == "han"]
     (verdict,) = judge_experiment(turned, kept, {"corpus": {"nb-svm": svm}}, "test")
-    assert verdict.sentence == "Not measured: flat has no seed that has finished."
-    with pytest.raises(InputError, match="unknown name 'nb-svm' in pair 'han nb-svm': the baselines of corpus"):
+    assert verdict.sentence == "Not measured: flat has no finished seed."
+    with pytest.raises(InputError, match="unknown name 'nb-svm' in comparison 'han nb-svm': the baselines of corpus"):
         judge_experiment(experiment, records, {"corpus": {"tf-idf": svm}}, "test")
 
 
@@ -161,8 +167,75 @@ def test_the_page_is_escaped_self_contained_and_opens_with_the_verdicts(tools, t
     assert "://" not in page
     order = [page.index(f'id="{name}"') for name in re.findall(r'<section id="(\w+)"', page)]
     assert re.findall(r'<section id="(\w+)"', page)[:2] == ["verdicts", "variants"] and order == sorted(order)
-    for said in ("✓ holds", "not converged (1 of 6)", "TF-IDF", "3 trials a variant", "make run", "0123abcd", "93.1 %"):
+    for said in (
+        "✓ supported",
+        "(schedule completed)",
+        "TF-IDF",
+        "3 trials a variant",
+        "make run",
+        "0123abcd",
+        "93.1 %",
+    ):
         assert said in page
+
+
+def test_a_second_read_of_the_test_split_is_marked_and_all_are_listed(tmp_path, texts):
+    experiment, records = texts
+    ledger = tmp_path / "results" / "test-reads.jsonl"
+    found = {}
+    for name, seeds in (("first", [0]), ("second", list(SEEDS))):
+        reads = record_read("trial", name, ["corpus"], {"seeds": seeds}, ledger)
+        found[name] = evaluate_experiment(experiment, records, {}, tmp_path / name, reads=reads, plan=name)
+    first, second = (found[name]["verdicts"][0] for name in ("first", "second"))
+    assert (first["earlier_reads"], second["earlier_reads"]) == (0, 1) and "read before" not in first["sentence"]
+    page = (tmp_path / "second" / "report.html").read_text()
+    assert "The test split had been read before with other settings: once." in page
+    assert "has been read with 2 different plans" in page and all(read.plan in page for read in reads)
+    validation = {**experiment, "evaluate_on": "validation"}
+    tuned = evaluate_experiment(validation, records, {}, tmp_path / "tune", reads=reads, plan="second")
+    assert tuned["verdicts"][0]["earlier_reads"] == 0
+
+
+def test_documents_of_a_group_are_drawn_together(tmp_path, texts):
+    experiment, records = texts
+    alone = evaluate_experiment(experiment, records, {}, tmp_path / "alone")["verdicts"][0]
+    prepared = records[0].prepared_directory
+    np.save(prepared / "groups.npy", np.arange(99) // 10)
+    description = read_json(prepared / "prepared.json")
+    listed = {"file": "groups.npy", "shape": [99], "dtype": "int64", "sha256": sha256_file(prepared / "groups.npy")}
+    write_json(prepared / "prepared.json", {**description, "arrays": {**description["arrays"], "groups": listed}})
+    together = evaluate_experiment(experiment, records, {}, tmp_path / "groups")["verdicts"][0]
+    assert "7 groups of 60 items" in together["over_seeds_and_items"]["method"]
+    assert together["over_seeds"] == alone["over_seeds"]
+
+
+def test_a_constant_schedule_that_ends_at_its_best_epoch_was_still_improving(tmp_path, texts):
+    experiment, records = texts
+    result = records[0].result
+    for file, changes in {
+        "result.json": {**result, "stopped": "max_epochs", "best_epoch": result["epochs"]},
+        "job.json": {**records[0].job, "training": {"schedule": {"name": "constant"}}},
+    }.items():
+        write_json(records[0].run_directory / file, changes)
+    found = evaluate_experiment(experiment, records, {}, tmp_path / "trial")["metrics"]["variants"]
+    assert found[records[0].variant]["still_improving_seeds"] == [records[0].seed]
+    assert "still improving at the end (1 of 6)" in (tmp_path / "trial" / "report.html").read_text()
+    write_json(records[0].run_directory / "job.json", {**records[0].job, "training": {"schedule": {"name": "cosine"}}})
+    found = evaluate_experiment(experiment, records, {}, tmp_path / "trial")["metrics"]["variants"]
+    assert found[records[0].variant]["still_improving_seeds"] == []
+
+
+def test_the_picture_names_its_confidence_and_method(tmp_path, texts, monkeypatch):
+    experiment, records = texts
+    labels = []
+
+    def legend(figure, **_):
+        labels.extend(figure.axes[0].get_legend_handles_labels()[1])
+
+    monkeypatch.setattr(Figure, "legend", legend)
+    table = differences(judge_experiment({**experiment, "alpha": 0.1}, records, {}, "test"))
+    pictures.paired_differences(table, tmp_path / "differences.png")
+    assert "90 % over seeds (inverted sign-flip test)" in labels and "90 % over seeds and items" in labels
 
 
 def test_two_evaluations_are_byte_equal(tmp_path, texts):
@@ -201,7 +274,7 @@ def test_a_grid_says_which_trial_of_each_variant_is_best_and_draws_that_one(tmp_
 
     for picture in ("learning_curves", "reliability", "confusion_matrices"):
         monkeypatch.setattr(pictures, picture, draw)
-    tuning = {**experiment, "trials": {"reader": ["flat", "han"]}, "pairs": [], "evaluate_on": "validation"}
+    tuning = {**experiment, "trials": {"reader": ["flat", "han"]}, "comparisons": [], "evaluate_on": "validation"}
     found = evaluate_experiment(tuning, records, {}, tmp_path / "tune")
     (name, choice), means = found["metrics"]["tuned"].popitem(), found["metrics"]["variants"]
     assert (name, choice["chosen"]) == ("reader", "han")
@@ -256,7 +329,7 @@ def test_the_terminal_table(tools, tmp_path, texts, text_data):
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(terminal_table(found["metrics"], found["verdicts"]))
     text = console.export_text()
-    for said in ("han ★", "not converged", "TF-IDF", "holds", CLAIM, "Holm p 0.0312"):
+    for said in ("han ★", "TF-IDF", "supported", CLAIM, "corrected p of a difference 0.0312"):
         assert said in text
 
 
@@ -284,7 +357,7 @@ def test_runs_that_do_not_fit_are_refused(tools, tmp_path, texts):
         ("curves", "epoch", "validation_loss"),
         ("calibration", "confidence", "accuracy"),
         ("confusion", "predicted", "actual"),
-        ("differences", "difference", "pair"),
+        ("differences", "difference", "comparison"),
     ],
 )
 def test_dvc_draws_each_table_with_its_template(tmp_path, texts, name, x, y):

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.statistics import holm, least_seeds, mean_interval, paired_interval, seeds_needed, sign_flip_p
+from evaluation.power import seeds_needed
+from evaluation.simulation import coverage_over_seeds
+from evaluation.statistics import (
+    equivalence_p,
+    holm,
+    least_seeds,
+    mean_interval,
+    one_sided_p,
+    paired_interval,
+    sign_flip_p,
+)
 from storage.errors import InputError
 
 
@@ -46,7 +56,7 @@ def test_of_many_seeds_patterns_are_drawn():
     # Exact over 20 of them; the last is too small to change it by much.
     exact = sign_flip_p(differences[:20])
     assert sign_flip_p([*differences[:20], 1e-9]) == pytest.approx(exact, abs=0.005)
-    assert sign_flip_p([0.1] * 60) == 1 / 100_001
+    assert sign_flip_p([0.1] * 60) == 2 / 100_001
     assert sign_flip_p(differences) == sign_flip_p(differences)
 
 
@@ -69,15 +79,41 @@ def test_least_seeds():
     assert [least_seeds(0.05, pairs) for pairs in (2, 3, 4, 10)] == [7, 7, 8, 9]
 
 
-def test_coverage_of_both_intervals():
-    rng = np.random.default_rng(1)
-    draws = [rng.normal(0.01, 0.01, 8) for _ in range(300)]
-    covered = {
-        function.__name__: np.mean([found.low <= 0.01 <= found.high for found in map(function, draws)])
-        for function in (mean_interval, paired_interval)
-    }
-    assert 0.91 < covered["mean_interval"] < 0.99
-    assert 0.82 < covered["paired_interval"] < 0.96
+def test_the_interval_inverts_the_test():
+    """0 is excluded exactly where p is below .05, for differences of counts too, whose means tie."""
+    rng = np.random.default_rng(2)
+    for _ in range(300):
+        differences = np.round(rng.normal(0.8, 1, rng.integers(6, 11)) * rng.integers(1, 6)) / 611
+        found = paired_interval(differences)
+        assert (found.above(0) or found.below(0)) == (sign_flip_p(differences) < 0.05)
+
+
+def test_six_seeds_have_their_range_and_five_no_exact_interval():
+    # Of the 64 patterns one on each side is outside: the subset means below all others and above all others.
+    found = paired_interval([3, 1, 2, 6, 5, 4])
+    assert (found.low, found.high) == (1, 6) and "sign-flip" in found.method
+    assert paired_interval([3, 1, 2, 6, 5]).method == "t interval"
+
+
+@pytest.mark.parametrize("seeds", [6, 8, 10, 12])
+@pytest.mark.parametrize("differences", ["normal", "skewed", "counts of 611"])
+def test_the_interval_over_seeds_covers_what_it_says(differences, seeds):
+    """The printed 95 % interval holds the true mean in at least 94 % of the draws."""
+    assert 0.94 <= coverage_over_seeds(differences, seeds, 3000) <= 0.985
+
+
+def test_equivalence_by_two_one_sided_tests():
+    # All six are below .3, and all above -.3: 1/64 on either side. At .25 one subset mean is not below.
+    differences = [0.1, 0.2, 0.25, -0.1, 0.0, 0.05]
+    assert equivalence_p(differences, 0.3) == 1 / 64
+    assert equivalence_p(differences, 0.25) == 2 / 64
+    assert one_sided_p(differences, -0.3)[0] == 1 / 64 and one_sided_p(differences, 0.3)[0] == 1
+
+
+def test_equivalence_keeps_its_level_at_the_margin():
+    rng = np.random.default_rng(5)
+    passed = np.mean([equivalence_p(rng.normal(0.02, 0.01, 8), 0.02) < 0.05 for _ in range(1500)])
+    assert 0.03 < passed <= 0.06
 
 
 @pytest.mark.parametrize("differences", [[0, 0, 0, 0, 0, 0, 1e-3], [0, 1], [1e-9, -1e-9, 0], [0.1, 0.1, 0.1, -0.1]])
@@ -87,28 +123,24 @@ def test_degenerate_differences_have_finite_intervals(differences):
     assert found.low <= found.mean <= found.high
 
 
-def test_the_bootstrap_is_the_same_each_time():
-    assert paired_interval([0.1, 0.2, 0.15, 0.3]) == paired_interval([0.1, 0.2, 0.15, 0.3])
+def test_seeds_needed_reach_the_verdict():
+    """A mean of .02 is told from 0 by the first n whose two-sided t quantile times the error is below it."""
+    needed, said = seeds_needed(0.02, 0.03, 0.0, 0.01, (0.05, 0.05), (6, 5), 6)
+
+    def reach(n):
+        return stats.t.ppf(0.975, n - 1) * 0.03 / math.sqrt(n)
+
+    assert reach(needed) < 0.02 <= reach(needed - 1) and f"{needed} seeds" in said
+    assert seeds_needed(0.02, 0.03, 0.004, 0.01, (0.05, 0.05), (6, 5), 6)[0] > needed
+    # A mean of .002 needs its distance to the margin, .008, one-sided.
+    inside, _ = seeds_needed(-0.002, 0.03, 0.0, 0.01, (0.05, 0.05), (6, 5), 6)
+    assert stats.t.ppf(0.95, inside - 1) * 0.03 / math.sqrt(inside) < 0.008
 
 
-def test_seeds_needed_reach_the_width():
-    differences = [0.00, 0.02, 0.04, -0.01, 0.03, 0.01]
-    found = seeds_needed(differences, 0.01)
-    spread = np.std(differences, ddof=1)
-
-    def half(n):
-        return stats.t.ppf(0.975, n - 1) * spread / math.sqrt(n)
-
-    assert half(found.seeds) <= 0.01 < half(found.seeds - 1)
-    assert f"{found.seeds} seeds" in found.sentence
-    assert seeds_needed(differences, 0.01, item_deviation=0.004).seeds > found.seeds
-
-
-def test_items_that_no_seed_can_make_up_for():
-    found = seeds_needed([0.0, 0.02, 0.01], 0.01, item_deviation=0.01)
-    assert found.seeds is None
+def test_items_that_no_seed_can_replace():
+    needed, said = seeds_needed(0.01, 0.01, 0.01, 0.01, (0.05, 0.05), (6, 5), 6)
     # (1.96 * 0.01 / 0.01)^2 times the items
-    assert "more seeds cannot settle it" in found.sentence and "3.8 times the test items" in found.sentence
+    assert needed is None and "more seeds cannot settle it" in said and "3.8 times the test items" in said
 
 
 def test_nothing_finite_is_refused():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-ARGUMENTS = ["--experiment", "tiny", "--variants", "densenet-swish", "--seeds", "0"]
+ARGUMENTS = ["--experiment", "tiny", "--variant", "densenet-swish", "--seed", "0"]
 
 
 def lengthen(project) -> None:
@@ -24,7 +24,7 @@ def lengthen(project) -> None:
 
 def start(project) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "commands.train", *ARGUMENTS],
+        [sys.executable, "-m", "commands", "train", *ARGUMENTS],
         cwd=project.directory,
         env=project.environment,
         stdin=subprocess.DEVNULL,
@@ -76,7 +76,7 @@ def test_a_killed_flow_goes_on_from_its_last_epoch_and_ends_with_the_same_weight
     assert not (run / "result.json").exists()
     assert [one.info.status for one in child_runs(project)] == ["RUNNING"]
 
-    project.run("python", "-m", "commands.run", *ARGUMENTS)
+    project.run("python", "-m", "commands", "run", *ARGUMENTS)
     # A part of an experiment does not take the place of its report.
     assert [path.name for path in (project.directory / "reports").iterdir()] == ["tiny-part"]
     assert "resumed after epoch" in (run / "log.txt").read_text()
@@ -89,8 +89,9 @@ def test_a_killed_flow_goes_on_from_its_last_epoch_and_ends_with_the_same_weight
     # Trained without a break, in another folder: the same weights.
     project.run(
         "python", "-c",
-        "from tasks.train import train; from tasks.preprocess import preprocess;"
-        "train.fn('tiny', 'densenet-swish', 0, preprocess.fn('tiny', 'digits'))",
+        "from planning.plan import make_plan; from tasks.preprocess import preprocess; from tasks.train import train;"
+        "plan = make_plan('tiny', ['densenet-swish'], [0]);"
+        "train.fn(*plan.jobs({key: preprocess.fn(about) for key, about in plan.preparations().items()}))",
         REREAD_RUNS="unbroken", MLFLOW_TRACKING_URI=f"sqlite:///{project.directory}/other.db",
     )  # fmt: skip
     results = [

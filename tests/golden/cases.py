@@ -31,8 +31,8 @@ NO_MOMENTUM = {
     "optimizer": {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0005},
     "schedule": {"name": "cosine", "warmup_epochs": 0.0},
 }
-READER = {"embedding": 8, "hidden": 4, "dropout": 0.5}
-AVERAGE = {"embedding": 8, "dropout": 0.5}
+READER = {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.5}
+AVERAGE = {"embedding_dim": 8, "dropout": 0.5}
 SMALL_IMAGES = {"depth": 10, "growth_rate": 4}
 # At a rate of 0.1 these few photographs amplify a difference in the last bit a millionfold within 13 steps.
 SLOW = SGD | {"learning_rate": 0.01}
@@ -67,27 +67,29 @@ CASES = {
     "han-no-clipping": Case("han", network=READER, training={"max_grad_norm": 0}),
     "han-sgd": Case("han", network=READER, training=SGD | {"max_grad_norm": 0.25}),
     "han-several-labels": Case("han", "several-labels", READER),
-    "gru_flat-last": Case("gru_flat", network=READER | {"summary": "last"}),
-    "gru_flat-mean": Case("gru_flat", network=READER | {"summary": "mean"}),
-    "gru_flat-attention": Case("gru_flat", network=READER | {"summary": "attention"}),
+    "gru_flat-last": Case("gru_flat", network=READER | {"pooling": "last"}),
+    "gru_flat-mean": Case("gru_flat", network=READER | {"pooling": "mean"}),
+    "gru_flat-attention": Case("gru_flat", network=READER | {"pooling": "attention"}),
     "gru_flat-all": Case(
         "gru_flat",
         "several-labels",
-        READER | {"summary": "mean", "word_dropout": 0.1, "word_vectors": "word2vec", "embedding_lr_scale": 0.1},
+        READER | {"pooling": "mean", "word_dropout": 0.1, "word_vectors": "word2vec", "embedding_lr_scale": 0.1},
         {"ema_decay": 0.99, "adversarial_epsilon": 0.5, "schedule": {"name": "cosine", "warmup_epochs": 1.0}},
     ),
     "word_average": Case("word_average", network=AVERAGE),
     "word_average-word-dropout": Case("word_average", network=AVERAGE | {"word_dropout": 0.3}),
     "word_average-several-labels": Case("word_average", "several-labels", AVERAGE),
     "word_average-sgd": Case("word_average", network=AVERAGE, training=SGD | NO_MOMENTUM),
-    "densenet-relu": Case("densenet", "images", SMALL_IMAGES | {"activation": "relu"}, SGD),
-    "densenet-swish": Case("densenet", "images", SMALL_IMAGES | {"activation": "swish"}, SGD),
-    "densenet-swish-beta": Case("densenet", "images", SMALL_IMAGES | {"activation": "swish_beta"}, SGD),
+    "densenet-relu": Case("densenet", "images", SMALL_IMAGES | {"activation": {"name": "relu"}}, SGD),
+    "densenet-swish": Case("densenet", "images", SMALL_IMAGES | {"activation": {"name": "swish"}}, SGD),
+    "densenet-swish-beta": Case("densenet", "images", SMALL_IMAGES | {"activation": {"name": "swish_beta"}}, SGD),
     "densenet-dropout": Case("densenet", "images", SMALL_IMAGES | {"dropout": 0.2}, SGD | SMOOTH),
     "densenet-adamw": Case("densenet", "images", SMALL_IMAGES, {"ema_decay": 0.9}),
-    "densenet_imagenet-relu": Case("densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": "relu"}, SLOW),
+    "densenet_imagenet-relu": Case(
+        "densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": {"name": "relu"}}, SLOW
+    ),
     "densenet_imagenet-swish-beta": Case(
-        "densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": "swish_beta"}, SLOW
+        "densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": {"name": "swish_beta"}}, SLOW
     ),
 }
 

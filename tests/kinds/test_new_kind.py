@@ -76,7 +76,7 @@ def prepare(data, settings, working):
     mean, deviation = values[: stops[0]].mean(), values[: stops[0]].std()
     np.save(working / "values.npy", ((values - mean) / deviation).astype(np.float32))
     np.save(working / "labels.npy", data.labels)
-    np.save(working / "source_rows.npy", rows)
+    np.save(working / "raw_indices.npy", rows)
     starts = [0, *stops]
     return {"splits": {name: starts[n : n + 2] for n, name in enumerate(("train", "validation", "test"))}}
 
@@ -187,8 +187,8 @@ assert prepared.groups.dtype == np.int64 and len(set(prepared.groups.tolist())) 
 assert "| slow | 100 | 25 | 25 |" in data_card("waves")
 job = {
     "run_key": "key", "variant": "line", "model": "line", "data": "waves", "seed": 1, "network": {"channels": 8},
-    "training": {"max_epochs": 15, "batch_size": 20, "objective": {"name": "classification", "label_smoothing": 0.0}}, "prepared": str(folder),
-    "run_directory": "runs/key",
+    "training": {"max_epochs": 15, "batch_size": 20, "objective": {"name": "classification", "label_smoothing": 0.0}},
+    "prepared": str(folder), "run_directory": "runs/key",
 }
 Path("job.json").write_text(json.dumps(job))
 subprocess.run([sys.executable, "-m", "training", "job.json"], check=True)

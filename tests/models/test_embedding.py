@@ -10,7 +10,11 @@ from models.layers.embedding import WordDropout, WordEmbedding, begin_with_prepa
 from storage.errors import InputError
 from storage.prepared import Prepared
 
-TEXT_NETWORKS = [("han", {"embedding": 6}), ("gru_flat", {"embedding": 6}), ("word_average", {"embedding": 6})]
+TEXT_NETWORKS = [
+    ("han", {"embedding_dim": 6}),
+    ("gru_flat", {"embedding_dim": 6}),
+    ("word_average", {"embedding_dim": 6}),
+]
 
 
 def test_a_share_of_the_words_becomes_unknown_in_training_and_padding_and_evaluation_stay():

@@ -14,8 +14,8 @@ NETWORKS = {
     "han-max": ("han", {"pooling": "max"}),
     **{f"han-{cell}": ("han", {"cell": cell}) for cell in cells.NAMES if cell != "gru"},
     "gru_flat": ("gru_flat", {}),
-    "gru_flat-mean": ("gru_flat", {"summary": "mean"}),
-    "gru_flat-attention": ("gru_flat", {"summary": "attention"}),
+    "gru_flat-mean": ("gru_flat", {"pooling": "mean"}),
+    "gru_flat-attention": ("gru_flat", {"pooling": "attention"}),
     "word_average": ("word_average", {}),
 }
 
@@ -24,7 +24,7 @@ NETWORKS = {
 def network(request, text):
     torch.manual_seed(0)
     name, settings = request.param
-    small = {"embedding": 6} if name == "word_average" else {"embedding": 6, "hidden": 5}
+    small = {"embedding_dim": 6} if name == "word_average" else {"embedding_dim": 6, "hidden_size": 5}
     return models.build(name, small | settings, text.description).eval()
 
 
@@ -56,7 +56,7 @@ def attention(layer, states):
 @torch.no_grad()
 def test_han_is_the_network_of_yang_et_al(text):
     torch.manual_seed(1)
-    han = models.build("han", {"embedding": 6, "hidden": 5}, text.description).eval().double()
+    han = models.build("han", {"embedding_dim": 6, "hidden_size": 5}, text.description).eval().double()
     tokens, word_counts, sentence_counts = collation.inputs(text, text.rows("train"))
     logits, word_weights, sentence_weights = han.attend(tokens, word_counts, sentence_counts)
     for n in range(len(tokens)):
@@ -75,7 +75,7 @@ SHOWN = [
     ("han", {}),
     ("han", {"pooling": "mean"}),
     ("han", {"pooling": "max", "cell": "rnn"}),
-    ("gru_flat", {"summary": "attention"}),
+    ("gru_flat", {"pooling": "attention"}),
 ]
 
 
@@ -93,14 +93,14 @@ def test_weights_sum_to_one_over_what_is_real(text, model, settings):
 
 
 def test_a_network_without_weights_says_so_by_having_none_to_show(text):
-    for model, settings in (("gru_flat", {}), ("gru_flat", {"summary": "mean"}), ("word_average", {})):
+    for model, settings in (("gru_flat", {}), ("gru_flat", {"pooling": "mean"}), ("word_average", {})):
         assert not hasattr(models.build(model, settings, text.description), "attend")
 
 
 @torch.no_grad()
 def test_the_flat_gru_s_attention_is_over_all_words_of_the_document(text):
     torch.manual_seed(1)
-    flat = models.build("gru_flat", {"embedding": 6, "hidden": 5, "summary": "attention"}, text.description)
+    flat = models.build("gru_flat", {"embedding_dim": 6, "hidden_size": 5, "pooling": "attention"}, text.description)
     flat = flat.eval().double()
     tokens, word_counts, sentence_counts = collation.inputs(text, text.rows("train"))
     logits, words, sentences = flat.attend(tokens, word_counts, sentence_counts)
@@ -114,7 +114,7 @@ def test_the_flat_gru_s_attention_is_over_all_words_of_the_document(text):
 @torch.no_grad()
 def test_the_flat_gru_reads_the_words_of_all_sentences_in_order(text):
     torch.manual_seed(1)
-    flat = models.build("gru_flat", {"embedding": 6, "hidden": 5}, text.description).eval().double()
+    flat = models.build("gru_flat", {"embedding_dim": 6, "hidden_size": 5}, text.description).eval().double()
     tokens, word_counts, sentence_counts = collation.inputs(text, text.rows("train"))
     logits = flat(tokens, word_counts, sentence_counts)
     for n in range(len(tokens)):
@@ -125,7 +125,7 @@ def test_the_flat_gru_reads_the_words_of_all_sentences_in_order(text):
 
 @torch.no_grad()
 def test_the_mean_of_words_is_the_mean_of_all_words_of_a_document(text):
-    network = models.build("word_average", {"embedding": 6}, text.description).eval()
+    network = models.build("word_average", {"embedding_dim": 6}, text.description).eval()
     tokens, word_counts, sentence_counts = collation.inputs(text, text.rows("train"))
     logits = network(tokens, word_counts, sentence_counts)
     for n in range(len(tokens)):

@@ -10,20 +10,20 @@ from cuda_ext import library
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 NETWORKS = [
-    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0}),
-    ("han", {"embedding": 8, "hidden": 4, "dropout": 0.0}),
-    ("gru_flat", {"embedding": 20, "hidden": 50, "dropout": 0.0, "summary": "last"}),
-    ("gru_flat", {"embedding": 20, "hidden": 50, "dropout": 0.0, "summary": "mean"}),
-    ("gru_flat", {"embedding": 20, "hidden": 50, "dropout": 0.0, "summary": "attention"}),
-    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "pooling": "mean"}),
-    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "pooling": "max"}),
-    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "rnn"}),
-    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "minimal", "pooling": "mean"}),
-    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "no-reset"}),
-    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "no-update"}),
+    ("han", {"embedding_dim": 20, "hidden_size": 50, "dropout": 0.0}),
+    ("han", {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.0}),
+    ("gru_flat", {"embedding_dim": 20, "hidden_size": 50, "dropout": 0.0, "pooling": "last"}),
+    ("gru_flat", {"embedding_dim": 20, "hidden_size": 50, "dropout": 0.0, "pooling": "mean"}),
+    ("gru_flat", {"embedding_dim": 20, "hidden_size": 50, "dropout": 0.0, "pooling": "attention"}),
+    ("han", {"embedding_dim": 20, "hidden_size": 50, "dropout": 0.0, "pooling": "mean"}),
+    ("han", {"embedding_dim": 20, "hidden_size": 50, "dropout": 0.0, "pooling": "max"}),
+    ("han", {"embedding_dim": 20, "hidden_size": 50, "dropout": 0.0, "cell": "rnn"}),
+    ("han", {"embedding_dim": 20, "hidden_size": 50, "dropout": 0.0, "cell": "minimal", "pooling": "mean"}),
+    ("han", {"embedding_dim": 20, "hidden_size": 50, "dropout": 0.0, "cell": "no-reset"}),
+    ("han", {"embedding_dim": 20, "hidden_size": 50, "dropout": 0.0, "cell": "no-update"}),
     # Where float32 rounds a unit's sum to the other side of 0, its gradient jumps; here none is within 4e-6 of it.
-    ("han", {"embedding": 20, "hidden": 50, "dropout": 0.0, "cell": "gru-relu"}),
-    ("word_average", {"embedding": 20, "dropout": 0.0}),
+    ("han", {"embedding_dim": 20, "hidden_size": 50, "dropout": 0.0, "cell": "gru-relu"}),
+    ("word_average", {"embedding_dim": 20, "dropout": 0.0}),
 ]
 
 
@@ -77,7 +77,7 @@ def test_predictions_are_those_of_the_cpu(text, model, settings):
 
 
 def test_a_network_too_wide_for_the_kernels_reads_padded_text(text):
-    for model, settings in (("han", {}), ("han", {"cell": "gru-relu"}), ("gru_flat", {"summary": "attention"})):
-        network = models.build(model, {"embedding": 8, "hidden": 96} | settings, text.description).cuda()
+    for model, settings in (("han", {}), ("han", {"cell": "gru-relu"}), ("gru_flat", {"pooling": "attention"})):
+        network = models.build(model, {"embedding_dim": 8, "hidden_size": 96} | settings, text.description).cuda()
         assert not collation.reads_ragged(network, torch.device("cuda"))
         assert inference.predict(network, text, text.rows("train")).shape == (len(text.rows("train")), 3)

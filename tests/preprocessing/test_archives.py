@@ -124,10 +124,10 @@ def test_idx_comes_back(tmp_path):
     [
         (b"", "not an idx file"),
         (idx(np.zeros(3, np.uint8), kind=0x0D), "not an idx file"),
-        (idx(np.zeros((2, 2), np.uint8))[:-1], r"has 3 values where its head says \[2, 2\]"),
+        (idx(np.zeros((2, 2), np.uint8))[:-1], r"has 3 values where its header says \[2, 2\]"),
         (idx(np.zeros((2, 2), np.uint8)) + b"x", "has 5 values"),
-        (bytes((0, 0, 8, 3)) + bytes(4), "values where its head says"),
-        (bytes((0, 0, 8, 3)), "values where its head says"),
+        (bytes((0, 0, 8, 3)) + bytes(4), "values where its header says"),
+        (bytes((0, 0, 8, 3)), "values where its header says"),
     ],
 )
 def test_a_bad_idx_file_is_refused(tmp_path, content, message):

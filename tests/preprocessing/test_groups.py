@@ -49,7 +49,7 @@ def test_groups_travel_to_the_prepared_arrays(rows):
     numbers, names = data.groups()
     prepared = open_prepared(prepare("clinic", None))
     assert prepared.groups.dtype == np.int64 and prepared.groups.shape == (12,)
-    raw = prepared.arrays["source_rows"]
+    raw = prepared.arrays["raw_indices"]
     assert [names[group] for group in prepared.groups] == [names[group] for group in numbers[raw]]
     if isinstance(rows, TextRows):
         by_id = {document.id: document.group for document in rows.documents}
@@ -66,7 +66,7 @@ def test_groups_are_kept_where_rows_are_left_out():
     add_data_set("clinic", TextRows(ABOUT, documents(PATIENTS)))
     prepared = open_prepared(prepare("clinic", {"rows_per_class": 1}))
     numbers, _ = open_data_set("clinic").groups()
-    assert len(prepared.groups) == 6 and (prepared.groups == numbers[prepared.arrays["source_rows"]]).all()
+    assert len(prepared.groups) == 6 and (prepared.groups == numbers[prepared.arrays["raw_indices"]]).all()
 
 
 def test_without_groups_there_is_no_array():

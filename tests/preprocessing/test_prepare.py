@@ -98,8 +98,8 @@ def test_a_hand_made_corpus_whole(place):
         [3, 4, 0], [4, 0, 0], [2, 2, 3], [2, 0, 0], [4, 2, 2], [3, 0, 0],
     ]  # fmt: skip
     assert prepared.arrays["sentence_counts"].tolist() == [2, 1, 3, 1, 3, 1]
-    assert prepared.arrays["source_rows"].tolist() == [1, 2, 4, 3, 0, 5]
-    assert {array.dtype for name, array in prepared.arrays.items() if name != "source_rows"} == {np.dtype(np.int32)}
+    assert prepared.arrays["raw_indices"].tolist() == [1, 2, 4, 3, 0, 5]
+    assert {array.dtype for name, array in prepared.arrays.items() if name != "raw_indices"} == {np.dtype(np.int32)}
     cut = prepared.description["cut"]
     assert cut["train"]["words_dropped"] == cut["train"]["documents_cut"] == cut["train"]["words_unknown"] == 0
     # Six words of "Cats run off here now !" are cut to four, and "Three dogs bark !" is the fourth sentence.
@@ -116,7 +116,7 @@ def test_a_hand_made_corpus_whole(place):
         "words_unknown": 6,
         "words_unknown_share": round(6 / 11, 6),
     }
-    shown = read_json(prepared.directory / "shown.json")
+    shown = read_json(prepared.directory / "example_documents.json")
     assert shown == [
         {
             "row": 4,
@@ -163,9 +163,9 @@ def test_two_preparations_are_equal_byte_for_byte(place):
     assert folders[0].name == folders[1].name
     names = sorted(path.name for path in folders[0].iterdir())
     assert names == [
-        "labels.npy", "lengths.csv", "lengths.png", "prepared.json", "quantiles.csv", "sentence_counts.npy",
-        "shown.json", "source_rows.npy", "tokens.npy", "vocabulary.json", "word_counts.npy",
-    ]  # fmt: skip
+            "example_documents.json", "labels.npy", "lengths.csv", "lengths.png", "prepared.json", "quantiles.csv",
+            "raw_indices.npy", "sentence_counts.npy", "tokens.npy", "vocabulary.json", "word_counts.npy",
+        ]  # fmt: skip
     for name in names:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
     assert summary(folders[0]) == summary(folders[1])
@@ -210,7 +210,7 @@ def test_rows_per_class_keeps_few_of_each_class_in_each_split(place, task):
         assert counts.tolist() == [4, 4, 4]
     # Those who are kept among five of a class are kept among four, or are one too many.
     five = open_prepared(prepare("corpus", {"rows_per_class": 5}))
-    ids = [{one["id"] for one in read_json(some.directory / "shown.json")} for some in (few, five)]
+    ids = [{one["id"] for one in read_json(some.directory / "example_documents.json")} for some in (few, five)]
     assert ids[0] < ids[1]
 
 
@@ -367,8 +367,8 @@ def test_the_key_changes_with_what_makes_the_arrays(place, copied_source, name, 
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("preprocessing/blocks.py", "Written rather than mapped", "Written, not mapped"),
-        ("preprocessing/text.py", "# Bling Fire is given", "# Bling Fire gets"),
+        ("preprocessing/blocks.py", "Not by a memory map", "Never by a memory map"),
+        ("preprocessing/text.py", "# The longest piece, in", "# The longest part, in"),
         ("preprocessing/manifest.py", "restore it from git", "restore that from git"),
         ("preprocessing/workers.py", "SECONDS_TO_CONNECT = 10", "SECONDS_TO_CONNECT = 20"),
         ("preprocessing/sources/imdb.py", "REVIEWS = 50_000", "REVIEWS = 50_001"),

@@ -92,7 +92,7 @@ def trained(directory: Path, prepared: Path, model: str, seed: int) -> Path:
         "variant": model,
         "model": model,
         "seed": seed,
-        "network": {"embedding": 8, "hidden": 4, "dropout": 0.0},
+        "network": {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.0},
         "training": {
             "max_epochs": 3,
             "schedule": {"name": "cosine", "warmup_epochs": 0},

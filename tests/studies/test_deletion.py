@@ -93,7 +93,9 @@ def test_a_document_is_read_without_the_word_as_if_it_had_not_been_written(runs,
 
 def test_a_flat_network_with_attention_is_read_too(prepared):
     torch.manual_seed(0)
-    network = models.build("gru_flat", {"embedding": 8, "hidden": 4, "summary": "attention"}, prepared.description)
+    network = models.build(
+        "gru_flat", {"embedding_dim": 8, "hidden_size": 4, "pooling": "attention"}, prepared.description
+    )
     words, sentences = trained.attention(network.eval(), prepared)
     assert words.sum() == pytest.approx(len(prepared.labels), abs=1e-4)
     assert words[: prepared.first_words[1]].sum() == pytest.approx(sentences[:5].sum(), abs=1e-5)

@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 import models
 from batches import collation
 from evaluation.statistics import mean_interval
-from evaluation.verdicts import FAILS, HOLDS, INCONCLUSIVE
+from evaluation.verdicts import INCONCLUSIVE, REFUTED, SUPPORTED
 from models.layers.cells import BidirectionalRecurrence, Recurrence
 from storage.errors import command
 from studies import gate_measures, gates
@@ -136,8 +136,8 @@ def test_the_trace_is_usual_before_and_itself_at_the_phrase(evidence):
 
 def test_a_correlation_decides_where_all_of_its_interval_lies_beyond_the_bound():
     far, near = mean_interval([0.3, 0.32, 0.28]), mean_interval([0.3, 0.0, 0.1])
-    assert gates.decided(far, 0.03, 0.1) == HOLDS
-    assert gates.decided(gates.mirrored(far), 0.03, 0.1) == FAILS
+    assert gates.decided(far, 0.03, 0.1) == SUPPORTED
+    assert gates.decided(gates.mirrored(far), 0.03, 0.1) == REFUTED
     assert gates.decided(far, 0.06, 0.1) == gates.decided(near, 0.03, 0.1) == INCONCLUSIVE
 
 
@@ -188,5 +188,5 @@ def test_networks_without_two_levels_are_refused(flat_run, text_directory, tmp_p
 @pytest.mark.parametrize(("cell", "is_read"), [("gru", True), ("rnn", False), ("minimal", False), ("gru-relu", False)])
 def test_the_gates_of_a_gru_alone_are_read(cell, is_read):
     description = {"name": "few", "vocabulary_size": 9, "classes": ["a", "b"], "kind": "text"}
-    network = models.build("han", {"embedding": 4, "hidden": 3, "cell": cell}, description)
+    network = models.build("han", {"embedding_dim": 4, "hidden_size": 3, "cell": cell}, description)
     assert gate_measures.readable(network) is is_read

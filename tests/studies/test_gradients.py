@@ -64,8 +64,8 @@ def test_what_is_committed_is_what_the_code_says_with_its_verdicts():
     assert said["plan"] == json.loads(json.dumps(dataclasses.asdict(gradients.Plan())))
     assert max(said["closed_form_from_autograd"].values()) < 1e-10
     verdicts = {one["sentence"]: one["verdict"] for one in said["claims"]}
-    assert verdicts["Gated recurrent unit solves the problem"] == "fails"
-    assert [verdict for sentence, verdict in verdicts.items() if "alpha_{t-2}" in sentence] == ["fails"]
+    assert verdicts["Gated recurrent unit solves the problem"] == "refuted"
+    assert [verdict for sentence, verdict in verdicts.items() if "alpha_{t-2}" in sentence] == ["refuted"]
     assert "inconclusive" not in verdicts.values()
     table = pd.read_csv(COMMITTED / "curves.csv", dtype={"curve": str})
     assert set(table["n"]) == {said["plan"]["seeds"]}

@@ -179,7 +179,7 @@ def test_other_settings_are_another_run(text_directory, tmp_path):
     [
         (["--training", "{"], "is not JSON"),
         (["--training", '{"epochs": 3}'], "unknown name 'epochs' in --training"),
-        (["--network", '{"hidden": 0}'], "hidden is 0"),
+        (["--network", '{"hidden_size": 0}'], "hidden_size is 0"),
         (["--rates", "0.01", "-1"], "learning_rate is -1"),
         (["--seeds", "0"], "give whole numbers of 1 or more"),
         (["--workers", "0"], "--workers is 0: give 1 or more"),

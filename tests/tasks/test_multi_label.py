@@ -56,8 +56,9 @@ def test_several_labels_from_rows_to_a_verdict(project):
         "variants": {name: {"model": name, "data": "topics"} for name in ("han", "gru_flat")},
         "seeds": [0, 1],
         "parameters": {"training": {"max_epochs": 6, "learning_rate": 0.02}},
-        "pairs": [
-            {"name": "p", "claim": "c", "source": "s", "better": "han", "worse": "gru_flat", "metric": "macro_auroc"},
+        "evaluate_on": "test",
+        "comparisons": [
+            {"claim": "c", "source": "s", "treatment": "han", "control": "gru_flat", "metric": "macro_auroc"},
         ],
     }  # fmt: skip
     (root / "experiments/topics.yaml").write_text(yaml.safe_dump(experiment))

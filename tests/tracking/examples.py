@@ -44,7 +44,7 @@ def prepared_text(root: Path, task: str = "single-label") -> Path:
     }
     folder = _write(root, f"snippets-{task}", task, ["read", "draw"], arrays, about)
     write_json(folder / "vocabulary.json", vocabulary)
-    write_json(folder / "shown.json", [{"row": 4, "id": "4", "words": segment(TEXTS[4])}])
+    write_json(folder / "example_documents.json", [{"row": 4, "id": "4", "words": segment(TEXTS[4])}])
     return folder
 
 
@@ -128,8 +128,8 @@ def finish_run(job: dict[str, Any], score: float = 0.9, epochs: int = 3, descrip
         "seed": job["seed"],
         "best_epoch": epochs,
         "epochs": epochs,
-        "converged": True,
         "kernels": "none",
+        "stopped": "patience",
         "parameters": 1234,
         "validation": {"score": score, "loss": 1.5 / epochs, "accuracy": score},
     }

@@ -86,7 +86,7 @@ def test_a_run_carries_what_it_was(folder):
     run = tracking.client.get_run(run_id)
     assert run.info.run_name == "han-seed-3"
     assert run.info.status == "FINISHED"
-    assert run.data.params["network.hidden"] == "4"
+    assert run.data.params["network.hidden_size"] == "4"
     assert run.data.params["training.learning_rate"] == "0.01"
     assert run.data.params["preprocessing.min_count"] == "1"
     assert run.data.params["seed"] == "3"
@@ -96,7 +96,6 @@ def test_a_run_carries_what_it_was(folder):
     assert "cuda" not in run.data.tags
     assert run.data.metrics["test.accuracy"] == 0.9
     assert run.data.metrics["validation.accuracy"] == 0.9
-    assert run.data.metrics["converged"] == 1.0
     assert "test.rows" not in run.data.metrics
     assert len(run.data.metrics) <= MAXIMUM_METRICS
     (data,) = run.inputs.dataset_inputs

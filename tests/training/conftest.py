@@ -11,7 +11,7 @@ from storage.files import sha256_file, write_json
 
 DOCUMENTS, SENTENCES, WORDS, VOCABULARY, CLASSES = 96, 4, 6, 30, 3
 TRAIN, VALIDATION = 64, 80
-SMALL = {"densenet": {"depth": 10, "growth_rate": 4}, "word_average": {"embedding": 8}}
+SMALL = {"densenet": {"depth": 10, "growth_rate": 4}, "word_average": {"embedding_dim": 8}}
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +87,7 @@ def write_job(tmp_path) -> Callable[..., Path]:
     """Write a job file for a run in tmp_path; ``training`` and other entries replace the defaults."""
 
     def write(prepared: Path, key: str = "key", model: str = "han", **entries) -> Path:
-        small = SMALL.get(model, {"embedding": 8, "hidden": 4})
+        small = SMALL.get(model, {"embedding_dim": 8, "hidden_size": 4})
         training = {"max_epochs": 4, "batch_size": 8, "learning_rate": 0.01} | entries.pop("training", {})
         job = {
             "run_key": key,

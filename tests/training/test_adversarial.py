@@ -27,7 +27,7 @@ def prepared(text_directory):
 
 def build(model, settings, prepared):
     torch.manual_seed(0)
-    small = {"embedding": 6, "dropout": 0.0} | ({} if model == "word_average" else {"hidden": 5})
+    small = {"embedding_dim": 6, "dropout": 0.0} | ({} if model == "word_average" else {"hidden_size": 5})
     return models.build(model, small | settings, prepared.description)
 
 

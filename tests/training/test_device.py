@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from storage.errors import InputError
-from storage.files import file_lock
+from storage.locks import file_lock
 from training import device
 from training.settings import Settings
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from planning.validation import read
 from storage.errors import InputError
 from training.schedules import REGISTRY, Schedule
 from training.settings import Settings
@@ -79,4 +80,4 @@ def follow(optimiser, scheduler):
 )
 def test_nonsense_is_refused(settings, field):
     with pytest.raises(InputError, match=field):
-        Settings.read(settings, "training")
+        read(Settings, settings, "training")

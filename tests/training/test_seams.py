@@ -89,15 +89,14 @@ from typing import Annotated
 from torch import nn
 
 from models.activations import make_activation
-from storage.checked import Between, Checked
-from storage.settings import OneOf, Tagged, tagged
+from storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
-    size: Annotated[int, Between(1, 64)] = 4
+class Settings:
+    size: Annotated[int, Range(1, 64)] = 4
     activation: Annotated[Tagged, OneOf("models.activations")] = tagged("relu")
 
 

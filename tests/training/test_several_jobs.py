@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from models.layers import parameter_count
-from storage.source import ROOT, source_digests
+from storage.source import ROOT, numeric_digest, numeric_files
 from training.__main__ import main
 from training.machine import machine
 
@@ -78,12 +78,18 @@ def test_a_job_that_fails_does_not_keep_the_others(train, write_job, image_direc
 def test_a_job_of_other_sources_is_refused_before_anything_is_written(train, write_job, image_directory):
     path = write_job(image_directory, "other", "densenet", training={"max_epochs": 2})
     job = json.loads(path.read_text())
-    right = source_digests(["models.densenet"])
-    path.write_text(json.dumps(job | {"source": right | {"models/densenet.py": "0" * 64, "models/gone.py": "1" * 64}}))
+    modules = ["models.densenet"]
+    files = numeric_files(modules)
+    right = {"modules": modules, "digest": numeric_digest(modules), "files": files}
+    others = files | {"models/densenet.py": "0" * 64, "models/gone.py": "1" * 64}
+    path.write_text(json.dumps(job | {"source": {**right, "digest": "0" * 64, "files": others}}))
     code, output, errors = train(path)
     assert code == 2 and not output
-    assert f"error: {path} was made of other sources than those here (models/densenet.py and 1 more): " in errors
+    assert f"error: {path} " in errors and "(models/densenet.py and 1 more)" in errors
     assert errors.count("\n") == 1 and not (path.parent / "runs" / "other" / "environment.json").exists()
+    # A job from before sources were named by what they compute.
+    path.write_text(json.dumps(job | {"source": {"models/densenet.py": "0" * 64}}))
+    assert train(path)[0] == 2
     path.write_text(json.dumps(job | {"source": right}))
     assert train(path)[0] == 0
 

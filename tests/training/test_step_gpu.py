@@ -47,8 +47,8 @@ STEPS = [
     ("han", {"word_dropout": 0.2}, {"adversarial_epsilon": 0.5}),
     ("han", {}, {"adversarial_epsilon": 0.5, "ema_decay": 0.9}),
     ("gru_flat", {}, {}),
-    ("gru_flat", {"summary": "mean"}, {"adversarial_epsilon": 0.5}),
-    ("gru_flat", {"summary": "attention", "word_dropout": 0.2}, {"ema_decay": 0.9}),
+    ("gru_flat", {"pooling": "mean"}, {"adversarial_epsilon": 0.5}),
+    ("gru_flat", {"pooling": "attention", "word_dropout": 0.2}, {"ema_decay": 0.9}),
     ("word_average", {"word_dropout": 0.2}, {"adversarial_epsilon": 0.5, "ema_decay": 0.9}),
 ]
 
@@ -64,7 +64,7 @@ def test_a_graph_s_run_ends_with_the_bytes_of_a_called_one(
     for graphs in (True, False):
         # Batches of two sizes, dropout, and clipping that bites.
         settings = {"batch_size": 9, "amp": amp, "cuda_graphs": graphs, "max_grad_norm": 0.5} | training
-        small = {"depth": 10, "growth_rate": 4} if model == "densenet" else {"embedding": 8}
+        small = {"depth": 10, "growth_rate": 4} if model == "densenet" else {"embedding_dim": 8}
         small |= {"dropout": 0.3} | network
         ends.append(train(write_job(data, f"{graphs}", model, run_key="same", network=small, training=settings)))
     assert ends[0] == ends[1]

@@ -1,0 +1,5 @@
+"""The same as ``reread``: python -m commands."""
+
+from commands.app import main
+
+main()

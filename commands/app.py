@@ -1,0 +1,71 @@
+"""The command ``reread``. Its subcommands are the files of this folder, and only the one that is called is imported."""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+import typer
+from typer.core import TyperGroup
+
+from storage.errors import InputError, command
+from storage.registry import Registry
+
+REGISTRY = Registry("commands", "command", ("command",))
+INTERRUPTED = 130
+
+
+class Subcommands(TyperGroup):
+    """The subcommands by name and first line of help; the one that is called is replaced by its own file's command."""
+
+    def resolve_command(self, context, arguments):
+        name, found, rest = super().resolve_command(context, arguments)
+        return name, found and load(name), rest
+
+
+def load(name: str):
+    """Import commands/NAME.py and make its ``command`` a command of Typer's, with the file's docstring as its help."""
+    module = importlib.import_module(f"commands.{name}")
+    app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+    # \b keeps the lines of a paragraph as they are.
+    text = module.__doc__.strip().replace("\n\n", "\n\n\b\n")
+    settings = getattr(module, "CONTEXT", {})
+    app.command(name, help=text, context_settings={"help_option_names": ["-h", "--help"], **settings})(module.command)
+    return typer.main.get_command(app)
+
+
+def summary(name: str) -> str:
+    """The first line of a subcommand's docstring; the file is parsed and not imported."""
+    return ast.get_docstring(ast.parse((Path(__file__).parent / f"{name}.py").read_bytes())).splitlines()[0]
+
+
+def make_app() -> typer.Typer:
+    """Make the application with a line for each subcommand that there is a file of."""
+    app = typer.Typer(
+        cls=Subcommands,
+        help="Run a paper's claim again: versioned data in, a verdict with an interval out.",
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(lambda: None)
+    for name in REGISTRY.available():
+        app.command(name, help=summary(name))(lambda: None)
+    return app
+
+
+@command
+def main(arguments: list[str] | None = None) -> int | None:
+    """Run the command. A usage error is one line and exit code 2, as any other bad input is."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = make_app()(arguments or ["--help"], prog_name="reread", standalone_mode=False)
+    except typer.TyperException as error:
+        usage = getattr(error, "ctx", None)
+        hint = f" (see `{usage.command_path} --help`)" if usage else ""
+        raise InputError(f"{error.format_message().rstrip('.')}{hint}") from None
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    if code == INTERRUPTED:  # Typer returns it for Ctrl-C
+        raise KeyboardInterrupt
+    return code

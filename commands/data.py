@@ -1,0 +1,48 @@
+"""Make or verify data sets in data/.
+
+reread data                              the data sets of the default experiment
+reread data imdb movie_reviews           these
+reread data --experiment imdb            those of another experiment
+reread data films --accept-new-version   record data that differs from the manifest as a new version
+"""
+
+from typing import Annotated
+
+import typer
+
+from commands.options import AsJson, Experiment, completion, plan_of, print_json, progress
+from storage.errors import refuse_unknown
+
+
+def known_names() -> list[str]:
+    """The data sets that can be made here, and those of the manifest."""
+    from preprocessing.manifest import Manifest
+    from preprocessing.sources import SOURCES
+
+    return sorted({*SOURCES.available(), *Manifest.load().datasets})
+
+
+def command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Data sets; none: the experiment's.",
+            autocompletion=completion(lambda _: known_names()),
+        ),
+    ] = None,
+    experiment: Experiment = "default",
+    accept_new_version: Annotated[
+        bool, typer.Option("--accept-new-version", help="Record data that differs as a new version.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    refuse_unknown(names or (), known_names(), "the data sets")
+    names = names or sorted(plan_of(experiment).data)
+
+    from tasks.ingest import ingest
+
+    with progress(as_json):
+        versions = {name: ingest.fn(name, accept_new_version) for name in names}
+    if as_json:
+        print_json(versions)

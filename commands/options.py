@@ -1,0 +1,89 @@
+"""Options that several commands have, with their completion, and how commands print."""
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from planning.experiment import experiments, load_experiment
+from planning.runs import all_runs
+
+if TYPE_CHECKING:
+    from planning.plan import Plan
+
+
+def completion(names: Callable[[typer.Context], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
+    """Complete by the names that begin as the word does; what cannot be read completes to nothing."""
+
+    def complete(context: typer.Context, incomplete: str) -> list[str]:
+        with contextlib.suppress(Exception):
+            return [name for name in names(context) if name.startswith(incomplete)]
+        return []
+
+    return complete
+
+
+def variants_of(context: typer.Context) -> dict[str, Any]:
+    """The variants of the experiment that the command line names."""
+    return load_experiment(context.params.get("experiment") or "default").variants
+
+
+EXPERIMENTS = completion(lambda context: experiments())
+VARIANTS = completion(variants_of)
+DATA = completion(lambda context: {variant.data: None for variant in variants_of(context).values()})
+RUNS = completion(lambda context: [run.key for run in all_runs()])
+
+Experiment = Annotated[
+    str, typer.Option("--experiment", "-e", metavar="NAME", help="A file of experiments/.", autocompletion=EXPERIMENTS)
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option("--variant", "-v", metavar="NAME", help="Only this variant; repeatable.", autocompletion=VARIANTS),
+]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", metavar="SEED", help="Only this seed; repeatable.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Override a setting, as training.learning_rate=0.02; repeatable."),
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse what is finished: make it again.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+RunKey = Annotated[str, typer.Argument(metavar="RUN", help="A run's key or its beginning.", autocompletion=RUNS)]
+
+
+def plan_of(
+    experiment: str,
+    variants: list[str] | None = None,
+    seeds: list[int] | None = None,
+    overrides: list[str] | None = None,
+) -> "Plan":
+    """Resolve and check an experiment at the entrance, before a server is started for it."""
+    from planning.plan import make_plan
+
+    return make_plan(experiment, variants or None, seeds or None, overrides or ())
+
+
+def progress(as_json: bool) -> contextlib.AbstractContextManager:
+    """Where ``as_json``, print progress inside the block to stderr: stdout is for the JSON alone."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(table: Table) -> None:
+    """Print a table: as wide as the terminal, or, where stdout is none, as wide as its cells and without padding."""
+    if sys.stdout.isatty():
+        Console(highlight=False).print(table)
+        return
+    text = io.StringIO()
+    Console(file=text, width=10_000, color_system=None, highlight=False).print(table)
+    for line in text.getvalue().splitlines():
+        print(line.rstrip())

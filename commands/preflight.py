@@ -1,0 +1,41 @@
+"""Check Python and the virtual environment before there are packages; `make doctor` starts it, then `reread doctor`.
+
+Standard library alone, also for Python 3.9. Exit code 1, and the command that fixes it, where something is missing.
+"""
+
+import importlib.util
+import os
+import re
+import sys
+
+OLDEST = (3, 11)
+
+
+def problem(venv=".venv"):
+    """What is wrong and the command that fixes it, or None."""
+    made, settings = os.path.isdir(venv), os.path.join(venv, "pyvenv.cfg")
+    version = sys.version_info[:2]
+    if os.path.isfile(settings):
+        with open(settings) as file:
+            found = re.search(r"^version(?:_info)? *= *(\d+)\.(\d+)", file.read(), re.MULTILINE)
+        version = (int(found.group(1)), int(found.group(2))) if found else version
+    if version < OLDEST:
+        removed = f"rm -rf {venv}; " if made else ""
+        fix = removed + "apt-get install python3.11 python3.11-venv (or: pyenv install 3.11), then make install"
+        return "Python {}.{} is found, 3.11 or later is needed".format(*version), fix
+    if not made and importlib.util.find_spec("ensurepip") is None:
+        return "the module venv is missing", "apt-get install python{}.{}-venv".format(*version)
+    if not made:
+        return "the virtual environment is not made yet", "make install"
+    if not os.access(os.path.join(venv, "bin", "python"), os.X_OK):
+        return f"{venv}/bin/python does not start", f"rm -rf {venv} && make install"
+    if not os.path.isfile(os.path.join(venv, "installed")):
+        return "the packages are not all installed", "make install"
+    return None
+
+
+if __name__ == "__main__":
+    found = problem()
+    if found:
+        print("missing   {}\n          -> {}".format(*found))
+        sys.exit(1)

@@ -1,0 +1,101 @@
+"""The ledger of test reads: which experiments evaluated a test split, with which settings, and when.
+
+results/test-reads.jsonl is committed, one JSON object per line:
+
+    date        UTC, to the second
+    experiment  its name
+    plan        the key of what decides the comparisons: settings, seeds, comparisons and data, without the machine
+    data        the data sets whose test split was read
+    changed     what differs from the experiment's last entry ("first read" for its first)
+    parts       a short key of each named part of the plan, from which ``changed`` is found
+
+A test split that steered a choice no longer measures unseen data (Dwork et al. 2015, "The reusable holdout"), so a
+verdict after the first read of changed settings is marked.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from storage.errors import InputError
+from storage.files import content_key, write_text
+from storage.locks import file_lock
+
+LEDGER = Path("results/test-reads.jsonl")
+FIRST = "first read"
+
+
+@dataclass(frozen=True)
+class SplitRead:
+    """One entry: the first evaluation of a test split with one plan."""
+
+    date: str
+    experiment: str
+    plan: str
+    data: list[str]
+    changed: str
+    parts: dict[str, str] = field(default_factory=dict)
+
+
+def read_ledger(path: Path = LEDGER) -> list[SplitRead]:
+    """Return all entries in order; none where the file is missing. InputError names a line that cannot be read."""
+    if not path.is_file():
+        return []
+    entries = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            entries.append(SplitRead(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{path}, line {number} is no ledger entry ({error}): restore the file from git") from None
+    return entries
+
+
+def record_read(
+    experiment: str,
+    plan: str,
+    data: Sequence[str],
+    parts: Mapping[str, Any],
+    path: Path = LEDGER,
+    now: datetime | None = None,
+) -> list[SplitRead]:
+    """Append an entry unless the experiment has one with this plan, and return the whole ledger.
+
+    plan: the key of ``parts``, equal for equal settings, seeds, comparisons and data on any machine. parts: JSON values
+    by name ("variant han", "seeds"); the entry names those that differ from the experiment's last entry.
+    """
+    with file_lock(path.parent.parent / ".locks" / path.name):
+        entries = read_ledger(path)
+        before = [entry for entry in entries if entry.experiment == experiment]
+        if any(entry.plan == plan for entry in before):
+            return entries
+        keys = {name: content_key(value)[:12] for name, value in parts.items()}
+        date = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        changed = what_changed(before[-1].parts, keys) if before else FIRST
+        entries.append(SplitRead(date, experiment, plan, sorted(data), changed, keys))
+        write_text(path, "".join(json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in entries))
+        return entries
+
+
+def what_changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the names of the parts that differ, or "not known" where an entry has none."""
+    if not before or not now:
+        return "not known"
+    return ", ".join(sorted(name for name in {*before, *now} if before.get(name) != now.get(name))) or "not known"
+
+
+def reads_of(entries: Sequence[SplitRead], data: Sequence[str]) -> list[SplitRead]:
+    """Return the entries that read the test split of one of the data sets."""
+    return [entry for entry in entries if set(entry.data) & set(data)]
+
+
+def earlier_reads(entries: Sequence[SplitRead], experiment: str, plan: str, data: str) -> int:
+    """Return how often an experiment had read a data set's test split with other settings before this plan."""
+    count = 0
+    for entry in entries:
+        if entry.experiment == experiment and entry.plan == plan:
+            break
+        count += entry.experiment == experiment and data in entry.data
+    return count

@@ -1,0 +1,158 @@
+"""What params.yaml and experiments/NAME.yaml may hold, and how they are read.
+
+Files are read by YAML's safe loader: no tags that make objects. A name may stand once in a mapping, as YAML itself
+says; what ``<<`` merges may be named again.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from storage.errors import InputError
+
+MERGE = "tag:yaml.org,2002:merge"  # of `<<`
+MAX_BYTES = 1_000_000
+MAX_NODES = 100_000  # also those that aliases repeat: nested aliases grow a small file without bounds
+SEEDS = 2**63  # how many there are: torch takes a seed as a signed integer of 64 bits
+
+Text = Annotated[str, Field(min_length=1)]
+Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
+# `docstrings:` with nothing after it is an empty section.
+OrEmpty = BeforeValidator(lambda value: {} if value is None else value)
+Section = Annotated[dict[str, Any], OrEmpty]
+
+
+class File(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class ModelSection(File):
+    """Settings of one model: of its network and of its training."""
+
+    network: Section = {}
+    training: Section = {}
+
+
+class Parameters(File):
+    """params.yaml: preprocessing by data set, training, and models by name."""
+
+    preprocessing: dict[str, Section]
+    training: dict[str, Any]
+    models: dict[str, Annotated[ModelSection, OrEmpty]]
+
+
+class VariantSection(File):
+    """What a variant sets, or (under ``defaults``) what all variants of an experiment share."""
+
+    model: Text | None = None
+    data: Text | None = None
+    preprocessing: Section = {}
+    network: Section = {}
+    training: Section = {}
+
+
+class Variant(VariantSection):
+    """One variant; its ``grid`` replaces the experiment's."""
+
+    grid: dict[str, Any] | None = None
+
+
+class Control(File):
+    """One control of a group of comparisons; what it leaves out is the group's."""
+
+    name: Text | None = None
+    claim: Text | None = None
+    source: Text | None = None
+    metric: Text | None = None
+
+
+class ComparisonGroup(File):
+    """A treatment against one control, or against each of several.
+
+    In ``claim``, {treatment} and {control} are replaced by the names of the two.
+    """
+
+    treatment: Text
+    control: Text | None = None
+    controls: dict[str, Annotated[Control, OrEmpty]] = {}
+    name: Text | None = None
+    claim: Text | None = None
+    source: Text | None = None
+    metric: Text | None = None
+
+
+class ExperimentFile(File):
+    """experiments/NAME.yaml."""
+
+    title: Text
+    variants: Annotated[dict[str, Annotated[Variant, OrEmpty]], Field(min_length=1)]
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    parameters: Section = {}
+    defaults: VariantSection = VariantSection()
+    grid: dict[str, Any] = {}
+    comparisons: list[ComparisonGroup] = []
+    equivalence_margin: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    evaluate_on: Annotated[str, Field(pattern="^(validation|test)$")] = "validation"
+    tuning: dict[str, Any] = {}
+    tunes: Text | None = None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a name stands once: the format's own rule, which PyYAML does not keep."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        # As it is written: what `<<` merges into it later may be named again.
+        node = super().compose_mapping_node(anchor)
+        keys = [key for key, _ in node.value if key.tag != MERGE]
+        names = [self.construct_object(key, deep=True) for key in keys]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"'{name}' stands here a second time", keys[place].start_mark
+                )
+        return node
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping. InputError names the file, and the line of a syntax error or of a doubled name."""
+    try:
+        value = parse_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing: run this from the project's folder") from None
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} must hold a mapping of names to values, not {type(value).__name__}")
+    return value
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value that YAML text holds. ValueError where it, or what its aliases expand to, is too large."""
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} characters")
+    # _Loader is a SafeLoader.
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count_nodes(node, {}, ())
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _count_nodes(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> int:
+    """The nodes under ``node`` once its aliases are expanded; ValueError for too many, or for one within itself."""
+    if id(node) in above:
+        raise ValueError("an alias stands within its own anchor")
+    if id(node) not in known:
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        inner = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
+        known[id(node)] = 1 + sum(_count_nodes(part, known, (*above, id(node))) for part in inner)
+    if known[id(node)] > MAX_NODES:
+        raise ValueError(f"its aliases expand to more than {MAX_NODES:,} values")
+    return known[id(node)]

@@ -1,0 +1,57 @@
+"""File locks that the kernel releases however their holder ends, and the one lock of a run.
+
+Everything that writes to a folder in runs/, or removes it, holds ``run_lock`` of that folder: training, evaluation,
+reproduction, ``--no-cache`` and prune. The lock is beside the folder, so that it outlives the folder's removal.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, blocking: bool = True) -> Iterator[TextIO | None]:
+    """Hold an exclusive lock on ``path``; yield its open file, or None where it is held and ``blocking`` is false.
+
+    The file contains the holder's process id. A process that inherits its descriptor holds the lock too.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield None
+            return
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield file
+
+
+def run_lock(run_directory: Path) -> Path:
+    """Return the path of the lock of a run: RUNS/.locks/KEY.lock."""
+    run_directory = Path(run_directory)
+    return run_directory.parent / ".locks" / f"{run_directory.name}.lock"
+
+
+def is_held(path: Path) -> bool:
+    """Return whether another process, or another part of this one, holds the lock."""
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def holder(path: Path) -> str:
+    """Return who last acquired the lock, in words: ``process 1234``, or ``another process``."""
+    with contextlib.suppress(OSError):
+        process = Path(path).read_text(encoding="utf-8").strip()
+        if process:
+            return f"process {process}"
+    return "another process"

@@ -1,0 +1,73 @@
+"""Runs of older code get their key of today where their first epochs are equal, and are left where they differ."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from planning.plan import make_plan
+from preprocessing.prepare import prepare
+from storage.files import read_json, write_json
+from storage.source import ROOT
+from tests.commands.conftest import make_folder
+from training.launcher import run_training
+
+SELECTED = ["--experiment", "tiny", "--variant", "densenet-relu"]
+
+
+@pytest.fixture
+def old(reread, tmp_path, monkeypatch):
+    """A project with one finished run whose key is another than today's; return its folder and today's job."""
+    monkeypatch.chdir(make_folder(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    plan = make_plan("tiny", ["densenet-relu"], [0])
+    for about in plan.preparations().values():
+        prepare(about["data"], about["settings"])
+    (job,) = plan.jobs()
+    run_training(job, lambda event: None)
+    directory = tmp_path / "old" / ("0" * 16)
+    directory.parent.mkdir()
+    Path(job["run_directory"]).rename(directory)
+    for name in ("job.json", "result.json"):
+        write_json(directory / name, {**read_json(directory / name), "run_key": directory.name})
+    return directory, job
+
+
+def test_a_run_whose_first_epochs_are_equal_is_copied_to_its_key_of_today(reread, old):
+    directory, job = old
+    assert "adopted" in reread("adopt", *SELECTED, "--from", "old", "--epochs", "2")
+    adopted = Path(job["run_directory"])
+    assert read_json(adopted / "job.json") == {**json.loads(json.dumps(job)), "adopted_from": directory.name}
+    assert read_json(adopted / "result.json")["run_key"] == job["run_key"]
+    for name in ("best.safetensors", "history.csv"):
+        assert (adopted / name).read_bytes() == (directory / name).read_bytes()
+    assert not list(Path("runs/.adopted").glob("[!.]*")) and directory.is_dir()
+    # It is reused.
+    assert make_plan("tiny", ["densenet-relu"], [0]).unfinished() == []
+
+
+def test_a_run_that_is_trained_differently_today_is_left(reread, old):
+    directory, job = old
+    history = (directory / "history.csv").read_text()
+    (directory / "history.csv").write_text(history.replace("\n1,", "\n1,0", 1))
+    assert "epoch 1 of" in reread("adopt", *SELECTED, "--from", "old", code=1)
+    assert not Path(job["run_directory"]).exists()
+
+
+def test_where_nothing_can_be_adopted_it_is_refused(reread, old):
+    directory, _ = old
+    shutil.rmtree(directory)
+    assert "--from" in reread("adopt", *SELECTED, "--from", "old", code=2)
+
+
+def test_the_first_epochs_may_be_trained_elsewhere(reread, old):
+    directory, job = old
+    proof = Path("there") / job["run_key"]
+    proof.mkdir(parents=True)
+    rows = (directory / "history.csv").read_text().splitlines()[:2]
+    (proof / "history.csv").write_text("\n".join(rows))
+    assert "dry run" in reread("adopt", *SELECTED, "--from", "old", "--proof", "there", "--dry-run")
+    assert not Path(job["run_directory"]).exists()
+    reread("adopt", *SELECTED, "--from", "old", "--proof", "there")
+    assert Path(job["run_directory"]).is_dir()

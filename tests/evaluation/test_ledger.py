@@ -1,0 +1,55 @@
+"""The ledger of test reads."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from evaluation.ledger import FIRST, LEDGER, earlier_reads, read_ledger, reads_of, record_read
+from storage.errors import InputError
+from storage.files import read_json
+
+WHEN = datetime(2026, 11, 21, 16, 5, 8, tzinfo=UTC)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return tmp_path / "results" / "test-reads.jsonl"
+
+
+def test_each_plan_is_recorded_once(ledger):
+    assert read_ledger(ledger) == []
+    first = record_read("imdb", "aaaa", ["imdb"], {"seeds": [1, 2], "han": {"rate": 1}}, ledger, WHEN)
+    assert (first[0].date, first[0].changed, first[0].plan) == ("2026-11-21T16:05:08Z", FIRST, "aaaa")
+    text = ledger.read_text()
+    assert record_read("imdb", "aaaa", ["imdb"], {"seeds": [1, 2], "han": {"rate": 1}}, ledger) == first
+    assert ledger.read_text() == text
+    record_read("imdb", "bbbb", ["imdb"], {"seeds": [1, 2], "han": {"rate": 2}, "gru": {}}, ledger)
+    entries = record_read("news", "cccc", ["newsgroups20"], {"seeds": [1]}, ledger)
+    assert [entry.changed for entry in entries] == [FIRST, "gru, han", FIRST]
+    assert read_ledger(ledger) == entries and ledger.read_text().startswith(text)
+    # The first plan again: nothing is added.
+    assert record_read("imdb", "aaaa", ["imdb"], {"seeds": [1, 2], "han": {"rate": 1}}, ledger) == entries
+
+
+def test_earlier_reads_are_those_of_other_settings(ledger):
+    for plan in ("aaaa", "bbbb"):
+        record_read("imdb", plan, ["imdb", "digits"], {"plan": plan}, ledger)
+    entries = record_read("other", "cccc", ["imdb"], {}, ledger)
+    assert [earlier_reads(entries, "imdb", plan, "imdb") for plan in ("aaaa", "bbbb", "new")] == [0, 1, 2]
+    assert earlier_reads(entries, "imdb", "new", "mnist") == 0
+    assert len(reads_of(entries, ["imdb"])) == 3 and len(reads_of(entries, ["digits"])) == 2
+
+
+def test_a_broken_line_is_named(ledger):
+    record_read("imdb", "aaaa", ["imdb"], {}, ledger)
+    with ledger.open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(InputError, match=r"test-reads\.jsonl, line 2"):
+        read_ledger(ledger)
+
+
+def test_the_committed_ledger_has_the_reads_of_imdb():
+    reads = [entry for entry in read_ledger(LEDGER) if entry.experiment == "imdb"]
+    assert len(reads) >= 3 and reads[0].changed == FIRST
+    assert [entry.date for entry in reads] == sorted(entry.date for entry in reads)
+    assert read_json(LEDGER.parent / "imdb" / "metrics.json")["evaluated_on"] == "test"

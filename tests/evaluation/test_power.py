@@ -1,0 +1,113 @@
+"""What a design can decide: against simulation, by hand, and on the numbers of a tuning."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from evaluation.power import ITEM_SHARE, Design, reach, reachable, tuned_deviation, tuned_score
+from evaluation.statistics import holm, paired_interval, sign_flip_p
+from evaluation.verdicts import Comparison
+
+DESIGN = Design("swish", "densenet-swish", "densenet-relu", 8, 1, 0.01, spread=0.01)
+
+
+def test_the_smallest_detectable_difference_is_found_as_often_as_said():
+    """8 normal seeds whose true difference is the one named: the rule's test over seeds finds it in 80 %."""
+    found = reach(DESIGN)
+    rng = np.random.default_rng(0)
+    draws = rng.normal(found.smallest_detectable, DESIGN.spread, (1500, 8))
+    supported = [sign_flip_p(one) < 0.05 and paired_interval(one).mean >= DESIGN.margin for one in draws]
+    assert np.mean(supported) == pytest.approx(0.8, abs=0.05)
+    assert found.supported and found.refuted and not found.warnings
+
+
+def test_the_power_of_equivalence_is_that_of_the_two_one_sided_tests():
+    found = reach(DESIGN)
+    rng = np.random.default_rng(1)
+    draws = rng.normal(0, DESIGN.spread, (20_000, 8))
+    half = stats.t.ppf(0.95, 7) * draws.std(axis=1, ddof=1) / math.sqrt(8)
+    inside = np.abs(draws.mean(axis=1)) + half < DESIGN.margin
+    assert found.power_of_equivalence == pytest.approx(inside.mean(), abs=0.06)
+    assert found.equivalent == (found.power_of_equivalence >= 0.5)
+
+
+def test_a_true_difference_of_the_margin_has_even_odds_at_most():
+    assert reach(dataclasses.replace(DESIGN, margin=0.03)).power_at_margin == pytest.approx(0.5)
+    assert reach(dataclasses.replace(DESIGN, margin=0.005)).power_at_margin < 0.2
+
+
+def test_a_claim_without_room_is_warned_of():
+    """ReLU errs on 2 of 266: .0075 is all that can be gained, and .02 is asked for."""
+    found = reach(dataclasses.replace(DESIGN, margin=0.02, room=2 / 266))
+    assert not found.supported and found.refuted and found.equivalent
+    (warning,) = found.warnings
+    assert "cannot be supported" in warning and "0.0075" in warning and "0.0200" in warning
+
+
+def test_too_few_seeds_are_warned_of():
+    found = reach(dataclasses.replace(DESIGN, seeds=5, comparisons=3))
+    assert not (found.supported or found.refuted or found.equivalent)
+    assert "at least 7 seeds" in found.warnings[0]
+    # 3 / 64 is below .05: equivalence needs one seed fewer.
+    assert reach(dataclasses.replace(DESIGN, seeds=6, comparisons=3, spread=0.001)).equivalent
+
+
+def test_equivalence_out_of_reach_says_what_would_reach_it():
+    wide = reach(dataclasses.replace(DESIGN, spread=0.02))
+    assert not wide.equivalent
+    needed = int(wide.warnings[-1].split(": ")[-1].split()[0])
+    assert reach(dataclasses.replace(DESIGN, spread=0.02, seeds=needed)).equivalent
+    assert not reach(dataclasses.replace(DESIGN, spread=0.02, seeds=needed - 1)).equivalent
+    items = reach(dataclasses.replace(DESIGN, item_deviation=0.008))
+    assert "more test items" in items.warnings[-1]
+
+
+def test_more_comparisons_need_a_larger_difference():
+    assert reach(dataclasses.replace(DESIGN, comparisons=3)).smallest_detectable > reach(DESIGN).smallest_detectable
+    assert holm([0.02, 1, 1])[0] == pytest.approx(0.06)
+
+
+def test_an_unknown_spread_is_said():
+    found = reach(dataclasses.replace(DESIGN, spread=None, room=0.005))
+    assert found.smallest_detectable is None and "spread between seeds is not known" in found.sentences[0]
+    assert not found.supported and found.refuted
+
+
+def trial(mean, deviation):
+    return {"validation": {"accuracy": {"mean": mean, "deviation": deviation}}}
+
+
+TUNING = {
+    "variants": {
+        "relu/learning_rate=0.1": trial(0.96, 0.003),
+        "relu/learning_rate=0.2": trial(0.98, 0.004),
+        "swish-0.1": trial(0.95, 0.012),
+        "swish-beta-0.1": trial(0.99, 0.1),
+    },
+    "tuned": {"relu": {"trials": ["relu/learning_rate=0.1", "relu/learning_rate=0.2"]}},
+    "baselines": {"digits": {"linear": {"validation": {"accuracy": 0.9}}}},
+}  # fmt: skip
+
+
+def test_a_tuning_gives_spread_scores_and_room():
+    assert tuned_score(TUNING, "relu", "accuracy") == 0.98 and tuned_score(TUNING, "linear", "accuracy") == 0.9
+    assert tuned_deviation(TUNING, "relu", "accuracy") == pytest.approx(math.sqrt((0.003**2 + 0.004**2) / 2))
+    # swish-beta-0.1 is no trial of swish.
+    assert tuned_deviation(TUNING, "swish", "accuracy") == 0.012 and tuned_score(TUNING, "swish", "accuracy") == 0.95
+    assert tuned_deviation(TUNING, "gelu", "accuracy") is None
+    comparisons = [
+        Comparison("swish", "c", "s", "swish", "relu", "accuracy"),
+        Comparison("linear", "c", "s", "relu", "linear", "accuracy", equivalence_margin=0.05),
+    ]
+    first, second = reachable(comparisons, 8, 0.01, 0.05, {"swish": 266, "linear": 266}, TUNING)
+    spread = math.hypot(0.012, math.sqrt((0.003**2 + 0.004**2) / 2))
+    item = math.sqrt(ITEM_SHARE * (0.98 * 0.02 + 0.95 * 0.05) / 266)
+    expected = reach(Design("swish", "swish", "relu", 8, 2, 0.01, 0.05, spread, item, 0.02))
+    assert first.smallest_detectable == pytest.approx(expected.smallest_detectable)
+    assert (first.sentences, first.warnings) == (expected.sentences, expected.warnings)
+    assert "0.05" in second.sentences[0] and second.supported
+    named = reachable(comparisons[:1], 8, 0.01, 0.05, {"swish": 266}, spread=0.02)[0]
+    assert named == reach(Design("swish", "swish", "relu", 8, 1, 0.01, 0.05, 0.02))

@@ -1,0 +1,205 @@
+"""A plan is made once, holds all that decides what will be done, and changes no more."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planning.environment import Environment, read_environment, table, variable
+from planning.plan import Plan, make_plan
+from storage.errors import InputError
+from tests.planning.test_experiment import EXPERIMENT, PARAMETERS, VECTORS, write
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def test_a_plan_comes_back_from_json_as_it_was(tmp_path):
+    plan = make_plan("trial", root=write(tmp_path))
+    again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert again == plan and again.key == plan.key
+    assert again.environment.runs == Path("runs") and again.variants["relu"].training["threads"] == 1
+    with pytest.raises(AttributeError):
+        plan.alpha = 0.1
+
+
+def test_its_key_is_of_what_decides_the_evidence(tmp_path):
+    def key(**changes):
+        return make_plan("trial", root=write(tmp_path, {**EXPERIMENT, **changes})).key
+
+    usual = key()
+    assert key(title="Another title", tuning={"budget": "none"}) == usual
+    assert key(parameters={"training": {"learning_rate": 0.01, "amp": "auto"}}) == usual
+    assert key(seeds=[0, 2]) != usual and key(alpha=0.01) != usual and key(evaluate_on="test") != usual
+    elsewhere = Environment(reports=Path("elsewhere"))
+    assert make_plan("trial", root=write(tmp_path), environment=elsewhere).key == usual
+    write(tmp_path)
+    elsewhere = Environment(reports=Path("elsewhere"))
+    assert make_plan("trial", root=tmp_path, environment=elsewhere).key == usual
+    assert make_plan("trial", overrides=["training.patience=9"], root=tmp_path).key != usual
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "changed"),
+    [
+        ("training.learning_rate=0.5", "training", {"relu": 0.5, "swish": 0.5}),
+        ("network.depth=22", "network", {"relu": 22, "swish": 22}),
+        ("variants.relu.training.learning_rate=0.5", "training", {"relu": 0.5, "swish": 0.01}),
+        ("network.activation=relu", "network", {"relu": "relu", "swish": "relu"}),
+        ("preprocessing.rows_per_class=5", "preprocessing", {"relu": 5, "swish": 5}),
+    ],
+)
+def test_an_override_changes_all_variants_or_one(tmp_path, override, section, changed):
+    plan = make_plan("trial", overrides=[override], root=write(tmp_path))
+    name = override.split("=")[0].split(".")[-1]
+    assert {key: getattr(one, section)[name] for key, one in plan.variants.items()} == changed
+    assert plan.overrides == (override,) and plan.partial and plan.report_name == "trial-part"
+
+
+def test_an_override_reaches_the_selected_variants_alone(tmp_path):
+    experiment = {**EXPERIMENT, "variants": {**EXPERIMENT["variants"], "han": {"model": "han", "data": "docstrings"}}}
+    write(tmp_path, experiment)
+    plan = make_plan("trial", ["han"], overrides=["network.cell=minimal"], root=tmp_path)
+    assert plan.variants["han"].network["cell"] == "minimal"
+    with pytest.raises(InputError, match="variant 'relu'.*'cell'"):
+        make_plan("trial", overrides=["network.cell=minimal"], root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.learning_rat=0.5", "'learning_rate'"),
+        ("trainin.learning_rate=0.5", "'training'"),
+        ("training.learning_rate", "SECTION.SETTING=VALUE"),
+        ("training=3", "SECTION.SETTING=VALUE"),
+        ("training.learning_rate=[", "not valid YAML"),
+        ("training.learning_rate=1e-3", "1.0e-3"),
+        ("variants.rely.training.patience=1", "'relu'"),
+        ("variants.relu", "variants.NAME.training"),
+    ],
+)
+def test_a_wrong_override_is_refused_by_its_name(tmp_path, override, said):
+    with pytest.raises(InputError) as error:
+        make_plan("trial", overrides=[override], root=write(tmp_path))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("selection", "said"),
+    [
+        ({"variants": ["rely"]}, "'relu'"),
+        ({"variants": []}, "at least one"),
+        ({"seeds": [-1]}, "seed -1"),
+        ({"seeds": [2**63]}, "seed 9"),
+        ({"seeds": [1, 1]}, "seed 1 twice"),
+    ],
+)
+def test_a_wrong_selection_is_refused(tmp_path, selection, said):
+    with pytest.raises(InputError) as error:
+        make_plan("trial", root=write(tmp_path), **selection)
+    assert said in str(error.value)
+
+
+def test_variants_that_read_other_rows_are_refused_and_other_lengths_are_not(tmp_path):
+    han = {"model": "han", "data": "docstrings"}
+    cut = {**han, "preprocessing": {"length_quantile": {"words": 0.5}}}
+    comparison = {**EXPERIMENT["comparisons"][0], "treatment": "cut", "control": "whole"}
+    experiment = {**EXPERIMENT, "variants": {"whole": han, "cut": cut}, "comparisons": [comparison]}
+    plan = make_plan("trial", root=write(tmp_path, experiment))
+    assert len({one.prepared_key for one in plan.variants.values()}) == 2 == len(plan.preparations())
+    experiment["variants"]["cut"] = {**cut, "preprocessing": {"rows_per_class": 5}}
+    with pytest.raises(InputError, match="'cut'.*rows.*'whole'"):
+        make_plan("trial", root=write(tmp_path, experiment))
+
+
+def test_data_that_is_not_ingested_yet_is_filled_in_afterwards(tmp_path):
+    root = write(tmp_path, {**EXPERIMENT, "variants": {"han": {"model": "han", "data": "later"}}, "comparisons": []},
+                 {**PARAMETERS, "preprocessing": {"later": {}}})  # fmt: skip
+    plan = make_plan("trial", root=root)
+    assert plan.data == {"later": None} and plan.variants["han"].prepared_key is None
+    # The model reads text alone: what text needs is known.
+    assert "length_quantile" in plan.variants["han"].preprocessing
+    with pytest.raises(InputError, match="'later'"):
+        plan.preparations()
+    with pytest.raises(InputError, match="'later'"):
+        plan.with_data(root / "data.manifest.json")
+    manifest = json.loads((PROJECT / "data.manifest.json").read_text())
+    manifest["datasets"]["later"] = manifest["datasets"]["docstrings"]
+    (root / "data.manifest.json").unlink()
+    (root / "data.manifest.json").write_text(json.dumps(manifest))
+    known = plan.with_data(root / "data.manifest.json")
+    assert known.data["later"]["kind"] == "text" and known.variants["han"].prepared_key
+    # An image data set under the same name does not fit the model.
+    manifest["datasets"]["later"] = manifest["datasets"]["digits"]
+    (root / "data.manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="later"):
+        plan.with_data(root / "data.manifest.json")
+
+
+def test_word_vectors_that_are_not_prepared_are_refused_unless_the_variant_prepares_them(tmp_path):
+    with pytest.raises(InputError, match="word2vec"):
+        make_plan("trial", root=write(tmp_path, {**EXPERIMENT, "variants": {"han": VECTORS}, "comparisons": []}))
+    prepared = {**VECTORS, "preprocessing": {"word_vectors": {"size": 8}}}
+    variants = {"han": prepared, "plain": {"model": "han", "data": "docstrings"}}
+    plan = make_plan("trial", root=write(tmp_path, {**EXPERIMENT, "variants": variants, "comparisons": []}))
+    assert len(plan.preparations()) == 2
+
+
+def test_the_environment_is_read_once_and_wrong_variables_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("REREAD_RUNS", str(tmp_path / "there"))
+    monkeypatch.setenv("REREAD_WORKERS", "3")
+    plan = make_plan("trial", root=write(tmp_path))
+    monkeypatch.setenv("REREAD_RUNS", "elsewhere")
+    assert (plan.environment.runs, plan.environment.workers) == (tmp_path / "there", 3)
+    assert Plan.from_json(plan.to_json()).environment == plan.environment
+    for name, value in (("REREAD_WORKERS", "0"), ("REREAD_RUNS_PER_GPU", "x"), ("REREAD_PREPROCESSING", "two")):
+        with monkeypatch.context() as context:
+            context.setenv(name, value)
+            with pytest.raises(InputError, match=f"{name}={value}") as error:
+                make_plan("trial", root=tmp_path)
+            assert "\n" not in str(error.value)
+    monkeypatch.setenv("REREAD_PREPROCESSING", "dask")
+    assert read_environment().preprocessing == "dask"
+    monkeypatch.setenv("REREAD_PREPROCESSING", "4")
+    assert read_environment().preprocessing == 4
+
+
+def test_each_variable_is_described():
+    rows = table()
+    assert {name for name, _, _ in rows} >= {"REREAD_RUNS", "REREAD_WORKERS", "DASK_SCHEDULER_ADDRESS"}
+    assert all(description for _, _, description in rows) and variable("runs") == "REREAD_RUNS"
+
+
+EDITED = """
+import json, sys
+from pathlib import Path
+import yaml
+from flows import pipeline as module
+from flows.train import train_run
+
+seen = []
+first = train_run.fn
+
+def edits(job, fresh=False):
+    # The files change while the first run trains.
+    Path("params.yaml").write_text("training: {learning_rate: 7}")
+    Path("experiments/tiny.yaml").unlink(missing_ok=True)
+    seen.append(job["training"]["learning_rate"])
+    return first(job, fresh)
+
+train_run.fn = edits
+report = module.pipeline("tiny", variants=["han"], seeds=[0, 1])
+print(json.dumps({"seen": seen, "report": report}))
+"""
+
+
+def test_an_edit_of_the_files_during_a_run_changes_nothing_of_it(project):
+    tiny = yaml.safe_load((project.directory / "experiments/tiny.yaml").read_text())
+    usual = make_plan("tiny", ["han"], root=project.directory)
+    found = project.run("python", "-c", EDITED, REREAD_WORKERS="1").stdout.splitlines()[-1]
+    found = json.loads(found)
+    assert found["seen"] == [usual.variants["han"].training["learning_rate"]] * 2
+    saved = json.loads((project.directory / found["report"] / "plan.json").read_text())
+    assert saved["variants"]["han"]["training"] == usual.variants["han"].training and saved["title"] == tiny["title"]
+    assert saved["key"] == make_plan("tiny", ["han"], [0, 1], root=PROJECT).key
+    assert "environment" not in saved

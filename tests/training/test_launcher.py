@@ -1,0 +1,102 @@
+"""The launcher: events by a pipe of their own, one lock of the run, and stopping."""
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from storage.errors import InputError
+from storage.locks import file_lock, holder, is_held, run_lock
+from storage.source import ROOT
+from training import launcher
+
+ROOMS = ("storage", "cuda_ext", "models", "batches", "kinds", "runtime", "training")
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    """A copy of the rooms that train, in which the training processes of this test start."""
+    for room in ROOMS:
+        if (ROOT / room).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "_build", "results")
+            shutil.copytree(ROOT / room, tmp_path / room, ignore=ignored)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    return tmp_path
+
+
+def read_job(path: Path, **training) -> dict:
+    job = json.loads(path.read_text())
+    return {**job, "training": {**job["training"], "threads": 1, **training}}
+
+
+def test_what_a_model_prints_goes_to_the_log_and_ends_nothing(bare, write_job, text_directory):
+    model = bare / "models" / "word_average.py"
+    model.write_text(f"{model.read_text()}\nprint('a stray line')\n")
+    job = read_job(write_job(text_directory, model="word_average"))
+    events = []
+    launcher.run_training(job, events.append)
+    assert [event["event"] for event in events][-1] == "finished"
+    assert "a stray line" in (Path(job["run_directory"]) / "log.txt").read_text()
+
+
+def test_a_refused_job_is_an_input_error(bare, write_job, text_directory):
+    job = {**read_job(write_job(text_directory, model="word_average")), "prepared": "nowhere"}
+    with pytest.raises(InputError, match="nowhere"):
+        launcher.run_training(job, lambda event: None)
+
+
+def test_training_is_allowed_again_after_it_was_stopped(bare, write_job, text_directory):
+    job = read_job(write_job(text_directory, model="word_average"))
+    launcher.stop_training()
+    try:
+        with pytest.raises(launcher.TrainingStopped):
+            launcher.run_training(job, lambda event: None)
+    finally:
+        launcher.allow_training()
+    launcher.run_training(job, lambda event: None)
+    assert (Path(job["run_directory"]) / "result.json").is_file()
+
+
+LAUNCH = """
+import json, sys
+from pathlib import Path
+from storage.locks import file_lock, run_lock
+from training.launcher import run_training
+job = json.loads(Path(sys.argv[1]).read_text())
+with file_lock(run_lock(job["run_directory"])) as lock:
+    run_training(job, lambda event: print(event["event"], flush=True), lock)
+"""
+
+
+def test_the_training_process_keeps_the_lock_when_its_launcher_is_killed(bare, write_job, text_directory):
+    path = write_job(text_directory, model="word_average")
+    many = {"max_epochs": 9000, "patience": 9000}
+    path.write_text(json.dumps(read_job(path, **many)))
+    lock = run_lock(json.loads(path.read_text())["run_directory"])
+    process = subprocess.Popen([sys.executable, "-c", LAUNCH, str(path)], stdout=subprocess.PIPE, text=True)
+    with process:
+        while process.stdout.readline() != "epoch\n":
+            assert process.poll() is None
+        assert is_held(lock) and holder(lock) == f"process {process.pid}"
+        process.kill()
+    # It ends at its next event, and with it the lock.
+    deadline = time.monotonic() + 30
+    while is_held(lock):
+        assert time.monotonic() < deadline, "the training process outlived its launcher"
+        time.sleep(0.05)
+
+
+def test_a_lock_that_is_held_is_not_acquired_twice(tmp_path):
+    path = tmp_path / "locks" / "one.lock"
+    assert not is_held(path)
+    with file_lock(path) as first, file_lock(path, blocking=False) as second:
+        assert first and second is None and is_held(path)
+    with contextlib.ExitStack() as stack:
+        assert stack.enter_context(file_lock(path, blocking=False))
+    assert not is_held(path)
