@@ -17,7 +17,7 @@ from tasks.evaluate import evaluate
 from tracking.runs import open_tracking
 from tasks.train import train
 
-plan, more = make_plan("away"), make_plan("away", seeds=[7])
+plan, more = make_plan("away"), make_plan("away", ["han"], [7])
 prepared = {key: about["directory"] for key, about in plan.preparations().items()}
 both = make_plan("away", seeds=[0, 7]).to_json()
 for attempt in (lambda: train.fn(more.jobs()[0]), lambda: evaluate.fn(both, prepared)):
