@@ -7,11 +7,10 @@ python -m training $(cat jobs.txt)      on that machine, which needs torch, nump
 Writes runs/KEY/job.json for each and prints the paths, one per line. What else that machine needs is printed on stderr.
 """
 
-import contextlib
 import sys
 from pathlib import Path
 
-from commands.options import AsJson, Experiment, Overrides, Seeds, Variants, plan_of, print_json
+from commands.options import AsJson, Experiment, Overrides, Seeds, Variants, plan_of, print_json, progress
 
 
 def command(
@@ -27,7 +26,7 @@ def command(
     from tasks.preprocess import preprocess
 
     # Only the paths go to stdout, for `python -m training $(...)`.
-    with contextlib.redirect_stdout(sys.stderr):
+    with progress(as_json=True):
         prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
     jobs = {Path(job["run_directory"]) / "job.json": job for job in plan.unfinished(prepared)}
     for path, job in jobs.items():

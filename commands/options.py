@@ -68,6 +68,11 @@ def plan_of(
     return make_plan(experiment, variants or None, seeds or None, overrides or ())
 
 
+def progress(as_json: bool) -> contextlib.AbstractContextManager:
+    """Where ``as_json``, print progress inside the block to stderr: stdout is for the JSON alone."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+
+
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -12,7 +12,18 @@ to reports/NAME-part and leaves the experiment's own alone.
 import time
 from pathlib import Path
 
-from commands.options import AsJson, Experiment, NoCache, Overrides, Seeds, Variants, plan_of, print_json, print_table
+from commands.options import (
+    AsJson,
+    Experiment,
+    NoCache,
+    Overrides,
+    Seeds,
+    Variants,
+    plan_of,
+    print_json,
+    print_table,
+    progress,
+)
 
 
 def command(
@@ -32,7 +43,7 @@ def command(
     from storage.files import read_json
     from tasks.progress import say
 
-    with prefect_session():
+    with progress(as_json), prefect_session():
         report = Path(pipeline(experiment, plan=plan.to_json(), fresh=no_cache))
     metrics, verdicts = read_json(report / "metrics.json"), read_json(report / "verdicts.json")["verdicts"]
     if as_json:

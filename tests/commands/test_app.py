@@ -110,7 +110,6 @@ def test_the_studies_are_listed_and_read_their_own_options(reread, capsys):
 
 
 def test_data_is_verified_and_printed_as_json(reread):
-    printed = reread("data", "digits", "--json")
-    versions = json.loads(printed[printed.index("{") :])
+    versions = json.loads(reread("data", "digits", "--json"))
     manifest = json.loads((ROOT / "data.manifest.json").read_text())
     assert versions == {"digits": manifest["datasets"]["digits"]["version"]}

@@ -54,7 +54,7 @@ def test_two_evaluations_are_byte_equal_but_for_the_time(run, text_data):
     for name in ("metrics.json", "validation.npy", "test.npy"):
         assert (second / name).read_bytes() == kept[name]
     latency = json.loads(kept["latency.json"])
-    assert latency["unit"] == "seconds a document" and latency["one_by_one"] > 0
+    assert latency["unit"] == "seconds per document" and latency["one_by_one"] > 0
     assert torch.get_num_threads() == threads
 
 
@@ -188,6 +188,7 @@ def test_the_command_needs_what_a_machine_that_trains_has():
         "cuda_ext",
         "models",
         "batches",
+        "kinds",
         "evaluation",
     }
     for path in closure(["evaluation.__main__"]):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evaluation.baselines import GRIDS
+import kinds
 from evaluation.statistics import least_seeds
 from planning.experiment import load_experiment, merged, networks
 from planning.plan import make_plan
@@ -350,7 +350,9 @@ def test_enough_seeds_and_equal_budgets_on_the_real_corpora(name):
     assert not set(plan.seeds) & set(tuning.seeds) and tuning.evaluate_on == "validation"
     assert set(tuning.trials) == set(plan.variants)
     # As many trials for each network as for a baseline; each variant is in a comparison, and has its own settings.
-    assert {len(trials) for trials in tuning.trials.values()} == {len(grid) for grid in GRIDS.values()}
+    assert {len(trials) for trials in tuning.trials.values()} == {
+        len(baseline.grid) for baseline in kinds.baselines().values()
+    }
     assert {side for one in plan.comparisons for side in networks(one)} == set(plan.variants)
     settings = [(one.model, one.network) for one in plan.variants.values()]
     assert all(one not in settings[:number] for number, one in enumerate(settings))

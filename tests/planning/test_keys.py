@@ -1,12 +1,11 @@
 """A run's key changes with what decides its weights, and with nothing else."""
 
 import ast
-import importlib
 import json
 import shutil
 import subprocess
 import sys
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,8 @@ from planning.validation import read
 from storage.errors import InputError
 from storage.files import read_json, write_json
 from storage.settings import to_json
-from storage.source import ROOT, defined_names
+from storage.source import ROOT
+from tests.golden.defaults import settings_classes
 from tests.planning.test_experiment import EXPERIMENT, write
 from training.machine import machine as this_machine
 from training.settings import Settings
@@ -111,7 +111,7 @@ def sources(tmp_path):
             shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
 
     def digest(model: str = "densenet", kind: str = "image", settings: dict | None = None) -> str:
-        keys._files.cache_clear()
+        keys._digest_and_files.cache_clear()
         network = read(models.settings_class(model), {}, "network")
         training = read(Settings, settings or {}, "training")
         return keys.source(model, kind, network, training, root=tmp_path)["digest"]
@@ -123,7 +123,7 @@ def sources(tmp_path):
         path.write_text(text.replace(old, new, 1))
 
     yield tmp_path, digest, edit
-    keys._files.cache_clear()
+    keys._digest_and_files.cache_clear()
 
 
 def test_words_types_and_places_of_the_source_are_not_in_the_key(sources):
@@ -269,15 +269,3 @@ def test_no_default_changes():
             )
     new = {name: sorted(set(found[name]) - set(recorded.get(name, ()))) for name in found}
     assert not any(new.values()), f"add to tests/golden/defaults.json: {new}"
-
-
-def settings_classes() -> dict[str, type]:
-    """Every dataclass of settings whose values enter a key, by its module's name and its own."""
-    found = {}
-    for path in sorted(ROOT.glob("*/**/*.py")):
-        name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
-        classes = {one for one in defined_names(path) if one.endswith("Settings") and one != "VariantSettings"}
-        if name.split(".")[0] in ("models", "training", "batches", "kinds", "preprocessing") and classes:
-            module = importlib.import_module(name)
-            found |= {f"{name}.{one}": getattr(module, one) for one in classes if is_dataclass(getattr(module, one))}
-    return found

@@ -5,27 +5,27 @@ from pathlib import Path
 
 import pytest
 import yaml
-from planning.jobs import elsewhere, machine, read_machine
 
-from planning import jobs
-from storage.errors import InputError
 from training.machine import machine as this_machine
 
-GPU = {"torch": "2.11.0+cu130", "cuda": "13.0", "device": "NVIDIA H200", "kernels": "extension 0123456789abcdef"}
 # In one process what would be four commands: two refusals, the report, and what MLflow then has.
 REPORT = """
 import json
+from planning.plan import make_plan
 from storage.errors import InputError
 from tasks.evaluate import evaluate
 from tracking.runs import open_tracking
 from tasks.train import train
 
-for attempt in (lambda: train.fn("away", "han", 7, PREPARED), lambda: evaluate.fn("away", seeds=[0, 7])):
+plan, more = make_plan("away"), make_plan("away", ["han"], [7])
+prepared = {key: about["directory"] for key, about in plan.preparations().items()}
+both = make_plan("away", seeds=[0, 7]).to_json()
+for attempt in (lambda: train.fn(more.jobs()[0]), lambda: evaluate.fn(both, prepared)):
     try:
         attempt()
     except InputError as error:
         print("refused:", error)
-evaluate.fn("away")
+evaluate.fn(plan.to_json(), prepared)
 client = open_tracking().client
 experiment = client.get_experiment_by_name("away").experiment_id
 print(json.dumps({
@@ -41,43 +41,14 @@ def write(path: Path, value) -> Path:
     return path
 
 
-def test_the_machine_of_a_file_stands_for_this_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "machine", machine.__wrapped__)
-    monkeypatch.delenv("REREAD_MACHINE", raising=False)
-    assert jobs.machine() == this_machine() and not elsewhere()
-    monkeypatch.setenv("REREAD_MACHINE", str(write(tmp_path / "machine.json", GPU)))
-    assert jobs.machine() == GPU and elsewhere()
-    monkeypatch.setenv("REREAD_MACHINE", str(write(tmp_path / "machine.json", this_machine())))
-    assert not elsewhere()
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("{", "is not valid JSON"),
-        ([], "does not name torch and device"),
-        ({"torch": "2.11.0"}, "does not name torch and device"),
-        ({**GPU, "devise": "x"}, "did you mean 'device'?"),
-        ({**GPU, "kernels": None}, "has cuda and kernels neither of a GPU"),
-        ({**GPU, "cuda": None}, "has cuda and kernels neither of a GPU"),
-        ({"torch": "2.11.0", "device": "AVX2"}, "has cuda and kernels neither of a GPU"),
-    ],
-)
-def test_a_file_that_no_machine_wrote_is_refused(tmp_path, given, said):
-    with pytest.raises(InputError, match="REREAD_MACHINE=.*machine.json") as refused:
-        read_machine(write(tmp_path / "machine.json", given))
-    assert said in str(refused.value) and "\n" not in str(refused.value)
-    with pytest.raises(InputError, match="is missing; write it on the machine that trains"):
-        read_machine(tmp_path / "none.json")
-
-
 def test_runs_of_another_machine_come_back_without_their_weights(project):
     """Made here, trained there by torch alone, reported here: nothing is trained or predicted again."""
     root = project.directory
     tiny = yaml.safe_load((root / "experiments/tiny.yaml").read_text())
     variants = {name: tiny["variants"][name] for name in ("han", "gru-flat")}
-    pairs = [{**tiny["pairs"][0], "name": name, "worse": name} for name in ("gru-flat", "nb-svm")]
-    away = {**tiny, "variants": variants, "pairs": pairs, "seeds": [0]}
+    comparisons = [{**tiny["comparisons"][0], "name": name, "control": name} for name in ("gru-flat", "nb-svm")]
+    parameters = {**tiny["parameters"], "preprocessing": {"docstrings": {"rows_per_class": 20}}}
+    away = {**tiny, "variants": variants, "comparisons": comparisons, "seeds": [0], "parameters": parameters}
     away["parameters"]["training"]["max_epochs"] = 2
     (root / "experiments/away.yaml").write_text(yaml.safe_dump(away))
     here = this_machine()
@@ -107,7 +78,7 @@ def test_runs_of_another_machine_come_back_without_their_weights(project):
         if key != key_of["han"]:
             (root / f"runs/{key}/best.safetensors").unlink()
     predictions = {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
-    script = REPORT.replace("PREPARED", repr(f"prepared/{prepared}"))
+    script = REPORT
     *lines, found = project.run("python", "-c", script, REREAD_MACHINE="machine.json").stdout.splitlines()
     assert {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()} == predictions
     assert all(len(list((root / f"runs/{key}/evaluation").iterdir())) == 1 for key in runs)

@@ -13,7 +13,7 @@ from training.settings import Job, Settings
     ("settings", "place", "right"),
     [
         ({"learning_rat": 0.1}, "'learning_rat' in training", "'learning_rate'"),
-        ({"learning_rate": 0}, "training.learning_rate is 0", "1e-08"),
+        ({"learning_rate": 0}, "training.learning_rate is 0", "0.00000001"),
         ({"learning_rate": "1e-3"}, "training.learning_rate is '1e-3'", "1.0e-3"),
         ({"optimizer": "adam"}, "training.optimizer", "'adamw'"),
         ({"optimizer": {"name": "sgd", "moment": 0.9}}, "'moment' in training.optimizer", "'momentum'"),
