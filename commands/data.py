@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from commands.options import AsJson, Experiment, completion, plan_of, print_json, progress
+from planning.environment import read_environment
 from storage.errors import refuse_unknown
 
 
@@ -39,10 +40,11 @@ def command(
 ) -> None:
     refuse_unknown(names or (), known_names(), "the data sets")
     names = names or sorted(plan_of(experiment).data)
+    mirror = read_environment().mirror
 
     from tasks.ingest import ingest
 
     with progress(as_json):
-        versions = {name: ingest.fn(name, accept_new_version) for name in names}
+        versions = {name: ingest.fn(name, accept_new_version, str(mirror) if mirror else None) for name in names}
     if as_json:
         print_json(versions)

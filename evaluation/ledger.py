@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from evaluation.verdicts import comparisons_of, margin_of
 from storage.errors import InputError
 from storage.files import content_key, write_text
 from storage.locks import file_lock
@@ -54,44 +53,30 @@ def read_ledger(path: Path = LEDGER) -> list[SplitRead]:
     return entries
 
 
-def plan_parts(experiment: Mapping[str, Any], versions: Mapping[str, str]) -> dict[str, Any]:
-    """Return what decides the comparisons of a resolved experiment, by name, for ``record_read``.
-
-    experiment: with variants, seeds, preprocessing, comparisons, margin and alpha. versions: of each data set.
-    """
-    return {
-        **{f"variant {name}": dict(variant) for name, variant in experiment["variants"].items()},
-        **{f"preprocessing {name}": settings for name, settings in experiment.get("preprocessing", {}).items()},
-        **{f"data {name}": version for name, version in versions.items()},
-        "seeds": list(experiment["seeds"]),
-        "comparisons": [asdict(one) for one in comparisons_of(experiment)],
-        "margin and alpha": [margin_of(experiment), experiment.get("alpha", 0.05)],
-    }
-
-
 def record_read(
     experiment: str,
+    plan: str,
     data: Sequence[str],
     parts: Mapping[str, Any],
     path: Path = LEDGER,
     now: datetime | None = None,
-) -> tuple[list[SplitRead], str]:
-    """Append an entry unless the experiment has one with these parts; returns the whole ledger and the plan's key.
+) -> list[SplitRead]:
+    """Append an entry unless the experiment has one with this plan, and return the whole ledger.
 
-    parts: JSON values by name, as ``plan_parts`` makes them. The plan's key is of all of them, and the entry names the
-    parts that differ from the experiment's last entry.
+    plan: the key of ``parts``, equal for equal settings, seeds, comparisons and data on any machine. parts: JSON values
+    by name ("variant han", "seeds"); the entry names those that differ from the experiment's last entry.
     """
-    keys = {name: content_key(value)[:12] for name, value in parts.items()}
-    plan = content_key(keys)[:16]
     with file_lock(path.parent.parent / ".locks" / path.name):
         entries = read_ledger(path)
         before = [entry for entry in entries if entry.experiment == experiment]
-        if all(entry.plan != plan for entry in before):
-            date = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            changed = what_changed(before[-1].parts, keys) if before else FIRST
-            entries.append(SplitRead(date, experiment, plan, sorted(data), changed, keys))
-            write_text(path, "".join(json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in entries))
-    return entries, plan
+        if any(entry.plan == plan for entry in before):
+            return entries
+        keys = {name: content_key(value)[:12] for name, value in parts.items()}
+        date = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        changed = what_changed(before[-1].parts, keys) if before else FIRST
+        entries.append(SplitRead(date, experiment, plan, sorted(data), changed, keys))
+        write_text(path, "".join(json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in entries))
+        return entries
 
 
 def what_changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from evaluation.page import render
 from evaluation.records import RunRecord
 from evaluation.statistics import finite
 from evaluation.summary import rounded, summarise
-from evaluation.verdicts import RULE, Comparison, Measured, Verdict, comparisons_of, judge, margin_of
+from evaluation.verdicts import RULE, Comparison, Measured, Verdict, judge
 from storage.errors import InputError, refuse_unknown
 from storage.files import published_directory, write_json, write_text
 from storage.prepared import open_prepared
@@ -90,7 +90,7 @@ def evaluate_experiment(
             titles=TITLES,
             higher=HIGHER_IS_BETTER,
             rule=RULE,
-            margin=margin_of(experiment),
+            margin=experiment["equivalence_margin"],
             reads=reads_of(reads, sorted({record.data for record in records})) if split == "test" else [],
             command=command,
             environment=dict(environment or {}),
@@ -109,7 +109,7 @@ def judge_experiment(
     plan: str = "",
 ) -> list[Verdict]:
     """Return the verdicts of the experiment's comparisons on ``split``; the last two as in evaluate_experiment."""
-    comparisons = comparisons_of(experiment)
+    comparisons = [Comparison(**one) for one in experiment.get("comparisons", ())]
     if not comparisons:
         return []
     measured = [measure(one, records, baselines, split, experiment["alpha"]) for one in comparisons]
@@ -119,7 +119,7 @@ def judge_experiment(
             found and replace(found, earlier_reads=earlier_reads(reads, experiment["name"], plan, data_of(one, data)))
             for one, found in zip(comparisons, measured, strict=True)
         ]
-    return judge(comparisons, measured, margin_of(experiment), experiment["alpha"])
+    return judge(comparisons, measured, experiment["equivalence_margin"], experiment["alpha"])
 
 
 def data_of(comparison: Comparison, data: Mapping[str, str]) -> str:

@@ -1,8 +1,8 @@
 """From the statistics of a comparison to a verdict: supported, refuted, equivalent, or inconclusive."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import kinds
 from evaluation.bootstrap import TwoWay
@@ -69,23 +69,6 @@ class Comparison:
     def baseline(self) -> str | None:
         """The side that is a baseline, or None."""
         return next((name for name in (self.treatment, self.control) if name in kinds.baselines()), None)
-
-    @classmethod
-    def from_mapping(cls, given: Mapping[str, Any]) -> Self:
-        """Read one comparison of an experiment; ``better`` and ``worse`` are what experiments/ names the sides now."""
-        new = {"better": "treatment", "worse": "control"}
-        return cls(**{new.get(name, name): value for name, value in given.items()})
-
-
-def comparisons_of(experiment: Mapping[str, Any]) -> list[Comparison]:
-    """Return the comparisons that an experiment names (``pairs`` is what experiments/ names them now)."""
-    given = experiment.get("comparisons") or experiment.get("pairs") or ()
-    return [Comparison.from_mapping(one) for one in given]
-
-
-def margin_of(experiment: Mapping[str, Any]) -> float:
-    """Return the equivalence margin of an experiment (``smallest_effect`` is what experiments/ names it now)."""
-    return experiment["equivalence_margin"] if "equivalence_margin" in experiment else experiment["smallest_effect"]
 
 
 @dataclass(frozen=True)

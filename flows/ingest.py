@@ -17,7 +17,9 @@ def ingest(
     plan: dict[str, Any] | None = None,
 ) -> list[str]:
     """Ingest the data sets of an experiment; return their names."""
-    names = sorted(plan_of(plan, experiment, variants, seeds, overrides).data)
+    chosen = plan_of(plan, experiment, variants, seeds, overrides)
+    mirror = chosen.environment.mirror
+    names = sorted(chosen.data)
     for name in names:
-        ingest_data_set(name)
+        ingest_data_set(name, mirror=str(mirror) if mirror else None)
     return names

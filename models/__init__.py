@@ -18,7 +18,7 @@ from storage.errors import InputError, nearest
 from storage.files import read_object, sha256_file
 from storage.run_folder import JOB, RESULT, RunFolder
 from storage.settings import from_json, members
-from storage.source import combined_digest, numeric_files, parse
+from storage.source import numeric_digest, numeric_files, parse
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,7 +109,7 @@ def network_source(model: str, network: Mapping[str, Any]) -> str:
 
     result.json keeps it beside the sha256 of the weights; ``load`` compares both.
     """
-    return combined_digest(numeric_files(source_modules(model, network)))
+    return numeric_digest(source_modules(model, network))
 
 
 def _refuse_other_weights(run: RunFolder) -> None:
@@ -126,16 +126,15 @@ def _refuse_other_weights(run: RunFolder) -> None:
             f"{run.weights} has changed since training: its sha256 is not the 'weights_sha256' of {RESULT}; "
             f"remove {run.directory} and train it again"
         )
-    files = numeric_files(source_modules(run.job["model"], run.job["network"]))
-    if combined_digest(files) != result["network_source"]:
-        before = set(run.job.get("source", {}).get("files", {}).values())
-        changed = [name for name, digest in files.items() if digest not in before]
-        named = f"models/{run.job['model']}.py or what it imports"
-        if before and changed:
-            named = changed[0] + (f" and {len(changed) - 1} more" if changed[1:] else "")
+    model, network = run.job["model"], run.job["network"]
+    if network_source(model, network) != result["network_source"]:
+        before = run.job.get("source", {}).get("files", {})
+        here = numeric_files(source_modules(model, network))
+        changed = [name for name, digest in here.items() if before and before.get(name) != digest]
+        named = changed[0] if changed else f"models/{model}.py or what it imports"
         commit = run.environment.get("git_commit")
         raise SourceChanged(
-            f"the code of network '{run.job['model']}' ({named}) has changed since {run.directory} was trained"
+            f"the code of network '{model}' ({named}) has changed since {run.directory} was trained"
             f"{f' at commit {commit[:12]}' if commit else ''}: train it again, or use the code of that time"
         )
 

@@ -15,7 +15,7 @@ from planning.environment import Environment, variable
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, read_json
 from storage.settings import members, without_defaults
-from storage.source import ROOT, combined_digest, numeric_files
+from storage.source import ROOT, numeric_digest, numeric_files
 
 ROOTS = ("training.loop",)
 # Entries of prepared.json that name or describe the arrays and change nothing that is computed.
@@ -59,13 +59,13 @@ def source(model: str, kind: str | None, *settings: Any, root: Path = ROOT) -> d
     named = {f"{package}.{tagged['name']}" for one in settings for package, tagged in members(one)}
     collator = [kinds.module_of(kinds.kind(kind).collator)] if kind else []
     modules = (*ROOTS, f"models.{model}", *collator, *sorted(named))
-    files = _files(modules, root)
-    return {"modules": list(modules), "digest": combined_digest(files), "files": dict(files)}
+    digest, files = _digest_and_files(modules, root)
+    return {"modules": list(modules), "digest": digest, "files": dict(files)}
 
 
 @functools.cache
-def _files(modules: tuple[str, ...], root: Path) -> dict[str, str]:
-    return numeric_files(modules, root)
+def _digest_and_files(modules: tuple[str, ...], root: Path) -> tuple[str, dict[str, str]]:
+    return numeric_digest(modules, root), numeric_files(modules, root)
 
 
 def data_digest(description: Mapping[str, Any]) -> str:

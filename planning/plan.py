@@ -159,11 +159,12 @@ class Plan:
         return dataclasses.replace(self, variants=kept, data=data, comparisons=(), trials={}, partial=True)
 
     def preparations(self) -> dict[str, dict[str, Any]]:
-        """Return what is to be prepared, by prepared key: data set, settings, folder.
+        """Return what is to be prepared, by prepared key: data set, settings, folder, and which processes do it.
 
         InputError for a data set that is not ingested yet.
         """
         found = {}
+        workers = {"processes": self.environment.preprocessing, "scheduler": self.environment.dask_scheduler}
         for variant in self.variants.values():
             if variant.prepared_key is None:
                 Manifest.load().entry(variant.data)  # says how to ingest it
@@ -174,6 +175,7 @@ class Plan:
                 "settings": dict(variant.preprocessing),
                 "key": variant.prepared_key,
                 "directory": str(directory),
+                "workers": workers,
             }
         return found
 

@@ -22,7 +22,6 @@ from storage.locks import file_lock
 CHUNK = 1 << 20
 TIMEOUT_SECONDS = 60
 BUSY = (408, 425, 429)  # the server asks for a later retry
-MIRROR_VARIABLE = "REREAD_MIRROR"
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,13 @@ def find_archive(
 ) -> Path:
     """Return the path of the archive: mirror/DATA_SET/FILE where there is a mirror, else archives/FILE, downloaded.
 
-    ``mirror`` defaults to the environment's REREAD_MIRROR. InputError when the mirror does not have the file.
+    InputError when the mirror does not have the file.
     """
-    mirror = mirror or os.environ.get(MIRROR_VARIABLE)
     if not mirror:
         return download(archive, Path(archives_directory), progress)
     path = Path(mirror) / data_set / archive.file_name
     if not path.is_file():
-        raise InputError(f"the mirror has no {path}: put the archive there, or unset {MIRROR_VARIABLE}")
+        raise InputError(f"the mirror has no {path}: put the archive there, or name no mirror (REREAD_MIRROR)")
     return path
 
 

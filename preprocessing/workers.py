@@ -1,9 +1,5 @@
 """The processes that prepare data: this one, several of this machine, or Dask's workers.
 
-    REREAD_PREPROCESSING    a number of processes (1 is this one alone), or `dask`; by default one per core
-    DASK_SCHEDULER_ADDRESS  the scheduler of a cluster; makes Dask the default. Without it `dask` starts a local
-                            cluster. Workers need this project's folder under the same path, and its environment
-
 Results come in the order of the jobs and do not depend on the number or place of the processes, so no key depends on
 them. Each process has one thread.
 """
@@ -19,6 +15,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +26,54 @@ from preprocessing.blocks import Job, Run, Step
 from storage.errors import InputError, PassingError
 from storage.source import source_digests
 
-VARIABLE = "REREAD_PREPROCESSING"
-ADDRESS_VARIABLE = "DASK_SCHEDULER_ADDRESS"
 DASK = "dask"
 SECONDS_TO_CONNECT = 10
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS"), "1")
 
 
-def choice() -> int | str:
-    """Return the number of processes, or DASK, as the environment asks. InputError for any other value."""
-    value = os.environ.get(VARIABLE)
-    if value is None:
-        return DASK if os.environ.get(ADDRESS_VARIABLE) else len(os.sched_getaffinity(0))
-    if value == DASK:
-        return DASK
-    if not value.isdecimal() or int(value) == 0:
-        raise InputError(f"{VARIABLE}={value} is neither a number of processes from 1 up nor '{DASK}': change it")
-    return int(value)
+@dataclass(frozen=True)
+class Workers:
+    """Which processes prepare data.
+
+    processes  a number (1 is this process alone), or DASK; None: DASK with a scheduler, else one process per core
+    scheduler  the address of a Dask cluster's scheduler; None: DASK starts a local cluster. Workers of a cluster need
+               this project's folder under the same path, and its environment
+    """
+
+    processes: int | str | None = None
+    scheduler: str | None = None
+
+    @property
+    def chosen(self) -> int | str:
+        """The number of processes, or DASK."""
+        return self.processes or (DASK if self.scheduler else len(os.sched_getaffinity(0)))
+
+
+_WORKERS: ContextVar[Workers | None] = ContextVar("workers", default=None)
+
+
+def _chosen() -> Workers:
+    return _WORKERS.get() or Workers()
+
+
+@contextlib.contextmanager
+def use_workers(workers: Workers) -> Iterator[None]:
+    """Prepare data with ``workers`` within the block; they change no byte, and so no key."""
+    token = _WORKERS.set(workers)
+    try:
+        yield
+    finally:
+        _WORKERS.reset(token)
 
 
 @contextlib.contextmanager
 def open_workers(jobs: int, directory: Path) -> Iterator[Run]:
     """Yield a function ``run(step, jobs)`` that yields the results of the jobs; at most ``jobs`` processes are started.
 
-    ``directory`` is a temporary folder for the workers' files. InputError where the environment asks for something that
-    is not available, or a job was refused; PassingError where a worker died.
+    ``directory`` is a temporary folder for the workers' files. InputError where the chosen workers are not
+    available, or a job was refused; PassingError where a worker died.
     """
-    chosen = choice()
+    chosen = _chosen().chosen
     if chosen == DASK:
         with _dask(directory) as run:
             yield run
@@ -83,7 +102,7 @@ def _processes(count: int) -> Iterator[Run]:
             except BrokenProcessPool:
                 raise PassingError(
                     "a process that prepares data died, perhaps for want of memory: nothing was published, and "
-                    f"{VARIABLE}=1 needs the least"
+                    "one process (REREAD_PREPROCESSING=1) needs the least"
                 ) from None
 
         try:
@@ -133,11 +152,11 @@ def _dask(directory: Path) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def _dask_client(directory: Path) -> Iterator[Any]:
-    """Yield a client of the cluster that DASK_SCHEDULER_ADDRESS names, whose workers are ready, or of a local one."""
+    """Yield a client of the chosen scheduler's cluster, whose workers are ready, or of a local one."""
     import dask
     from distributed import Client, LocalCluster
 
-    address = os.environ.get(ADDRESS_VARIABLE)
+    address = _chosen().scheduler
     if not address:
         settings = {
             "distributed.worker.daemon": True,
@@ -160,8 +179,8 @@ def _dask_client(directory: Path) -> Iterator[Any]:
         client = Client(address, timeout=SECONDS_TO_CONNECT)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{ADDRESS_VARIABLE}={address}: no scheduler answers there ({error or type(error).__name__}): start it, "
-            f"correct the address or unset {ADDRESS_VARIABLE}"
+            f"the scheduler {address}: no scheduler answers there ({error or type(error).__name__}): start it, "
+            "correct its address or leave it out"
         ) from None
     with client:
         _check_workers(client, address, directory)
@@ -173,20 +192,20 @@ def _check_workers(client: Any, address: str, directory: Path) -> None:
     try:
         client.wait_for_workers(1, timeout=SECONDS_TO_CONNECT)
     except TimeoutError:
-        raise InputError(f"{ADDRESS_VARIABLE}={address}: the scheduler has no worker: start some") from None
+        raise InputError(f"the scheduler {address} has no worker: start some") from None
     expected = worker_environment(str(directory.resolve()))
     try:
         environments = client.run(worker_environment, str(directory.resolve()))
     except Exception as error:
         raise InputError(
-            f"{ADDRESS_VARIABLE}={address}: its workers cannot run this project ({type(error).__name__}: {error}): "
+            f"the scheduler {address}: its workers cannot run this project ({type(error).__name__}: {error}): "
             "start them in its folder, with its environment"
         ) from None
     for worker, environment in environments.items():
         for what, value in expected.items():
             if environment[what] != value:
                 raise InputError(
-                    f"{ADDRESS_VARIABLE}={address}: the worker {worker} has other {what}: it needs this "
+                    f"the scheduler {address}: the worker {worker} has other {what}: it needs this "
                     "project's folder under the same path, and its environment"
                 )
 

@@ -9,7 +9,7 @@ here imports.
 import ast
 import functools
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -127,21 +127,14 @@ def source_digests(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
 
 def numeric_digest(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> str:
     """Return the sha256 of the normalised source of all files that ``modules`` reach, whatever their names."""
-    return combined_digest(numeric_files(modules, root, without))
+    left_out = _left_out(without, root)
+    digests = sorted(normalised_digest(path, root, left_out) for path in closure(modules, root, without))
+    return sha256_bytes("\n".join(digests).encode())
 
 
 def numeric_files(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> dict[str, str]:
-    """Return the normalised digest of each file that ``modules`` reach, by its path from the project's root."""
-    left_out = _left_out(without, root)
-    return {
-        path.relative_to(root).as_posix(): normalised_digest(path, root, left_out)
-        for path in closure(modules, root, without)
-    }
-
-
-def combined_digest(files: Mapping[str, str]) -> str:
-    """Return the digest of the files that ``numeric_files`` found; their names do not count."""
-    return sha256_bytes("\n".join(sorted(files.values())).encode())
+    """Return the digest of each file's own content, by its path from the project's root: what names a difference."""
+    return {path.relative_to(root).as_posix(): content_digest(path, root) for path in closure(modules, root, without)}
 
 
 def normalised_digest(path: Path, root: Path = ROOT, without: frozenset[Path] = frozenset()) -> str:
@@ -153,9 +146,14 @@ def normalised_digest(path: Path, root: Path = ROOT, without: frozenset[Path] = 
     return sha256_bytes(_text(_Normalise(root, without).visit(parse(path))).encode())
 
 
+def content_digest(path: Path, root: Path = ROOT) -> str:
+    """Return the sha256 of a file's normalised syntax tree without its imports of the project."""
+    about = path.stat()
+    return _content_digest(path, root, (about.st_mtime_ns, about.st_size))
+
+
 @functools.lru_cache(maxsize=1024)
 def _content_digest(path: Path, root: Path, _changed: tuple[int, int]) -> str:
-    """The digest of a file without its imports of the project, which may lead back to where we come from."""
     return sha256_bytes(_text(_Normalise(root, None).visit(parse(path))).encode())
 
 
@@ -223,8 +221,7 @@ class _Normalise(ast.NodeTransformer):
             return ast.Import([foreign])
         if self.without is None or file is None or file in self.without:
             return None
-        about = file.stat()
-        return ast.ImportFrom(_content_digest(file, self.root, (about.st_mtime_ns, about.st_size)), names, 0)
+        return ast.ImportFrom(content_digest(file, self.root), names, 0)
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
         test = ast.unparse(node.test)

@@ -15,7 +15,7 @@ from prefect.context import TaskRunContext
 
 import kinds
 from evaluation.baselines import Baseline, evaluate_baseline
-from evaluation.ledger import record_read
+from evaluation.ledger import SplitRead, record_read
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import evaluate_run
@@ -63,7 +63,9 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         baselines[name] = _baselines(data, raw, chosen.environment.runs / "baselines")
         if "test" in splits:
             repeated[name] = repeated_rows(raw)
-    reads, key = record_read(experiment, sorted(data_sets), chosen.key_parts()) if "test" in splits else ([], "")
+    reads: list[SplitRead] = []
+    if "test" in splits:
+        reads = record_read(experiment, chosen.key, sorted(data_sets), chosen.key_parts())
     destination = chosen.report_directory
     found = evaluate_experiment(
         chosen.to_json(),
@@ -74,7 +76,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         environment={**chosen.machine, "threads a run": jobs[0]["training"]["threads"], **commit()},
         repeated=repeated,
         reads=reads,
-        plan=key,
+        plan=chosen.key,
     )
     write_json(destination / PLAN, chosen.record())
     if not chosen.partial:

@@ -4,7 +4,9 @@ python -m tasks.ingest [NAME ...] [--accept-new-version]
 """
 
 import argparse
+from pathlib import Path
 
+from planning.environment import read_environment
 from preprocessing.ingest import data_card
 from preprocessing.ingest import ingest as ingest_source
 from preprocessing.manifest import Manifest
@@ -15,9 +17,10 @@ from tasks.step import publish_results, step
 
 
 @step(task_run_name="ingest-{data}")
-def ingest(data: str, accept_new_version: bool = False) -> str:
+def ingest(data: str, accept_new_version: bool = False, mirror: str | None = None) -> str:
     """Make data set ``data``, or verify it; return the version that the manifest knows it by."""
-    entry = ingest_source(data, accept_new_version=accept_new_version, progress=say)
+    folder = Path(mirror) if mirror else None
+    entry = ingest_source(data, accept_new_version=accept_new_version, mirror=folder, progress=say)
     rows = ", ".join(f"{count} {split}" for split, count in entry.splits.items())
     say(f"{data}: {rows} rows, {len(entry.classes)} classes, version {entry.version[:12]}")
     return entry.version
@@ -37,8 +40,9 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     refuse_unknown(arguments.names, known_names(), "the names given")
+    mirror = read_environment().mirror
     for name in arguments.names or embedded():
-        ingest.fn(name, arguments.accept_new_version)
+        ingest.fn(name, arguments.accept_new_version, str(mirror) if mirror else None)
     publish_results("ingest", {f"{name}.md": data_card(name) for name in Manifest.load().datasets})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from planning.plan import make_plan
 from preprocessing.prepare import prepare, summary
+from preprocessing.workers import Workers, use_workers
 from storage.errors import command, refuse_unknown
 from tasks.progress import say
 from tasks.step import publish_results, step
@@ -19,7 +20,8 @@ from tasks.step import publish_results, step
 def preprocess(preparation: Mapping[str, Any], fresh: bool = False) -> str:
     """Prepare what one entry of ``Plan.preparations`` describes; return the folder in prepared/."""
     root = Path(preparation["directory"]).parent
-    directory = prepare(preparation["data"], preparation["settings"], prepared_root=root, fresh=fresh)
+    with use_workers(Workers(**preparation["workers"])):
+        directory = prepare(preparation["data"], preparation["settings"], prepared_root=root, fresh=fresh)
     about = summary(directory)
     rows = ", ".join(f"{stop - start} {split}" for split, (start, stop) in about["splits"].items())
     say(f"{preparation['data']}: {rows} rows in {directory}")

@@ -19,7 +19,7 @@ from typing import TextIO
 from storage.errors import InputError, command
 from storage.files import read_json
 from storage.run_folder import RESULT
-from storage.source import combined_digest, numeric_files
+from storage.source import numeric_digest, numeric_files
 from training.processes import Processes
 from training.progress import Progress
 from training.settings import Job
@@ -104,13 +104,13 @@ def refuse_other_sources(path: Path, given: dict) -> None:
     if source is None:
         return
     try:
+        if numeric_digest(source["modules"]) == source["digest"]:
+            return
         here = numeric_files(source["modules"])
     except (KeyError, ValueError) as error:
         raise InputError(
             f"{path}: its 'source' names no modules of this project ({error}): write the job again"
         ) from None
-    if combined_digest(here) == source["digest"]:
-        return
     then = source.get("files", {})
     others = [name for name in sorted({**then, **here}) if then.get(name) != here.get(name)]
     named = (others[0] if others else "") + (f" and {len(others) - 1} more" if len(others) > 1 else "")

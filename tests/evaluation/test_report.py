@@ -184,15 +184,15 @@ def test_a_second_read_of_the_test_split_is_marked_and_all_are_listed(tmp_path, 
     ledger = tmp_path / "results" / "test-reads.jsonl"
     found = {}
     for name, seeds in (("first", [0]), ("second", list(SEEDS))):
-        reads, plan = record_read("trial", ["corpus"], {"seeds": seeds}, ledger)
-        found[name] = evaluate_experiment(experiment, records, {}, tmp_path / name, reads=reads, plan=plan)
+        reads = record_read("trial", name, ["corpus"], {"seeds": seeds}, ledger)
+        found[name] = evaluate_experiment(experiment, records, {}, tmp_path / name, reads=reads, plan=name)
     first, second = (found[name]["verdicts"][0] for name in ("first", "second"))
     assert (first["earlier_reads"], second["earlier_reads"]) == (0, 1) and "read before" not in first["sentence"]
     page = (tmp_path / "second" / "report.html").read_text()
     assert "The test split had been read before with other settings: once." in page
     assert "has been read with 2 different plans" in page and all(read.plan in page for read in reads)
     validation = {**experiment, "evaluate_on": "validation"}
-    tuned = evaluate_experiment(validation, records, {}, tmp_path / "tune", reads=reads, plan=plan)
+    tuned = evaluate_experiment(validation, records, {}, tmp_path / "tune", reads=reads, plan="second")
     assert tuned["verdicts"][0]["earlier_reads"] == 0
 
 

@@ -14,9 +14,7 @@ from evaluation.verdicts import (
     SUPPORTED,
     Comparison,
     Measured,
-    comparisons_of,
     judge,
-    margin_of,
 )
 
 COMPARISON = Comparison("p", "New beats old.", "Author 2020", "new", "old", "accuracy")
@@ -166,9 +164,3 @@ def test_the_rule_names_every_verdict():
 def test_a_verdict_is_flat_values():
     values = judged(STEADY).as_dict()
     assert values["claim"] == "New beats old." and values["over_seeds"]["low"] > 0 and "comparison" not in values
-
-
-def test_comparisons_are_read_from_an_experiment():
-    given = dataclasses.asdict(COMPARISON)
-    experiment = {"comparisons": [given], "equivalence_margin": 0.02}
-    assert comparisons_of(experiment) == [COMPARISON] and margin_of(experiment) == 0.02

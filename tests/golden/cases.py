@@ -80,14 +80,16 @@ CASES = {
     "word_average-word-dropout": Case("word_average", network=AVERAGE | {"word_dropout": 0.3}),
     "word_average-several-labels": Case("word_average", "several-labels", AVERAGE),
     "word_average-sgd": Case("word_average", network=AVERAGE, training=SGD | NO_MOMENTUM),
-    "densenet-relu": Case("densenet", "images", SMALL_IMAGES | {"activation": "relu"}, SGD),
-    "densenet-swish": Case("densenet", "images", SMALL_IMAGES | {"activation": "swish"}, SGD),
-    "densenet-swish-beta": Case("densenet", "images", SMALL_IMAGES | {"activation": "swish_beta"}, SGD),
+    "densenet-relu": Case("densenet", "images", SMALL_IMAGES | {"activation": {"name": "relu"}}, SGD),
+    "densenet-swish": Case("densenet", "images", SMALL_IMAGES | {"activation": {"name": "swish"}}, SGD),
+    "densenet-swish-beta": Case("densenet", "images", SMALL_IMAGES | {"activation": {"name": "swish_beta"}}, SGD),
     "densenet-dropout": Case("densenet", "images", SMALL_IMAGES | {"dropout": 0.2}, SGD | SMOOTH),
     "densenet-adamw": Case("densenet", "images", SMALL_IMAGES, {"ema_decay": 0.9}),
-    "densenet_imagenet-relu": Case("densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": "relu"}, SLOW),
+    "densenet_imagenet-relu": Case(
+        "densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": {"name": "relu"}}, SLOW
+    ),
     "densenet_imagenet-swish-beta": Case(
-        "densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": "swish_beta"}, SLOW
+        "densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": {"name": "swish_beta"}}, SLOW
     ),
 }
 

@@ -48,7 +48,7 @@ def run(name: str, directory: Path) -> dict[str, Any]:
     read.run_directory.mkdir()
     with process_settings(), recorded_losses() as losses:
         configure(read.training)
-        network, state = loop.train(read, open_prepared(data), torch.device("cpu"), Progress(read, events=True))
+        network, state = loop.train(read, open_prepared(data), torch.device("cpu"), Progress(read, None, quiet=True))
     return {
         "losses": [loss.item().hex() for loss in losses],
         "validation": [{column: row[column].hex() for column in VALIDATION} for row in state.history],

@@ -111,7 +111,7 @@ def sources(tmp_path):
             shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
 
     def digest(model: str = "densenet", kind: str = "image", settings: dict | None = None) -> str:
-        keys._files.cache_clear()
+        keys._digest_and_files.cache_clear()
         network = read(models.settings_class(model), {}, "network")
         training = read(Settings, settings or {}, "training")
         return keys.source(model, kind, network, training, root=tmp_path)["digest"]
@@ -123,7 +123,7 @@ def sources(tmp_path):
         path.write_text(text.replace(old, new, 1))
 
     yield tmp_path, digest, edit
-    keys._files.cache_clear()
+    keys._digest_and_files.cache_clear()
 
 
 def test_words_types_and_places_of_the_source_are_not_in_the_key(sources):

@@ -5,12 +5,10 @@ import pytest
 
 from benchmarks import preprocessing as benchmark
 from preprocessing.manifest import open_data_set
-from preprocessing.workers import VARIABLE
 
 
 @pytest.fixture
-def data(corpus_of, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "1")
+def data(corpus_of):
     splits = ("train", "train", "validation", "test")
     rows = [(row, splits[row % 4], f"Cats run, row {row}. Dogs do.") for row in range(40)]
     corpus_of([{"id": str(row), "labels": [row // 20], "split": split, "text": text} for row, split, text in rows])
@@ -18,7 +16,7 @@ def data(corpus_of, monkeypatch):
 
 
 def test_each_way_does_its_work(data):
-    assert len(benchmark.ours(data, "1")) == 64
+    assert len(benchmark.ours(data, 1)) == 64
     benchmark.count_vectorizer(data)
     tokens = benchmark.plain_pandas(data)
     assert tokens.shape == (40, 9) and tokens.dtype == np.int32

@@ -140,8 +140,10 @@ import re
 from pathlib import Path
 from preprocessing import blocks
 from preprocessing.prepare import prepare
+from preprocessing.workers import Workers, use_workers
 blocks.BLOCK_BYTES = blocks.WRITTEN_AT_A_TIME = 1 << 19
-prepare("corpus", {})
+with use_workers(Workers(1)):
+    prepare("corpus", {})
 # Not getrusage, whose peak is inherited from the process that started this one.
 print(re.search("VmHWM: *([0-9]+)", Path("/proc/self/status").read_text().replace("\\t", " "))[1])
 """
@@ -154,7 +156,7 @@ def test_memory_does_not_grow_with_the_corpus(corpus_of):
         corpus_of([{**one, "id": f"{one['id']}-{time}"} for time in range(times) for one in documents])
         done = subprocess.run(
             [sys.executable, "-c", PEAK],
-            env={"PYTHONPATH": str(ROOT), "REREAD_PREPROCESSING": "1"},
+            env={"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=True,

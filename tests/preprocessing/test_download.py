@@ -46,7 +46,6 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.delenv("REREAD_MIRROR", raising=False)
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -126,8 +125,5 @@ def test_a_mirror_comes_first(tmp_path, monkeypatch, server, archive):
     file.parent.mkdir(parents=True)
     file.write_bytes(b"packed anew")
     assert find_archive(archive, "some", tmp_path / "archives", tmp_path / "mirror") == file
-    monkeypatch.setenv("REREAD_MIRROR", str(tmp_path / "mirror"))
-    assert find_archive(archive, "some", tmp_path / "archives") == file
-    monkeypatch.delenv("REREAD_MIRROR")
     assert server.asked == []
     assert find_archive(archive, "some", tmp_path / "archives").read_bytes() == CONTENT

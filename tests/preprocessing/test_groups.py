@@ -12,6 +12,7 @@ from preprocessing.raw import About, add_data_set, number_groups
 from preprocessing.raw_images import ImageRows
 from preprocessing.raw_text import Document, TextRows
 from preprocessing.sources import docstrings, imdb
+from preprocessing.workers import Workers, use_workers
 from storage.errors import InputError
 from storage.prepared import open_prepared
 
@@ -22,7 +23,8 @@ SPLITS = ("train",) * 6 + ("validation",) * 3 + ("test",) * 3
 @pytest.fixture(autouse=True)
 def root(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REREAD_PREPROCESSING", "1")
+    with use_workers(Workers(1)):
+        yield
 
 
 def documents(groups) -> list[Document]:

@@ -33,12 +33,11 @@ def corpus(corpus_of, monkeypatch):
     )
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 4000)
     monkeypatch.setattr(documents, "BLOCK_BYTES", 4000)
-    for variable in (workers.VARIABLE, workers.ADDRESS_VARIABLE):
-        monkeypatch.delenv(variable, raising=False)
 
 
-def prepared(how: str) -> dict[str, bytes]:
-    folder = prepare("corpus", {}, prepared_root=Path(how))
+def prepared(where: str, *how: int | str | None) -> dict[str, bytes]:
+    with workers.use_workers(workers.Workers(*how)):
+        folder = prepare("corpus", {}, prepared_root=Path(where))
     return {"": folder.name.encode(), **{path.name: path.read_bytes() for path in folder.iterdir()}}
 
 
@@ -58,19 +57,15 @@ def test_one_process_two_and_dask_give_the_same_bytes(corpus, monkeypatch):
     from distributed import LocalCluster
 
     before = children()
-    monkeypatch.setenv(workers.VARIABLE, "1")
-    one = prepared("one")
-    monkeypatch.setenv(workers.VARIABLE, "2")
-    assert prepared("two") == one
-    monkeypatch.setenv(workers.VARIABLE, "dask")
-    assert prepared("dask") == one
-    monkeypatch.delenv(workers.VARIABLE)
+    one = prepared("one", 1)
+    assert prepared("two", 2) == one
+    assert prepared("dask", "dask") == one
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, local_directory="scratch") as cluster:
-        monkeypatch.setenv(workers.ADDRESS_VARIABLE, cluster.scheduler_address)
-        assert prepared("cluster") == one
+        address = cluster.scheduler_address
+        assert prepared("cluster", None, address) == one
         monkeypatch.setattr(documents, "LIBRARIES", ("blingfire",))
         with pytest.raises(InputError, match="worker tcp://.* has other libraries"):
-            prepare("corpus", {}, prepared_root=Path("other"), fresh=True)
+            prepared("other", None, address)
     assert len(one) == 12
     left = set(children()) - set(before)
     commands = [Path(f"/proc/{process}/cmdline").read_text() for process in left]
@@ -83,10 +78,9 @@ def test_a_refused_document_is_the_same_line_from_another_process(corpus, corpus
     rows[333]["text"] = "\u200b"
     corpus_of(rows)
     said = []
-    for how in ("1", "2"):
-        monkeypatch.setenv(workers.VARIABLE, how)
+    for how in (1, 2):
         with pytest.raises(InputError) as caught:
-            prepare("corpus", {})
+            prepared("prepared", how)
         said.append(str(caught.value))
     assert said[0] == said[1] and "'d333' has no word" in said[0]
     assert [path.name for path in Path("prepared").iterdir()] == [".locks"]
@@ -102,10 +96,9 @@ def test_a_killed_worker_is_told_and_leaves_nothing(corpus, monkeypatch):
         added.append(block)
         add(found, block)
 
-    monkeypatch.setenv(workers.VARIABLE, "2")
     monkeypatch.setattr(documents._Found, "add", add_and_kill)
     with pytest.raises(PassingError, match="died.*nothing was published") as caught:
-        prepare("corpus", {})
+        prepared("prepared", 2)
     assert "\n" not in str(caught.value)
     assert not workers_of(os.getpid())
     assert [path.name for path in Path("prepared").iterdir()] == [".locks"]
@@ -117,9 +110,10 @@ def test_workers_end_when_who_started_them_is_killed(corpus):
         "preprocessing.blocks.BLOCK_BYTES = documents.BLOCK_BYTES = 4000\n"
         "def halt(*_): print('halted', flush=True); import time; time.sleep(600)\n"
         "documents._Found.add = halt\n"
-        "prepare('corpus', {})"
+        "from preprocessing.workers import Workers, use_workers\n"
+        "with use_workers(Workers(2)): prepare('corpus', {})"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), workers.VARIABLE: "2"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "halted\n"
         started = workers_of(process.pid)
@@ -132,19 +126,11 @@ def test_workers_end_when_who_started_them_is_killed(corpus):
     assert not [path for path in Path("prepared").iterdir() if not path.name.startswith(".")]
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "two", "1.5", ""])
-def test_a_number_of_processes_that_is_none_is_refused(corpus, monkeypatch, given):
-    monkeypatch.setenv(workers.VARIABLE, given)
-    with pytest.raises(InputError, match=f"REREAD_PREPROCESSING={given} is neither a number of processes"):
-        prepare("corpus", {})
-
-
 @pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1:9", "spam://127.0.0.1:9"])
 def test_a_scheduler_that_is_not_there_is_told_in_one_line(corpus, monkeypatch, address):
     monkeypatch.setattr(workers, "SECONDS_TO_CONNECT", 0.5)
-    monkeypatch.setenv(workers.ADDRESS_VARIABLE, address)
-    with pytest.raises(InputError, match=f"DASK_SCHEDULER_ADDRESS={address}: no scheduler answers") as caught:
-        prepare("corpus", {})
+    with pytest.raises(InputError, match=f"the scheduler {address}: no scheduler answers") as caught:
+        prepared("prepared", None, address)
     assert "\n" not in str(caught.value)
     assert [path.name for path in Path("prepared").iterdir()] == [".locks"]
 

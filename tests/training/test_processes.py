@@ -18,7 +18,7 @@ from storage.errors import InputError
 from storage.source import ROOT
 from training.processes import ONE, Processes, refuse_local_statistics
 
-HAN = {"embedding": 8, "hidden": 4, "dropout": 0.0}
+HAN = {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.0}
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "training")
 
 
