@@ -112,7 +112,14 @@ SUBJECTS = {
     "densenet": Subject(
         "densenet",
         {"depth": 100, "growth_rate": 12},
-        {"batch_size": 512, "learning_rate": 0.1, "optimizer": "sgd", "deterministic": False, "max_grad_norm": 0},
+        {
+            "batch_size": 512,
+            "learning_rate": 0.1,
+            "optimizer": {"name": "sgd"},
+            "deterministic": False,
+            "amp_validation": True,
+            "max_grad_norm": 0,
+        },
         drawn_images,
     ),
 }

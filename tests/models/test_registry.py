@@ -53,7 +53,7 @@ def test_the_names_are_known_without_torch():
         ("han", {"cell": "lstm"}, "network.cell is 'lstm'"),
         ("han", {"word_vectors": "glove"}, "random, word2vec"),
         ("word_average", {"word_dropout": 1.0}, "network.word_dropout is 1.0"),
-        ("densenet", {"activation": "swish_betta"}, "network.activation"),
+        ("densenet", {"activation": {"name": "swish_betta"}}, "network.activation"),
     ],
 )
 def test_bad_names_and_values_are_refused_by_their_place(model, settings, place):
@@ -101,8 +101,8 @@ def test_the_debug_size_trains_a_step(model, prepared):
 
 EXPORTED = [
     *((model, {}) for model in models.available()),
-    ("densenet", {"activation": "swish_beta"}),
-    ("densenet_imagenet", {"activation": "swish_beta"}),
+    ("densenet", {"activation": {"name": "swish_beta"}}),
+    ("densenet_imagenet", {"activation": {"name": "swish_beta"}}),
     ("han", {"pooling": "mean", "cell": "rnn", "word_dropout": 0.1}),
     ("han", {"pooling": "max", "cell": "minimal"}),
     ("gru_flat", {"pooling": "attention"}),

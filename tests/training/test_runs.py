@@ -129,9 +129,9 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(who
     [
         {"ema_decay": 0.9},
         {"adversarial_epsilon": 0.5, "ema_decay": 0.5},
-        {"optimizer": "sgd"},
-        {"optimizer": "lars", "schedule": "polynomial"},
-        {"optimizer": "muon", "schedule": "one_cycle"},
+        {"optimizer": {"name": "sgd"}},
+        {"optimizer": {"name": "lars"}, "schedule": {"name": "polynomial"}},
+        {"optimizer": {"name": "muon"}, "schedule": {"name": "one_cycle"}},
     ],
 )
 def test_a_run_taken_up_ends_with_the_same_bytes_with_averages_and_perturbations(
@@ -202,7 +202,11 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
     train_here, write_job, image_directory, text_directory
 ):
     for data, model, optimizer in ((image_directory, "densenet", "sgd"), (text_directory, "gru_flat", "adamw")):
-        settings = {"max_epochs": 2, "schedule": {"name": "cosine", "warmup_epochs": 0.5}, "optimizer": optimizer}
+        settings = {
+            "max_epochs": 2,
+            "schedule": {"name": "cosine", "warmup_epochs": 0.5},
+            "optimizer": {"name": optimizer},
+        }
         jobs = [
             write_job(data, f"{model}-{n}", model, seed=seed, run_key=model, training=settings)
             for n, seed in enumerate((5, 5, 6))

@@ -78,7 +78,7 @@ def batch():
 
 
 def step_of(network):
-    settings = Settings(optimizer="sgd", learning_rate=0.1)
+    settings = Settings(optimizer={"name": "sgd"}, learning_rate=0.1)
     objective = make_objective(settings.objective, {"task": "single-label"})
     return Step(network, objective, make_optimiser(network, settings), settings, torch.device("cuda", 0))
 
