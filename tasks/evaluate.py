@@ -151,6 +151,8 @@ def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tr
         run_id = tracking.record(
             best.run_directory, best.evaluation_directory, {**best.job, "experiment": experiment.name}
         )
+        if kinds.kind(best.description["kind"]).reader is None:
+            continue  # models of this kind are not served
         if not best.run.weights.is_file():
             missing.append(f"{name} seed {best.seed} ({best.run.weights})")
             continue

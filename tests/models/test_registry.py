@@ -21,7 +21,8 @@ from storage.source import ROOT
 @pytest.fixture
 def prepared(model, request):
     """Small data that ``model`` reads."""
-    return request.getfixturevalue({"densenet": "images", "densenet_imagenet": "photographs"}.get(model, "text"))
+    names = {"densenet": "images", "densenet_imagenet": "photographs", "symbol_recall": "symbols"}
+    return request.getfixturevalue(names.get(model, "text"))
 
 
 def test_the_networks_are_found_by_their_files():
