@@ -203,6 +203,7 @@ def main() -> None:
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
     report = Path(evaluate.fn(plan.to_json(), prepared))
     publish_results(
+        plan.name,
         "evaluate",
         {name: read_json(report / name) for name in ("metrics.json", "verdicts.json", PLAN)}
         | {table.name: table.read_text(encoding="utf-8") for table in sorted(report.glob("*.csv"))},

@@ -1,6 +1,6 @@
-"""Train one job, or reuse its finished run; as a command, all seeds of one variant.
+"""Train one job, or reuse its finished run; as a command, all seeds of one variant or of all.
 
-python -m tasks.train --variant han [--experiment default]
+python -m tasks.train [--variant han] [--experiment default]
 """
 
 import argparse
@@ -85,18 +85,19 @@ def _summary(job: dict[str, Any]) -> str:
 
 @command
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tasks.train", description="Train all seeds of one variant.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tasks.train", description="Train all seeds of one variant or of all."
+    )
     parser.add_argument("--experiment", default="default")
-    parser.add_argument("--variant", required=True)
+    parser.add_argument("--variant", help="default: all variants")
     arguments = parser.parse_args()
-    plan = make_plan(arguments.experiment, [arguments.variant])
+    plan = make_plan(arguments.experiment, [arguments.variant] if arguments.variant else None)
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
     with ThreadPoolExecutor(plan.environment.workers) as pool:
         folders = list(pool.map(train.fn, plan.jobs(prepared)))
-    publish_results(
-        f"train/{arguments.variant}",
-        {"runs.json": [RunFolder(Path(folder)).require_result() for folder in folders]},
-    )
+    if arguments.variant:
+        results = [RunFolder(Path(folder)).require_result() for folder in folders]
+        publish_results(plan.name, f"train/{arguments.variant}", {"runs.json": results})
 
 
 if __name__ == "__main__":
