@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import models
 from planning import keys
 from planning.runs import all_runs
 from storage.files import read_json, write_json
 from storage.locks import file_lock, run_lock
+from storage.run_folder import JOB, RESULT
 
 FILE = Path(__file__).with_name("equivalent_sources.json")
-JOB, RESULT = "job.json", "result.json"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,9 @@ def _job_of_today(job: dict[str, Any], known: dict[str, list[str]]) -> tuple[dic
 def _rename(directory: Path, job: dict[str, Any]) -> None:
     destination = Path(job["run_directory"])
     with file_lock(run_lock(directory)), file_lock(run_lock(destination)):
-        write_json(directory / RESULT, {**read_json(directory / RESULT), "run_key": job["run_key"]})
+        network_source = models.network_source(job["key_parts"]["model"], job["key_parts"]["network"])
+        result = {**read_json(directory / RESULT), "run_key": job["run_key"], "network_source": network_source}
+        write_json(directory / RESULT, result)
         write_json(directory / JOB, job)
         os.replace(directory, destination)
 

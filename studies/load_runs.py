@@ -14,11 +14,11 @@ import models
 from batches import collation
 from batches.subsets import segment_arange, select_rows
 from evaluation.run import evaluate_run
-from planning.plan import RESULT, Plan
+from planning.plan import Plan
 from storage.errors import InputError
 from storage.files import read_json
 from storage.prepared import Prepared, open_prepared
-from storage.run_folder import RunFolder
+from storage.run_folder import RESULT, RunFolder
 
 BATCH_SIZE = 64
 
@@ -55,8 +55,7 @@ def trained_networks(runs: Sequence[RunFolder]) -> TrainedNetworks:
     """
     found: dict[int, RunFolder] = {}
     for run in runs:
-        if not run.finished:
-            raise InputError(f"{run.directory} has no {RESULT}: give finished runs")
+        run.require_result()
         first = runs[0].job
         for part in ("variant", "model", "prepared"):
             if run.job[part] != first[part]:
@@ -147,7 +146,7 @@ def _finished_jobs(plan: Plan) -> list[dict[str, Any]]:
     except InputError as error:
         raise InputError(f"{error}: run `reread run --experiment {plan.name}`") from None
     for job in jobs:
-        if not (Path(job["run_directory"]) / RESULT).is_file():
+        if not RunFolder(Path(job["run_directory"])).finished:
             raise InputError(
                 f"{job['variant']} seed {job['seed']} is not trained, {job['run_directory']} has no {RESULT}: "
                 f"run `reread train --experiment {plan.name}`"

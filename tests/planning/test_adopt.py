@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import models
 from planning import keys
 from planning.adopt import FILE, Adoption, adopt, record_source
 from storage.files import read_json, write_json
@@ -51,7 +52,8 @@ def test_a_run_of_an_equal_source_is_renamed_with_its_job_and_result(tmp_path, p
     job = read_json(new / "job.json")
     assert job["run_key"] == keys.run_key(job["key_parts"]) == new.name == Path(job["run_directory"]).name
     assert job["adopted_from"] == old.name and job["source"] == keys.source_of(MODULES)
-    assert read_json(new / "result.json") == {"run_key": new.name, "weights_sha256": "w"}
+    source = models.network_source("densenet", {})
+    assert read_json(new / "result.json") == {"run_key": new.name, "weights_sha256": "w", "network_source": source}
     assert adopt(root, equivalent=proven) == []
 
 
