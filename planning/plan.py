@@ -25,10 +25,10 @@ from preprocessing.prepare import prepared_key
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, read_json, read_object
 from storage.prepared import DESCRIPTION
+from storage.run_folder import RunFolder
 from storage.settings import from_json, to_json
 from training.settings import Settings as TrainingSettings
 
-RESULT = "result.json"
 # Settings of preprocessing that choose rows. Variants of one data set agree in them, so that they are comparable.
 ROW_SETTINGS = ("rows_per_class",)
 
@@ -66,7 +66,7 @@ class Plan:
     title: str
     variants: Mapping[str, Variant]
     seeds: tuple[int, ...]
-    comparisons: tuple[Mapping[str, str], ...]
+    comparisons: tuple[Mapping[str, Any], ...]
     equivalence_margin: float
     alpha: float
     evaluate_on: str
@@ -121,7 +121,8 @@ class Plan:
         }
         versions = {f"data {name}": about and about["version"] for name, about in self.data.items()}
         rule = {"equivalence_margin": self.equivalence_margin, "alpha": self.alpha, "evaluate_on": self.evaluate_on}
-        comparisons = [{key: one[key] for key in ("treatment", "control", "metric")} for one in self.comparisons]
+        decided_by = ("treatment", "control", "metric", "equivalence_margin")
+        comparisons = [{key: one[key] for key in decided_by if key in one} for one in self.comparisons]
         return _plain({**variants, **versions, "seeds": self.seeds, "comparisons": comparisons, "rule": rule})
 
     @classmethod
@@ -194,7 +195,7 @@ class Plan:
 
     def unfinished(self, prepared: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """Return the jobs of the runs that are not trained."""
-        return [job for job in self.jobs(prepared) if not (Path(job["run_directory"]) / RESULT).is_file()]
+        return [job for job in self.jobs(prepared) if not RunFolder(Path(job["run_directory"])).finished]
 
     def parts(self) -> dict[str, dict[str, Any]]:
         """Return by variant the parts of its runs' keys, without seed and machine.
