@@ -158,7 +158,8 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
     parts = parts_of(source)
     if ("gru", settings.primary_lag) not in parts or "test" not in source.plan.splits:
         raise InputError(
-            f"experiment '{source.plan.name}' has no gru evaluated on test at lag {settings.primary_lag}: set primary_lag"
+            f"experiment '{source.plan.name}' has no gru evaluated on test at lag {settings.primary_lag}: "
+            "set --option primary_lag"
         )
     # Gradients that vanish become denormal numbers, with which a CPU is slow.
     torch.set_flush_denormal(True)

@@ -13,12 +13,12 @@ from torch import nn
 import models
 from batches import collation
 from batches.subsets import segment_arange, select_rows
-from evaluation.run import evaluate_run
-from planning.plan import RESULT, Plan
-from planning.runs import Run
+from evaluation.run import find_evaluation
+from planning.plan import Plan
 from storage.errors import InputError
 from storage.files import read_json
 from storage.prepared import Prepared, open_prepared
+from storage.run_folder import RESULT, RunFolder
 
 BATCH_SIZE = 64
 
@@ -27,7 +27,7 @@ BATCH_SIZE = 64
 class TrainedNetworks:
     """The finished runs of one variant, by seed, and the arrays that they were trained on."""
 
-    runs: Mapping[int, Run]
+    runs: Mapping[int, RunFolder]
     prepared: Prepared
 
     @property
@@ -48,12 +48,12 @@ class TrainedNetworks:
             yield seed, models.load(run.directory, self.prepared.description).to(device)
 
 
-def trained_networks(runs: Sequence[Run]) -> TrainedNetworks:
+def trained_networks(runs: Sequence[RunFolder]) -> TrainedNetworks:
     """Return the networks of ``runs``; InputError unless they are finished runs of one variant, each of its own seed.
 
     Their data must be texts with one label each.
     """
-    found: dict[int, Run] = {}
+    found: dict[int, RunFolder] = {}
     for run in runs:
         if not run.finished:
             raise InputError(f"{run.directory} has no {RESULT}: give finished runs")
@@ -72,7 +72,7 @@ def trained_networks(runs: Sequence[Run]) -> TrainedNetworks:
 
 def networks_of_variant(plan: Plan) -> TrainedNetworks:
     """Return the networks of a plan of one variant; InputError where one of its runs is not trained."""
-    return trained_networks([Run(Path(job["run_directory"])) for job in _finished_jobs(plan)])
+    return trained_networks([RunFolder(Path(job["run_directory"])) for job in _finished_jobs(plan)])
 
 
 def open_text(directory: Path) -> Prepared:
@@ -120,8 +120,16 @@ class EvaluatedExperiment:
         return [seeds[str(seed)][split][metric] for seed in self.plan.seeds]
 
     def probabilities(self, job: Mapping[str, Any], split: str) -> np.ndarray:
-        """Return what the run of ``job`` predicts for each row of a split, float32 [rows, K]."""
-        folder = evaluate_run(Path(job["run_directory"]), Path(job["prepared"]), self.plan.splits)
+        """Return what the run of ``job`` predicts for each row of a split, float32 [rows, K], from its evaluation.
+
+        InputError where there is none: a study reads no split that the experiment has not read.
+        """
+        folder = find_evaluation(Path(job["run_directory"]), self.plan.splits)
+        if folder is None:
+            raise InputError(
+                f"{job['run_directory']} has no evaluation by this source: "
+                f"run `reread evaluate --experiment {self.plan.name}`"
+            )
         return np.load(folder / f"{split}.npy", allow_pickle=False)
 
 
