@@ -38,10 +38,11 @@ from batches.order import batches
 from cuda_ext import library
 from models.objectives import make_objective
 from planning.plan import Plan, make_plan
+from runtime.gpu_lease import acquire_gpu
 from storage.errors import InputError, command
 from storage.files import write_json
 from storage.prepared import DESCRIPTION, Prepared, open_prepared
-from training.device import acquire_device, configure
+from training.device import configure
 from training.optimisers import make_optimiser
 from training.settings import Settings
 from training.step import Step
@@ -271,7 +272,7 @@ def main() -> None:
     if arguments.batches < 1:
         raise InputError(f"--batches is {arguments.batches}: give 1 or more")
     plan = make_plan(arguments.experiment)
-    with acquire_device() as device, warnings.catch_warnings():
+    with acquire_gpu() as device, warnings.catch_warnings():
         if device.type == "cpu":
             # References are what is meant to run on a CPU.
             warnings.simplefilter("ignore", library.ReferenceWarning)

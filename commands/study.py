@@ -13,6 +13,7 @@ evaluate its experiment first, by `reread run`.
 """
 
 import ast
+import contextlib
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,13 +68,17 @@ def command(
     chosen = [flag for flag, value in given.items() if value]
     source = source_of(name, module, runs or [], experiment, variant, seeds, overrides, chosen)
 
+    import torch
+
+    from runtime.determinism import set_determinism
+    from runtime.gpu_lease import acquire_gpu
     from studies import study_io
-    from training.device import acquire_device, configure
-    from training.settings import Settings as TrainingSettings
 
     place = study_io.destination(to, name, source and source.data)
-    with acquire_device() as device:
-        configure(TrainingSettings())
+    torch.set_num_threads(1)
+    # Only a study of networks computes with them.
+    with acquire_gpu() if module.VARIANT else contextlib.nullcontext(torch.device("cpu")) as device:
+        set_determinism(True)
         findings = module.study(settings, source, device)
     provenance = study_io.provenance(source and source.keys())
     results = study_io.publish(place, findings, provenance, module.draw_figure)

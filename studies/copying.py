@@ -157,7 +157,10 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
     primary lag, or the test split was not evaluated."""
     parts = parts_of(source)
     if ("gru", settings.primary_lag) not in parts or "test" not in source.plan.splits:
-        raise InputError(f"experiment '{source.plan.name}' has no gru evaluated on test at lag {settings.primary_lag}")
+        raise InputError(
+            f"experiment '{source.plan.name}' has no gru evaluated on test at lag {settings.primary_lag}: "
+            "set --option primary_lag"
+        )
     # Gradients that vanish become denormal numbers, with which a CPU is slow.
     torch.set_flush_denormal(True)
     found = {part: recall_on_test(source, jobs) for part, jobs in parts.items()}

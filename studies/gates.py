@@ -131,9 +131,12 @@ DEBUG = Settings(
 
 @dataclass(frozen=True)
 class Found:
-    """Measurements of one network. units: level, direction, unit, reset, update, memory, time_constant. histograms:
-    level, gate, low, share. trace: reading, text, place, word, the gates' means and closed shares. at_words: see
-    gate_measures.Distribution. old_share: of gate_measures.old_share_without_reset, by level."""
+    """What was measured of one network.
+
+    units: level, direction, unit, reset, update, memory, time_constant. histograms: level, gate, low, share. trace:
+    level, text, place, word, the gates' means and closed shares. at_words: see gate_measures.Distribution. old_share:
+    of gate_measures.old_share_without_reset, by level.
+    """
 
     units: pd.DataFrame
     histograms: pd.DataFrame
@@ -148,7 +151,7 @@ class Found:
 
 
 def measured(settings: Settings, network: nn.Module, prepared: Prepared, index: dict[str, int]) -> Found:
-    """All that is measured of one network. Raises InputError where no text is long enough."""
+    """Measure one network; InputError where no text is long enough."""
     read = distribution(network, prepared, [index.get(word, -1) for word in PHRASE])
     units, histograms, old_share = [], [], {}
     for level in LEVELS:

@@ -210,7 +210,7 @@ def judged(found: Measured) -> list[dict[str, Any]]:
 
 
 def corrected_interval(values: Sequence[float]) -> Interval:
-    """Return the mean and its t interval of 1 - ALPHA / CLAIMS, which is 1 - ALPHA for all claims (Bonferroni)."""
+    """Return the mean and its t interval of 1 - ALPHA / CLAIMS, corrected for all claims (Bonferroni)."""
     return mean_interval(values, 1 - ALPHA / CLAIMS)
 
 

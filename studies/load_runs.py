@@ -13,7 +13,7 @@ from torch import nn
 import models
 from batches import collation
 from batches.subsets import segment_arange, select_rows
-from evaluation.run import evaluate_run
+from evaluation.run import find_evaluation
 from planning.plan import Plan
 from storage.errors import InputError
 from storage.files import read_json
@@ -119,8 +119,16 @@ class EvaluatedExperiment:
         return [seeds[str(seed)][split][metric] for seed in self.plan.seeds]
 
     def probabilities(self, job: Mapping[str, Any], split: str) -> np.ndarray:
-        """Return what the run of ``job`` predicts for each row of a split, float32 [rows, K]."""
-        folder = evaluate_run(Path(job["run_directory"]), Path(job["prepared"]), self.plan.splits)
+        """Return what the run of ``job`` predicts for each row of a split, float32 [rows, K], from its evaluation.
+
+        InputError where there is none: a study reads no split that the experiment has not read.
+        """
+        folder = find_evaluation(Path(job["run_directory"]), self.plan.splits)
+        if folder is None:
+            raise InputError(
+                f"{job['run_directory']} has no evaluation by this source: "
+                f"run `reread evaluate --experiment {self.plan.name}`"
+            )
         return np.load(folder / f"{split}.npy", allow_pickle=False)
 
 
@@ -162,7 +170,7 @@ def draw_rows(prepared: Prepared, split: str, count: int) -> Prepared:
 
 
 def batches(prepared: Prepared, size: int = BATCH_SIZE) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield each row once: rows of similar length, int [n], and the places of their words in ``tokens``."""
+    """Yield every row once: rows of similar length, int [n], and their words' places in ``tokens``, int [words]."""
     sizes = collation.sizes(prepared, np.arange(len(prepared.labels)))
     order = np.argsort(sizes, kind="stable")
     for start in range(0, len(order), size):

@@ -1,4 +1,5 @@
-"""One torch thread, as the commands have, so that sums come in one order. A small prepared text and its networks."""
+"""One torch thread, as the commands have, so that sums come in one order; a small prepared text, and networks trained
+on it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

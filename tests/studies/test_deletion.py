@@ -172,3 +172,13 @@ def test_a_run_that_is_not_finished_is_refused(source, tmp_path):
     shutil.copy(first / "job.json", tmp_path)
     with pytest.raises(InputError, match=f"{tmp_path}.*finished"):
         trained_networks([RunFolder(tmp_path)])
+
+
+@pytest.mark.parametrize(("changed", "name"), [("weights_sha256", "weights_sha256"), ("network_source", "code of")])
+def test_weights_and_source_of_a_run_are_checked(changed, name, source, tmp_path):
+    directory = tmp_path / "run"
+    shutil.copytree(source.runs[0].directory, directory)
+    result = json.loads((directory / "result.json").read_text())
+    (directory / "result.json").write_text(json.dumps(result | {changed: "0" * 64}))
+    with pytest.raises(InputError, match=name):
+        deletion.study(DEBUG, trained_networks([RunFolder(directory)]), CPU)

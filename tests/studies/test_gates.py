@@ -135,7 +135,7 @@ def test_the_trace_is_usual_before_and_itself_at_the_phrase(evidence):
 
 
 def gates_found(seeds: int, correlation: float, old_share: float, generator: np.random.Generator) -> dict:
-    """Networks of this correlation with memory and share kept, whose gate falls by .2 at 'but'."""
+    """Networks with this correlation and old share, and a reset gate that falls by .2 at 'but'."""
     found = {}
     for seed in range(seeds):
         order = np.arange(300)
