@@ -48,7 +48,7 @@ ext: install
 
 repro: checked-data
 	@$(TAKE_UP) || { echo "error: $(NOT_DESCRIBED)" >&2; exit 2; }
-	dvc repro
+	dvc repro $(if $(filter default,$(EXPERIMENT)),,results/dvc.yaml:experiment@$(EXPERIMENT))
 
 # What the tests need beside Python: a browser, on machines where Debian's packages can be installed.
 test-packages:

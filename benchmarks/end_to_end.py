@@ -9,7 +9,8 @@ steps, while the last epoch's checkpoint is written; ``with validation`` adds va
 checkpoint takes of training: copying, and waiting for the one before. ``step alone`` calls the same step on the batches
 of the last epoch, which are on the device already. ``loading alone`` makes these batches. The first epochs capture a
 CUDA graph for each new shape and are not counted: figures are medians of the other epochs, and of passes over the
-batches. The GPU is synchronised between steps, validation and checkpoint.
+batches. The GPU is synchronised between steps, validation and checkpoint. ``writing`` is what the thread that writes
+checkpoints takes: where it takes longer than an epoch, training waits for it.
 """
 
 import argparse
@@ -162,6 +163,7 @@ def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: 
     with tempfile.TemporaryDirectory() as folder:
         job = Job("benchmark", subject.model, subject.model, 0, subject.network, settings, Path(), Path(folder))
         clock, validate, save = Clock(job, device), loop.validate, Checkpoint.save
+        write, writing = Checkpoint._write, []
 
         def timed(*arguments: Any) -> Any:
             clock.note("steps")
@@ -173,7 +175,15 @@ def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: 
             save(checkpoint, *arguments)
             clock.note("checkpoint")
 
-        with mock.patch.object(loop, "validate", timed), mock.patch.object(Checkpoint, "save", saved):
+        def written(*arguments: Any) -> None:
+            start = time.perf_counter()
+            write(*arguments)
+            writing.append(time.perf_counter() - start)
+
+        with (
+            mock.patch.object(loop, "validate", timed),
+            mock.patch.multiple(Checkpoint, save=saved, _write=written),
+        ):
             network, _ = loop.train(job, prepared, device, clock)
     spans = {name: np.array(seconds) for name, seconds in clock.spans.items()}
     whole = {
@@ -201,7 +211,7 @@ def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: 
         "shapes_of_the_last_epoch": len(shapes),
         "rows_per_second": {**pace, "step alone": len(rows) / alone, "loading alone": len(rows) / loading},
         "share_of_step": {name: value * alone / len(rows) for name, value in pace.items()},
-        "seconds": {name: seconds.tolist() for name, seconds in spans.items()},
+        "seconds": {name: seconds.tolist() for name, seconds in spans.items()} | {"writing": writing},
     }
 
 

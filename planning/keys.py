@@ -6,7 +6,7 @@ registries that the settings name. What a variant is called, and the wording, ty
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,12 @@ def source(model: str, kind: str | None, *settings: Any, root: Path = ROOT) -> d
     named = {f"{package}.{tagged['name']}" for one in settings for package, tagged in members(one)}
     collator = [kinds.module_of(kinds.kind(kind).collator)] if kind else []
     modules = (*ROOTS, f"models.{model}", *collator, *sorted(named))
-    digest, files = _digest_and_files(modules, root)
+    return source_of(modules, root)
+
+
+def source_of(modules: Iterable[str], root: Path = ROOT) -> dict[str, Any]:
+    """Return ``source`` of named modules; ValueError where there is no such module."""
+    digest, files = _digest_and_files(tuple(modules), root)
     return {"modules": list(modules), "digest": digest, "files": dict(files)}
 
 

@@ -15,10 +15,10 @@ from batches import collation
 from batches.subsets import segment_arange, select_rows
 from evaluation.run import evaluate_run
 from planning.plan import RESULT, Plan
-from planning.runs import Run
 from storage.errors import InputError
 from storage.files import read_json
 from storage.prepared import Prepared, open_prepared
+from storage.run_folder import RunFolder
 
 BATCH_SIZE = 64
 
@@ -27,7 +27,7 @@ BATCH_SIZE = 64
 class TrainedNetworks:
     """The finished runs of one variant, by seed, and the arrays that they were trained on."""
 
-    runs: Mapping[int, Run]
+    runs: Mapping[int, RunFolder]
     prepared: Prepared
 
     @property
@@ -48,12 +48,12 @@ class TrainedNetworks:
             yield seed, models.load(run.directory, self.prepared.description).to(device)
 
 
-def trained_networks(runs: Sequence[Run]) -> TrainedNetworks:
+def trained_networks(runs: Sequence[RunFolder]) -> TrainedNetworks:
     """Return the networks of ``runs``; InputError unless they are finished runs of one variant, each of its own seed.
 
     Their data must be texts with one label each.
     """
-    found: dict[int, Run] = {}
+    found: dict[int, RunFolder] = {}
     for run in runs:
         if not run.finished:
             raise InputError(f"{run.directory} has no {RESULT}: give finished runs")
@@ -72,7 +72,7 @@ def trained_networks(runs: Sequence[Run]) -> TrainedNetworks:
 
 def networks_of_variant(plan: Plan) -> TrainedNetworks:
     """Return the networks of a plan of one variant; InputError where one of its runs is not trained."""
-    return trained_networks([Run(Path(job["run_directory"])) for job in _finished_jobs(plan)])
+    return trained_networks([RunFolder(Path(job["run_directory"])) for job in _finished_jobs(plan)])
 
 
 def open_text(directory: Path) -> Prepared:
@@ -163,7 +163,7 @@ def draw_rows(prepared: Prepared, split: str, count: int) -> Prepared:
 
 
 def batches(prepared: Prepared, size: int = BATCH_SIZE) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield rows of similar length, int [n], and the places of their words in ``tokens``, int [words]: each row once."""
+    """Yield each row once: rows of similar length, int [n], and the places of their words in ``tokens``."""
     sizes = collation.sizes(prepared, np.arange(len(prepared.labels)))
     order = np.argsort(sizes, kind="stable")
     for start in range(0, len(order), size):

@@ -1,12 +1,13 @@
 """Make one data set in data/, or check the one that is there against the manifest.
 
-python -m tasks.ingest [NAME ...] [--accept-new-version]
+python -m tasks.ingest [NAME ...] [--experiment NAME] [--accept-new-version]
 """
 
 import argparse
 from pathlib import Path
 
 from planning.environment import read_environment
+from planning.plan import make_plan
 from preprocessing.ingest import data_card
 from preprocessing.ingest import ingest as ingest_source
 from preprocessing.manifest import Manifest
@@ -35,15 +36,21 @@ def known_names() -> set[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tasks.ingest", description="Make or verify data sets in data/.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SOURCES.available())}")
+    parser.add_argument("--experiment", help="the data sets of this experiment")
     parser.add_argument(
         "--accept-new-version", action="store_true", help="record data that differs from the manifest as a new version"
     )
     arguments = parser.parse_args()
     refuse_unknown(arguments.names, known_names(), "the names given")
+    names = arguments.names or (sorted(make_plan(arguments.experiment).data) if arguments.experiment else embedded())
     mirror = read_environment().mirror
-    for name in arguments.names or embedded():
+    for name in names:
         ingest.fn(name, arguments.accept_new_version, str(mirror) if mirror else None)
-    publish_results("ingest", {f"{name}.md": data_card(name) for name in Manifest.load().datasets})
+    publish_results(
+        arguments.experiment or "default",
+        "ingest",
+        {f"{name}.md": data_card(name) for name in Manifest.load().datasets},
+    )
 
 
 if __name__ == "__main__":

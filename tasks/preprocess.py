@@ -39,7 +39,7 @@ def main() -> None:
     wanted = [about for about in plan.preparations().values() if about["data"] == arguments.data]
     summaries = [summary(Path(preprocess.fn(about))) for about in wanted]
     names = ["prepared.json"] + [f"prepared-{one['prepared_key']}.json" for one in summaries[1:]]
-    publish_results(f"preprocess/{arguments.data}", dict(zip(names, summaries, strict=True)))
+    publish_results(plan.name, f"preprocess/{arguments.data}", dict(zip(names, summaries, strict=True)))
 
 
 if __name__ == "__main__":

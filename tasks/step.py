@@ -32,12 +32,13 @@ step = functools.partial(
 )
 
 
-def publish_results(name: str, contents: Mapping[str, Any]) -> None:
+def publish_results(experiment: str, name: str, contents: Mapping[str, Any]) -> None:
     """Write ``contents`` to results/NAME/ when DVC runs this stage: file name to text, or to a JSON value.
 
-    A flow writes nothing there, so that a deployment can never change what dvc.lock describes.
+    A flow writes nothing there, so that a deployment can never change what dvc.lock describes. Nor does a stage of
+    another experiment than the default one, whose graph dvc.yaml has: `reread publish` writes results/EXPERIMENT.
     """
-    if not os.environ.get("DVC_STAGE"):
+    if not os.environ.get("DVC_STAGE") or experiment != "default":
         return
     with published_directory(RESULTS / name, replace=True) as directory:
         for file, content in contents.items():

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from storage.source import closure
+from planning import keys
+from planning.experiment import experiments
+from planning.plan import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 NEW_NETWORK = '''"""Mean of the word vectors: the smallest reader of documents."""
@@ -159,22 +161,33 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
 
 
 def stage_dependencies() -> dict[str, list[str]]:
-    """The files and folders that each training stage depends on, with its model's file filled in."""
+    """The files and folders that each stage which trains depends on."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    variants = yaml.safe_load((ROOT / "experiments/default.yaml").read_text())["variants"]
-    return {
-        name: [path.replace("${item.model}", one["model"]) for path in stages["train"]["do"]["deps"]]
-        for name, one in variants.items()
-    }
+    others = yaml.safe_load((ROOT / "results/dvc.yaml").read_text())["stages"]
+    return {"train": stages["train"]["do"]["deps"], "experiment": others["experiment"]["do"]["deps"]}
 
 
-@pytest.mark.parametrize("variant", yaml.safe_load((ROOT / "experiments/default.yaml").read_text())["variants"])
-def test_dvc_knows_every_file_that_a_run_depends_on(variant):
-    model = yaml.safe_load((ROOT / "experiments/default.yaml").read_text())["variants"][variant]["model"]
-    known = stage_dependencies()[variant]
-    for path in closure(["training", "batches", "batches.augmentations", f"models.{model}"]):
-        name = path.relative_to(ROOT).as_posix()
-        assert any(name == one or name.startswith(f"{one}/") for one in known), f"dvc.yaml: {name} of {variant}"
+@pytest.mark.parametrize("stage", ["train", "experiment"])
+def test_dvc_knows_every_file_that_a_run_depends_on(stage):
+    known = stage_dependencies()[stage]
+    plan = make_plan("default", root=ROOT)
+    for variant in plan.variants.values():
+        kind = plan.data[variant.data]["kind"]
+        for name in keys.source(variant.model, kind, *variant.settings())["files"]:
+            assert any(name == one or name.startswith(f"{one}/") for one in known), f"{stage}: {name}"
+
+
+def test_dvc_knows_every_experiment_and_runs_none_unasked(project):
+    named = yaml.safe_load((ROOT / "results/dvc.yaml").read_text())["stages"]["experiment"]["foreach"]
+    assert set(named) == set(experiments(ROOT)) - {"default", "tiny"}
+    for name, about in named.items():
+        given = yaml.safe_load((ROOT / f"experiments/{name}.yaml").read_text())
+        taken = [given.get("tunes"), given.get("comparisons")]
+        other = next((f"experiments/{one}" for one in taken if isinstance(one, str)), "params")
+        assert about["of"] == other
+    assert "imdb" not in project.run("dvc", "repro", "--dry").stdout
+    asked = project.run("dvc", "repro", "--dry", "results/dvc.yaml:experiment@imdb").stdout
+    assert "tasks.train --experiment imdb" in asked and "newsgroups20" not in asked
 
 
 ADDED = """

@@ -28,12 +28,10 @@ from torch import Tensor, nn
 
 from storage.errors import InputError
 from storage.files import fsync_path, write_text
+from storage.run_folder import CHECKPOINT, HISTORY, WEIGHTS
 from training.average import Average
 from training.state import State
 
-BEST = "best.safetensors"
-HISTORY = "history.csv"
-LAST = "last.safetensors"
 # Bytes to which the copies of a snapshot are aligned.
 ALIGNMENT = 64
 
@@ -150,10 +148,10 @@ class Checkpoint:
         try:
             write_text(self.directory / HISTORY, history)
             # One entry alone in the header: safetensors writes several in no fixed order.
-            _publish(tensors, self.directory / LAST, {"run": header})
+            _publish(tensors, self.directory / CHECKPOINT, {"run": header})
             if best:
                 kept = _under("average." if self.average.decay else "network.", tensors)
-                _publish(kept, self.directory / BEST, None)
+                _publish(kept, self.directory / WEIGHTS, None)
         except (OSError, SafetensorError) as error:
             raise InputError(
                 f"the checkpoint in {self.directory} cannot be written ({error}): make room, then run again"
@@ -162,7 +160,7 @@ class Checkpoint:
 
     def resume(self) -> State:
         """Load the last whole epoch into network, average, optimiser and scaler; a fresh state where there is none."""
-        path = self.directory / LAST
+        path = self.directory / CHECKPOINT
         if not path.is_file():
             return State()
         try:
@@ -182,7 +180,7 @@ class Checkpoint:
         self.scaler.load_state_dict(header["scaler"])
         state = State.from_json(header["state"])
         if self.writes and state.best_epoch == state.epoch:
-            _publish(_prefixed("", self.average.network.state_dict()), self.directory / BEST, None)
+            _publish(_prefixed("", self.average.network.state_dict()), self.directory / WEIGHTS, None)
         return state
 
 

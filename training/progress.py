@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from storage.run_folder import LOG
 from training.settings import Job
 
 INTERVAL = 0.5  # seconds between two live lines or progress events
@@ -33,7 +34,7 @@ class Progress:
         self.quiet = quiet
         self.events = None if quiet else events
         self.live = not events and not quiet and sys.stdout.isatty()
-        self.log: Path = job.run_directory / "log.txt"
+        self.log: Path = job.run_directory / LOG
         # An epoch is announced by the thread that writes its checkpoint.
         self._printing = threading.Lock()
         self.began = self.shown = time.perf_counter()

@@ -1,5 +1,4 @@
-"""One torch thread, as the commands have, so that sums come in one order. A small prepared text, and networks trained on
-it."""
+"""One torch thread, as the commands have, so that sums come in one order. A small prepared text and its networks."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +8,9 @@ import pytest
 import torch
 
 from commands.app import main
-from planning.runs import Run
 from storage.files import sha256_file, write_json
 from storage.prepared import Prepared, open_prepared
+from storage.run_folder import RunFolder
 from studies.load_runs import TrainedNetworks, trained_networks
 from studies.movie_plots import PHRASE
 from training.progress import Progress
@@ -84,7 +83,7 @@ def source(text_directory, tmp_path_factory) -> TrainedNetworks:
 
 
 @pytest.fixture(scope="session")
-def flat_run(text_directory, tmp_path_factory) -> Run:
+def flat_run(text_directory, tmp_path_factory) -> RunFolder:
     """A flat network, which attends to nothing."""
     return trained(tmp_path_factory.mktemp("flat") / "0", text_directory, "gru_flat", 0)
 
@@ -105,7 +104,7 @@ def study(capsys) -> Callable[..., str]:
     return call
 
 
-def trained(directory: Path, prepared: Path, model: str, seed: int) -> Run:
+def trained(directory: Path, prepared: Path, model: str, seed: int) -> RunFolder:
     given = {
         "run_key": directory.name,
         "variant": model,
@@ -124,4 +123,4 @@ def trained(directory: Path, prepared: Path, model: str, seed: int) -> Run:
     write_json(directory.with_suffix(".json"), given)
     job = Job.read(directory.with_suffix(".json"))
     run(job, given, Progress(job, events=None))
-    return Run(directory)
+    return RunFolder(directory)

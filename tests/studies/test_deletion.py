@@ -13,8 +13,8 @@ import models
 from batches import collation
 from batches.subsets import select_rows
 from models.objectives import to_probabilities
-from planning.runs import Run
 from storage.errors import InputError
+from storage.run_folder import RunFolder
 from studies import deletion, study_io, word_scores
 from studies.deletion import ATTENDED, DEBUG, GRADIENT, RANDOM, highest
 from studies.load_runs import trained_networks
@@ -171,4 +171,4 @@ def test_a_run_that_is_not_finished_is_refused(source, tmp_path):
     first = source.runs[0].directory
     shutil.copy(first / "job.json", tmp_path)
     with pytest.raises(InputError, match=f"{tmp_path}.*finished"):
-        trained_networks([Run(tmp_path)])
+        trained_networks([RunFolder(tmp_path)])
