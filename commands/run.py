@@ -31,6 +31,7 @@ from commands.options import (
     progress,
 )
 from storage.errors import InputError
+from storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from planning.plan import Plan
@@ -102,14 +103,12 @@ def print_plan(plan: "Plan", as_json: bool) -> None:
 
 def planned_runs(plan: "Plan") -> list[dict[str, Any]]:
     """Return each run: variant, seed, run_key (None where its arrays are not prepared), and state (cached, train)."""
-    from planning.plan import RESULT
-
     jobs = {(job["variant"], job["seed"]): job for job in plan.known_jobs()}
     runs = []
     for seed in plan.seeds:
         for variant in plan.variants:
             job = jobs.get((variant, seed))
-            cached = job is not None and (Path(job["run_directory"]) / RESULT).is_file()
+            cached = job is not None and RunFolder(Path(job["run_directory"])).finished
             run_key = job["run_key"] if job else None
             state = CACHED if cached else TO_TRAIN
             runs.append({"variant": variant, "seed": seed, "run_key": run_key, "state": state})

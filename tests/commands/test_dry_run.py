@@ -5,6 +5,7 @@ import json
 import pytest
 
 from storage.files import write_json
+from storage.run_folder import RESULT
 from tasks.preprocess import preprocess
 from tests.commands.conftest import make_folder
 
@@ -28,7 +29,7 @@ def test_runs_are_known_once_their_arrays_are_prepared(reread, folder):
     for about in plan.preparations().values():
         preprocess.fn(about)
     first = plan.jobs()[0]
-    write_json(folder / first["run_directory"] / "result.json", {})
+    write_json(folder / first["run_directory"] / RESULT, {})
     runs = json.loads(reread(*ARGUMENTS, "--json"))["runs"]
     keys = {(run["variant"], run["seed"]): run["run_key"] for run in runs if run["run_key"]}
     assert keys == {(job["variant"], job["seed"]): job["run_key"] for job in plan.jobs()}
