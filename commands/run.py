@@ -3,6 +3,7 @@
 reread run
 reread run --experiment imdb
 reread run --experiment tiny --variant han --seed 0 --seed 1
+reread run --experiment imdb --dry-run
 reread run --experiment tiny --set training.learning_rate=0.02 --set network.dropout=0.3
 
 Finished runs are cached; an interrupted one resumes from its last epoch. A selection or an override writes its report
@@ -10,7 +11,12 @@ to reports/NAME-part and leaves the experiment's own alone.
 """
 
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
 
 from commands.options import (
     AsJson,
@@ -24,6 +30,13 @@ from commands.options import (
     print_table,
     progress,
 )
+from storage.errors import InputError
+from storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from planning.plan import Plan
+
+CACHED, TO_TRAIN = "cached", "train"
 
 
 def command(
@@ -32,9 +45,15 @@ def command(
     seeds: Seeds = None,
     overrides: Overrides = None,
     no_cache: NoCache = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and which verdicts it can reach; start nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     plan = plan_of(experiment, variants, seeds, overrides)
+    if dry_run:
+        print_plan(plan, as_json)
+        return
     start = time.monotonic()
 
     from commands.servers import prefect_session
@@ -55,3 +74,42 @@ def command(
     say("Next:  reread ui      MLflow and Prefect in the browser, runs to compare")
     if plan.name == "default":  # dvc.yaml has the stages of this experiment
         say("       make repro     DVC reuses the finished runs, and retrains what you change in params.yaml")
+
+
+def print_plan(plan: "Plan", as_json: bool) -> None:
+    """Print each run of the plan, with its key where the arrays are prepared, and what the comparisons can decide."""
+    from planning.reach import plan_reach, reach_lines
+
+    runs = planned_runs(plan)
+    try:
+        reaches, missing = plan_reach(plan), None
+    except InputError as error:
+        reaches, missing = [], f"which verdicts can be reached is not known: {error}"
+    if as_json:
+        reach = None if missing else [asdict(one) for one in reaches]
+        print_json({"plan": plan.record(), "runs": runs, "reach": reach})
+        return
+    table = Table(title=plan.title, title_justify="left")
+    for name in ("variant", "seed", "run", "state"):
+        table.add_column(name, justify="right" if name == "seed" else "left")
+    for run in runs:
+        table.add_row(run["variant"], str(run["seed"]), run["run_key"] or "not known: no arrays yet", run["state"])
+    print_table(table)
+    cached = sum(run["state"] == CACHED for run in runs)
+    print(f"{len(runs)} runs: {cached} cached, {len(runs) - cached} to train")
+    for line in [missing] if missing else reach_lines(reaches):
+        print(line)
+
+
+def planned_runs(plan: "Plan") -> list[dict[str, Any]]:
+    """Return each run: variant, seed, run_key (None where its arrays are not prepared), and state (cached, train)."""
+    jobs = {(job["variant"], job["seed"]): job for job in plan.known_jobs()}
+    runs = []
+    for seed in plan.seeds:
+        for variant in plan.variants:
+            job = jobs.get((variant, seed))
+            cached = job is not None and RunFolder(Path(job["run_directory"])).finished
+            run_key = job["run_key"] if job else None
+            state = CACHED if cached else TO_TRAIN
+            runs.append({"variant": variant, "seed": seed, "run_key": run_key, "state": state})
+    return runs

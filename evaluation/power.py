@@ -160,7 +160,10 @@ def reach(design: Design) -> Reach:
     two_sided = least_seeds(design.alpha, design.comparisons)
     one_sided = least_seeds(design.alpha, design.comparisons, sides=1)
     enough, enough_for_equivalence = design.seeds >= two_sided, design.seeds >= one_sided
-    over = f"{design.seeds} seeds and {design.comparisons} comparison{'s' if design.comparisons > 1 else ''}"
+    over = (
+        f"{design.seeds} seed{'s' if design.seeds > 1 else ''} and "
+        f"{design.comparisons} comparison{'s' if design.comparisons > 1 else ''}"
+    )
     sentences, warnings = [], []
     if not enough:
         warnings.append(

@@ -13,6 +13,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.preprocess import preprocess
 from flows.selection import plan_of
+from planning.reach import plan_reach, reach_lines
+from tasks.progress import say
 from tasks.train import train as train_run
 from tracking.runs import open_tracking
 from training.launcher import allow_training, stop_training
@@ -35,6 +37,8 @@ def train(
     """
     allow_training()
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
+    for line in reach_lines(plan_reach(chosen)):
+        say(line)
     # What a kill left RUNNING in MLflow is settled first.
     open_tracking().reconcile(chosen.environment.runs)
     jobs = chosen.jobs(preprocess(plan=chosen.to_json()))

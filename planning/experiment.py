@@ -134,7 +134,7 @@ def load_experiment(
         equivalence_margin=file.equivalence_margin,
         alpha=file.alpha,
         evaluate_on=file.evaluate_on,
-        tuning=copy.deepcopy(file.tuning),
+        tuning=file.tuning.model_dump(exclude_none=True),
         trials={key: list(of_it) for key, of_it in trials.items()},
     )
 

@@ -197,6 +197,15 @@ class Plan:
         """Return the jobs of the runs that are not trained."""
         return [job for job in self.jobs(prepared) if not RunFolder(Path(job["run_directory"])).finished]
 
+    def known_jobs(self) -> list[dict[str, Any]]:
+        """Return the jobs of the variants whose arrays are prepared; the keys of the others are not known yet."""
+        known = {
+            name: variant
+            for name, variant in self.variants.items()
+            if variant.prepared_key and (self.environment.prepared / variant.prepared_key / DESCRIPTION).is_file()
+        }
+        return dataclasses.replace(self, variants=known).jobs()
+
     def parts(self) -> dict[str, dict[str, Any]]:
         """Return by variant the parts of its runs' keys, without seed and machine.
 

@@ -90,6 +90,18 @@ class ComparisonGroup(Control):
     controls: dict[str, Annotated[Control, OrEmpty]] = {}
 
 
+class Tuning(BaseModel):
+    """How an experiment was tuned: notes, and what is known of the spread between seeds.
+
+    evidence: metrics.json of the tuning. spread: the standard deviation of paired differences, used in its place.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    evidence: Text | None = None
+    spread: Annotated[float, Field(gt=0)] | None = None
+
+
 class ExperimentFile(File):
     """experiments/NAME.yaml."""
 
@@ -103,7 +115,7 @@ class ExperimentFile(File):
     equivalence_margin: Margin = 0.01
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
     evaluate_on: Annotated[str, Field(pattern="^(validation|test)$")] = "validation"
-    tuning: dict[str, Any] = {}
+    tuning: Tuning = Tuning()
     tunes: Text | None = None
 
 

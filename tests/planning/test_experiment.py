@@ -7,8 +7,9 @@ import yaml
 
 import kinds
 from evaluation.statistics import least_seeds
+from evaluation.verdicts import Comparison
 from planning.experiment import load_experiment, merged, networks
-from planning.plan import make_plan
+from planning.plan import Plan, make_plan
 from planning.schema import parse_yaml
 from storage.errors import InputError
 from storage.settings import to_json
@@ -175,7 +176,9 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
         (("parameters",), {"training": None}, "training is None"),
         (("parameters",), {"models": {"densenet": "x"}}, "models.densenet is 'x'"),
         (("tuning",), "abc", "tuning is 'abc'"),
-        (("tunes",), "trial", "remove 'variants'"),
+        (("tuning",), {"spread": 0}, "tuning.spread is 0"),
+        (("tuning",), {"evidence": 5}, "tuning.evidence is 5"),
+        (("comparisons",), [{**COMPARISON, "equivalence_margin": 1.5}], "equivalence_margin is 1.5"),
         (("variants", "other"), {"model": "han", "data": "digits"}, "han reads text"),
         (("variants", "other"), {"model": "densenet", "data": "docstrings"}, "densenet reads image"),
         (("variants", "other"), VECTORS, "word_vectors is word2vec"),
@@ -251,6 +254,23 @@ def test_a_treatment_has_a_comparison_with_each_of_its_controls(tmp_path):
     assert load_experiment("other", tmp_path).comparisons == found[1:]
 
 
+def test_a_comparison_may_have_a_margin_of_its_own(tmp_path):
+    group = {key: COMPARISON[key] for key in ("treatment", "claim", "source", "metric")}
+    controls = {"relu": None, "linear": {"equivalence_margin": 0.05}}
+    write(tmp_path, {**EXPERIMENT, "comparisons": [{**group, "equivalence_margin": 0.03, "controls": controls}]})
+    plan = make_plan("trial", root=tmp_path)
+    assert [Comparison(**one).equivalence_margin for one in plan.comparisons] == [0.03, 0.05]
+    assert Plan.from_json(plan.to_json()) == plan
+    assert [one["equivalence_margin"] for one in plan.key_parts()["comparisons"]] == [0.03, 0.05]
+    # Where none is named, the comparison has the experiment's, and the plan's key is as it was without the field.
+    plain = make_plan("trial", root=write(tmp_path))
+    assert Comparison(**plain.comparisons[0]).equivalence_margin is None
+    assert "equivalence_margin" not in plain.key_parts()["comparisons"][0]
+    write(tmp_path, {**EXPERIMENT, "comparisons": [{**COMPARISON, "equivalence_margin": 0.03}]})
+    own = make_plan("trial", root=tmp_path)
+    assert own.key != plain.key
+
+
 def test_selecting_variants_drops_the_comparisons_that_lose_a_side(tmp_path):
     group = {**COMPARISON, "name": "b", "control": "linear"}
     write(tmp_path, {**EXPERIMENT, "comparisons": [COMPARISON, group]})
@@ -314,11 +334,21 @@ def test_an_experiment_tunes_the_variants_of_another(tmp_path):
     # All but what the grid says is as in the experiment that is tuned.
     assert {**trial.training, "learning_rate": 0.01} == tuned.variants["swish"].training
     assert trial.network == tuned.variants["swish"].network
+    # A variant may have a grid of its own there.
+    own = {"swish": {"grid": {"training": {"batch_size": [8, 16, 32]}}}}
+    write(tmp_path, {**tuning, "variants": own}, name="tune")
+    trials = load_experiment("tune", tmp_path).trials
+    assert [one.split("/")[1] for one in trials["swish"]] == ["batch_size=8", "batch_size=16", "batch_size=32"]
+    assert [one.split("/")[1] for one in trials["relu"]] == ["learning_rate=0.5", "learning_rate=0.25"]
     for change, said in (
         ({"tunes": "trail"}, "'trial'"),
         ({"tunes": 1}, "tunes is 1"),
         ({"evaluate_on": "test"}, "validation alone"),
         ({"comparisons": EXPERIMENT["comparisons"]}, "remove 'comparisons'"),
+        ({"defaults": {"model": "densenet"}}, "remove 'defaults'"),
+        ({"variants": {"swsh": {"grid": {}}}}, "'swish'"),
+        ({"variants": {"swish": {"model": "han", "grid": {}}}}, "'model'"),
+        ({"variants": {"swish": None}}, "variants.swish"),
     ):
         write(tmp_path, {**tuning, **change}, name="tune")
         with pytest.raises(InputError) as error:

@@ -1,0 +1,99 @@
+"""What verdicts a plan can reach: its rows, what its tuning saw, and the claims of the default experiment."""
+
+import json
+
+import numpy as np
+import pytest
+
+from planning.environment import Environment
+from planning.plan import make_plan
+from planning.reach import plan_reach, reach_lines
+from preprocessing.rows import choose_rows
+from storage.errors import InputError
+from storage.files import write_json
+from storage.prepared import DESCRIPTION, SPLITS
+from tests.planning.test_experiment import COMPARISON, EXPERIMENT, ROOT, write
+
+SEEDS = list(range(12))
+
+
+def trial(mean, deviation):
+    return {"validation": {"accuracy": {"mean": mean, "deviation": deviation}}}
+
+
+def tuning(relu=0.95):
+    return {
+        "variants": {"relu/learning_rate=0.1": trial(relu, 0.006), "swish/learning_rate=0.1": trial(0.96, 0.008)},
+        "baselines": {},
+    }
+
+
+def reach(root, seeds=None, **changes):
+    write(root, {**EXPERIMENT, "seeds": SEEDS, "evaluate_on": "test", "equivalence_margin": 0.02, **changes})
+    plan = make_plan("trial", seeds=seeds, root=root, environment=Environment())
+    return plan_reach(plan, root)[0]
+
+
+def test_the_results_of_the_tuning_give_the_spread_and_the_room(tmp_path):
+    assert reach(tmp_path).smallest_detectable is None
+    write_json(tmp_path / "results/trial-tuning/metrics.json", tuning())
+    found = reach(tmp_path)
+    assert found.smallest_detectable > 0.02 and found.supported and found.equivalent and not found.warnings
+    # The experiment may name another file, or the spread itself.
+    write_json(tmp_path / "elsewhere.json", tuning(relu=0.99))
+    (warning,) = reach(tmp_path, tuning={"evidence": "elsewhere.json", "budget": "four rates"}).warnings
+    assert "cannot be supported" in warning and "0.0100" in warning
+    wide = reach(tmp_path, tuning={"spread": 0.05})
+    assert wide.smallest_detectable > found.smallest_detectable and not wide.equivalent
+    # A selection of seeds is what is judged, and too few are warned of.
+    few = reach(tmp_path, seeds=[0, 1])
+    assert not few.supported and reach_lines([few])[-2].startswith("warning: p: 2 seeds")
+    write_json(tmp_path / "results/trial-tuning/metrics.json", {"champions": {}})
+    with pytest.raises(InputError, match="variants"):
+        reach(tmp_path)
+
+
+def test_a_margin_of_the_comparison_replaces_that_of_the_experiment(tmp_path):
+    write_json(tmp_path / "results/trial-tuning/metrics.json", tuning())
+    own = {**COMPARISON, "equivalence_margin": 0.03}
+    assert "±0.03" in reach(tmp_path, comparisons=[own]).sentences[0]
+    assert "±0.02" in reach(tmp_path).sentences[0]
+
+
+def test_rows_are_those_of_the_evaluated_split(tmp_path, monkeypatch):
+    import planning.reach
+
+    seen = []
+    original = planning.reach.reachable
+    monkeypatch.setattr(planning.reach, "reachable", lambda *given: seen.append(given[4]["p"]) or original(*given))
+    reach(tmp_path)
+    reach(tmp_path, parameters={"preprocessing": {"digits": {"rows_per_class": 5}}})
+    plan = make_plan("trial", root=tmp_path, environment=Environment())
+    folder = tmp_path / plan.environment.prepared / plan.variants["relu"].prepared_key
+    write_json(folder / DESCRIPTION, {"splits": {"train": [0, 50], "validation": [50, 90], "test": [90, 137]}})
+    plan_reach(plan, tmp_path)
+    assert seen == [266, 50, 47]
+
+
+def test_a_data_set_that_is_not_ingested_is_named(tmp_path):
+    (tmp_path / "data.manifest.json").write_text(json.dumps({"schema": 1, "datasets": {}}))
+    with pytest.raises(InputError, match="reread data digits"):
+        reach(tmp_path)
+
+
+def test_each_claim_of_the_default_experiment_can_hold_or_fail():
+    plan = make_plan("default", root=ROOT, environment=Environment())
+    for one in plan_reach(plan, ROOT):
+        assert one.supported and one.refuted and one.equivalent, (one.sentences, one.warnings)
+        assert not any("cannot be supported" in said for said in one.warnings)
+
+
+def test_the_default_experiment_trains_on_300_digits_and_is_judged_on_all_of_the_test_split():
+    variant = make_plan("default", root=ROOT, environment=Environment()).variants["densenet-relu"]
+    split, labels = (np.load(ROOT / f"data/digits/{name}.npy") for name in ("split", "labels"))
+    ids = [str(number) for number in range(len(labels))]
+    per_class = variant.preprocessing["rows_per_class"]
+    rows = choose_rows("digits", split, [(label,) for label in labels.tolist()], ids, per_class)
+    assert {name: end - start for name, (start, end) in rows.splits.items()} == dict(
+        zip(SPLITS, (300, 266, 266), strict=True)
+    )
