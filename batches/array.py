@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import kinds
+from batches.collation import upload
 from storage.prepared import Prepared
 
 
@@ -52,6 +53,6 @@ class ResidentArray:
 
     def batches(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
         """Yield the rows of each of ``batches`` (int [n])."""
-        order = torch.from_numpy(np.concatenate(batches) - self.first).to(self.rows.device)
+        order = upload(np.concatenate(batches) - self.first, self.rows.device)
         for rows in order.split([len(rows) for rows in batches]):
             yield (self.rows.index_select(0, rows),)

@@ -1,11 +1,13 @@
 """The batches of an epoch, ready on the device.
 
 On a GPU whole splits are copied to its memory where they fit, and batches are gathered there: the host then only
-launches the step, and waits for no copy. Larger splits are collated in a thread and copied from pinned memory on a
-stream of their own, two batches ahead. On a CPU a batch is collated on request. All ways give the same values.
+launches the step, and waits for no copy. The next epoch is laid out while the GPU does the last steps of this one.
+Larger splits are collated in a thread and copied from pinned memory on a stream of their own, two batches ahead. On a
+CPU a batch is collated on request. All ways give the same values.
 """
 
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from batches import augmentations, order
-from batches.collation import labels, make_collator, to_device
+from batches.collation import labels, make_collator, to_device, upload
 from storage.errors import InputError
 from storage.prepared import Prepared
 
@@ -26,6 +28,9 @@ RESIDENT_SHARE = 0.25
 PREFETCHED = 2
 
 Way = Literal["resident", "prefetched", "collated"]
+Loaded = tuple[tuple[Tensor, ...], Tensor | None]
+# The rows of each batch, this process's share of them, and the batches loaded.
+Epoch = tuple[list[np.ndarray], list[np.ndarray], Iterator[Loaded]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Loader:
             self.labels = labels(prepared, slice(self.first, int(rows.max()) + 1), device) if labelled else None
             self.resident = self.collator.resident(rows)
 
-    def load(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[tuple[Tensor, ...], Tensor | None]]:
+    def load(self, batches: Sequence[np.ndarray]) -> Iterator[Loaded]:
         """Yield inputs and target (None unless labelled) of each of ``batches`` (rows, int [n])."""
         if not batches:
             return
@@ -95,7 +100,7 @@ class Loader:
         if self.labels is None:
             yield from self.resident.batches(batches)
             return
-        places = torch.from_numpy(np.concatenate(batches) - self.first).to(self.device)
+        places = upload(np.concatenate(batches) - self.first, self.device)
         targets = self.labels.index_select(0, places).split([len(rows) for rows in batches])
         for tensors, target in zip(self.resident.batches(batches), targets, strict=True):
             yield *tensors, target
@@ -172,6 +177,7 @@ class Batches:
         self.augment = augmentations.build(augmentation, prepared.kind)
         self.loader = Loader(prepared, rows, self.device, ragged, way)
         self.sizes = self.loader.collator.sizes(rows)
+        self._next: tuple[int, Epoch] | None = None
 
     def __len__(self) -> int:
         """The number of batches of an epoch."""
@@ -179,13 +185,20 @@ class Batches:
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of ``epoch`` (1, 2, ...), this process's share of each."""
+        ready, self._next = self._next, None
+        batches, shares, loaded = ready[1] if ready and ready[0] == epoch else self._begin(epoch)
+        generator = augmentations.make_generator(self.seed, epoch, self.device) if self.augment else None
+        for (inputs, target), rows, share in zip(loaded, batches, shares, strict=True):
+            if self.augment:
+                images = self.augment(inputs[0], generator)[self.rank :: self.world_size]
+                inputs, target = (images,), target[self.rank :: self.world_size]
+            yield Batch(inputs, target, len(share), len(rows))
+        if self.device.type == "cuda" and self.loader.way == "resident":
+            self._next = epoch + 1, self._begin(epoch + 1)
+
+    def _begin(self, epoch: int) -> Epoch:
+        """Order the rows of ``epoch`` and load its first batch, with which the others are laid out."""
         batches = order.batches(self.rows, self.sizes, self.batch_size, self.seed, epoch)
         shares = [rows[self.rank :: self.world_size] for rows in batches]
-        if not self.augment:
-            for (inputs, target), rows, share in zip(self.loader.load(shares), batches, shares, strict=True):
-                yield Batch(inputs, target, len(share), len(rows))
-            return
-        generator = augmentations.make_generator(self.seed, epoch, self.device)
-        for ((images,), target), rows, share in zip(self.loader.load(batches), batches, shares, strict=True):
-            images = self.augment(images, generator)[self.rank :: self.world_size]
-            yield Batch((images,), target[self.rank :: self.world_size], len(share), len(rows))
+        loaded = self.loader.load(batches if self.augment else shares)
+        return batches, shares, itertools.chain([next(loaded)], loaded)

@@ -61,5 +61,11 @@ def labels(prepared: Prepared, rows: np.ndarray | slice, device: torch.device | 
     return torch.from_numpy(np.array(prepared.labels[rows])).to(device, dtype)
 
 
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy ``array`` to ``device``; the host does not wait for a GPU."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def to_device(tensors: tuple[Tensor, ...], device: torch.device, **how: Any) -> tuple[Tensor, ...]:
     return tuple(tensor.to(device, **how) for tensor in tensors)

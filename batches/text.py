@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batches.collation import upload
 from storage.prepared import Prepared
 
 # Words that are laid out at a time: of most data sets an epoch. The indices of one layout take 16 bytes a word.
@@ -109,7 +110,7 @@ class ResidentText:
         order = np.concatenate(batches) - self.first
         counts = np.array([len(rows) for rows in batches])
         begins = np.cumsum(counts) - counts
-        device_order = torch.from_numpy(order).to(self.device_tokens.device)
+        device_order = upload(order, self.device_tokens.device)
         sentence_counts = self.device_sentence_counts.index_select(0, device_order).split(counts.tolist())
         sentences = np.maximum.reduceat(self.sentence_counts[order], begins)
         if not self.ragged:
@@ -150,10 +151,10 @@ def _gather(
     ends = np.append(begins[1:], len(starts))
     rests = rooms - np.add.reduceat(lengths, begins)
     starts, lengths = np.insert(starts, ends, len(source) - 1), np.insert(lengths, ends, rests)
-    shifts = torch.from_numpy(starts - (np.cumsum(lengths) - lengths)).to(source.device)
+    shifts = upload(starts - (np.cumsum(lengths) - lengths), source.device)
     total = int(rooms.sum())
     # With output_size the host does not wait for the device.
-    places = torch.repeat_interleave(shifts, torch.from_numpy(lengths).to(source.device), output_size=total)
+    places = torch.repeat_interleave(shifts, upload(lengths, source.device), output_size=total)
     places.add_(torch.arange(total, device=source.device)).clamp_(max=len(source) - 1)
     gathered = source.index_select(0, places).split(rooms.tolist())
     return [room[:size] for room, size in zip(gathered, sizes.tolist(), strict=True)]

@@ -85,7 +85,7 @@ def batch(name: str, small: bool = False) -> tuple[Tensor, Tensor]:
 
 def equality(name: str) -> dict[str, Any]:
     """Return the relative errors of loss and gradients: fused and plain against float64, and against each other."""
-    built = network(name, activation="swish")
+    built = network(name, activation={"name": "swish"})
     images, labels = batch(name, small=True)
     tf32 = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False

@@ -5,10 +5,12 @@ python -m benchmarks.end_to_end densenet --prepared prepared/KEY  DenseNet-BC-10
 python -m benchmarks.end_to_end                                   each on drawn data of the size of IMDB or CIFAR-10
 
 A run is training.loop.train with its validation and checkpoints, in a temporary folder. ``epoch`` is the pace of its
-steps; ``with validation`` adds validation, ``whole`` also the checkpoint and the history. ``step alone`` calls the same
-step on the batches of the last epoch, which are on the device already. ``loading alone`` makes these batches. The first
-epochs capture a CUDA graph for each new shape and are not counted: figures are medians of the other epochs, and of
-passes over the batches. The GPU is synchronised between steps, validation and checkpoint.
+steps, while the last epoch's checkpoint is written; ``with validation`` adds validation, ``whole`` also what the
+checkpoint takes of training: copying, and waiting for the one before. ``step alone`` calls the same step on the batches
+of the last epoch, which are on the device already. ``loading alone`` makes these batches. The first epochs capture a
+CUDA graph for each new shape and are not counted: figures are medians of the other epochs, and of passes over the
+batches. The GPU is synchronised between steps, validation and checkpoint. ``writing`` is what the thread that writes
+checkpoints takes: where it takes longer than an epoch, training waits for it.
 """
 
 import argparse
@@ -34,6 +36,7 @@ from storage.errors import InputError, command, refuse_unknown
 from storage.files import write_json
 from storage.prepared import Prepared, open_prepared
 from training import loop
+from training.checkpoint import Checkpoint
 from training.device import configure
 from training.optimisers import make_optimiser
 from training.progress import Progress
@@ -110,7 +113,14 @@ SUBJECTS = {
     "densenet": Subject(
         "densenet",
         {"depth": 100, "growth_rate": 12},
-        {"batch_size": 512, "learning_rate": 0.1, "optimizer": "sgd", "deterministic": False, "max_grad_norm": 0},
+        {
+            "batch_size": 512,
+            "learning_rate": 0.1,
+            "optimizer": {"name": "sgd"},
+            "deterministic": False,
+            "amp_validation": True,
+            "max_grad_norm": 0,
+        },
         drawn_images,
     ),
 }
@@ -135,7 +145,7 @@ class Clock(Progress):
         self.last = now
 
     def epoch(self, row: dict[str, float], steps: int) -> None:
-        self.note("checkpoint")
+        """The figures are all that is printed."""
 
 
 def synchronised(device: torch.device) -> float:
@@ -152,7 +162,8 @@ def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: 
     rows = prepared.rows("train")
     with tempfile.TemporaryDirectory() as folder:
         job = Job("benchmark", subject.model, subject.model, 0, subject.network, settings, Path(), Path(folder))
-        clock, validate = Clock(job, device), loop.validate
+        clock, validate, save = Clock(job, device), loop.validate, Checkpoint.save
+        write, writing = Checkpoint._write, []
 
         def timed(*arguments: Any) -> Any:
             clock.note("steps")
@@ -160,7 +171,19 @@ def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: 
             clock.note("validation")
             return validation
 
-        with mock.patch.object(loop, "validate", timed):
+        def saved(checkpoint: Checkpoint, *arguments: Any) -> None:
+            save(checkpoint, *arguments)
+            clock.note("checkpoint")
+
+        def written(*arguments: Any) -> None:
+            start = time.perf_counter()
+            write(*arguments)
+            writing.append(time.perf_counter() - start)
+
+        with (
+            mock.patch.object(loop, "validate", timed),
+            mock.patch.multiple(Checkpoint, save=saved, _write=written),
+        ):
             network, _ = loop.train(job, prepared, device, clock)
     spans = {name: np.array(seconds) for name, seconds in clock.spans.items()}
     whole = {
@@ -188,18 +211,18 @@ def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: 
         "shapes_of_the_last_epoch": len(shapes),
         "rows_per_second": {**pace, "step alone": len(rows) / alone, "loading alone": len(rows) / loading},
         "share_of_step": {name: value * alone / len(rows) for name, value in pace.items()},
-        "seconds": {name: seconds.tolist() for name, seconds in spans.items()},
+        "seconds": {name: seconds.tolist() for name, seconds in spans.items()} | {"writing": writing},
     }
 
 
 def timed_passes(run: Callable[[], Any], device: torch.device) -> float:
-    """Median seconds of PASSES calls, after one that is not timed."""
+    """Median seconds of PASSES calls, after two that are not timed: the second captures graphs."""
     seconds = []
-    for _ in range(PASSES + 1):
+    for _ in range(PASSES + 2):
         start = synchronised(device)
         run()
         seconds.append(synchronised(device) - start)
-    return statistics.median(seconds[1:])
+    return statistics.median(seconds[2:])
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ from models.objectives import DEFAULT, make_objective
 from storage.errors import InputError, command
 from storage.files import read_json, read_object, write_json
 from storage.prepared import Prepared, open_prepared
+from storage.run_folder import JOB
 
 # Documents a batch, and documents a round: enough that a round on two cores takes about a second.
 ON_CPU = {1: 64, 128: 512}
@@ -79,7 +80,7 @@ class Subject:
 def open_subject(run: str | None, folder: str | None, network: dict[str, int]) -> Subject:
     """The subject of a run, or an untrained HAN on the arrays of ``folder``, or on drawn ones where that is None."""
     if run is not None:
-        job = read_object(Path(run) / "job.json", "prepared")
+        job = read_object(Path(run) / JOB, "prepared")
         prepared = open_prepared(Path(job["prepared"]))
         loaded = models.load(Path(run), prepared.description)
     else:
@@ -225,7 +226,7 @@ def main() -> None:
     counts = subject.prepared.arrays["word_counts"][subject.rows]
     measured = {
         "data": subject.prepared.description["name"],
-        "network": read_json(Path(arguments.model) / "job.json")["network"] if arguments.model else network,
+        "network": read_json(Path(arguments.model) / JOB)["network"] if arguments.model else network,
         "trained": arguments.model is not None,
         "words_a_document": float(counts.sum(axis=1).mean()),
         "cores": len(os.sched_getaffinity(0)),

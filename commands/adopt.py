@@ -19,10 +19,11 @@ from typing import Annotated, Any
 import typer
 
 from commands.options import Experiment, Variants, plan_of
-from planning.runs import Run, all_runs
+from planning.runs import all_runs
 from storage.errors import InputError
 from storage.files import published_directory, read_json, write_json
 from storage.locks import file_lock, run_lock
+from storage.run_folder import HISTORY, JOB, RESULT, RunFolder
 
 FOLDER = ".adopted"
 # Parts of a job by which the old runs of one variant must agree, whatever their names were.
@@ -49,7 +50,7 @@ def command(
     from tasks.preprocess import preprocess
 
     jobs = plan.unfinished({key: preprocess.fn(about) for key, about in plan.preparations().items()})
-    found: dict[str, list[tuple[dict[str, Any], Run]]] = {}
+    found: dict[str, list[tuple[dict[str, Any], RunFolder]]] = {}
     for job in jobs:
         if old := old_run(job, runs):
             found.setdefault(job["variant"], []).append((job, old))
@@ -74,7 +75,7 @@ def command(
     return 1 if different else 0
 
 
-def old_run(job: Mapping[str, Any], runs: Iterable[Run]) -> Run | None:
+def old_run(job: Mapping[str, Any], runs: Iterable[RunFolder]) -> RunFolder | None:
     """Return the run of the same experiment, variant, data set and seed; InputError where there are several."""
     names = ("experiment", "variant", "model", "data", "seed")
     found = [run for run in runs if all(run.job.get(name) == job[name] for name in names)]
@@ -84,7 +85,7 @@ def old_run(job: Mapping[str, Any], runs: Iterable[Run]) -> Run | None:
     return found[0] if found else None
 
 
-def require_agreement(variant: str, runs: list[Run]) -> None:
+def require_agreement(variant: str, runs: list[RunFolder]) -> None:
     """Raise InputError where old runs of a variant differ in more than their seed."""
     first = runs[0]
     for run in runs[1:]:
@@ -101,7 +102,7 @@ class Enough(Exception):
 
 def history(directory: Path, epochs: int) -> list[str]:
     """Return the lines of the first epochs of a run's history.csv."""
-    path = directory / "history.csv"
+    path = directory / HISTORY
     if not path.is_file():
         raise InputError(f"{path} is missing: train the first epochs of that run")
     return path.read_text(encoding="utf-8").splitlines()[1 : epochs + 1]
@@ -126,16 +127,15 @@ def train_first_epochs(job: Mapping[str, Any], epochs: int, runs_root: Path) -> 
     return lines
 
 
-def adopt(job: Mapping[str, Any], old: Run) -> None:
+def adopt(job: Mapping[str, Any], old: RunFolder) -> None:
     """Copy an old run to the folder of ``job``, under its key; its evaluations are made again."""
     import models
 
     destination = Path(job["run_directory"])
     with file_lock(run_lock(destination)), published_directory(destination) as folder:
-        ignored = shutil.ignore_patterns("evaluation", ".*", "job.json", "result.json")
+        ignored = shutil.ignore_patterns("evaluation", ".*", JOB, RESULT)
         shutil.copytree(old.directory, folder, ignore=ignored, dirs_exist_ok=True)
-        write_json(folder / "job.json", {**job, "adopted_from": old.key})
-        result = {**read_json(old.directory / "result.json"), "run_key": job["run_key"]}
-        if hasattr(models, "network_source"):
-            result["network_source"] = models.network_source(job["model"])
-        write_json(folder / "result.json", result)
+        write_json(folder / JOB, {**job, "adopted_from": old.key})
+        result = {**read_json(old.directory / RESULT), "run_key": job["run_key"]}
+        result["network_source"] = models.network_source(job["model"], job["network"])
+        write_json(folder / RESULT, result)

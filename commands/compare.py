@@ -19,10 +19,11 @@ from rich.text import Text
 
 from commands.options import RUNS, AsJson, print_json, print_table
 from planning.environment import read_environment
-from planning.runs import Run, all_runs, find_run
+from planning.runs import all_runs, find_run
 from storage.errors import InputError
 from storage.files import read_json
 from storage.prepared import DESCRIPTION
+from storage.run_folder import RunFolder
 
 DIGEST = re.compile(r"[0-9a-f]{32,}")
 
@@ -51,7 +52,7 @@ class Row:
         return self.b - self.a
 
 
-def compare(a: Run, b: Run) -> dict[str, list[Row]]:
+def compare(a: RunFolder, b: RunFolder) -> dict[str, list[Row]]:
     """Rows of each section, equal ones too: parameters, data, source, environment, results, time."""
     sections = {
         name: (read(a), read(b))
@@ -72,11 +73,11 @@ def same_outcome(sections: Mapping[str, list[Row]]) -> bool:
     return all(row.equal for row in sections["results"])
 
 
-def _parameters(run: Run) -> dict[str, Any]:
+def _parameters(run: RunFolder) -> dict[str, Any]:
     return {name: run.job.get(name) for name in ("variant", "model", "data", "seed", "network", "training")}
 
 
-def _data(run: Run) -> dict[str, Any]:
+def _data(run: RunFolder) -> dict[str, Any]:
     """What the run read: as its prepared.json has it, or the key alone where that is gone."""
     folder = Path(run.job["prepared"])
     known = {"prepared": folder.name, "arrays": run.job.get("key_parts", {}).get("data")}
@@ -88,7 +89,7 @@ def _data(run: Run) -> dict[str, Any]:
     return {**known, "data version": about["data_version"], "settings": about["settings"], "rows": splits}
 
 
-def _results(a: Run, b: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+def _results(a: RunFolder, b: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
     """Results, and the metrics of the newest evaluation that was made of both in the same way."""
     found = tuple(_flat({key: value for key, value in run.result.items() if key not in NAMES}) for run in (a, b))
     evaluations = a.evaluations(), b.evaluations()
@@ -138,7 +139,7 @@ def command(
         print_table(table_of_sections({"A": a, "B": b}, sections, everything))
 
 
-def sections_as_json(a: Run, b: Run, sections: Mapping[str, list[Row]], everything: bool) -> dict[str, Any]:
+def sections_as_json(a: RunFolder, b: RunFolder, sections: Mapping[str, list[Row]], everything: bool) -> dict[str, Any]:
     return {
         "a": a.key,
         "b": b.key,
@@ -149,7 +150,7 @@ def sections_as_json(a: Run, b: Run, sections: Mapping[str, list[Row]], everythi
     }
 
 
-def table_of_sections(runs: Mapping[str, Run], sections: Mapping[str, list[Row]], everything: bool) -> Table:
+def table_of_sections(runs: Mapping[str, RunFolder], sections: Mapping[str, list[Row]], everything: bool) -> Table:
     """One table, so that all sections are aligned; ``runs`` by the title of their column."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

@@ -23,12 +23,13 @@ def command(
     plan = plan_of(experiment, variants, seeds, overrides)
 
     from storage.files import write_json
+    from storage.run_folder import JOB
     from tasks.preprocess import preprocess
 
     # Only the paths go to stdout, for `python -m training $(...)`.
     with progress(as_json=True):
         prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
-    jobs = {Path(job["run_directory"]) / "job.json": job for job in plan.unfinished(prepared)}
+    jobs = {Path(job["run_directory"]) / JOB: job for job in plan.unfinished(prepared)}
     for path, job in jobs.items():
         write_json(path, job)
     if as_json:

@@ -34,10 +34,11 @@ from commands.options import AsJson, print_json, print_table
 from commands.reproduce import FOLDER as REPRODUCED
 from planning.environment import read_environment
 from planning.experiment import experiments
-from planning.runs import Run, all_runs
+from planning.runs import all_runs
 from storage.errors import InputError
 from storage.locks import file_lock, holder, is_held, run_lock
 from storage.prepared import DESCRIPTION
+from storage.run_folder import RunFolder
 
 # A hidden file younger than this may be one that somebody writes now.
 SETTLED_SECONDS = 3600
@@ -135,7 +136,7 @@ def remove(items: Iterable[Item]) -> tuple[int, list[Item]]:
     return freed, in_use
 
 
-def _why_stale(run: Run, wanted: dict[str, dict[str, dict[str, Any]]]) -> str | None:
+def _why_stale(run: RunFolder, wanted: dict[str, dict[str, dict[str, Any]]]) -> str | None:
     """Why no experiment would reuse ``run``: what differs from the nearest variant; None where one would."""
     changes = [(_changes(run.job, one), name) for name, variants in wanted.items() for one in variants.values()]
     own = [

@@ -17,10 +17,10 @@ import typer
 from commands.options import EXPERIMENTS, AsJson, plan_of, print_json
 from storage.errors import InputError
 from storage.files import published_directory, read_json, read_object, sha256_file, write_json
+from storage.run_folder import ENVIRONMENT, JOB, RESULT, WEIGHTS
 
 RESULTS = Path("results")
 RECORDS = ("metrics.json", "verdicts.json", "plan.json")
-WEIGHTS = "best.safetensors"
 NOT_PUBLISHED = ("host",)
 
 
@@ -65,8 +65,8 @@ def command(
 
 def verified_run(directory: Path, without_weights: bool) -> dict[str, Any]:
     """Return what is published of a run; InputError where a file does not match its digest."""
-    result = read_object(directory / "result.json", "run_key", "variant", "seed", "weights_sha256")
-    job = read_object(directory / "job.json", "run_key", "data")
+    result = read_object(directory / RESULT, "run_key", "variant", "seed", "weights_sha256")
+    job = read_object(directory / JOB, "run_key", "data")
     weights = directory / WEIGHTS
     if not result["run_key"] == job["run_key"] == directory.name:
         raise InputError(f"{directory} is not the run of its name: its result.json names run '{result['run_key']}'")
@@ -74,7 +74,7 @@ def verified_run(directory: Path, without_weights: bool) -> dict[str, Any]:
         raise InputError(f"{weights} is missing, so its digest cannot be verified: copy it here or --without-weights")
     if weights.is_file() and sha256_file(weights) != result["weights_sha256"]:
         raise InputError(f"{weights} does not match the sha256 in result.json: train run {directory.name} again")
-    environment = read_json(directory / "environment.json")
+    environment = read_json(directory / ENVIRONMENT)
     return {
         "run_key": directory.name,
         "variant": result["variant"],

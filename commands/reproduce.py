@@ -18,11 +18,12 @@ from commands.compare import Row, compare, same_outcome, table_of_sections
 from commands.options import RunKey, print_table
 from planning.environment import read_environment
 from planning.experiment import experiments
-from planning.runs import Run, find_run
+from planning.runs import find_run
 from storage.errors import InputError
 from storage.files import read_json
 from storage.locks import file_lock, holder, run_lock
 from storage.prepared import DESCRIPTION
+from storage.run_folder import RunFolder
 
 FOLDER = ".reproduced"
 DETERMINED_BY = ("source", "data", "environment")
@@ -68,7 +69,7 @@ def describe(section: str, rows: list[Row]) -> str:
     return f"{section} ({', '.join(names)})" if names else ""
 
 
-def reproduce(run: Run, on_event: Callable[[dict[str, Any]], None]) -> Run:
+def reproduce(run: RunFolder, on_event: Callable[[dict[str, Any]], None]) -> RunFolder:
     """Train ``run`` again in runs/.reproduced/RUN_KEY and return that; the original is only read.
 
     InputError when the run is not finished, its prepared arrays are gone, or the source of today refuses its job.
@@ -102,17 +103,17 @@ def reproduce(run: Run, on_event: Callable[[dict[str, Any]], None]) -> Run:
             "machine": keys.job_machine(machine(), training, run.job["processes"]),
         }
         run_training(job, on_event, lock)
-    return Run(directory)
+    return RunFolder(directory)
 
 
-def forget(again: Run) -> None:
+def forget(again: RunFolder) -> None:
     """Remove the run that ``reproduce`` returned, and its folder where no other is in it."""
     shutil.rmtree(again.directory)
     if all(path.name == ".locks" for path in again.directory.parent.iterdir()):
         shutil.rmtree(again.directory.parent)
 
 
-def _how_to_prepare(run: Run) -> str:
+def _how_to_prepare(run: RunFolder) -> str:
     """The command that makes the prepared arrays of ``run`` again, or what stands against it."""
     from planning.plan import make_plan
 

@@ -1,36 +1,127 @@
-"""Run a study of trained networks, or list the studies.
+"""Run a study, or list the studies.
 
-reread study
-reread study gates --help
-reread study gates --runs runs/3f2a... --prepared prepared/91c0...
+reread study                                       list them
+reread study gradients                             needs no run
+reread study gates --experiment imdb               the networks of variant han, or of another by --variant
+reread study deletion 3f2a 91c0                    the networks of these runs; a key's beginning is enough
+reread study quantiles --experiment quantiles-imdb
+reread study deletion --option documents=200       a setting of the study
+reread study gradients --debug --to /tmp/studies   in seconds, too small to prove anything
+
+Writes results.json, tables and a figure to results/studies/NAME, or NAME/DATA. A study trains nothing: train and
+evaluate its experiment first, by `reread run`.
 """
 
 import ast
-import sys
-from typing import Annotated
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from commands.options import completion
-from storage.registry import Registry
+from commands.options import EXPERIMENTS, RUNS, AsJson, Overrides, Seeds, completion, plan_of, print_json
+from planning.runs import find_run
+from planning.schema import parse_yaml
+from planning.validation import read
+from storage.errors import InputError
+from studies import REGISTRY
 
-REGISTRY = Registry("studies", "study", ("main",))
-# A study reads its own options, --help too.
-CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+if TYPE_CHECKING:
+    from studies.load_runs import EvaluatedExperiment, TrainedNetworks
+
+FOLDER = Path("results", "studies")
+NAMES = completion(lambda _: REGISTRY.available())
 
 
 def command(
-    context: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="STUDY", autocompletion=completion(lambda _: REGISTRY.available())),
+    name: Annotated[str | None, typer.Argument(metavar="STUDY", autocompletion=NAMES)] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="Runs by key or its beginning, in place of --experiment.", autocompletion=RUNS),
     ] = None,
+    experiment: Annotated[
+        str | None,
+        typer.Option("--experiment", "-e", metavar="NAME", help="Its runs are read.", autocompletion=EXPERIMENTS),
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", "-v", metavar="NAME", help="Its networks are read.")
+    ] = None,
+    seeds: Seeds = None,
+    overrides: Overrides = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="A setting of the study; repeatable.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Run in seconds, too small to prove anything.")] = False,
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Write to FOLDER/NAME, or NAME/DATA.")] = FOLDER,
+    as_json: AsJson = False,
 ) -> None:
-    if name in (None, "--help", "-h"):
-        for study in REGISTRY.available():
-            about = ast.get_docstring(ast.parse((REGISTRY.folder / f"{study}.py").read_bytes()))
-            print(f"{study:<12} {about.splitlines()[0]}")
+    if name is None:
+        listed = {study: summary(study) for study in REGISTRY.available()}
+        print_json(listed) if as_json else print(*(f"{one:<12} {said}" for one, said in listed.items()), sep="\n")
         return
     module = REGISTRY.module(name)
-    sys.argv = [f"reread study {name}", *context.args]
-    module.main()
+    settings = settings_of(module, option or [], debug)
+    given = {"--experiment": experiment, "--variant": variant, "--seed": seeds, "--set": overrides}
+    chosen = [flag for flag, value in given.items() if value]
+    source = source_of(name, module, runs or [], experiment, variant, seeds, overrides, chosen)
+
+    from studies import study_io
+    from training.device import acquire_device, configure
+    from training.settings import Settings as TrainingSettings
+
+    place = study_io.destination(to, name, source and source.data)
+    with acquire_device() as device:
+        configure(TrainingSettings())
+        findings = module.study(settings, source, device)
+    provenance = study_io.provenance(source and source.keys())
+    results = study_io.publish(place, findings, provenance, module.draw_figure)
+    print_json(results) if as_json else print(study_io.summary(results, place))
+
+
+def summary(name: str) -> str:
+    """Return the first line of a study's docstring; the file is parsed and not imported."""
+    return ast.get_docstring(ast.parse((REGISTRY.folder / f"{name}.py").read_bytes())).splitlines()[0]
+
+
+def settings_of(module: ModuleType, options: list[str], debug: bool) -> Any:
+    """Return the study's settings with ``options``, NAME=VALUE each, over its defaults or those of ``debug``."""
+    base = module.DEBUG if debug else module.Settings()
+    values = {}
+    for one in options:
+        setting, equals, value = one.partition("=")
+        if not equals:
+            raise InputError(f"--option '{one}' is not NAME=VALUE: write for example documents=200")
+        values[setting.strip()] = parse_yaml(value)
+    return read(type(base), {**vars(base), **values}, "--option")
+
+
+def source_of(
+    name: str,
+    module: ModuleType,
+    runs: list[str],
+    experiment: str | None,
+    variant: str | None,
+    seeds: list[int] | None,
+    overrides: list[str] | None,
+    chosen: list[str],
+) -> "TrainedNetworks | EvaluatedExperiment | None":
+    """Return what the study reads. InputError where an option does not apply to it, or a run is not finished."""
+    if module.EXPERIMENT is None:
+        if runs or chosen:
+            raise InputError(f"study {name} reads no run: leave out {(chosen or ['RUN'])[0]}")
+        return None
+
+    from studies.load_runs import evaluated_experiment, networks_of_variant, trained_networks
+
+    if module.VARIANT is None:
+        refused = ["RUN"] * bool(runs) + [flag for flag in chosen if flag != "--experiment"]
+        if refused:
+            raise InputError(f"study {name} reads a whole experiment: leave out {refused[0]}")
+        return evaluated_experiment(plan_of(experiment or module.EXPERIMENT))
+    if runs:
+        if chosen:
+            raise InputError(f"RUN and {chosen[0]} exclude each other: give one of them")
+        return trained_networks([find_run(one) for one in runs])
+    return networks_of_variant(
+        plan_of(experiment or module.EXPERIMENT, [variant or module.VARIANT], seeds, overrides)
+    )

@@ -1,11 +1,11 @@
 """Evaluate finished runs:  python -m evaluation [--test] RUN [PREPARED] [RUN [PREPARED] ...]
 
-For a machine that trains, as ``python -m training`` is: it needs torch, numpy, safetensors, scikit-learn and scipy, and
-nothing else. RUN is a folder of runs/; its prepared folder may follow it, and is else the one that its job.json names.
-The validation split is read, and with --test the test split too: for an experiment that reports, when all its choices
-are made. Each evaluation lies in RUN/evaluation/, and one that is there is not made again.
+The command runs on a training machine: it needs torch, numpy, safetensors, scikit-learn and scipy, and nothing else.
+RUN is a folder of runs/. Its prepared folder may follow it; the default is the one that its job.json names.
+It reads the validation split. With --test it reads the test split too: use that when all choices are made.
+Evaluations are written to RUN/evaluation/; existing ones are reused.
 
-A run that cannot be evaluated is named on stderr, and the others are evaluated still. Exit code 0: all; 2: not all.
+A run that cannot be evaluated is named on stderr, and the other runs are still evaluated. Exit code 0: all; 2: not all.
 """
 
 import argparse
@@ -17,12 +17,11 @@ from evaluation.run import evaluate_run
 from storage.errors import InputError, command
 from storage.files import read_object
 from storage.prepared import DESCRIPTION
-
-JOB = "job.json"
+from storage.run_folder import JOB
 
 
 def pairs(folders: Sequence[Path]) -> list[tuple[Path, Path | None]]:
-    """Each run with the prepared folder that follows it, or None; InputError for a folder that is neither."""
+    """Return each run with the prepared folder that follows it, or None; InputError for a folder that is neither."""
     found: list[tuple[Path, Path | None]] = []
     for folder in folders:
         if (folder / JOB).is_file():
@@ -46,8 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     for run, prepared in pairs(options.folders):
         try:
-            job = read_object(run / JOB, "prepared")
-            print(evaluate_run(run, prepared or Path(job["prepared"]), splits), flush=True)
+            prepared = prepared or Path(read_object(run / JOB, "prepared")["prepared"])
+            print(evaluate_run(run, prepared, splits), flush=True)
         except InputError as error:
             failed += 1
             print(f"error: {error}", file=sys.stderr, flush=True)

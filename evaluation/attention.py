@@ -19,10 +19,11 @@ from batches.answers import attends
 from batches.collation import inputs
 from evaluation.metrics import predicted
 from evaluation.page import render
-from evaluation.run import one_thread
 from models.objectives import to_probabilities
+from runtime.determinism import threads
 from storage.files import read_json, write_text
 from storage.prepared import Prepared
+from storage.run_folder import WEIGHTS
 
 LEVELS = 10
 # From the page's own colour to a strong blue: light pages, dark pages.
@@ -34,7 +35,7 @@ def has_attention(run_directory: Path, prepared: Prepared) -> bool:
     """Whether the network attends, its weights are still there, and there are words to show it on."""
     if not (prepared.directory / "example_documents.json").is_file():
         return False
-    if not (run_directory / "best.safetensors").is_file():
+    if not (run_directory / WEIGHTS).is_file():
         return False
     return attends(models.load(run_directory, prepared.description))
 
@@ -62,7 +63,7 @@ def shown_documents(run_directory: Path, prepared: Prepared) -> list[dict[str, A
     """
     shown = read_json(prepared.directory / "example_documents.json")
     documents = []
-    with one_thread():
+    with threads(1):
         network = models.load(run_directory, prepared.description).eval()
         for document in shown:
             rows = np.array([document["row"]])

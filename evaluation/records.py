@@ -1,22 +1,26 @@
-"""Finished runs as the report reads them: result files alone, and of the splits only those that may be read."""
+"""Finished and evaluated runs as the report reads them: result files alone, and only the splits that may be read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from evaluation.run import LATENCY, METRICS
 from storage.errors import InputError
 from storage.files import read_json
 from storage.prepared import DESCRIPTION, open_prepared
+from storage.run_folder import HISTORY, LATENCY, METRICS, RunFolder
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Where one finished and evaluated run lies: evaluation_directory is what evaluate_run returned."""
+    """One evaluated run of an experiment; ``evaluation_directory`` is what evaluate_run returned.
+
+    The variant is the experiment's name for the run: another experiment may have the same run under another name.
+    """
 
     variant: str
     data: str
@@ -25,14 +29,18 @@ class RunRecord:
     prepared_directory: Path
     evaluation_directory: Path
 
+    @cached_property
+    def run(self) -> RunFolder:
+        return RunFolder(Path(self.run_directory))
+
     @property
     def result(self) -> dict[str, Any]:
         """result.json: epochs, best_epoch, stopped, parameters, ..."""
-        return read_json(Path(self.run_directory) / "result.json")
+        return self.run.require_result()
 
     @property
     def job(self) -> dict[str, Any]:
-        return read_json(Path(self.run_directory) / "job.json")
+        return self.run.job
 
     @property
     def description(self) -> dict[str, Any]:
@@ -45,22 +53,16 @@ class RunRecord:
 
     @property
     def training_seconds(self) -> float | None:
-        """Seconds of training, or None where no timing was kept (a run that was resumed counts its last part)."""
-        path = Path(self.run_directory) / "timing.json"
-        return read_json(path).get("seconds") if path.is_file() else None
+        """Seconds of training, or None where no timing was kept (a resumed run counts its last part)."""
+        return self.run.timing.get("seconds")
 
     def history(self) -> pd.DataFrame:
-        """history.csv: one row an epoch."""
-        path = Path(self.run_directory) / "history.csv"
-        try:
-            return pd.read_csv(path)
-        except FileNotFoundError:
-            raise InputError(f"{path} is missing: remove {self.run_directory} and train it again") from None
-        except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError):
-            raise InputError(f"{path} cannot be read: remove {self.run_directory} and train it again") from None
+        """Return history.csv, one row per epoch; InputError where it is missing or not readable."""
+        self.run.history()
+        return pd.read_csv(self.run.directory / HISTORY)
 
     def metrics(self, splits: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The metrics of each of ``splits``; the others are not looked at."""
+        """Return the metrics of each of ``splits``; the others are not read."""
         found = read_json(Path(self.evaluation_directory) / METRICS)
         for split in splits:
             if split not in found:
@@ -70,7 +72,7 @@ class RunRecord:
         return {split: found[split] for split in splits}
 
     def probabilities(self, split: str) -> np.ndarray:
-        """float32 [rows, K]."""
+        """Return float32 [rows, K]."""
         path = Path(self.evaluation_directory) / f"{split}.npy"
         if not path.is_file():
             raise InputError(f"{path} is missing: remove {self.evaluation_directory} and evaluate the run again")
@@ -82,6 +84,6 @@ class RunRecord:
         return None if prepared.groups is None else np.array(prepared.groups[prepared.rows(split)])
 
     def labels(self, split: str) -> np.ndarray:
-        """int32 [rows] or uint8 [rows, K]."""
+        """Return int32 [rows] or uint8 [rows, K]."""
         prepared = open_prepared(self.prepared_directory, verify=False)
         return np.array(prepared.labels[prepared.rows(split)])

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError, nearest
-from storage.files import read_object
-from storage.settings import from_json
-from storage.source import parse
+from storage.files import read_object, sha256_file
+from storage.run_folder import JOB, RESULT, RunFolder
+from storage.settings import from_json, members
+from storage.source import numeric_digest, numeric_files, parse
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,35 +71,81 @@ def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
 
     Its ``objective`` (models/objectives), by which it was trained, turns its scores into probabilities.
 
-    InputError where the run has no weights yet, where they are not whole, or do not fit the data of ``description``.
+    ``description``: prepared.json of the data. InputError where the run has not finished, its weights are missing, are
+    not those that result.json names or do not fit the data; SourceChanged where the network's code has changed.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from models.objectives import DEFAULT, make_objective
 
-    job = read_object(Path(run_directory) / "job.json", "model", "network")
-    weights = Path(run_directory) / "best.safetensors"
-    if not weights.is_file():
-        raise InputError(f"{weights} is missing: the run has not finished its first epoch, train it again")
+    run = RunFolder(Path(run_directory))
+    job = read_object(run.directory / JOB, "model", "network")
+    _refuse_other_weights(run)
     network = build(job["model"], job["network"], description)
     try:
-        network.load_state_dict(load_file(weights))
-    except SafetensorError as error:
-        raise InputError(f"{weights} is not whole ({error}): remove {run_directory} and train it again") from None
+        network.load_state_dict(load_file(run.weights))
     except RuntimeError as error:
-        said = str(error).splitlines()[-1].strip()
+        reason = str(error).splitlines()[-1].strip()
         raise InputError(
-            f"{weights} does not fit {job['model']} on {description['name']} ({said}): "
-            "give the arrays and the source that it was trained on"
+            f"{run.weights} does not fit {job['model']} on {description['name']} ({reason}): "
+            "give the arrays that it was trained on"
         ) from None
     network.objective = make_objective(job.get("training", {}).get("objective", DEFAULT), description)
     return network.eval()
 
 
-def _module(model: str) -> Any:
+class SourceChanged(InputError):
+    """The code of a network is not the code that its weights were trained with."""
+
+
+def source_modules(model: str, network: Mapping[str, Any]) -> list[str]:
+    """Return the modules that compute a network: its own and those that its settings name, such as an activation."""
+    named = members(settings(model, network))
+    return [f"models.{model}", *sorted({f"{package}.{tagged['name']}" for package, tagged in named})]
+
+
+def network_source(model: str, network: Mapping[str, Any]) -> str:
+    """Return the digest of the code that computes a network: all that ``source_modules`` import, without comments.
+
+    result.json keeps it beside the sha256 of the weights; ``load`` compares both.
+    """
+    return numeric_digest(source_modules(model, network))
+
+
+def _refuse_other_weights(run: RunFolder) -> None:
+    if not run.weights.is_file():
+        raise InputError(f"{run.weights} is missing: copy it from where the run was trained, or train it again")
+    result = run.require_result()
+    for name in ("weights_sha256", "network_source"):
+        if name not in result:
+            raise InputError(
+                f"{run.directory / RESULT} has no '{name}', so its weights cannot be checked: train the run again"
+            )
+    if sha256_file(run.weights) != result["weights_sha256"]:
+        raise InputError(
+            f"{run.weights} has changed since training: its sha256 is not the 'weights_sha256' of {RESULT}; "
+            f"remove {run.directory} and train it again"
+        )
+    model, network = run.job["model"], run.job["network"]
+    if network_source(model, network) != result["network_source"]:
+        before = run.job.get("source", {}).get("files", {})
+        here = numeric_files(source_modules(model, network))
+        changed = [name for name, digest in here.items() if before and before.get(name) != digest]
+        named = changed[0] if changed else f"models/{model}.py or what it imports"
+        commit = run.environment.get("git_commit")
+        raise SourceChanged(
+            f"the code of network '{model}' ({named}) has changed since {run.directory} was trained"
+            f"{f' at commit {commit[:12]}' if commit else ''}: train it again, or use the code of that time"
+        )
+
+
+def _refuse_unknown(model: str) -> None:
     if model not in available():
         raise InputError(f"unknown model '{model}': {nearest(model, available())}")
+
+
+def _module(model: str) -> Any:
+    _refuse_unknown(model)
     return importlib.import_module(f"models.{model}")
 
 

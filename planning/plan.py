@@ -25,10 +25,10 @@ from preprocessing.prepare import prepared_key
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, read_json, read_object
 from storage.prepared import DESCRIPTION
+from storage.run_folder import RunFolder
 from storage.settings import from_json, to_json
 from training.settings import Settings as TrainingSettings
 
-RESULT = "result.json"
 # Settings of preprocessing that choose rows. Variants of one data set agree in them, so that they are comparable.
 ROW_SETTINGS = ("rows_per_class",)
 
@@ -194,7 +194,7 @@ class Plan:
 
     def unfinished(self, prepared: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """Return the jobs of the runs that are not trained."""
-        return [job for job in self.jobs(prepared) if not (Path(job["run_directory"]) / RESULT).is_file()]
+        return [job for job in self.jobs(prepared) if not RunFolder(Path(job["run_directory"])).finished]
 
     def parts(self) -> dict[str, dict[str, Any]]:
         """Return by variant the parts of its runs' keys, without seed and machine.

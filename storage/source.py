@@ -26,6 +26,8 @@ NOT_NUMERIC = (
     "kinds.__init__",
     "cuda_ext.build",
     "cuda_ext.library",
+    "models.__init__",
+    "runtime.gpu_lease",
     "training.checkpoint",
     "training.launcher",
     "training.machine",

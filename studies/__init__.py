@@ -1,8 +1,18 @@
-"""Questions that a post or a paper leaves open, each a command that writes its evidence: copying, gradients, quantiles,
-gates, deletion. The other files are what they share.
+"""The studies: questions that a post or a paper leaves open, each one file, run by ``reread study NAME``.
 
-``python -m studies.NAME`` writes results/studies/NAME/, of trained networks results/studies/NAME/DATA/: results.json
-(what each judged sentence comes to, with n and intervals), the data of its figure as CSV, and the figure drawn from
-that data. Nothing in it tells of time or place, so the same command on the same kind of machine writes the same bytes;
-but for the times that studies.quantiles measures.
+A study, studies/NAME.py, defines
+
+    Settings    frozen dataclass (storage.settings) of what ``--option NAME=VALUE`` may set
+    DEBUG       Settings of a size for tests
+    EXPERIMENT  the experiment whose runs it reads where the command names no other; None: it reads no run
+    VARIANT     the variant whose networks it reads; None: it reads an evaluated experiment as a whole
+    study       study(settings, input, device) -> Findings. The input is load_runs.TrainedNetworks of a variant,
+                load_runs.EvaluatedExperiment, or None
+    draw_figure draw_figure(folder, path): draws the figure from the tables in ``folder`` alone
+
+A study trains nothing. The other files are what several studies share.
 """
+
+from storage.registry import Registry
+
+REGISTRY = Registry("studies", "study", requires=("Settings", "DEBUG", "EXPERIMENT", "VARIANT", "study", "draw_figure"))

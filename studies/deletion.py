@@ -1,18 +1,17 @@
-"""What attention weights are worth: ``python -m studies.deletion --runs RUN ... --prepared FOLDER``.
+"""What attention weights are worth: documents without the words that a network attends to most.
 
 Trained networks with attention read documents again without the k words that they attended to most (a word's weight is
-its own times its sentence's), without k words drawn by chance, and without the k whose gradient times input is the
-largest; and the same with sentences. If the weights say what the decision rests on, the probability of the class that
-was predicted falls further without attended words than without others. Whether it does has been doubted: Serrano and
-Smith 2019, "Is Attention Interpretable?", arXiv 1906.03731, remove attention weights (not words) in that way.
+its own times its sentence's), without k random words, and without the k words of the largest gradient times input; and
+the same with sentences. If the weights show what the decision rests on, the probability of the predicted class falls
+further without attended words than without others. Serrano and Smith 2019, "Is Attention Interpretable?",
+arXiv 1906.03731, doubt it; they remove attention weights in this way, not words.
 
-A document is read without its words as if they had never been written: the others move up, and a sentence that has lost
-all of its words is gone. It never gets empty: of a document with k words or fewer all but one are removed, the one with
-the least weight staying, and the same holds of sentences. Documents are drawn from the validation split, so that the
-test split is left alone; nothing is chosen on them.
+A document is read as if the removed words had never been written: the others move up, and a sentence without words is
+gone. A document is never empty: of k words or fewer all but the one of the least weight are removed, and likewise of
+sentences. Documents are drawn from the validation split, so that the test split is not read; nothing is chosen on them.
 
-Named before any network was read: the claim is about words at k = 10, judged by the rule of evaluation/verdicts.py,
-items being documents and the smallest effect 0.02 of probability. All else is measured and not judged.
+Named before any network was read: the claim is about words at k = 10. It is judged by the rule of
+evaluation/verdicts.py, with documents as items and a margin of 0.02 of probability. All else is measured and not judged.
 
 Writes results.json, deletion.csv and figure.png.
 """
@@ -20,7 +19,7 @@ Writes results.json, deletion.csv and figure.png.
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -32,41 +31,50 @@ from batches import collation, inference
 from batches.answers import attends
 from batches.subsets import delete_tokens, segment_arange
 from cuda_ext import library
-from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
 from evaluation.statistics import mean_interval, paired_interval
-from evaluation.verdicts import RULE, Comparison, Measured, judge
+from evaluation.verdicts import Comparison
 from models.objectives import to_probabilities
-from storage.errors import InputError, command
+from storage.errors import InputError
 from storage.prepared import Prepared
-from studies import evidence, trained
+from storage.settings import Range
+from studies import study_io, word_scores
+from studies.load_runs import TrainedNetworks, draw_rows
 
-NAME = "deletion"
-SMALLEST_EFFECT = 0.02
+EXPERIMENT = "default"
+VARIANT = "han"
+MARGIN = 0.02
 ALPHA = 0.05
 ATTENDED, RANDOM, GRADIENT = "attended", "random", "gradient × input"
 COLOURS = {ATTENDED: BLUE, GRADIENT: ORANGE, RANDOM: GREY}
 
 
+Count = Annotated[int, Range(1)]
+
+
 @dataclass(frozen=True)
-class Plan:
-    """documents: drawn from ``split``; words, sentences: how many are removed; draws: of those removed by chance."""
+class Settings:
+    """documents: drawn from ``split``; words, sentences: how many are removed; draws: of random removals."""
 
-    split: str = "validation"
-    documents: int = 1000
-    words: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
-    sentences: tuple[int, ...] = (1, 2, 3, 5)
-    primary_words: int = 10
-    draws: int = 5
+    split: Literal["train", "validation", "test"] = "validation"
+    documents: Count = 1000
+    words: tuple[Count, ...] = (1, 2, 5, 10, 20, 50)
+    sentences: tuple[Count, ...] = (1, 2, 3, 5)
+    primary_words: Count = 10
+    draws: Count = 5
+
+    def __post_init__(self) -> None:
+        if self.primary_words not in self.words:
+            raise InputError(f"primary_words is {self.primary_words}: choose one of words, {self.words}")
 
 
-DEBUG = Plan(documents=12, words=(1, 2), sentences=(1,), primary_words=2, draws=2)
+DEBUG = Settings(documents=12, words=(1, 2), sentences=(1,), primary_words=2, draws=2)
 
 
 def highest(scores: np.ndarray, sizes: np.ndarray, k: int) -> np.ndarray:
-    """Which k of each group have the highest scores, bool [M]: scores [M], groups of ``sizes`` one after the other.
+    """Choose the k highest scores of each group, bool [M]: scores [M], groups of ``sizes`` one after the other.
 
-    All but one of a group of k or fewer; of equal scores the first.
+    All but one of a group of k or fewer; the first of equal scores.
     """
     group = np.repeat(np.arange(len(sizes)), sizes)
     order = np.lexsort((-scores, group))
@@ -76,9 +84,12 @@ def highest(scores: np.ndarray, sizes: np.ndarray, k: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Fallen:
-    """Of one network, level, method and k: the fall of each document's probability and whether it is still classified
-    right, float64 [documents] each (means over draws), and the mean share of its words that a document loses."""
+class Removal:
+    """The effect of one removal on one network.
+
+    fall: of each document's probability, right: whether it is still classified correctly, float64 [documents] each
+    (means over draws). removed: the mean share of a document's words that is removed.
+    """
 
     fall: np.ndarray
     right: np.ndarray
@@ -106,27 +117,27 @@ class Reader:
         scores = inference.predict(self.network, prepared, self.rows)
         return to_probabilities(self.network.objective, scores).astype(np.float64)
 
-    def whole(self) -> Fallen:
-        return Fallen(np.zeros(len(self.rows)), (self.predicted == self.labels).astype(np.float64), 0.0)
+    def whole(self) -> Removal:
+        return Removal(np.zeros(len(self.rows)), (self.predicted == self.labels).astype(np.float64), 0.0)
 
-    def without_words(self, scores: list[np.ndarray], k: int) -> Fallen:
+    def without_words(self, scores: list[np.ndarray], k: int) -> Removal:
         """Without the k words of highest score, [M]; the mean over the sets of scores that are given."""
         return self._mean([self._without(highest(one, self.sizes, k)) for one in scores])
 
-    def without_sentences(self, scores: list[np.ndarray], k: int) -> Fallen:
+    def without_sentences(self, scores: list[np.ndarray], k: int) -> Removal:
         """Without the k sentences of highest score, [sentences of all documents]."""
         chosen = [highest(one, self.sentence_counts, k) for one in scores]
         return self._mean([self._without(np.repeat(one, self.sentence_lengths)) for one in chosen])
 
-    def _without(self, removed: np.ndarray) -> Fallen:
+    def _without(self, removed: np.ndarray) -> Removal:
         after = self.probabilities(delete_tokens(self.prepared, removed))
         fall = self.before - after[self.rows, self.predicted]
         lost = np.add.reduceat(removed, self.prepared.first_words[:-1]) / self.sizes
-        return Fallen(fall, (after.argmax(axis=1) == self.labels).astype(np.float64), float(lost.mean()))
+        return Removal(fall, (after.argmax(axis=1) == self.labels).astype(np.float64), float(lost.mean()))
 
     @staticmethod
-    def _mean(found: list[Fallen]) -> Fallen:
-        return Fallen(
+    def _mean(found: list[Removal]) -> Removal:
+        return Removal(
             np.mean([one.fall for one in found], axis=0),
             np.mean([one.right for one in found], axis=0),
             float(np.mean([one.removed for one in found])),
@@ -134,102 +145,91 @@ class Reader:
 
 
 # By level, method and k.
-Cells = dict[tuple[str, str, int], Fallen]
+Removals = dict[tuple[str, str, int], Removal]
 
 
-def measured(plan: Plan, network: nn.Module, prepared: Prepared) -> Cells:
-    """All that is measured of one network; what is removed by chance is the same for every network."""
+def measured(settings: Settings, network: nn.Module, prepared: Prepared) -> Removals:
+    """Measure one network; random removals are the same for every network."""
     reader = Reader(network, prepared)
-    words, sentences = trained.attention(network, prepared)
+    words, sentences = word_scores.attention(network, prepared)
     generator = np.random.default_rng(1)
     of_words = {
         ATTENDED: [words],
-        GRADIENT: [trained.gradient_times_input(network, prepared)],
-        RANDOM: [generator.random(len(words)) for _ in range(plan.draws)],
+        GRADIENT: [word_scores.gradient_times_input(network, prepared)],
+        RANDOM: [generator.random(len(words)) for _ in range(settings.draws)],
     }
-    of_sentences = {ATTENDED: [sentences], RANDOM: [generator.random(len(sentences)) for _ in range(plan.draws)]}
+    of_sentences = {ATTENDED: [sentences], RANDOM: [generator.random(len(sentences)) for _ in range(settings.draws)]}
     whole = reader.whole()
     found = {("words", method, 0): whole for method in of_words}
     found |= {("sentences", method, 0): whole for method in of_sentences}
-    found |= {("words", one, k): reader.without_words(of_words[one], k) for one in of_words for k in plan.words}
+    found |= {("words", one, k): reader.without_words(of_words[one], k) for one in of_words for k in settings.words}
     found |= {
         ("sentences", one, k): reader.without_sentences(of_sentences[one], k)
         for one in of_sentences
-        for k in plan.sentences
+        for k in settings.sentences
     }
     return found
 
 
-def judged(plan: Plan, found: dict[int, Cells]) -> list[dict[str, Any]]:
-    """The claim, by the rule of evaluation.verdicts: items are documents, scores the falls of their probabilities."""
-    pair = Comparison(
+def judged(settings: Settings, found: dict[int, Removals]) -> list[dict[str, Any]]:
+    """Judge the claim: items are documents, scores the falls of their probabilities."""
+    k = settings.primary_words
+    comparison = Comparison(
         name="attended-random",
-        claim=f"Without the {plan.primary_words} most attended words the probability falls further than without "
-        f"{plan.primary_words} random ones",
+        claim=f"Without the {k} most attended words the probability falls further than without {k} random ones",
         source="Yang et al. 2016, section 2.2: not all words contribute equally to the meaning of a sentence",
         treatment=ATTENDED,
         control=RANDOM,
         metric="fall in probability",
     )
-    falls = [
-        [seed["words", method, plan.primary_words].fall for method in (ATTENDED, RANDOM)] for seed in found.values()
-    ]
-    both = two_way_of([(mean_of(one), mean_of(other)) for one, other in falls], len(falls[0][0]))
-    differences = [float(one.mean() - other.mean()) for one, other in falls]
-    (verdict,) = judge([pair], [Measured(list(found), differences, both)], SMALLEST_EFFECT, ALPHA)
-    return [{"claim": pair.claim, "verdict": verdict.verdict, "says": verdict.sentence, "measured": verdict.as_dict()}]
+    falls = [[seed["words", method, k].fall for seed in found.values()] for method in (ATTENDED, RANDOM)]
+    return study_io.judged([comparison], [study_io.measured_items(list(found), *falls)], MARGIN, ALPHA)
 
 
-def compared(found: dict[int, Cells]) -> list[dict[str, Any]]:
-    """How much further the probability falls without what was attended to than without each other choice of as much."""
-    cells = next(iter(found.values()))
+def compared(found: dict[int, Removals]) -> list[dict[str, Any]]:
+    """Compare the fall without attended words (sentences) with the fall without as many of each other choice."""
+    removals = next(iter(found.values()))
     rows = []
-    for level, method, k in cells:
+    for level, method, k in removals:
         if method == ATTENDED or k == 0:
             continue
         differences = [
             float(seed[level, ATTENDED, k].fall.mean() - seed[level, method, k].fall.mean()) for seed in found.values()
         ]
-        further = evidence.interval(paired_interval(differences))
+        further = study_io.interval(paired_interval(differences))
         rows.append({"level": level, "removed": k, "against": method, "falls_further_by": further})
     return rows
 
 
-def table(found: dict[int, Cells]) -> pd.DataFrame:
+def table(found: dict[int, Removals]) -> pd.DataFrame:
     rows = [
         (level, method, k, seed, one.fall.mean(), one.right.mean(), one.removed, len(one.fall))
-        for seed, cells in found.items()
-        for (level, method, k), one in cells.items()
+        for seed, removals in found.items()
+        for (level, method, k), one in removals.items()
     ]
     columns = ["level", "method", "removed", "seed", "fall", "accuracy", "share_of_words_removed", "documents"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def study(plan: Plan, runs: list[Path], prepared: Prepared, place: Path, device: torch.device) -> dict[str, Any]:
-    """Remove, read, judge and write the evidence to ``place``; returns results.json's content."""
-    networks = trained.networks(runs, prepared)
-    for seed, network in networks.items():
-        if not attends(network):
-            raise InputError(f"the network of seed {seed} gives no attention: give runs of a network that does")
-    part = trained.drawn_rows(prepared, plan.split, plan.documents)
+def study(settings: Settings, source: TrainedNetworks, device: torch.device) -> study_io.Findings:
+    """Remove, read and judge; InputError for a network that gives no attention."""
+    part = draw_rows(source.prepared, settings.split, settings.documents)
     found = {}
-    with evidence.kernels_where_there_are(device):
-        for seed, network in networks.items():
-            found[seed] = measured(plan, network.to(device), part)
-            network.cpu()
-            print(f"seed {seed}: read", flush=True)
+    with study_io.quiet_references(device):
+        for seed, network in source.networks(device):
+            if not attends(network):
+                raise InputError(f"the network of seed {seed} gives no attention: give runs of a network that does")
+            found[seed] = measured(settings, network, part)
     results = {
-        "plan": dataclasses.asdict(plan),
-        "computed_on": evidence.computed_on(device) | {"kernels": library.kernels(device)},
-        "data": prepared.description["name"],
+        "settings": dataclasses.asdict(settings),
+        "kernels": library.kernels(device),
+        "data": source.data,
         "documents": len(part.labels),
-        "rule": RULE,
-        "smallest_effect": SMALLEST_EFFECT,
-        "claims": judged(plan, found),
+        **study_io.rule(MARGIN, ALPHA),
+        "claims": judged(settings, found),
         "compared": compared(found),
     }
-    evidence.publish(place, results, {"deletion": table(found)}, draw_figure)
-    return results
+    return study_io.Findings(results, {"deletion": table(found)})
 
 
 def draw_figure(folder: Path, path: Path) -> None:
@@ -263,13 +263,3 @@ def panel(axes: Axes, found: pd.DataFrame, column: str) -> None:
     if column == "fall":
         axes.axhline(0, color=INK, linewidth=0.8)
     axes.set_xticks(range(len(counts)), [str(k) for k in counts])
-
-
-def main() -> None:
-    trained.command_line(
-        NAME, "What attention weights are worth: documents without attended words.", Plan(), DEBUG, study
-    )
-
-
-if __name__ == "__main__":
-    command(main)()

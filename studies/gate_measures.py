@@ -21,7 +21,7 @@ from models.layers.embedding import UNKNOWN
 from models.layers.recurrent import BidirectionalGRU
 from storage.prepared import Prepared
 from studies.jacobians import DTYPE, jacobians, network_of
-from studies.trained import batches
+from studies.load_runs import batches
 
 LEVELS = ("words", "sentences")
 GATES = ("reset", "update")

@@ -1,7 +1,7 @@
-"""What the gates of trained networks do: ``python -m studies.gates --runs RUN ... --prepared FOLDER``.
+"""What the gates of trained networks do.
 
-Asks hierarchical attention networks (models/han.py) that were trained on texts, one a seed, what the post
-"Understanding GRUs" (December 2018) says of a GRU's gates:
+Asks hierarchical attention networks (models/han.py) that were trained on texts what the post "Understanding GRUs"
+(December 2018) says of a GRU's gates:
 
     "If r_t is close to zero, then we “forget” all the previous information in the h_{t-1} vector, and just use the
     current word information."
@@ -12,20 +12,24 @@ Asks hierarchical attention networks (models/han.py) that were trained on texts,
     sentence, all the previous information become useless. This reset gate can help the model “forget” the previous
     summaries."
 
-The first two contradict each other: were it the reset gate near 0 that makes a unit forget, units of short memory
-would have it near 0. (Cho et al. 2014, arXiv 1406.1078, section 2.3, has the second, and of long memory that the update
-gate is active.) A unit's memory is measured without reading a gate, by the derivative of its state by its own earlier
-states, and correlated over units (Spearman) with the unit's mean reset gate; each direction by itself, their mean one
-number a network. What a reset gate of 0 forgets is also measured directly: it is put to 0 in every unit for one step.
+The first two contradict each other: if a reset gate near 0 made a unit forget, units of short memory would have it
+near 0. (Cho et al. 2014, arXiv 1406.1078, section 2.3, says the second, and that units of long memory have an active
+update gate.) A unit's memory is measured without reading a gate, by the derivative of its state with respect to its
+own earlier states. It is correlated over units (Spearman) with the unit's mean reset gate, in each direction; the mean
+of both directions is one number per network. What a reset gate of 0 forgets is also measured directly: it is set to 0
+in every unit for one step.
 
-The example is read with plots of studies/plots.py before the phrase, in one sentence, where the GRU over words has the
-plot in its state when it comes to 'but', and as the last of several sentences, where the GRU over sentences has it.
-Usual is the gate's mean over the words of the same plot from the fourth on (sentences: from the second on).
+The example is read with plots of studies/movie_plots.py before the phrase: in one sentence, where the GRU over words
+has the plot in its state when it reads 'but', and as the last of several sentences, where the GRU over sentences has
+it. The usual gate is the mean over the words of the same plot from the fourth on (sentences: from the second on).
 
-Named before any network was read: seeds are what is replicated. A correlation decides where its 95 % t interval over
-seeds lies above 0.1 or below -0.1 and the exact sign-flip test has p under 0.05; of words, the sentences' is told. The
-reset gate "forgets all" where the old state's share after it is below 0.1, and does not where it is above. That it is
-lower at 'but' than usual is judged by the rule of evaluation/verdicts.py, items being texts, the smallest effect 0.05.
+The claims were named before any network was read, and are judged together by the rule of evaluation/verdicts.py, with
+Holm's correction over all four and a margin of 0.05:
+
+    forgets         0.1 minus the old state's share after a step with every reset gate at 0; over seeds alone
+    short-near-0    the correlation of the GRU over words, over seeds alone, with a margin of 0.1
+    short-near-1    its negative, likewise
+    usual-but       the usual reset gate minus that at 'but', over seeds and texts
 
 Writes results.json, units.csv, histograms.csv, trace.csv, phrase.csv and figure.png.
 """
@@ -33,7 +37,7 @@ Writes results.json, units.csv, histograms.csv, trace.csv, phrase.csv and figure
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -43,14 +47,14 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from cuda_ext import library
-from evaluation.bootstrap import mean_of, two_way_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
-from evaluation.statistics import Interval, mean_interval, paired_interval, sign_flip_p
-from evaluation.verdicts import INCONCLUSIVE, REFUTED, RULE, SUPPORTED, Comparison, Measured, judge
-from storage.errors import InputError, command
+from evaluation.statistics import Interval, mean_interval, paired_interval
+from evaluation.verdicts import Comparison
+from storage.errors import InputError
 from storage.files import read_json
 from storage.prepared import Prepared
-from studies import evidence, trained
+from storage.settings import Range
+from studies import study_io
 from studies.gate_measures import (
     BINS,
     CLOSED,
@@ -65,15 +69,18 @@ from studies.gate_measures import (
     recurrences,
     trace,
 )
-from studies.plots import PHRASE, PLOTS, in_one_sentence, in_sentences
+from studies.load_runs import TrainedNetworks, draw_rows
+from studies.movie_plots import PHRASE, PLOTS, in_one_sentence, in_sentences
 
-NAME = "gates"
+EXPERIMENT = "default"
+VARIANT = "han"
 ALPHA = 0.05
-SMALLEST_CORRELATION = 0.1
+MARGIN = 0.05
+CORRELATION_MARGIN = 0.1
+# The old state's share below which all of it counts as forgotten.
 FORGOTTEN = 0.1
-SMALLEST_EFFECT = 0.05
 # Words and sentences of a plot that are not counted as usual: the state is still nearly zero there.
-PASSED_OVER = {"words": 3, "sentences": 1}
+SKIPPED = {"words": 3, "sentences": 1}
 FORGETS = (
     "If r_t is close to zero, then we “forget” all the previous information in the h_{t-1} vector, and just use the "
     "current word information."
@@ -89,18 +96,21 @@ EXAMPLE = (
 COLOURS = {"reset": BLUE, "update": ORANGE}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """documents: of ``split``, whose gates are read. Of each level, sequences of so many steps are drawn, and a unit's
-    memory is counted over so many steps back."""
+Count = Annotated[int, Range(1)]
 
-    split: str = "validation"
-    documents: int = 2500
-    sequences: int = 64
-    steps_of_words: int = 25
-    back_of_words: int = 20
-    steps_of_sentences: int = 12
-    back_of_sentences: int = 8
+
+@dataclass(frozen=True)
+class Settings:
+    """documents: read from ``split``; sequences: drawn for each level, of so many steps, in which a unit's memory is
+    counted so many steps back."""
+
+    split: Literal["train", "validation", "test"] = "validation"
+    documents: Count = 2500
+    sequences: Count = 64
+    steps_of_words: Count = 25
+    back_of_words: Count = 20
+    steps_of_sentences: Count = 12
+    back_of_sentences: Count = 8
 
     def steps(self, level: str) -> int:
         return {"words": self.steps_of_words, "sentences": self.steps_of_sentences}[level]
@@ -109,7 +119,7 @@ class Plan:
         return {"words": self.back_of_words, "sentences": self.back_of_sentences}[level]
 
 
-DEBUG = Plan(
+DEBUG = Settings(
     documents=12,
     sequences=3,
     steps_of_words=4,
@@ -121,7 +131,7 @@ DEBUG = Plan(
 
 @dataclass(frozen=True)
 class Found:
-    """What one network gave. units: level, direction, unit, reset, update, memory, time_constant. histograms: level,
+    """What was measured of one network. units: level, direction, unit, reset, update, memory, time_constant. histograms: level,
     gate, low, share. trace: reading, text, place, word, the gates' means and closed shares. at_words: see
     gate_measures.Distribution. old_share: of gate_measures.old_share_without_reset, by level."""
 
@@ -137,16 +147,16 @@ class Found:
         return float(np.mean([spearmanr(one[gate], one[with_]).statistic for _, one in mine.groupby("direction")]))
 
 
-def measured(plan: Plan, network: nn.Module, prepared: Prepared, index: dict[str, int]) -> Found:
+def measured(settings: Settings, network: nn.Module, prepared: Prepared, index: dict[str, int]) -> Found:
     """All that is measured of one network. Raises InputError where no text is long enough."""
     read = distribution(network, prepared, [index.get(word, -1) for word in PHRASE])
     units, histograms, old_share = [], [], {}
     for level in LEVELS:
         means = {gate: read.of[level, gate].means for gate in GATES}
-        sequences = drawn_sequences(network, prepared, level, plan.sequences, plan.steps(level))
+        sequences = drawn_sequences(network, prepared, level, settings.sequences, settings.steps(level))
         if not len(sequences):
             raise InputError(
-                f"{prepared.directory} has no text of {plan.steps(level)} {level} in the {plan.split} split: "
+                f"{prepared.directory} has no text of {settings.steps(level)} {level} in the {settings.split} split: "
                 "give longer ones"
             )
         shares = []
@@ -161,7 +171,7 @@ def measured(plan: Plan, network: nn.Module, prepared: Prepared, index: dict[str
                         "unit": np.arange(layer.units),
                         "reset": means["reset"][half],
                         "update": means["update"][half],
-                        "memory": memory(layer, mine, plan.back(level)),
+                        "memory": memory(layer, mine, settings.back(level)),
                         "time_constant": -1 / np.log(means["update"][half]),
                     }
                 )
@@ -202,7 +212,7 @@ def example(network: nn.Module, index: dict[str, int]) -> pd.DataFrame:
 
 def usual(found: pd.DataFrame, level: str, gate: str) -> pd.Series:
     """The mean of a gate over each text's plot, by text."""
-    mine = found[(found["level"] == level) & (found["of_phrase"] < 0) & (found["place"] >= PASSED_OVER[level])]
+    mine = found[(found["level"] == level) & (found["of_phrase"] < 0) & (found["place"] >= SKIPPED[level])]
     return mine.groupby("text")[gate].mean()
 
 
@@ -211,105 +221,98 @@ def at_phrase(found: pd.DataFrame, level: str, gate: str, place: int) -> pd.Seri
     return found[(found["level"] == level) & (found["of_phrase"] == place)].set_index("text")[gate]
 
 
-def correlated(found: dict[int, Found], level: str, gate: str, with_: str) -> tuple[Interval, float, list[float]]:
-    """The mean correlation over seeds with its t interval, the sign-flip p, and each seed's."""
-    values = [one.correlation(level, gate, with_) for one in found.values()]
-    return mean_interval(values), sign_flip_p(values), values
-
-
-def decided(span: Interval, p: float, bound: float) -> str:
-    """SUPPORTED where the interval lies above ``bound``, REFUTED where it lies below -bound, and p is under ALPHA."""
-    if p >= ALPHA:
-        return INCONCLUSIVE
-    return SUPPORTED if span.above(bound) else REFUTED if span.below(-bound) else INCONCLUSIVE
+def correlations(found: dict[int, Found], level: str, gate: str, with_: str) -> list[float]:
+    """The correlation of each seed."""
+    return [one.correlation(level, gate, with_) for one in found.values()]
 
 
 def judged(found: dict[int, Found]) -> list[dict[str, Any]]:
-    """The post's sentences and what each comes to."""
-    left = mean_interval([one.old_share["words"] for one in found.values()])
-    span, p, values = correlated(found, "words", "reset", "memory")
-    with_update, p_update, of_update = correlated(found, "words", "update", "memory")
-    forgets = REFUTED if left.above(FORGOTTEN) else SUPPORTED if left.below(FORGOTTEN) else INCONCLUSIVE
-    # The first sentence wants a positive correlation of reset gate and memory, the second a negative one.
-    one, other = decided(span, p, SMALLEST_CORRELATION), decided(mirrored(span), p, SMALLEST_CORRELATION)
-    told = f"Spearman's over units {span.mean:+.2f}{between(span)} over {span.n} seeds, p {p:.3g}"
+    """The four claims, judged together."""
+    seeds = list(found)
+    shares = [one.old_share["words"] for one in found.values()]
+    of_reset = correlations(found, "words", "reset", "memory")
+    of_update = correlations(found, "words", "update", "memory")
+    usually = [usual(one.trace, "words", "reset").to_numpy() for one in found.values()]
+    at_but = [at_phrase(one.trace, "words", "reset", 0).to_numpy() for one in found.values()]
+    old, span = mean_interval(shares), mean_interval(of_reset)
+    correlation = f"Mean reset gate and memory: Spearman's over units {shown(span)} over {span.n} seeds."
     claims = [
-        {
-            "sentence": FORGETS,
-            "claim": "A reset gate of 0 forgets all of the state",
-            "verdict": forgets,
-            "says": f"After a step with every reset gate at 0, {left.mean:.0%}{between(left, '.0%')} of the "
-            "state is the old one's: the candidate sees the word alone, and the update gate keeps what it keeps.",
-            "measured": {"old_share_of_the_state": evidence.interval(left)},
-        },
-        {
-            "sentence": FORGETS,
-            "claim": "Units of short memory have their reset gate nearer to 0",
-            "verdict": one,
-            "says": f"Mean reset gate and memory: {told}.",
-            "measured": {"correlation": evidence.interval(span), "sign_flip_p": p, "by_seed": values},
-        },
-        {
-            "sentence": SHORT,
-            "claim": "Units of short memory have their reset gate nearer to 1",
-            "verdict": other,
-            "says": f"Mean reset gate and memory: {told}. For the update gate it is "
-            f"{with_update.mean:+.2f}{between(with_update)}.",
-            "measured": {
-                "correlation": evidence.interval(span),
-                "sign_flip_p": p,
-                "by_seed": values,
-                "of_the_update_gate": evidence.interval(with_update),
-                "of_the_update_gate_p": p_update,
-                "of_the_update_gate_by_seed": of_update,
-            },
-        },
+        (
+            Comparison(
+                name="forgets",
+                claim="A reset gate of 0 forgets all of the state",
+                source=FORGETS,
+                treatment=f"share of {FORGOTTEN:g}",
+                control="old state after a reset gate of 0",
+                metric="share of the state",
+            ),
+            study_io.measured_seeds(seeds, [FORGOTTEN - share for share in shares]),
+            f"After a step with every reset gate at 0, {old.mean:.0%}{between(old, '.0%')} of the state is the old "
+            "one's: the candidate sees the word alone, and the update gate keeps what it keeps.",
+        ),
+        (
+            Comparison(
+                name="short-near-0",
+                claim="Units of short memory have their reset gate nearer to 0",
+                source=FORGETS,
+                treatment="reset gate with memory",
+                control="no correlation",
+                metric="Spearman's correlation",
+                equivalence_margin=CORRELATION_MARGIN,
+            ),
+            study_io.measured_seeds(seeds, of_reset),
+            correlation,
+        ),
+        (
+            Comparison(
+                name="short-near-1",
+                claim="Units of short memory have their reset gate nearer to 1",
+                source=SHORT,
+                treatment="no correlation",
+                control="reset gate with memory",
+                metric="Spearman's correlation",
+                equivalence_margin=CORRELATION_MARGIN,
+            ),
+            study_io.measured_seeds(seeds, [-one for one in of_reset]),
+            f"{correlation} For the update gate it is {shown(mean_interval(of_update))}.",
+        ),
+        (
+            Comparison(
+                name="usual-but",
+                claim="The reset gate is lower at 'but' than over the plot before it",
+                source=EXAMPLE,
+                treatment="usual",
+                control="at 'but'",
+                metric="mean reset gate",
+            ),
+            study_io.measured_items(seeds, usually, at_but),
+            said_of_example(found, usually, at_but),
+        ),
     ]
-    return [*claims, judged_example(found)]
+    comparisons, measurements, says = zip(*claims, strict=True)
+    named = {one.name: text for one, text in zip(comparisons, says, strict=True)}
+    return study_io.judged(comparisons, measurements, MARGIN, ALPHA, named)
 
 
-def mirrored(span: Interval) -> Interval:
-    """The interval of the negated values."""
-    if span.low is None:
-        return dataclasses.replace(span, mean=-span.mean)
-    return dataclasses.replace(span, mean=-span.mean, low=-span.high, high=-span.low)
-
-
-def between(span: Interval, form: str = "+.2f") -> str:
-    return "" if span.low is None else f" [{span.low:{form}}, {span.high:{form}}]"
-
-
-def judged_example(found: dict[int, Found]) -> dict[str, Any]:
-    """Whether the reset gate is lower at 'but' than over the plot before it: items are texts."""
-    pair = Comparison(
-        name="usual-but",
-        claim="The reset gate is lower at 'but' than over the plot before it",
-        source=EXAMPLE,
-        treatment="usual",
-        control="at 'but'",
-        metric="mean reset gate",
-    )
-    values = [
-        (usual(one.trace, "words", "reset").to_numpy(), at_phrase(one.trace, "words", "reset", 0).to_numpy())
-        for one in found.values()
-    ]
-    both = two_way_of([(mean_of(mine), mean_of(its)) for mine, its in values], len(PLOTS))
-    differences = [float(mine.mean() - its.mean()) for mine, its in values]
-    (verdict,) = judge([pair], [Measured(list(found), differences, both)], SMALLEST_EFFECT, ALPHA)
-    # The rule's words are of what is better; here it is higher.
-    said = paired_interval(differences)
+def said_of_example(found: dict[int, Found], usually: list[np.ndarray], at_but: list[np.ndarray]) -> str:
+    """How far the reset gate falls at 'but', and what falls furthest in the phrase."""
+    fall = paired_interval([float(now.mean() - before.mean()) for before, now in zip(usually, at_but, strict=True)])
     table = phrase_table(found)
     words = table[table["level"] == "words"].pivot_table(index=["word", "gate"], columns="seed", values="above_usual")
-    (word, gate), lowest = words.mean(axis=1).idxmin(), mean_interval(words.loc[words.mean(axis=1).idxmin()].to_list())
-    return {
-        "sentence": EXAMPLE,
-        "claim": pair.claim,
-        "verdict": verdict.verdict,
-        "says": f"At 'but' it is {-said.mean:+.3f}{between(mirrored(said), '+.3f')} from what it is over the plot, "
-        f"over {said.n} seeds and {len(PLOTS)} texts. What closes furthest in the phrase is the {gate} gate at "
-        f"'{word}', {lowest.mean:+.3f}{between(lowest, '+.3f')}.",
-        "measured": verdict.as_dict() | {"closes_furthest": {"gate": gate, "word": word, **evidence.interval(lowest)}},
-    }
+    word, gate = words.mean(axis=1).idxmin()
+    lowest = mean_interval(words.loc[(word, gate)].to_list())
+    return (
+        f"At 'but' it is {shown(fall, '+.3f')} from what it is over the plot, over {fall.n} seeds and {len(PLOTS)} "
+        f"texts. What closes furthest in the phrase is the {gate} gate at '{word}', {shown(lowest, '+.3f')}."
+    )
+
+
+def shown(span: Interval, form: str = "+.2f") -> str:
+    return f"{span.mean:{form}}{between(span, form)}"
+
+
+def between(span: Interval, form: str) -> str:
+    return "" if span.low is None else f" [{span.low:{form}}, {span.high:{form}}]"
 
 
 def phrase_table(found: dict[int, Found]) -> pd.DataFrame:
@@ -325,7 +328,7 @@ def phrase_table(found: dict[int, Found]) -> pd.DataFrame:
 
 
 def over_seeds(found: dict[int, Found]) -> dict[str, Any]:
-    """What is told beside the claims, each with its interval over seeds."""
+    """What is reported beside the claims, each with its interval over seeds."""
     table = phrase_table(found)
     units = {seed: one.units for seed, one in found.items()}
 
@@ -333,16 +336,16 @@ def over_seeds(found: dict[int, Found]) -> dict[str, Any]:
         means = [table[table["level"] == level][gate] for table in units.values()]
         quantiles = {"lowest": 0, "first_decile": 0.1, "median": 0.5, "last_decile": 0.9, "highest": 1}
         named = {
-            name: evidence.interval(mean_interval([float(one.quantile(q)) for one in means]))
+            name: study_io.interval(mean_interval([float(one.quantile(q)) for one in means]))
             for name, q in quantiles.items()
         }
-        return {"mean": evidence.interval(mean_interval([float(one.mean()) for one in means])), "units": named}
+        return {"mean": study_io.interval(mean_interval([float(one.mean()) for one in means])), "units": named}
 
     in_validation = {}
     for gate in GATES:
         away = np.stack([one.at_words[gate][1:] - one.at_words[gate][0] for one in found.values()])
         in_validation[gate] = {
-            word: evidence.interval(mean_interval(column.tolist()))
+            word: study_io.interval(mean_interval(column.tolist()))
             for word, column in zip(PHRASE, away.T, strict=True)
             if np.isfinite(column).all()
         }
@@ -350,19 +353,19 @@ def over_seeds(found: dict[int, Found]) -> dict[str, Any]:
         "gates": {level: {gate: spread(level, gate) for gate in GATES} for level in LEVELS},
         "correlations": {
             level: {
-                f"{gate} with {with_}": evidence.interval(correlated(found, level, gate, with_)[0])
+                f"{gate} with {with_}": study_io.interval(mean_interval(correlations(found, level, gate, with_)))
                 for gate, with_ in (("reset", "memory"), ("update", "memory"), ("reset", "time_constant"))
             }
             for level in LEVELS
         },
         "old_share_after_a_reset_of_0": {
-            level: evidence.interval(mean_interval([one.old_share[level] for one in found.values()]))
+            level: study_io.interval(mean_interval([one.old_share[level] for one in found.values()]))
             for level in LEVELS
         },
         "above_usual_in_the_example": {
             level: {
                 word: {
-                    gate: evidence.interval(mean_interval(mine[mine["gate"] == gate]["above_usual"].to_list()))
+                    gate: study_io.interval(mean_interval(mine[mine["gate"] == gate]["above_usual"].to_list()))
                     for gate in GATES
                 }
                 for word, mine in table[table["level"] == level].groupby("word", sort=False)
@@ -373,29 +376,24 @@ def over_seeds(found: dict[int, Found]) -> dict[str, Any]:
     }
 
 
-def study(plan: Plan, runs: list[Path], prepared: Prepared, place: Path, device: torch.device) -> dict[str, Any]:
-    """Read, judge and write the evidence to ``place``; returns results.json's content."""
-    networks = trained.networks(runs, prepared)
-    if not all(map(readable, networks.values())):
-        raise InputError(f"the networks of {runs[0]} and its like are not hierarchical GRUs: give runs of a han")
-    index = {word: number for number, word in enumerate(read_json(prepared.directory / "vocabulary.json"))}
-    part = trained.drawn_rows(prepared, plan.split, plan.documents)
+def study(settings: Settings, source: TrainedNetworks, device: torch.device) -> study_io.Findings:
+    """Read the gates of every network and judge the claims; InputError for networks without two levels of GRUs."""
+    index = {word: number for number, word in enumerate(read_json(source.prepared.directory / "vocabulary.json"))}
+    part = draw_rows(source.prepared, settings.split, settings.documents)
     found = {}
-    with evidence.kernels_where_there_are(device):
-        for seed, network in networks.items():
-            found[seed] = measured(plan, network.to(device), part, index)
-            network.cpu()
-            print(f"seed {seed}: read", flush=True)
+    with study_io.quiet_references(device):
+        for seed, network in source.networks(device):
+            if not readable(network):
+                raise InputError(f"the network of seed {seed} is no hierarchical GRU: give runs of a han")
+            found[seed] = measured(settings, network, part, index)
     words = {word for plot in PLOTS for sentence in plot for word in sentence}
     results = {
-        "plan": dataclasses.asdict(plan),
-        "computed_on": evidence.computed_on(device) | {"kernels": library.kernels(device)},
-        "data": prepared.description["name"],
+        "settings": dataclasses.asdict(settings),
+        "kernels": library.kernels(device),
+        "data": source.data,
         "documents": len(part.labels),
         "seeds": list(found),
-        "rule": RULE,
-        "smallest_effect": SMALLEST_EFFECT,
-        "smallest_correlation": SMALLEST_CORRELATION,
+        **study_io.rule(MARGIN, ALPHA),
         "forgotten_below": FORGOTTEN,
         "closed_below": CLOSED,
         "unknown_words_of_the_example": sorted((words | set(PHRASE)) - set(index)),
@@ -406,8 +404,7 @@ def study(plan: Plan, runs: list[Path], prepared: Prepared, place: Path, device:
         name: pd.concat([getattr(one, name).assign(seed=seed) for seed, one in found.items()], ignore_index=True)
         for name in ("units", "histograms", "trace")
     }
-    evidence.publish(place, results, tables | {"phrase": phrase_table(found)}, draw_figure)
-    return results
+    return study_io.Findings(results, tables | {"phrase": phrase_table(found)})
 
 
 def draw_figure(folder: Path, path: Path) -> None:
@@ -482,11 +479,3 @@ def phrase_panel(axes: Axes, found: pd.DataFrame) -> None:
     axes.set_yticks(range(len(names)), shown[::-1])
     axes.grid(axis="y", visible=False)
     axes.set(xlabel="gate minus what is usual", title="at the phrase, all texts")
-
-
-def main() -> None:
-    trained.command_line(NAME, "What the gates of trained networks do.", Plan(), DEBUG, study)
-
-
-if __name__ == "__main__":
-    command(main)()

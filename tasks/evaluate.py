@@ -18,12 +18,13 @@ from evaluation.baselines import Baseline, evaluate_baseline
 from evaluation.ledger import SplitRead, record_read
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
-from evaluation.run import WEIGHTS, evaluate_run
+from evaluation.run import evaluate_run
 from planning.plan import Plan, make_plan
 from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
 from storage.files import read_json, write_json
 from storage.prepared import SPLITS, Prepared, open_prepared
+from storage.run_folder import RunFolder
 from tasks.preprocess import preprocess
 from tasks.progress import say
 from tasks.provenance import commit
@@ -45,7 +46,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
     chosen = Plan.from_json(plan)
     experiment, splits = chosen.name, chosen.splits
     jobs = sorted(chosen.jobs(prepared), key=lambda job: list(chosen.variants).index(job["variant"]))
-    unfinished = [job for job in jobs if not (Path(job["run_directory"]) / "result.json").is_file()]
+    unfinished = [job for job in jobs if not RunFolder(Path(job["run_directory"])).finished]
     if unfinished:
         first = unfinished[0]
         command = "jobs" if chosen.targets_remote_machine else "train"
@@ -150,8 +151,10 @@ def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tr
         run_id = tracking.record(
             best.run_directory, best.evaluation_directory, {**best.job, "experiment": experiment.name}
         )
-        if not (best.run_directory / WEIGHTS).is_file():
-            missing.append(f"{name} seed {best.seed} ({best.run_directory / WEIGHTS})")
+        if kinds.kind(best.description["kind"]).reader is None:
+            continue  # models of this kind are not served
+        if not best.run.weights.is_file():
+            missing.append(f"{name} seed {best.seed} ({best.run.weights})")
             continue
         version = log_model(tracking, run_id, best.run_directory)
         if champions[best.data] == name:

@@ -13,13 +13,13 @@ from typing import Any, TextIO
 from planning.keys import this_machine
 from planning.plan import make_plan
 from storage.errors import InputError, command
-from storage.files import read_json
 from storage.locks import file_lock, run_lock
+from storage.run_folder import RunFolder
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
 from tasks.step import publish_results, step
-from tracking.runs import open_tracking
+from tracking.runs import TrackedRun, record_run
 from training.launcher import STOPPING, TrainingFailed, TrainingStopped, run_training
 from training.state import COLUMNS
 
@@ -42,8 +42,8 @@ def train(job: Mapping[str, Any], fresh: bool = False) -> str:
     with file_lock(run_lock(run_directory)) as lock:
         if fresh and run_directory.exists() and not remote:
             shutil.rmtree(run_directory)
-        if (run_directory / "result.json").is_file():
-            open_tracking().record(run_directory, job=job)
+        if RunFolder(run_directory).finished:
+            record_run(run_directory, job, say)
             say(f"{_summary(job)} (finished before, {run_directory})")
             return str(run_directory)
         if remote:
@@ -56,28 +56,27 @@ def train(job: Mapping[str, Any], fresh: bool = False) -> str:
 
 
 def _train(job: dict[str, Any], lock: TextIO) -> None:
-    tracking = open_tracking()
-    run_id = tracking.start(job, provenance(job))
+    tracked = TrackedRun(job, provenance(job), say)
     progress = RunProgress(job)
 
     def follow(event: dict[str, Any]) -> None:
         progress(event)
         if event["event"] == "epoch":
-            tracking.log_epochs(run_id, [{name: event[name] for name in COLUMNS}])
+            tracked.log_epoch({name: event[name] for name in COLUMNS})
 
     try:
         run_training(job, follow, lock)
     except (InputError, TrainingFailed) as error:
         stopped = isinstance(error, TrainingStopped)
-        tracking.fail(run_id, "KILLED" if stopped else "FAILED", str(error))
+        tracked.fail("KILLED" if stopped else "FAILED", str(error))
         progress.finish(f"{job['variant']} seed {job['seed']}: {'stopped' if stopped else 'failed'}")
         raise
-    tracking.finish(run_id, Path(job["run_directory"]))
+    tracked.finish()
     progress.finish(_summary(job))
 
 
 def _summary(job: dict[str, Any]) -> str:
-    result = read_json(Path(job["run_directory"]) / "result.json")
+    result = RunFolder(Path(job["run_directory"])).require_result()
     return (
         f"{job['variant']} seed {job['seed']}: validation {result['validation']['score']:.4f} "
         f"at epoch {result['best_epoch']} of {result['epochs']}"
@@ -97,7 +96,7 @@ def main() -> None:
     with ThreadPoolExecutor(plan.environment.workers) as pool:
         folders = list(pool.map(train.fn, plan.jobs(prepared)))
     if arguments.variant:
-        results = [read_json(Path(folder) / "result.json") for folder in folders]
+        results = [RunFolder(Path(folder)).require_result() for folder in folders]
         publish_results(plan.name, f"train/{arguments.variant}", {"runs.json": results})
 
 

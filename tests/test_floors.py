@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lowest first; packages of one floor do not know each other.
 FLOORS = [
     {"storage"},
-    {"kinds", "cuda_ext"},
+    {"kinds", "cuda_ext", "runtime"},
     {"models"},
     {"batches"},
     {"preprocessing", "training", "evaluation"},
@@ -45,7 +45,7 @@ ONLY_IN = {
     "cloudpickle": (),
 }
 # A machine that trains has torch, numpy and safetensors, and nothing else of ours.
-BARE = ("storage/", "kinds/", "cuda_ext/", "models/", "batches/", "training/")
+BARE = ("storage/", "kinds/", "cuda_ext/", "runtime/", "models/", "batches/", "training/")
 BARE_LIBRARIES = {"torch", "numpy", "safetensors"}
 SOURCES = sorted(path for package in LEVEL for path in (ROOT / package).rglob("*.py"))
 

@@ -1,33 +1,37 @@
 """The only door to MLflow for models: the registered models, their versions, cards and champions.
 
-One registered model per data set, ``reread-DATA``; a version of it is the network of one run, packed by
-tracking/serving.py so that it takes raw input. Runs go through tracking/runs.py, whose connection serves here too.
+Each data set has one registered model, ``reread-DATA``. A version of it is the network of one run with the code that
+serves it, packed by tracking/serving.py so that it takes raw input. Runs go through tracking/runs.py, whose connection
+serves here too.
 
 To predict in Python, in the project's folder, without a server:
 
     from tracking.registry import load_model
     load_model("docstrings").predict(["Return the eigenvalues of a matrix. They are sorted."])
+
+That uses the project's installed code, and refuses a version whose code has changed since. The scoring server
+(``mlflow models serve``) uses the code that is kept with the version, and so serves any.
 """
 
 import contextlib
-import importlib
 import re
-import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kinds
+import models
 from preprocessing.manifest import MANIFEST_PATH, Manifest
 from storage.errors import InputError, nearest
 from storage.files import read_json
 from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
+from storage.run_folder import RunFolder
 from tracking.runs import DATABASE, LOCKS, SCORES, Tracking, open_tracking, tracking_uri
-from tracking.serving import CARD, SERVED_MODEL, model_card, pack
+from tracking.serving import CARD, SERVED_MODEL, model_card, pack, served_source
 
 if TYPE_CHECKING:
     import numpy
@@ -35,33 +39,36 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
-    from mlflow.pyfunc import PyFuncModel
+
+    from tracking.served_model import ServedModel
 
 CHAMPION = "champion"
 TRAIN = "an experiment on that data (`make run` or `make run EXPERIMENT=NAME`) trains some and registers the best"
 
 
 def registered_name(data: str) -> str:
-    """The name of a data set's registered model."""
+    """Return the name of a data set's registered model."""
     return f"reread-{data}"
 
 
 def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
     """Log the network of a run as a model that takes raw input, register it, and return its version.
 
-    The versions of a registered model are told apart by the tags ``variant`` and ``run_key``. A run that has a version
-    already gets its card renewed and no other version.
+    A version is identified by the tags ``run_key`` and ``source``, the digest of the code that serves it. If the run
+    has a version of today's code already, only its card is updated.
     """
     client, run_directory = tracking.client, Path(run_directory)
-    job = read_json(run_directory / "job.json")
+    job = RunFolder(run_directory).job
     description = read_json(Path(job["prepared"]) / DESCRIPTION)
     name = registered_name(job["data"])
-    with _changing(tracking):
+    source = served_source(job, description["kind"])
+    with _locked(tracking):
         run = client.get_run(run_id)
-        of_variant = client.get_run(run.data.tags["mlflow.parentRunId"]).data.metrics
+        variant_metrics = client.get_run(run.data.tags["mlflow.parentRunId"]).data.metrics
         data = Manifest.load(tracking.root / MANIFEST_PATH).datasets.get(job["data"])
-        card = model_card(job, description, vars(data) if data else {}, run.data.metrics, of_variant)
+        card = model_card(job, description, vars(data) if data else {}, run.data.metrics, variant_metrics)
         found = client.search_model_versions(f"name = '{name}' AND tags.run_key = '{job['run_key']}'")
+        found = [version for version in found if version.tags.get("source") == source]
         if found:
             version = str(found[0].version)
         else:
@@ -69,19 +76,23 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
             if not client.search_registered_models(f"name = '{name}'"):
                 client.create_registered_model(name)
             made = client.create_model_version(
-                name, f"models:/{model_id}", run_id, tags={"run_key": job["run_key"]}, model_id=model_id
+                name,
+                f"models:/{model_id}",
+                run_id,
+                tags={"run_key": job["run_key"], "source": source},
+                model_id=model_id,
             )
             version = str(made.version)
         client.update_model_version(name, version, description=card)
-        # How the variant stands on the validation split over its seeds: by that champions are chosen.
+        # The variant's validation score over its seeds: champions are chosen by it.
         start, stop = description["splits"]["validation"]
-        standing = {
+        score = {
             "variant": job["variant"],
             "experiment": client.get_experiment(run.info.experiment_id).name,
             "validation.rows": str(stop - start),
-            "validation.score": repr(of_variant[f"validation.{SCORES[description['task']]}.mean"]),
+            "validation.score": repr(variant_metrics[f"validation.{SCORES[description['task']]}.mean"]),
         }
-        for key, value in standing.items():
+        for key, value in score.items():
             client.set_model_version_tag(name, version, key, value)
     return version
 
@@ -89,11 +100,11 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
 def set_champion(tracking: Tracking, data: str, version: str) -> str:
     """Give the alias ``champion`` of a data set's registered model to this version; return the version that has it.
 
-    Within one experiment the latest choice holds. A champion of another experiment gives way only to one that was
-    judged on as many validation rows at least, and scored no less: a quick trial dethrones nobody.
+    Within one experiment the latest choice wins. Across experiments, the version that was validated on more rows wins,
+    then the one with the higher score. A trial on a subset therefore cannot replace the champion.
     """
     client, name = tracking.client, registered_name(data)
-    with _changing(tracking):
+    with _locked(tracking):
         challenger = client.get_model_version(name, version).tags
         aliases = client.get_registered_model(name).aliases
         if CHAMPION in aliases:
@@ -115,23 +126,22 @@ class LoadedModel:
     version: str
     variant: str
     description: Mapping[str, Any] = field(repr=False)
-    pyfunc: "PyFuncModel" = field(repr=False)
+    served: "ServedModel" = field(repr=False)
 
     def predict(
         self, values: "Sequence[str] | pandas.DataFrame | numpy.ndarray", attention: bool = True
     ) -> "pandas.DataFrame":
-        """One row for each text, also of a table's column ``text``, or for each image of uint8 [N, H, W, C];
-        tracking/served_model.py has the columns.
+        """Return one row per text, given as a list or as a table's column ``text``, or per image of uint8 [N, H, W, C].
 
-        Without ``attention`` that column is left out, which takes less time and memory. InputError for what a model
-        of this kind does not read.
+        tracking/served_model.py has the columns. Without ``attention`` that column is left out, which takes less time
+        and memory. InputError for input that a model of this kind does not read.
         """
         from mlflow.exceptions import MlflowException
 
         reader = kinds.load(kinds.kind(self.kind).reader)
         parameters = {"attention": attention} if "attention" in reader.PARAMETERS else None
         try:
-            return self.pyfunc.predict(reader.model_input(values, self.description), parameters)
+            return self.served.predict(None, reader.model_input(values, self.description), parameters)
         except MlflowException as error:
             raise InputError(f"{self.name} version {self.version}: {error.message.splitlines()[0]}") from None
 
@@ -142,9 +152,8 @@ class LoadedModel:
 
     @property
     def reads_text(self) -> bool:
-        """Whether the model takes a table with the column ``text``."""
-        inputs = self.pyfunc.metadata.signature.inputs
-        return inputs.has_input_names() and "text" in inputs.input_names()
+        """Whether a row of a request is a text."""
+        return isinstance(self.served.reader.blank()[0], str)
 
 
 def load_model(
@@ -152,27 +161,42 @@ def load_model(
 ) -> LoadedModel:
     """Load the champion of a data set, the version of ``variant`` that was best on validation, or version ``version``.
 
-    From the database in the project's folder ``root``, or MLFLOW_TRACKING_URI; nothing is started or sent anywhere.
-    InputError names what there is when the one that is asked for is not.
+    The model is loaded from the database in the project's folder ``root``, or from MLFLOW_TRACKING_URI, and runs with
+    the project's own code. Nothing is started or sent anywhere. Threads may load at the same time.
+
+    InputError names what is registered where the requested model is not, and a version whose code is not today's.
     """
     if variant is not None and version is not None:
         raise InputError(f"variant '{variant}' and version {version} are given: choose one")
-    from mlflow import pyfunc
     from mlflow.exceptions import MlflowException
+    from mlflow.pyfunc.model import PythonModelContext
 
     if tracking_uri(root) == f"sqlite:///{(root / DATABASE).resolve()}" and not (root / DATABASE).exists():
-        raise InputError(f"no model is registered yet ({(root / DATABASE).resolve()} is not there): {TRAIN}")
+        raise InputError(f"no model is registered yet ({(root / DATABASE).resolve()} does not exist): {TRAIN}")
     tracking = open_tracking(root)
     chosen = _find(tracking, data, variant, version)
     which = f"{chosen.name} version {chosen.version}"
     try:
-        folder = _fetch(tracking, chosen)
-        description = read_json(folder / "artifacts" / "network" / DESCRIPTION)
-        with _code_of_its_own(folder):
-            loaded = pyfunc.load_model(str(folder), suppress_warnings=True)
+        network = _fetch(tracking, chosen) / "artifacts" / "network"
+        description = read_json(network / DESCRIPTION)
+        job = RunFolder(network).job
+        known = job["model"] in models.available()
+        if not known or served_source(job, description["kind"]) != chosen.tags.get("source"):
+            raise models.SourceChanged(
+                f"{which}: the code of network '{job['model']}' or of what serves it has changed since it was "
+                f"registered; serve it by `mlflow models serve -m models:/{chosen.name}/{chosen.version} "
+                "--env-manager local`, which uses the code kept with it, or run its experiment again, which registers "
+                "a new version"
+            )
+        from tracking.served_model import ServedModel
+
+        served = ServedModel()
+        served.load_context(PythonModelContext({"network": str(network)}, None))
+    except models.SourceChanged:
+        raise
     except (MlflowException, OSError, ValueError) as error:
         raise InputError(f"{which} does not load ({str(error).splitlines()[0]}): choose another version") from None
-    return LoadedModel(chosen.name, str(chosen.version), chosen.tags.get("variant", "unknown"), description, loaded)
+    return LoadedModel(chosen.name, str(chosen.version), chosen.tags.get("variant", "unknown"), description, served)
 
 
 def _find(tracking: Tracking, data: str, variant: str | None, version: int | str | None) -> "ModelVersion":
@@ -195,7 +219,7 @@ def _find(tracking: Tracking, data: str, variant: str | None, version: int | str
         if not of_variant:
             variants = {one.tags["variant"] for one in versions.values() if "variant" in one.tags}
             raise InputError(f"{name} has no version of variant '{variant}': {nearest(variant, variants)}")
-        # Not the newest: a trial of a small experiment may have come since.
+        # The newest may be a trial of a small experiment.
         return versions[max(of_variant, key=lambda number: (*_merit(versions[number].tags), int(number)))]
     champion = registered[name].aliases.get(CHAMPION)
     if str(champion) not in versions:
@@ -204,7 +228,7 @@ def _find(tracking: Tracking, data: str, variant: str | None, version: int | str
 
 
 def _fetch(tracking: Tracking, version: "ModelVersion") -> Path:
-    """The folder of a version's files: where they lie, or a copy where a server keeps them."""
+    """Return the folder of a version's files, or of a copy where a server keeps them."""
     from mlflow.artifacts import download_artifacts
 
     source = version.source
@@ -213,38 +237,13 @@ def _fetch(tracking: Tracking, version: "ModelVersion") -> Path:
     return Path(download_artifacts(artifact_uri=source, tracking_uri=tracking.uri))
 
 
-@contextlib.contextmanager
-def _code_of_its_own(folder: Path) -> Iterator[None]:
-    """While a model is loaded, modules of the names that it brings are its own, not the newer ones of the project.
-
-    cuda_ext alone is the project's: a process can register its operations once, and here its kernels are compiled.
-    """
-    code = folder / "code"
-    brought = [path.relative_to(code).with_suffix("").parts for path in sorted(code.rglob("*.py"))]
-    for parts in brought:
-        if parts[0] == "cuda_ext":
-            importlib.import_module(".".join(parts).removesuffix(".__init__"))
-    tops = {parts[0] for parts in brought} - {"cuda_ext"}
-    path = list(sys.path)
-    ours = {name: module for name, module in sys.modules.items() if name.split(".")[0] in tops}
-    for name in ours:
-        del sys.modules[name]
-    try:
-        yield
-    finally:
-        for name in [name for name in sys.modules if name.split(".")[0] in tops]:
-            del sys.modules[name]
-        sys.modules.update(ours)
-        sys.path[:] = path
-
-
-def _changing(tracking: Tracking) -> contextlib.AbstractContextManager[bool]:
-    """Only one process at a time looks for a version and makes it, or weighs a champion and replaces it."""
+def _locked(tracking: Tracking) -> contextlib.AbstractContextManager[bool]:
+    """Lock the registry for one process: to find or create a version, or to compare and replace a champion."""
     return file_lock(tracking.root / LOCKS / "mlflow-models.lock")
 
 
 def _merit(tags: Mapping[str, str]) -> tuple[int, float]:
-    """Validation rows and score; a version that somebody registered without them stands behind all others."""
+    """Return validation rows and score; a version without these tags comes after all others."""
     return int(tags.get("validation.rows", 0)), float(tags.get("validation.score", 0.0))
 
 
@@ -285,7 +284,7 @@ def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: 
 
 
 def _signature(example: Any, answer: "pandas.DataFrame", parameters: Mapping[str, Any]) -> Any:
-    """The model's input, output and parameters, by an example of each."""
+    """Infer the model's schema from an example of each of input, output and parameters."""
     from mlflow.models import infer_signature
 
     with warnings.catch_warnings():
@@ -295,7 +294,7 @@ def _signature(example: Any, answer: "pandas.DataFrame", parameters: Mapping[str
 
 
 def _served(artifacts: Mapping[str, str]) -> Any:
-    """The served model, loaded in this process: what it answers to the example gives the signature."""
+    """Load the served model in this process: its answer to the example gives the signature."""
     from mlflow.pyfunc.model import PythonModelContext
 
     from tracking.served_model import ServedModel

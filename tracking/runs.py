@@ -1,20 +1,22 @@
-"""The only door to MLflow for runs: what each run was, what it found, and what came of it.
+"""The only door to MLflow for runs: parameters, metrics, reports.
 
-One MLflow experiment stands for one of ours. In it, a child run is one (variant, seed), found by the tag ``run_key``;
-its parent is one variant on one data version, found by ``variant_key``, so that seeds trained later join it; one
-more run, tagged ``report``, holds the experiment's report. Runs are named by explicit ids: no active run, no autolog.
-Models go through tracking/registry.py.
+Each of our experiments is one MLflow experiment. In it, a child run is one (variant, seed), found by the tag
+``run_key``. Its parent is one variant on one data version, found by ``variant_key``, so that seeds trained later join
+it. One more run, tagged ``report``, holds the experiment's report. Code names runs by explicit ids: no active run, no
+autolog. Models go through tracking/registry.py.
 
-MLflow keeps what happened and decides nothing: delete its database, and ``record`` writes the finished runs of
-runs/ again. A process that tracks a run holds a lock while it lives. The kernel frees the lock however the process
-dies, and by that ``reconcile`` knows which RUNNING runs nobody trains any more.
+MLflow is a log and decides nothing. If its database is deleted, ``record`` writes the finished runs of runs/ again. A
+process that tracks a run holds a lock, which the kernel frees however the process dies. From free locks ``reconcile``
+knows which RUNNING runs nobody trains any more.
 
-The database is sqlite:///mlflow.db in the project's folder with mlartifacts/ beside it, or MLFLOW_TRACKING_URI.
-MLflow is imported on first use: its import takes a second, and not every stage tracks.
+Tracking never stops training: ``TrackedRun`` logs an error of MLflow in one line and goes on. What could not be logged
+is written when the run finishes, or by ``reconcile`` and ``record`` at the next start.
+
+The database is sqlite:///mlflow.db in the project's folder with mlartifacts/ beside it, or MLFLOW_TRACKING_URI. MLflow
+is imported on first use: its import takes a second, and not every stage tracks.
 """
 
 import contextlib
-import csv
 import json
 import logging
 import math
@@ -25,7 +27,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,7 @@ from storage.errors import InputError
 from storage.files import content_key, read_json, write_json, write_text
 from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
+from storage.run_folder import ENVIRONMENT, HISTORY, JOB, LATENCY, LOG, METRICS, RESULT, TIMING, RunFolder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -42,38 +45,43 @@ DATABASE = Path("mlflow.db")
 ARTIFACTS = Path("mlartifacts")
 LOCKS = Path(".locks")
 MAXIMUM_METRICS = 25
-METRICS_A_BATCH = 1000
-# What differs between the seeds of one variant, or only says where a run lies.
+METRICS_PER_BATCH = 1000
+# What differs between the seeds of one variant, or only locates a run.
 NOT_OF_THE_VARIANT = {"seed", "run_key", "run_directory", "prepared"}
-# Of result.json: what is no figure of merit, or is logged by epoch already.
+# Entries of result.json that are no figure of merit, or are logged per epoch already.
 NO_METRICS = {"seed", "validation"}
 TIMING_METRICS = ("seconds", "samples_per_second")
 LATENCY_METRICS = ("one_by_one", "in_one_batch")
-# A parent's figures, named so that the mean comes first: MLflow's comparison draws the first metric.
+# A parent's metrics, named so that the mean comes first: MLflow's comparison draws the first metric.
 INTERVAL = {"mean": "mean", "low": "mean_low", "high": "mean_high"}
 SEEDS = "variant.seeds"
 # What the evaluation calls the score that training maximises.
 SCORES = {"single-label": "accuracy", "multi-label": "macro_auroc"}
 ORIGIN = "origin.json"
-RUN_FILES = ("job.json", "result.json", "timing.json", "environment.json", "log.txt")
+RUN_FILES = (JOB, RESULT, TIMING, ENVIRONMENT, LOG)
+# MLflow would try for minutes by default, and training waits meanwhile.
+HTTP_DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+SECONDS_BETWEEN_ATTEMPTS = 60.0
 REFUSED = re.compile(r"[^\w./: -]")
 
 
 def tracking_uri(root: Path = Path()) -> str:
-    """MLFLOW_TRACKING_URI if the user has set it, else the sqlite database in ``root``, absolute."""
+    """Return MLFLOW_TRACKING_URI if the user has set it, else the sqlite database in ``root``, absolute."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(root / DATABASE).resolve()}"
 
 
 def open_tracking(root: Path = Path()) -> "Tracking":
-    """Connect to MLflow; a database that is not there is made, once, whichever process comes first.
+    """Connect to MLflow; the first process creates a missing database.
 
-    InputError when the server does not answer or the database is of another MLflow.
+    InputError where the server does not answer or the database belongs to another version of MLflow.
     """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    # What goes well is told on stderr, as if something had gone wrong.
+    for name, value in HTTP_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    # MLflow reports success on stderr, where it looks like an error.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     for name in ("mlflow.store.db.utils", "mlflow.pyfunc", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -89,13 +97,12 @@ def open_tracking(root: Path = Path()) -> "Tracking":
         except (MlflowException, SQLAlchemyError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise InputError(
-                f"MLflow cannot open {uri}: {reason}. Move that file away: finished runs are written anew"
+                f"MLflow cannot open {uri}: {reason}. Move that file away: finished runs are logged again"
             ) from None
     return Tracking(client, uri, root)
 
 
 def _refuse_silent_server(uri: str) -> None:
-    # MLflow itself would try for minutes before it gave up.
     try:
         urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=15).close()
     except urllib.error.HTTPError as answer:
@@ -108,7 +115,7 @@ def _refuse_silent_server(uri: str) -> None:
 
 
 def _create_database(root: Path) -> None:
-    """Make the database under another name and rename it: a migration that is killed leaves nothing behind."""
+    """Create the database under another name and rename it: a killed migration leaves nothing behind."""
     if (root / DATABASE).exists():
         return
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -122,14 +129,14 @@ def _create_database(root: Path) -> None:
         working.unlink(missing_ok=True)
 
 
-class Holds:
-    """The runs that this process tracks now: the lock of each, and the thread that took it."""
+class RunLocks:
+    """The locks of the runs that this process tracks, each with the thread that acquired it."""
 
     def __init__(self) -> None:
         self.locks: dict[Path, tuple[int, contextlib.ExitStack]] = {}
 
-    def take(self, path: Path) -> None:
-        """Take the lock of a run, waiting while another process or thread tracks it; ours stays ours."""
+    def acquire(self, path: Path) -> None:
+        """Acquire the lock of a run; wait while another process or thread tracks it. A thread may repeat it."""
         owner, _ = self.locks.get(path, (None, None))
         if owner == threading.get_ident():
             return
@@ -142,8 +149,13 @@ class Holds:
         if stack:
             stack.close()
 
+    def release_thread(self) -> None:
+        """Release the locks that this thread acquired."""
+        for path in [path for path, (owner, _) in list(self.locks.items()) if owner == threading.get_ident()]:
+            self.release(path)
 
-HOLDS = Holds()
+
+RUN_LOCKS = RunLocks()
 
 
 class Tracking:
@@ -158,30 +170,35 @@ class Tracking:
     # One run
 
     def start(self, job: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-        """Find or create the run of ``job`` and return its id, RUNNING and held by this process.
+        """Find or create the run of ``job`` and return its id, RUNNING and locked by this process.
 
-        ``about`` becomes tags (nested names are joined by dots): commit, data digests, Prefect's run, GPU, torch and
-        the like; it is kept with the run, for the day that MLflow's database is lost. A run that was broken off goes
-        on as the same run.
+        ``about`` becomes tags (nested names are joined by dots): commit, data digests, Prefect's run, GPU, torch. It is
+        also written to origin.json in the run's folder, in case MLflow's database is lost. An interrupted run resumes
+        as the same MLflow run.
         """
         origin = Path(job["run_directory"]) / ORIGIN
         if about:
             write_json(origin, about)
         else:
-            about = _read_if_there(origin)
+            about = _read_if_exists(origin)
         experiment_id = self.experiment(job["experiment"])
-        HOLDS.take(self._lock_of(experiment_id, job["run_key"]))
+        RUN_LOCKS.acquire(self._run_lock(experiment_id, job["run_key"]))
         parent_id = self.parent(job)
-        with self._changing():
+        with self._locked():
             run = self._find(experiment_id, "run_key", job["run_key"])
             if run is None:
-                tags = {"run_key": job["run_key"], "mlflow.parentRunId": parent_id, "folder": self._folder()}
+                tags = {"run_key": job["run_key"], "mlflow.parentRunId": parent_id, "folder": self._workspace_id()}
                 run = self.client.create_run(experiment_id, run_name=f"{job['variant']}-seed-{job['seed']}", tags=tags)
             description = read_json(Path(job["prepared"]) / DESCRIPTION)
             parameters = {**_parameters(job, description), "seed": str(job["seed"])}
-            tags = {**_flat(about), "folder": self._folder(), "seed": str(job["seed"]), "task": description["task"]}
-            self._describe(run, parameters, tags)
-            self._log_data(run, job, description)
+            tags = {
+                **_flat(about),
+                "folder": self._workspace_id(),
+                "seed": str(job["seed"]),
+                "task": description["task"],
+            }
+            self._log_params_and_tags(run, parameters, tags)
+            self._log_dataset(run, job, description)
             if run.info.status != "RUNNING":
                 self.client.update_run(run.info.run_id, status="RUNNING")
         return run.info.run_id
@@ -189,47 +206,45 @@ class Tracking:
     def log_epochs(self, run_id: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Log each number of each row (a mapping with ``epoch``, 1 for the first) at the step of its epoch.
 
-        A step that is there already is left alone, so the whole history may be given again after a resume.
+        A step that is logged already is skipped, so the whole history may be passed again after a resume.
         """
         self._log_metrics(run_id, ((key, int(row["epoch"]), row[key]) for row in rows for key in row if key != "epoch"))
 
     def finish(self, run_id: str, run_directory: Path, evaluation_directory: Path | None = None) -> None:
-        """Log what runs/RUN_KEY/ holds of a finished run, mark it FINISHED and renew its parent's figures.
+        """Log the files of a finished run, all epochs included, mark it FINISHED and update its parent's metrics.
 
-        Run it again with ``evaluation_directory`` (with metrics.json) when the evaluation is there.
+        Call it again with ``evaluation_directory`` (which has metrics.json) after the evaluation.
         """
-        run_directory = Path(run_directory)
-        result = read_json(run_directory / "result.json")
-        with contextlib.suppress(FileNotFoundError), open(run_directory / "history.csv", encoding="utf-8") as file:
-            self.log_epochs(run_id, csv.DictReader(file))
+        folder = RunFolder(Path(run_directory))
+        result = folder.require_result()
+        if (folder.directory / HISTORY).is_file():
+            self.log_epochs(run_id, folder.history())
         run = self.client.get_run(run_id)
         figures = dict(_numbers({key: value for key, value in result.items() if key not in NO_METRICS}))
         score = f"validation.{SCORES[run.data.tags['task']]}"
-        # Until the evaluation says what it is, on the CPU and so perhaps a hair's breadth from here.
+        # The evaluation replaces it: that runs on the CPU and may differ in the last digits.
         if score not in run.data.metrics:
             figures[score] = result["validation"]["score"]
-        timing = _read_if_there(run_directory / "timing.json")
-        figures |= {name: timing[name] for name in TIMING_METRICS if name in timing}
+        figures |= {name: folder.timing[name] for name in TIMING_METRICS if name in folder.timing}
         if evaluation_directory is not None:
-            figures |= dict(_numbers(read_json(Path(evaluation_directory) / "metrics.json")))
-            latency = _read_if_there(Path(evaluation_directory) / "latency.json")
+            figures |= dict(_numbers(read_json(Path(evaluation_directory) / METRICS)))
+            latency = _read_if_exists(Path(evaluation_directory) / LATENCY)
             figures |= {f"latency.{name}": latency[name] for name in LATENCY_METRICS if name in latency}
-        about = _read_if_there(run_directory / "environment.json")
-        with self._changing():
-            self._rewrite(run_id, figures)
-            self._describe(run, {}, _flat({**about, "kernels": result.get("kernels")}))
+        with self._locked():
+            self._log_latest(run_id, figures)
+            self._log_params_and_tags(run, {}, _flat({**folder.environment, "kernels": result.get("kernels")}))
         if run.info.status != "FINISHED":
             if "ended_by" in run.data.tags:
                 self.client.delete_tag(run_id, "ended_by")
             for name in RUN_FILES:
-                if (run_directory / name).is_file():
-                    self.client.log_artifact(run_id, str(run_directory / name))
+                if (folder.directory / name).is_file():
+                    self.client.log_artifact(run_id, str(folder.directory / name))
             self.client.set_terminated(run_id, "FINISHED")
         self._release(run)
         self.update_parent(run.data.tags["mlflow.parentRunId"])
 
     def fail(self, run_id: str, status: str = "FAILED", message: str = "") -> None:
-        """Give a run that ended without a result its final status: FAILED, or KILLED where somebody stopped it."""
+        """Set the final status of a run without a result: FAILED, or KILLED where it was stopped from outside."""
         self.client.set_tag(run_id, "ended_by", message[:5000])
         self.client.set_terminated(run_id, status)
         self._release(self.client.get_run(run_id))
@@ -240,56 +255,56 @@ class Tracking:
         evaluation_directory: Path | None = None,
         job: Mapping[str, Any] | None = None,
     ) -> str:
-        """Write a run that is finished in runs/ to MLflow unless it is there; return its id.
+        """Write a run that is finished in runs/ to MLflow, where it is missing or incomplete; return its id.
 
-        ``job`` names the experiment that it belongs to; default: the one that trained it. Two processes at once
-        write it once: the second waits, and finds it.
+        ``job`` names the experiment that it belongs to; the default is the one that trained it. When two processes
+        record a run at once, the second waits and finds it.
         """
         run_directory = Path(run_directory)
-        job = job or read_json(run_directory / "job.json")
+        job = job or RunFolder(run_directory).job
         experiment_id = self.experiment(job["experiment"])
-        lock = self._lock_of(experiment_id, job["run_key"])
-        HOLDS.take(lock)
+        lock = self._run_lock(experiment_id, job["run_key"])
+        RUN_LOCKS.acquire(lock)
         try:
             run = self._find(experiment_id, "run_key", job["run_key"])
             finished = run is not None and run.info.status == "FINISHED"
             run_id = run.info.run_id if finished else self.start(job, {})
             self.finish(run_id, run_directory, evaluation_directory)
         finally:
-            HOLDS.release(lock)
+            RUN_LOCKS.release(lock)
         return run_id
 
     def reconcile(self, runs_root: Path) -> dict[str, str]:
-        """Settle the runs that are RUNNING and that no process of this folder holds; return {run id: status}.
+        """Set the final status of RUNNING runs that no process of this folder trains; return {run id: status}.
 
         FINISHED where runs/ has the result, else KILLED. Runs that were started from another folder, or on another
-        machine that tracks on the same server, are left to it.
+        machine that tracks on the same server, are left alone.
         """
         settled = {}
-        wanted = f"attributes.status = 'RUNNING' AND tags.folder = '{self._folder()}'"
+        wanted = f"attributes.status = 'RUNNING' AND tags.folder = '{self._workspace_id()}'"
         for run in self._search([one.experiment_id for one in self.client.search_experiments()], wanted):
             run_id, run_key = run.info.run_id, run.data.tags["run_key"]
-            with file_lock(self._lock_of(run.info.experiment_id, run_key), blocking=False) as free:
-                # Between the search and the lock its process may have ended it itself.
+            with file_lock(self._run_lock(run.info.experiment_id, run_key), blocking=False) as free:
+                # Its own process may have ended it between the search and the lock.
                 if not free or self.client.get_run(run_id).info.status != "RUNNING":
                     continue
                 run_directory = Path(runs_root) / run_key
-                if (run_directory / "result.json").is_file():
+                if RunFolder(run_directory).finished:
                     self.finish(run_id, run_directory)
                     settled[run_id] = "FINISHED"
                 else:
-                    self.fail(run_id, "KILLED", "the process was gone; run again to go on from its last epoch")
+                    self.fail(run_id, "KILLED", "the process was gone; run again to resume it")
                     settled[run_id] = "KILLED"
         return settled
 
     # One variant, one experiment
 
     def experiment(self, name: str) -> str:
-        """The id of MLflow's experiment ``name``, made when it is not there."""
-        with self._changing():
+        """Return the id of MLflow's experiment ``name``; create a missing one."""
+        with self._locked():
             found = self.client.get_experiment_by_name(name)
             if found is None:
-                # Only our own database puts its artifacts beside itself: a server has a place for them.
+                # Only our own database keeps its artifacts beside itself. A server has a place for them.
                 ours = self.uri.startswith("sqlite:")
                 location = (self.root / ARTIFACTS / name).as_uri() if ours else None
                 return self.client.create_experiment(name, artifact_location=location)
@@ -301,62 +316,62 @@ class Tracking:
         return found.experiment_id
 
     def parent(self, job: Mapping[str, Any]) -> str:
-        """The id of the run that stands for the variant of ``job`` on its data version, made when it is not there."""
+        """Return the id of the parent run of ``job``: its variant on its data version. Create a missing one."""
         description = read_json(Path(job["prepared"]) / DESCRIPTION)
         inputs = {key: value for key, value in job.items() if key not in NOT_OF_THE_VARIANT}
         key = content_key({**inputs, "prepared": description})
         experiment_id = self.experiment(job["experiment"])
-        with self._changing():
+        with self._locked():
             run = self._find_or_create(experiment_id, "variant_key", key, job["variant"])
-            self._describe(run, _parameters(job, description), {})
-            self._log_data(run, job, description)
+            self._log_params_and_tags(run, _parameters(job, description), {})
+            self._log_dataset(run, job, description)
         return run.info.run_id
 
     def parents(self, experiment: str) -> dict[str, str]:
-        """The id of each variant's run in an experiment, the newest where it has several data versions or settings."""
+        """Return the id of each variant's parent run in an experiment, the newest of several data versions."""
         runs = self._search([self.experiment(experiment)], "tags.variant_key != ''")
         newest_last = sorted(runs, key=lambda run: run.info.start_time)
         return {run.data.params["variant"]: run.info.run_id for run in newest_last}
 
     def update_parent(self, parent_id: str) -> None:
-        """Write mean and 95 % interval over the finished seeds of each final metric, and how many they are.
+        """Log the mean and 95 % interval of each final metric over the finished seeds, and their number.
 
-        Student's t interval of the mean; a single seed has none.
+        The interval is Student's t of the mean; a single seed has none.
         """
-        with self._changing():
+        with self._locked():
             parent = self.client.get_run(parent_id)
             wanted = f"tags.mlflow.parentRunId = '{parent_id}' AND attributes.status = 'FINISHED'"
             children = self._search([parent.info.experiment_id], wanted)
-            self._rewrite(parent_id, _mean_and_interval([run.data.metrics for run in children]))
+            self._log_latest(parent_id, _mean_and_interval([run.data.metrics for run in children]))
 
     def report(self, experiment: str, files: Iterable[Path], tags: Mapping[str, Any] | None = None) -> str:
-        """Keep the report of an experiment, its pictures and tables with a run of its own; return that run's id."""
+        """Log an experiment's report with its figures and tables to a run of its own; return that run's id."""
         experiment_id = self.experiment(experiment)
-        with self._changing():
+        with self._locked():
             run = self._find_or_create(experiment_id, "report", experiment, f"{experiment}-report")
-            self._describe(run, {}, _flat(tags or {}))
+            self._log_params_and_tags(run, {}, _flat(tags or {}))
         for file in files:
             self.client.log_artifact(run.info.run_id, str(file))
         return run.info.run_id
 
-    # What the methods above are made of
+    # Private parts
 
-    def _changing(self) -> contextlib.AbstractContextManager[bool]:
-        """Only one process at a time looks for a run and makes it, or reads figures and rewrites them. Never nested."""
+    def _locked(self) -> contextlib.AbstractContextManager[bool]:
+        """Lock MLflow for one process: to find or create a run, or to read metrics and replace them. Never nested."""
         return file_lock(self.root / LOCKS / "mlflow.lock")
 
-    def _folder(self) -> str:
-        """A name of this folder that no other folder or machine has: whose locks tell whether a run is alive."""
+    def _workspace_id(self) -> str:
+        """Return this folder's unique id. Only processes of this folder can see by its locks which runs live."""
         path = self.root / LOCKS / "folder"
         if not path.is_file():
             write_text(path, uuid.uuid4().hex)
         return path.read_text(encoding="utf-8")
 
-    def _lock_of(self, experiment_id: str, run_key: str) -> Path:
+    def _run_lock(self, experiment_id: str, run_key: str) -> Path:
         return self.root / LOCKS / "tracked" / f"{experiment_id}-{run_key}.lock"
 
     def _release(self, run: "Run") -> None:
-        HOLDS.release(self._lock_of(run.info.experiment_id, run.data.tags["run_key"]))
+        RUN_LOCKS.release(self._run_lock(run.info.experiment_id, run.data.tags["run_key"]))
 
     def _search(self, experiment_ids: list[str], wanted: str) -> list["Run"]:
         runs, token = [], None
@@ -372,7 +387,7 @@ class Tracking:
         return found[0] if found else None
 
     def _find_or_create(self, experiment_id: str, tag: str, value: str, name: str) -> "Run":
-        """A run that no process works on, FINISHED from the start. Call it inside ``_changing``."""
+        """Find or create a run that no process trains, FINISHED from the start. Call it inside ``_locked``."""
         run = self._find(experiment_id, tag, value)
         if run is None:
             run = self.client.create_run(experiment_id, run_name=name, tags={tag: value})
@@ -380,8 +395,8 @@ class Tracking:
             self.client.set_terminated(run.info.run_id, "FINISHED")
         return run
 
-    def _describe(self, run: "Run", parameters: Mapping[str, str], tags: Mapping[str, str]) -> None:
-        """Log the parameters that are not there yet and set the tags; whichever half was broken off is completed."""
+    def _log_params_and_tags(self, run: "Run", parameters: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        """Log missing parameters and set changed tags."""
         from mlflow.entities import Param, RunTag
 
         missing = [Param(key, value) for key, value in parameters.items() if key not in run.data.params]
@@ -390,8 +405,8 @@ class Tracking:
             stop = start + 100
             self.client.log_batch(run.info.run_id, params=missing[start:stop], tags=changed[start:stop])
 
-    def _log_data(self, run: "Run", job: Mapping[str, Any], description: Mapping[str, Any]) -> None:
-        """The data that the run read, as MLflow shows it: name, digest (at most 36 characters), place and counts."""
+    def _log_dataset(self, run: "Run", job: Mapping[str, Any], description: Mapping[str, Any]) -> None:
+        """Log the run's data set as MLflow shows it: name, digest (at most 36 characters), source and counts."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         if run.inputs and run.inputs.dataset_inputs:
@@ -408,8 +423,8 @@ class Tracking:
         )
         self.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
-    def _rewrite(self, run_id: str, figures: Mapping[str, float]) -> None:
-        """Make ``figures`` the latest values: one that is another than before is logged at the step after the last."""
+    def _log_latest(self, run_id: str, figures: Mapping[str, float]) -> None:
+        """Make ``figures`` the latest values: log each changed one at the step after its last."""
         latest = self.client.get_run(run_id).data.metrics
         changed = {key: value for key, value in figures.items() if latest.get(key) != value}
         last = {
@@ -420,13 +435,13 @@ class Tracking:
         self._log_metrics(run_id, ((key, last.get(key, -1) + 1, value) for key, value in changed.items()))
 
     def _log_metrics(self, run_id: str, figures: Iterable[tuple[str, int, Any]]) -> None:
-        """Log (name, step, value) where the step has no value yet. At most 25 names; the rest are named in a tag."""
+        """Log (name, step, value) where the step has no value yet. At most 25 names; a tag lists the others."""
         from mlflow.entities import Metric
 
-        known = self.logged_steps.setdefault(run_id, {})
-        if not known:
-            for key in self.client.get_run(run_id).data.metrics:
-                known[key] = {metric.step for metric in self.client.get_metric_history(run_id, key)}
+        known = self.logged_steps.get(run_id)
+        if known is None:
+            metrics = self.client.get_run(run_id).data.metrics
+            known = {key: {metric.step for metric in self.client.get_metric_history(run_id, key)} for key in metrics}
         now = int(time.time() * 1000)
         new, left_out = [], set()
         for key, step, value in figures:
@@ -438,18 +453,96 @@ class Tracking:
                 continue
             known.setdefault(key, set()).add(step)
             new.append(Metric(key, value, now, step))
-        for start in range(0, len(new), METRICS_A_BATCH):
-            self.client.log_batch(run_id, metrics=new[start : start + METRICS_A_BATCH])
+        # If a batch fails, the server knows which steps it has: they are read again.
+        self.logged_steps.pop(run_id, None)
+        for start in range(0, len(new), METRICS_PER_BATCH):
+            self.client.log_batch(run_id, metrics=new[start : start + METRICS_PER_BATCH])
+        self.logged_steps[run_id] = known
         if left_out:
             self.client.set_tag(run_id, "metrics_left_out", ", ".join(sorted(left_out)))
 
 
-def _read_if_there(path: Path) -> dict[str, Any]:
+class TrackedRun:
+    """Tracks the training of one job and never raises: an error of MLflow is reported in one line.
+
+    job: a resolved job; about: tags, as ``Tracking.start`` takes them; report: takes a line of text.
+    Epochs that could not be logged are sent with a later epoch, at most one attempt per minute, or when the run
+    finishes. Where that fails too, ``reconcile`` or ``record`` writes the finished run at the next start.
+    """
+
+    def __init__(
+        self, job: Mapping[str, Any], about: Mapping[str, Any], report: Callable[[str], None], root: Path = Path()
+    ) -> None:
+        self.job, self.about, self.report, self.root = job, about, report, root
+        self.tracking: Tracking | None = None
+        self.run_id: str | None = None
+        self.unsent: list[Mapping[str, Any]] = []
+        self.next_attempt = 0.0
+        self._attempt(self._start)
+
+    def log_epoch(self, row: Mapping[str, Any]) -> None:
+        """Log one epoch, a mapping with ``epoch`` and numbers by name."""
+        self.unsent.append(row)
+        if time.monotonic() >= self.next_attempt:
+            self._attempt(self._send)
+
+    def finish(self) -> None:
+        """Log the finished run as a whole."""
+        self._end(lambda tracking, run_id: tracking.finish(run_id, Path(self.job["run_directory"])))
+
+    def fail(self, status: str, message: str) -> None:
+        """Set the final status of a run without a result."""
+        self._end(lambda tracking, run_id: tracking.fail(run_id, status, message))
+
+    def _start(self) -> tuple["Tracking", str]:
+        if self.tracking is None:
+            self.tracking = open_tracking(self.root)
+        if self.run_id is None:
+            self.run_id = self.tracking.start(self.job, self.about)
+        return self.tracking, self.run_id
+
+    def _send(self) -> None:
+        tracking, run_id = self._start()
+        tracking.log_epochs(run_id, self.unsent)
+        self.unsent.clear()
+
+    def _end(self, write: Callable[["Tracking", str], None]) -> None:
+        self._attempt(lambda: write(*self._start()))
+        # Where MLflow failed, the lock is still held, and ``reconcile`` must find the run unlocked.
+        RUN_LOCKS.release_thread()
+
+    def _attempt(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception as error:  # whatever MLflow, its database or its server raise
+            if self.next_attempt == 0.0:
+                name = f"{self.job['variant']} seed {self.job['seed']}"
+                self.report(f"{_failure(name, error)}: training goes on, and the run is logged later, as a whole")
+            self.next_attempt = time.monotonic() + SECONDS_BETWEEN_ATTEMPTS
+        else:
+            self.next_attempt = 0.0
+
+
+def record_run(run_directory: Path, job: Mapping[str, Any], report: Callable[[str], None], root: Path = Path()) -> None:
+    """Record a finished run as ``Tracking.record`` does; report an error of MLflow in one line in place of raising."""
+    try:
+        open_tracking(root).record(run_directory, job=job)
+    except Exception as error:
+        report(f"{_failure(str(run_directory), error)}: the run is logged at the next start")
+
+
+def _failure(what: str, error: Exception) -> str:
+    """Return one line on an error of MLflow, whose own messages have many lines."""
+    reason = (str(error).splitlines() or [""])[0][:160]
+    return f"MLflow cannot log {what} ({type(error).__name__}: {reason})"
+
+
+def _read_if_exists(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested names joined by dots, values as text; what is None is left out, and what MLflow takes in no name is _."""
+    """Join nested names by dots and write values as text. Leave None out; replace what MLflow refuses in names by _."""
     flat: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -460,13 +553,13 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _parameters(job: Mapping[str, Any], description: Mapping[str, Any]) -> dict[str, str]:
-    """What a variant is told, flattened; a seed is not of the variant."""
+    """Return a variant's parameters, flattened, without the seed."""
     names = ("variant", "model", "data", "network", "training")
     return _flat({**{name: job[name] for name in names}, "preprocessing": description["settings"]})
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, also from the text of a CSV; None for what is not one."""
+    """Return a finite number as float, None for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -475,7 +568,7 @@ def _number(value: Any) -> float | None:
 
 
 def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a result, and of the mappings in it with names joined by a dot; counts of rows are no metric."""
+    """Yield the numbers of a result and of the mappings in it, names joined by a dot, without counts of rows."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             inner = ((f"{key}.{name}", one) for name, one in value.items() if name != "rows")
@@ -485,7 +578,7 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _mean_and_interval(runs: list[Mapping[str, float]]) -> dict[str, float]:
-    """NAME.mean, .mean_low, .mean_high of each metric of a split that all have, and ``variant.seeds``; {} of none."""
+    """Return NAME.mean, .mean_low, .mean_high of each split's metric that all runs have, and ``variant.seeds``."""
     from evaluation.statistics import mean_interval
 
     shared = set.intersection(*(set(run) for run in runs)) if runs else set()

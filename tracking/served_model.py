@@ -1,21 +1,21 @@
 """A network as it is served: raw text or pixels in, labels with their probabilities out.
 
-MLflow keeps this file with the model and runs it on loading, with the weights (safetensors) and three JSON files
-beside it, so that nothing is unpickled. The modules that it needs lie in the model's own code folder. It runs on a
-GPU where PyTorch sees one (CUDA_VISIBLE_DEVICES= hides it), else on the CPU.
+MLflow keeps this file with the model and runs it on loading, with the weights (safetensors) and four JSON files, so
+that nothing is unpickled. ``mlflow models serve`` imports the modules from the model's own code folder; the project's
+``tracking.registry.load_model`` uses the project's modules. It runs on a GPU where PyTorch sees one
+(CUDA_VISIBLE_DEVICES= hides it), else on the CPU.
 
-What a request is, the reader of the data's kind says (kinds.Reader):
+A request is read by the reader of the data's kind (kinds.Reader):
 
-    text   DataFrame with a column ``text``, one document per row: any text, also an empty one
+    text   DataFrame with a column ``text``, one document per row; empty texts are accepted
     image  uint8 array [N, H, W, C], pixels 0 to 255, of the height and width that the network was trained on
 
 The answer is a DataFrame with one row per input (empty for empty input): ``label``, ``probability`` and
 ``probabilities`` as in batches/answers.py, and the reader's columns. For a document these are ``words_read``,
-``words_unknown`` (those of them that are not in the vocabulary: where all are, the answer rests on nothing) and ``cut``
-(it was longer than what the network reads). A network with attention adds ``attention``, unless the parameter
-``attention`` is false.
+``words_unknown`` (of those, the words outside the vocabulary) and ``cut`` (it was truncated). A network with attention
+adds ``attention``, unless the parameter ``attention`` is false.
 
-Input that cannot be read is refused as BAD_REQUEST, which the scoring server answers as 400.
+Input that cannot be read raises BAD_REQUEST, which the scoring server answers as 400.
 """
 
 from pathlib import Path
@@ -28,22 +28,19 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST
 from mlflow.pyfunc import PythonModel
 
+import kinds
+import models
+from batches import answers
+from storage.files import read_json
+from storage.prepared import Prepared
+
 
 class ServedModel(PythonModel):
     def load_context(self, context) -> None:
-        # Everything that a prediction needs is imported here: in a process that has modules of these names already, the
-        # registry has put those aside for as long as this takes.
-        import kinds
-        import models
-        from batches import answers
-        from storage.files import read_json
-        from storage.prepared import Prepared
-
         folder = Path(context.artifacts["network"])
         self.description = read_json(folder / "prepared.json")
         self.network = models.load(folder, self.description)
         self.network.to("cuda" if torch.cuda.is_available() else "cpu")
-        self.answers, self.prepared = answers, Prepared
         kind = kinds.kind(self.description["kind"])
         kinds.load(kind.collator)
         self.reader = kinds.load(kind.reader)(folder, self.description)
@@ -54,7 +51,7 @@ class ServedModel(PythonModel):
             rows = self.reader.check(model_input)
         except ValueError as error:
             raise MlflowException(str(error), error_code=BAD_REQUEST) from None
-        attention = (params or {}).get("attention", True) and self.answers.attends(self.network)
+        attention = (params or {}).get("attention", True) and answers.attends(self.network)
         parts = [self._answer(part, attention) for part in self.reader.parts(rows)]
         if not parts:
             return self._answer(self.reader.blank(), attention).iloc[:0]
@@ -62,12 +59,12 @@ class ServedModel(PythonModel):
 
     def _answer(self, rows: Any, attention: bool) -> pd.DataFrame:
         reading = self.reader.read(rows)
-        prepared = self.prepared(Path(), self.description, reading.arrays)
+        prepared = Prepared(Path(), self.description, reading.arrays)
         if attention and reading.words is not None:
-            columns = self.answers.answer_with_attention(self.network, prepared, reading.words)
+            columns = answers.answer_with_attention(self.network, prepared, reading.words)
             order = [*(name for name in columns if name != "attention"), *reading.columns, "attention"]
         else:
-            columns = self.answers.answer(self.network, prepared)
+            columns = answers.answer(self.network, prepared)
             order = [*columns, *reading.columns]
         return pd.DataFrame({**columns, **reading.columns})[order]
 

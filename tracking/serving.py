@@ -1,4 +1,4 @@
-"""What a served model is packed from: the run's network, the source that it needs, an example, and its card."""
+"""Pack a served model: the run's network, the source that it needs, an example, and the model card."""
 
 import importlib.metadata
 import shutil
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import kinds
+import models
 from models.objectives import DEFAULT
 from storage.errors import InputError
-from storage.files import read_json, write_json
+from storage.files import write_json
 from storage.prepared import DESCRIPTION, SPLITS, open_prepared
-from storage.source import ROOT, closure
+from storage.run_folder import JOB, RESULT, RunFolder
+from storage.source import ROOT, closure, numeric_digest
 
 SERVED_MODEL = Path(__file__).with_name("served_model.py")
 CARD = "model_card.md"
@@ -35,30 +37,28 @@ class Package:
 
 
 def pack(run_directory: Path, folder: Path) -> Package:
-    """Lay out in ``folder`` (empty) what serving the network of a finished run needs.
+    """Copy into ``folder`` (empty) what serving the network of a finished run needs.
 
-    InputError when the run has no weights or its prepared data is gone.
+    InputError where the run has no result or weights, or its prepared data is gone.
     """
-    job = read_json(Path(run_directory) / "job.json")
+    run = RunFolder(Path(run_directory))
+    job = run.job
     prepared = open_prepared(Path(job["prepared"]))
     network = folder / "network"
     network.mkdir(parents=True)
-    needed = [Path(run_directory) / "best.safetensors", prepared.directory / DESCRIPTION]
     kind = kinds.kind(prepared.kind)
     if kind.reader is None:
         raise InputError(f"models of {prepared.kind} data are not served: kinds/{prepared.kind}.py has no reader")
     reader = kinds.load(kind.reader)
+    needed = [run.weights, run.directory / RESULT, prepared.directory / DESCRIPTION]
     needed += [prepared.directory / name for name in reader.FILES]
     for file in needed:
         if not file.is_file():
-            raise InputError(f"{file} is missing: remove its folder and run again, it will be made anew")
+            raise InputError(f"{file} is missing: remove its folder and run again to make it")
         shutil.copyfile(file, network / file.name)
-    write_json(network / "job.json", job)
-    addresses = map(kinds.module_of, (kind.collator, kind.reader))
-    objective = f"models.objectives.{job['training'].get('objective', DEFAULT)['name']}"
-    modules = [f"models.{job['model']}", objective, "batches.answers", f"kinds.{prepared.kind}", *addresses]
+    write_json(network / JOB, job)
     code = folder / "code"
-    for path in closure(modules):
+    for path in closure([*served_modules(job, prepared.kind), f"kinds.{prepared.kind}"]):
         copy = code / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
@@ -69,17 +69,31 @@ def pack(run_directory: Path, folder: Path) -> Package:
     return Package(network, sorted(code.iterdir()), requirements, example, dict(reader.PARAMETERS))
 
 
+def served_modules(job: Mapping[str, Any], kind: str) -> list[str]:
+    """Return the modules that compute a served network's answers."""
+    described = kinds.kind(kind)
+    objective = job["training"].get("objective", DEFAULT)["name"]
+    readers = [kinds.module_of(entry) for entry in (described.collator, described.reader) if entry]
+    network = models.source_modules(job["model"], job["network"])
+    return [*network, f"models.objectives.{objective}", "batches.answers", *readers]
+
+
+def served_source(job: Mapping[str, Any], kind: str) -> str:
+    """Return the digest of the code that decides a served network's answers."""
+    return numeric_digest(served_modules(job, kind))
+
+
 def model_card(
     job: Mapping[str, Any],
     description: Mapping[str, Any],
     data: Mapping[str, Any],
     metrics: Mapping[str, float],
-    of_variant: Mapping[str, float],
+    variant_metrics: Mapping[str, float],
 ) -> str:
-    """The model's card, markdown: what it is, what it learnt from, how good it is and where it ends.
+    """Return the model card as markdown: task, training data, results and limits.
 
-    ``description`` is its prepared.json, ``data`` its entry in data.manifest.json, ``metrics`` the figures of this run
-    and ``of_variant`` those of its parent (NAME.mean, .mean_low, .mean_high, variant.seeds).
+    description: prepared.json; data: the entry of data.manifest.json; metrics: of this run; variant_metrics: of its
+    parent run (NAME.mean, .mean_low, .mean_high, variant.seeds).
     """
     rows = {name: description["splits"][name] for name in SPLITS}
     splits = ", ".join(f"{stop - start:,} for {name}" for name, (start, stop) in rows.items())
@@ -105,10 +119,10 @@ def model_card(
         "|---|---|---|---|",
     ]
     for name in sorted(name for name in metrics if name.startswith(("test.", "validation."))):
-        mean, low, high = (of_variant.get(f"{name}.{end}") for end in ("mean", "mean_low", "mean_high"))
+        mean, low, high = (variant_metrics.get(f"{name}.{end}") for end in ("mean", "mean_low", "mean_high"))
         interval = "one seed: none" if low is None or high is None else f"{low:.4f} to {high:.4f}"
         lines.append(f"| {name} | {metrics[name]:.4f} | {mean if mean is None else format(mean, '.4f')} | {interval} |")
-    seeds = f"{of_variant.get('variant.seeds', 1):.0f}"
+    seeds = f"{variant_metrics.get('variant.seeds', 1):.0f}"
     lines += ["", f"Mean and interval (Student's t) are over the seeds of the variant, {seeds} so far."]
     lines += ["", "## Limits", ""]
     lines.append("- Chosen as the best of its seeds on validation: expect the mean of the variant, not better.")

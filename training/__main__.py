@@ -18,6 +18,7 @@ from typing import TextIO
 
 from storage.errors import InputError, command
 from storage.files import read_json
+from storage.run_folder import RESULT
 from storage.source import numeric_digest, numeric_files
 from training.processes import Processes
 from training.progress import Progress
@@ -75,7 +76,7 @@ def train(path: Path, events: TextIO | None, locked: bool, processes: Processes)
     job = Job.read(path)
     given = read_json(path)
     progress = Progress(job, events, quiet=not processes.main)
-    result_file = job.run_directory / "result.json"
+    result_file = job.run_directory / RESULT
     try:
         result = processes.lead(lambda: read_json(result_file) if result_file.is_file() else None)
         if result is None:

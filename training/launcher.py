@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from storage.errors import InputError, WorkFailed
 from storage.files import write_json
+from storage.run_folder import JOB, LOG
 
 
 class TrainingFailed(WorkFailed):
@@ -55,7 +56,7 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
     TrainingFailed when it died.
     """
     run_directory = Path(job["run_directory"])
-    job_file = run_directory / "job.json"
+    job_file = run_directory / JOB
     write_json(job_file, job)
     threads = str(job["training"]["threads"])
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
@@ -65,7 +66,7 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
     if lock is not None:
         command.append("--locked")
         inherited.append(lock.fileno())
-    with open(reading, encoding="utf-8") as events, open(run_directory / "log.txt", "a", encoding="utf-8") as log:
+    with open(reading, encoding="utf-8") as events, open(run_directory / LOG, "a", encoding="utf-8") as log:
         try:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, pass_fds=inherited)
         finally:
@@ -93,7 +94,7 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
             f"{job['variant']} seed {job['seed']} was stopped; run again to go on from its last epoch"
         )
     how = _how(code, failure)
-    raise TrainingFailed(f"{job['variant']} seed {job['seed']}: {how}; its log: {run_directory / 'log.txt'}")
+    raise TrainingFailed(f"{job['variant']} seed {job['seed']}: {how}; its log: {run_directory / LOG}")
 
 
 def _how(code: int, failure: dict[str, Any] | None) -> str:

@@ -18,10 +18,9 @@ from models.layers import uses_kernels
 from models.layers.embedding import begin_with_prepared_vectors
 from models.objectives import make_objective
 from storage.errors import InputError
-from storage.files import write_text
 from storage.prepared import Prepared
 from training.average import Average
-from training.checkpoint import Checkpoint
+from training.checkpoint import Checkpoint, Writer
 from training.epoch_metrics import EpochMetrics, refuse_non_finite
 from training.optimisers import make_optimiser
 from training.processes import ONE, Processes, refuse_local_statistics
@@ -50,7 +49,9 @@ def train(
     objective = make_objective(settings.objective, prepared.description, prepared.labels[prepared.rows("train")])
     step = Step(network, objective, optimiser, settings, device, processes)
     average = Average(network, settings.ema_decay)
-    checkpoint = Checkpoint(job.run_directory, network, average, optimiser, step.scaler, processes.main)
+    # On a GPU training goes on while a checkpoint is written.
+    writer = Writer(background=device.type == "cuda")
+    checkpoint = Checkpoint(job.run_directory, network, average, optimiser, step.scaler, processes.main, writer)
     state = checkpoint.resume()
     rows, ragged = prepared.rows("train"), reads_ragged(network, device)
     batches = Batches(
@@ -64,37 +65,36 @@ def train(
         rank=processes.rank,
         world_size=processes.world_size,
     )
-    predictor = Predictor(prepared, prepared.rows("validation"), device, ragged)
+    half = step.half if settings.amp_validation else None
+    predictor = Predictor(prepared, prepared.rows("validation"), device, ragged, None, half, settings.cuda_graphs)
     progress.started(state.epoch, str(device))
 
-    while not state.stopped(settings):
-        epoch = state.epoch + 1
-        seed_epoch(job.seed, epoch, processes.rank)
-        metrics = EpochMetrics(epoch, len(batches), settings.learning_rate, progress)
-        network.train()
-        for number, batch in enumerate(batches.epoch(epoch)):
-            done = (epoch - 1) * len(batches) + number
-            rate = schedule(done, len(batches))
-            metrics.add(batch.global_rows, step(batch.inputs, batch.target, rate, batch.rows / batch.global_rows))
-            average.update(done)
-        training = metrics.row()
-        average.take_buffers()
-        validation = processes.lead(partial(validate, average.network, objective, prepared, predictor))
-        refuse_non_finite(validation.loss, f"validation loss after epoch {epoch}", settings.learning_rate)
-        row = {
-            "epoch": epoch,
-            "learning_rate": rate,
-            **training,
-            "validation_loss": validation.loss,
-            "validation_accuracy": validation.accuracy,
-            "validation_score": validation.score,
-        }
-        state.record(row, validation)
-        if processes.main:
-            # Before the checkpoint, so that no run is resumed after an epoch that history lacks.
-            write_text(job.run_directory / "history.csv", state.history_csv())
-            checkpoint.save(state)
-        progress.epoch(row, len(batches))
+    with writer.finishing():
+        while not state.stopped(settings):
+            epoch = state.epoch + 1
+            seed_epoch(job.seed, epoch, processes.rank)
+            metrics = EpochMetrics(epoch, len(batches), settings.learning_rate, progress)
+            network.train()
+            for number, batch in enumerate(batches.epoch(epoch)):
+                done = (epoch - 1) * len(batches) + number
+                rate = schedule(done, len(batches))
+                metrics.add(batch.global_rows, step(batch.inputs, batch.target, rate, batch.rows / batch.global_rows))
+                average.update(done)
+            training = metrics.row()
+            average.take_buffers()
+            validation = processes.lead(partial(validate, average.network, objective, prepared, predictor))
+            refuse_non_finite(validation.loss, f"validation loss after epoch {epoch}", settings.learning_rate)
+            row = {
+                "epoch": epoch,
+                "learning_rate": rate,
+                **training,
+                "validation_loss": validation.loss,
+                "validation_accuracy": validation.accuracy,
+                "validation_score": validation.score,
+            }
+            state.record(row, validation)
+            if processes.main:
+                checkpoint.save(state, partial(progress.epoch, row, len(batches)))
     return network, state
 
 

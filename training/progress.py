@@ -14,10 +14,12 @@ log.txt as well.
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from storage.run_folder import LOG
 from training.settings import Job
 
 INTERVAL = 0.5  # seconds between two live lines or progress events
@@ -32,7 +34,9 @@ class Progress:
         self.quiet = quiet
         self.events = None if quiet else events
         self.live = not events and not quiet and sys.stdout.isatty()
-        self.log: Path = job.run_directory / "log.txt"
+        self.log: Path = job.run_directory / LOG
+        # An epoch is announced by the thread that writes its checkpoint.
+        self._printing = threading.Lock()
         self.began = self.shown = time.perf_counter()
         self.samples = 0
         self.steps = 0
@@ -58,7 +62,7 @@ class Progress:
         self._event("progress", epoch=epoch, step=step, steps=steps, loss=round(loss, 6), **pace)
         if self.live:
             line = f"{self._name()}  epoch {epoch}, step {step}/{steps}  loss {loss:.4f}  {_spoken(pace)}"
-            print(f"\r{line}\033[K", end="", flush=True)
+            self._print(f"\r{line}\033[K")
 
     def epoch(self, row: dict[str, float], steps: int) -> None:
         """An epoch has ended: its line of the history."""
@@ -79,7 +83,7 @@ class Progress:
     def failed(self, message: str) -> None:
         self._event("failed", run_key=self.job.run_key, message=message)
         if self.live:
-            print(flush=True)
+            self._print("\n")
         self._log(f"{self._name()}: failed: {message}")
 
     def timing(self) -> dict[str, float]:
@@ -97,8 +101,8 @@ class Progress:
 
     def _event(self, event: str, **values: Any) -> None:
         if self.events:
-            line = json.dumps({"event": event, "variant": self.job.variant, "seed": self.job.seed} | values)
-            print(line, file=self.events, flush=True)
+            named = {"event": event, "variant": self.job.variant, "seed": self.job.seed} | values
+            self._print(json.dumps(named) + "\n", self.events)
 
     def _line(self, text: str) -> None:
         self._show(text)
@@ -106,7 +110,11 @@ class Progress:
 
     def _show(self, text: str) -> None:
         if not self.events and not self.quiet:
-            print(f"\r{text}\033[K" if self.live else text, flush=True)
+            self._print(f"\r{text}\033[K\n" if self.live else f"{text}\n")
+
+    def _print(self, text: str, file: TextIO | None = None) -> None:
+        with self._printing:
+            print(text, end="", file=file, flush=True)
 
     def _log(self, text: str) -> None:
         if self.quiet:

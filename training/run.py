@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
+import models
 from cuda_ext.library import ReferenceWarning
 from models.layers import kernels, parameter_count
 from storage.errors import InputError
 from storage.files import read_json, sha256_file, write_json
 from storage.locks import file_lock, run_lock
 from storage.prepared import open_prepared
-from training.checkpoint import BEST
+from storage.run_folder import ENVIRONMENT, JOB, RESULT, TIMING, WEIGHTS
 from training.device import acquire_device, configure, environment
 from training.loop import train
 from training.processes import ONE, Processes
@@ -35,13 +36,15 @@ def run(
         if finished is not None:
             return finished
         prepared = open_prepared(job.prepared)
+        # Before training: the file may be edited meanwhile.
+        network_source = models.network_source(job.model, job.network)
         configure(job.training)
         with acquire_device(processes) as device, warnings.catch_warnings():
             if device.type == "cpu":
                 # No kernel runs there, as result.json says.
                 warnings.simplefilter("ignore", ReferenceWarning)
             if processes.main:
-                write_json(job.run_directory / "environment.json", environment(device))
+                write_json(job.run_directory / ENVIRONMENT, environment(device))
             try:
                 network, state = train(job, prepared, device, progress, processes)
             except torch.OutOfMemoryError:
@@ -49,7 +52,7 @@ def run(
                     f"{device} has too little memory for {job.variant}: lower batch_size "
                     f"({job.training.batch_size}) or the size of the network"
                 ) from None
-        return processes.lead(lambda: finish(job, network, state, progress))
+        return processes.lead(lambda: finish(job, network, network_source, state, progress))
 
 
 def begin(job: Job, given: dict[str, Any], held: contextlib.ExitStack, locked: bool) -> dict[str, Any] | None:
@@ -61,16 +64,16 @@ def begin(job: Job, given: dict[str, Any], held: contextlib.ExitStack, locked: b
         raise InputError(f"{directory}, the run's folder, cannot be made ({error.strerror})") from None
     if not locked:
         held.enter_context(file_lock(run_lock(directory)))
-    if (directory / "result.json").is_file():
-        return read_json(directory / "result.json")
+    if (directory / RESULT).is_file():
+        return read_json(directory / RESULT)
     directory.mkdir(exist_ok=True)
-    write_json(directory / "job.json", given)
+    write_json(directory / JOB, given)
     return None
 
 
-def finish(job: Job, network: nn.Module, state: State, progress: Progress) -> dict[str, Any]:
+def finish(job: Job, network: nn.Module, network_source: str, state: State, progress: Progress) -> dict[str, Any]:
     """Write timing.json and result.json, and return the result."""
-    write_json(job.run_directory / "timing.json", progress.timing())
+    write_json(job.run_directory / TIMING, progress.timing())
     result = {
         "run_key": job.run_key,
         "variant": job.variant,
@@ -79,9 +82,10 @@ def finish(job: Job, network: nn.Module, state: State, progress: Progress) -> di
         "best_epoch": state.best_epoch,
         "stopped": state.stopped(job.training),
         "validation": state.best_validation(),
-        "weights_sha256": sha256_file(job.run_directory / BEST),
+        "weights_sha256": sha256_file(job.run_directory / WEIGHTS),
+        "network_source": network_source,
         "parameters": parameter_count(network),
         "kernels": kernels(network),
     }
-    write_json(job.run_directory / "result.json", result)
+    write_json(job.run_directory / RESULT, result)
     return result

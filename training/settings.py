@@ -24,6 +24,7 @@ class Settings:
     adversarial_epsilon: norm per document of the perturbation of word vectors at which a second loss is added
     (training/adversarial.py); 0: off.
     amp: ``auto`` is bfloat16 where the GPU has it, else float16, and off on the CPU.
+    amp_validation: validate in the half precision of training as well, which takes less time on a GPU.
     deterministic: run repeatable kernels alone. cuda_graphs: capture a step on a GPU once and replay it.
     strict_kernels: refuse to train on a GPU where the compiled kernels cannot run.
     """
@@ -40,6 +41,7 @@ class Settings:
     ema_decay: Annotated[float, Range(0, 0.99999)] = 0.0
     adversarial_epsilon: Annotated[float, Range(0, 100)] = 0.0
     amp: Literal["auto", "off", "bfloat16", "float16"] = "auto"
+    amp_validation: bool = False
     threads: Annotated[int, Range(1, 1024)] = 1
     deterministic: bool = True
     cuda_graphs: bool = True

@@ -1,17 +1,17 @@
 """One training step: forward pass, loss, backward pass, clipping, update.
 
-On a GPU a small network's step is hundreds of launches that take the CPU longer to issue than the GPU to do. There the
-step is captured in a CUDA graph, one for each shape of its inputs (batches/text.py sees to it that there are few),
-and replayed; the update, a launch or two, stays outside, so that the learning rate is a plain number. What replays and
-what is called give the same bits, so that a run that was killed ends as one that was not.
+On a GPU forward pass, backward pass and clipping replay from a CUDA graph, one for each shape of the batch
+(cuda_ext/graphs.py; batches/text.py sees to it that there are few). The update, a launch or two, stays outside, so that
+the learning rate is a plain number. What is called and what replays give the same bits, so that a run that was killed
+ends as one that was not.
 """
 
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from cuda_ext.graphs import Graphs
 from models.layers.embedding import word_embedding
 from models.objectives import Objective, scores
 from training.adversarial import Places, worst
@@ -19,17 +19,6 @@ from training.device import mixed_precision
 from training.optimisers import set_learning_rate
 from training.processes import ONE, Processes
 from training.settings import Settings
-
-
-class GraphWarning(UserWarning):
-    """A network's step cannot be captured in a CUDA graph: it is called instead."""
-
-
-def draw_outside_of_graphs() -> None:
-    """Let the current GPU draw random numbers after a capture that failed: until it is given a state that no graph
-    knows, its generator believes to be captured still, and refuses."""
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    generator.graphsafe_set_state(generator.clone_state())
 
 
 @dataclass(frozen=True)
@@ -43,16 +32,6 @@ class Outcome:
     loss: Tensor
     correct: Tensor
     norm: Tensor
-
-
-@dataclass(frozen=True)
-class Captured:
-    """A step's graph with the places that it reads from and writes to."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: tuple[Tensor, ...]
-    outcome: Outcome
-    gradients: list[Tensor | None]
 
 
 class Step:
@@ -79,8 +58,7 @@ class Step:
         self.graphed = device.type == "cuda" and settings.cuda_graphs and not self.scaler.is_enabled()
         self.parameters = list(network.parameters())
         self.words = word_embedding(network, "adversarial_epsilon", 0) if settings.adversarial_epsilon else None
-        self._captured: dict[tuple, Captured] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self.graphed else None
+        self._graphs = Graphs(self._with_gradients, "this network's step", device) if self.graphed else None
 
     def __call__(self, inputs: tuple[Tensor, ...], target: Tensor, rate: float, share: float = 1.0) -> Outcome:
         """Train on one batch (``inputs`` as the network takes them) at learning rate ``rate``.
@@ -88,15 +66,26 @@ class Step:
         share: of the rows of all processes together, those that are here.
         """
         set_learning_rate(self.optimiser, rate)
-        outcome = self._replay(inputs, target) if self.graphed else None
-        if outcome is None:
-            self.optimiser.zero_grad()
-            outcome = self._gradients(inputs, target)
+        outcome = self._from_graph(inputs, target) if self._graphs else self._with_gradients(*inputs, target)[0]
         if self.processes.several:
             outcome = self._reduced(outcome, share)
         self.scaler.step(self.optimiser)
         self.scaler.update()
         return outcome
+
+    def _from_graph(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome:
+        outcome, gradients = self._graphs(*inputs, target)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        # The next replay writes over them.
+        return Outcome(outcome.loss.clone(), outcome.correct.clone(), outcome.norm.clone())
+
+    def _with_gradients(self, *batch: Tensor) -> tuple[Outcome, list[Tensor | None]]:
+        """Return the outcome for inputs and target, and the gradient of each parameter."""
+        # Without a gradient to add to, the backward pass makes one, in a graph's own memory where it is captured.
+        self.optimiser.zero_grad()
+        outcome = self._gradients(batch[:-1], batch[-1])
+        return outcome, [parameter.grad for parameter in self.parameters]
 
     def _gradients(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome:
         """The outcome with all gradients; of one of several processes its own, neither reduced nor clipped."""
@@ -142,55 +131,3 @@ class Step:
         with places.read_as(places.vectors() + perturbation):
             self._backward((places.numbers, *inputs[1:]), target)
         return outcome
-
-    def _replay(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome | None:
-        """Replay the graph for inputs of these shapes, captured when they first come; None if none can be captured."""
-        given = (*inputs, target)
-        shapes = tuple((tensor.shape, tensor.dtype) for tensor in given)
-        if shapes not in self._captured:
-            try:
-                self._captured[shapes] = self._capture(given)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                self.graphed = False
-                draw_outside_of_graphs()
-                first = str(error).splitlines()[0]
-                warnings.warn(f"no CUDA graph holds this network's step ({first})", GraphWarning, stacklevel=3)
-                return None
-        captured = self._captured[shapes]
-        for place, tensor in zip(captured.inputs, given, strict=True):
-            place.copy_(tensor)
-        captured.graph.replay()
-        for parameter, gradient in zip(self.parameters, captured.gradients, strict=True):
-            parameter.grad = gradient
-        # The next replay writes over them.
-        outcome = captured.outcome
-        return Outcome(outcome.loss.clone(), outcome.correct.clone(), outcome.norm.clone())
-
-    def _capture(self, given: tuple[Tensor, ...]) -> Captured:
-        """Capture the step. Nothing that training goes on from is changed: not the buffers, not the random numbers."""
-        given = tuple(tensor.clone() for tensor in given)
-        buffers = [buffer.clone() for buffer in self.network.buffers()]
-        random = torch.cuda.get_rng_state(self.device)
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    self.optimiser.zero_grad()
-                    self._gradients(given[:-1], given[-1])
-            torch.cuda.current_stream(self.device).wait_stream(stream)
-            # Without a gradient to add to, the backward pass makes one in the graph's own memory.
-            self.optimiser.zero_grad()
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-                outcome = self._gradients(given[:-1], given[-1])
-            gradients = [parameter.grad for parameter in self.parameters]
-        finally:
-            self.optimiser.zero_grad()
-            with torch.no_grad():
-                for buffer, before in zip(self.network.buffers(), buffers, strict=True):
-                    buffer.copy_(before)
-            torch.cuda.set_rng_state(random, self.device)
-        return Captured(graph, given, outcome, gradients)

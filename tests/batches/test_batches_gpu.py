@@ -10,7 +10,7 @@ import torch
 from batches import collation, order
 from batches.augmentations import build, make_generator
 from batches.batches import Batches, Loader
-from batches.inference import Predictor, predict
+from batches.inference import BATCH_SIZE, Predictor, most_rows, predict
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 
@@ -61,7 +61,7 @@ def test_each_way_of_loading_gives_what_a_cpu_collates(way, kind, text, images):
 
 
 @pytest.mark.parametrize("kind", ["padded", "ragged", "images"])
-def test_resident_batches_never_wait_after_the_epoch_is_laid_out(kind, text, images):
+def test_resident_batches_never_wait(kind, text, images):
     prepared = images if kind == "images" else text
     augmentation = [{"name": "shift", "pixels": 1}, {"name": "flip"}, {"name": "cutout", "size": 3}]
     made = Batches(
@@ -73,10 +73,9 @@ def test_resident_batches_never_wait_after_the_epoch_is_laid_out(kind, text, ima
         augmentation=augmentation if kind == "images" else [],
     )
     list(made.epoch(1))
-    batches = made.epoch(2)
-    next(batches)
+    # The second epoch, and the third, which is laid out at its end.
     with no_waiting():
-        assert len(list(batches)) == len(made) - 1
+        assert len(list(made.epoch(2))) == len(made)
 
 
 @pytest.mark.parametrize("settings", [{"name": "flip"}, {"name": "shift"}, {"name": "cutout", "size": 3}])
@@ -85,6 +84,46 @@ def test_an_augmentation_is_drawn_on_the_gpu_and_repeats(settings):
     apply = build([settings], "image")
     first, again, other = (apply(images, make_generator(0, epoch, GPU)) for epoch in (1, 1, 2))
     assert first.is_cuda and torch.equal(first, again) and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("kind", ["padded", "ragged", "images"])
+def test_an_epoch_that_was_laid_out_ahead_is_the_one_that_is_asked_for(kind, text, images):
+    prepared = images if kind == "images" else text
+    augmentation = [{"name": "flip"}] if kind == "images" else []
+
+    def made():
+        return Batches(prepared, prepared.rows("train"), GPU, 3, ragged=kind == "ragged", augmentation=augmentation)
+
+    ahead = made()
+    for epoch in (1, 2, 5, 6, 1):
+        for batch, other in zip(ahead.epoch(epoch), made().epoch(epoch), strict=True):
+            assert torch.equal(batch.target, other.target)
+            assert all(torch.equal(one, two) for one, two in zip(batch.inputs, other.inputs, strict=True))
+
+
+def test_validation_replays_from_graphs_and_follows_the_weights(images):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 4)).to(GPU)
+    rows = np.arange(16)
+    graphed, called = (Predictor(images, rows, GPU, batch_size=5, graphs=graphs) for graphs in (True, False))
+    for _ in range(4):
+        assert graphed(network).tobytes() == called(network).tobytes()
+        with torch.no_grad():
+            network[2].weight.add_(1)
+    half = Predictor(images, rows, GPU, half=torch.bfloat16, graphs=True)
+    for _ in range(3):
+        logits = half(network)
+        assert logits.dtype == np.float32 and logits.tobytes() != called(network).tobytes()
+        np.testing.assert_allclose(logits, called(network), rtol=0.1, atol=0.5)
+
+
+def test_more_images_than_documents_are_validated_at_a_time(text, images):
+    for prepared, ragged, expected in ((images, False, len(images.rows("train"))), (text, True, BATCH_SIZE)):
+        collator = collation.make_collator(prepared, GPU, ragged)
+        assert most_rows(collator, prepared.rows("train"), GPU) == expected
+        assert most_rows(collator, prepared.rows("train"), torch.device("cpu")) == BATCH_SIZE
+    collator = collation.make_collator(images, GPU)
+    assert most_rows(collator, np.arange(5000), GPU) == 1000
 
 
 def test_predictions_of_a_resident_split_repeat_byte_for_byte(images):

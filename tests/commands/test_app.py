@@ -41,8 +41,7 @@ def test_each_file_is_a_subcommand_with_help_and_an_example(reread):
     listed = reread("--help")
     for name in REGISTRY.available():
         assert f"\n  {name} " in listed
-        if name != "study":  # prints the studies
-            assert f"reread {name}" in reread(name, "--help").split("Options:")[0].split("[OPTIONS]")[1]
+        assert f"reread {name}" in reread(name, "--help").split("Options:")[0].split("[OPTIONS]")[1]
 
 
 def test_a_new_file_is_a_new_subcommand(tmp_path):
@@ -104,9 +103,10 @@ def test_names_are_completed(words, completed, shared_folder):
     assert done.stdout.split() == completed, done.stderr
 
 
-def test_the_studies_are_listed_and_read_their_own_options(reread, capsys):
-    assert "gates " in reread("study")
-    assert "--documents" in reread("study", "gates", "--help")
+def test_the_studies_are_listed_and_have_common_options(reread):
+    assert "gates " in reread("study") and "gates" in json.loads(reread("study", "--json"))
+    assert "--option" in reread("study", "--help")
+    assert "'documents'" in reread("study", "gates", "--option", "document=3", code=2)
 
 
 def test_data_is_verified_and_printed_as_json(reread):

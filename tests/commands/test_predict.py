@@ -22,6 +22,7 @@ from storage.errors import InputError
 from storage.files import read_json
 from storage.source import ROOT
 from tests.conftest import clean_environment
+from tests.rooms import copy_rooms
 from tests.tracking.examples import evaluate_run, finish_run, make_job, prepared_images, prepared_text
 from tracking.registry import load_model, log_model, set_champion
 from tracking.runs import open_tracking
@@ -106,13 +107,11 @@ def test_a_table_is_read_by_its_column_and_what_is_no_list_is_refused(folder, mo
 def test_images_of_another_size_or_type_are_refused_in_one_line(folder, monkeypatch):
     monkeypatch.chdir(folder.directory)
     model = load_model("dots")
-    _, height, width, channels = model.pyfunc.metadata.signature.inputs.inputs[0].shape
+    _, height, width, channels = model.served.description["arrays"]["images"]["shape"]
     images = np.zeros((2, height, width, channels), np.uint8)
     assert len(model.predict(images)) == 2
     for given in (images[..., 0], images.astype(np.float32), [[1, 2], [3, 4]]):
-        with pytest.raises(
-            InputError, match=rf"reads images of uint8 \[N, {height}, {width}, {channels}\], not"
-        ) as said:
+        with pytest.raises(InputError, match=rf"uint8 \[N, {height}, {width}, {channels}\], not") as said:
             model.predict(given)
         assert "\n" not in str(said.value)
 
@@ -195,17 +194,24 @@ def test_where_nothing_is_registered_nothing_is_made(tmp_path, monkeypatch, caps
 
 
 LOAD = """
-import models, preprocessing, storage, sys
+import sys, threading
 from storage.errors import InputError
 from tracking.registry import load_model
-ours, path = dict(sys.modules), list(sys.path)
-han, flat = load_model("snippets", variant="han"), load_model("snippets", version=2)
-assert sys.path == path and all(sys.modules[name] is ours[name] for name in ours)
+path, loaded = list(sys.path), {}
+def load(variant):
+    loaded[variant] = load_model("snippets", variant=variant)
+threads = [threading.Thread(target=load, args=(variant,)) for variant in ("han", "gru_flat")]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+han, flat = loaded["han"], loaded["gru_flat"]
+assert sys.path == path
 rows = han.predict(["Draw a line.", "\\ud800"])
 print(list(rows), rows.words_read.tolist())
 print(list(han.predict(["Draw a line."], attention=False)), len(han.predict([])), list(flat.predict([])))
-served = han.pyfunc.unwrap_python_model()
-print(type(served.network).__module__, served.reader.read.__code__.co_filename)
+import models, models.han
+served = han.served
+print(type(served.network) is models.han.HierarchicalAttentionNetwork, models.__file__)
+print(served.reader.read.__code__.co_filename)
 for wrong in ([3], [None], "Draw a line."):
     try:
         han.predict(wrong)
@@ -214,17 +220,63 @@ for wrong in ([3], [None], "Draw a line."):
 """
 
 
-def test_models_are_loaded_beside_the_project_with_their_own_code(folder):
+def test_two_threads_load_models_with_the_project_s_code(folder):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LOAD],
         cwd=folder.directory, env=folder.environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rows, others, where, number, null, one = done.stdout.splitlines()
+    rows, others, network, reader, number, null, one = done.stdout.splitlines()
     seen = "['label', 'probability', 'probabilities', 'words_read', 'words_unknown', 'cut'"
     assert rows == f"{seen}, 'attention'] [4, 1]" and others == f"{seen}] 0 {seen}]"
-    assert where.startswith("models.han") and "mlartifacts" in where
+    assert network == f"True {ROOT / 'models/__init__.py'}" and reader == str(ROOT / "preprocessing/reading.py")
     assert "row 0 of the column 'text' is of type int" in number and "is null" in null and "as a list" in one
+
+
+CHANGED = """
+import sys
+from storage.errors import InputError
+from tracking.registry import load_model
+for variant in ("han", "gru_flat"):
+    try:
+        print(load_model("snippets", variant=variant).predict(["Draw a line."]).label[0])
+    except InputError as error:
+        print(error)
+"""
+SERVED = """
+import mlflow, pandas
+mlflow.set_tracking_uri("sqlite:///mlflow.db")
+model = mlflow.pyfunc.load_model("models:/reread-snippets/1")
+import models.han
+print(models.__file__, models.han.LENGTH_GROUPS, model.predict(pandas.DataFrame({"text": ["Draw a line."]})).label[0])
+"""
+
+
+def test_where_a_network_s_code_has_changed_only_the_kept_code_serves_it(folder, tmp_path):
+    """In a copy of the project: a constant of models/han.py is edited, and a comment of models/gru_flat.py."""
+    project = copy_rooms(tmp_path / "project")
+    for name, before, after in (
+        ("han", "LENGTH_GROUPS = 2", "LENGTH_GROUPS = 3"),
+        ("gru_flat", "import torch\n", "# A comment.\nimport torch\n"),
+    ):
+        file = project / f"models/{name}.py"
+        text = file.read_text()
+        assert before in text
+        file.write_text(text.replace(before, after, 1))
+
+    def lines(code: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code], cwd=folder.directory,
+            env={**folder.environment, "PYTHONPATH": str(project)}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    refused, answered = lines(CHANGED)
+    assert "'han'" in refused and "mlflow models serve -m models:/reread-snippets/1" in refused
+    assert answered in ("read", "draw")
+    (served,) = lines(SERVED)
+    assert "mlartifacts" in served and served.split()[1] == "2" and served.split()[2] in ("read", "draw")
 
 
 @pytest.fixture(scope="module")

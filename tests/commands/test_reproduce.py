@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from commands.reproduce import reproduce
-from planning.runs import Run
 from storage.errors import InputError
 from storage.files import write_json
+from storage.run_folder import RunFolder
 
 TRAIN = """
 import json
@@ -69,7 +69,7 @@ def test_a_run_is_reproduced_and_what_has_changed_is_named(project):
 def test_a_run_that_is_not_finished_cannot_be_reproduced(tmp_path):
     write_json(tmp_path / "job.json", {"prepared": "prepared/0"})
     with pytest.raises(InputError, match="is not finished"):
-        reproduce(Run(tmp_path), print)
+        reproduce(RunFolder(tmp_path), print)
 
 
 def test_arrays_that_no_experiment_prepares_any_more_name_their_commit(tmp_path, monkeypatch):
@@ -78,4 +78,4 @@ def test_arrays_that_no_experiment_prepares_any_more_name_their_commit(tmp_path,
     write_json(tmp_path / "result.json", {})
     write_json(tmp_path / "environment.json", {"git_commit": "0123456789abcdef"})
     with pytest.raises(InputError, match="prepared/0 is gone: .* of commit 0123456789ab do"):
-        reproduce(Run(tmp_path), print)
+        reproduce(RunFolder(tmp_path), print)

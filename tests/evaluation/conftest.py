@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import models
 from evaluation.metrics import split_metrics
 from evaluation.records import RunRecord
-from storage.files import read_json, write_json, write_text
+from storage.files import read_json, sha256_file, write_json, write_text
 from storage.prepared import open_prepared
 
 WORDS = ["<pad>", "<unk>", "the", "array", "returns", "a", "<script>alert(1)</script>", "value", "of", "loss"]
@@ -147,13 +147,18 @@ def write_run(directory: Path, variant: str, model: str, data: str, seed: int, e
     return directory
 
 
-def add_weights(run_directory: Path, model: str, description: dict, seed: int) -> None:
-    """Untrained weights of the debug size, as best.safetensors."""
+def add_weights(run_directory: Path, model: str, description: dict, seed: int, **settings) -> None:
+    """Untrained weights of the debug size with ``settings``, as best.safetensors, named by result.json."""
     job = read_json(run_directory / "job.json")
-    write_json(run_directory / "job.json", {**job, "network": asdict(models.debug(model))})
+    job["network"] = {**asdict(models.debug(model)), **settings}
+    write_json(run_directory / "job.json", job)
     torch.manual_seed(seed)
-    network = models.build(model, asdict(models.debug(model)), description)
-    save_file(network.state_dict(), run_directory / "best.safetensors")
+    network = models.build(model, job["network"], description)
+    weights = run_directory / "best.safetensors"
+    save_file(network.state_dict(), weights)
+    result = read_json(run_directory / "result.json")
+    record = {"weights_sha256": sha256_file(weights), "network_source": models.network_source(model, job["network"])}
+    write_json(run_directory / "result.json", result | record)
 
 
 def invented_probabilities(labels: np.ndarray, classes: int, skill: float, rng: np.random.Generator) -> np.ndarray:

@@ -5,12 +5,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import models
 from batches import collation
 from evaluation.attention import DARK, LEVELS, LIGHT, attention_page, contrast, has_attention, palette, shade
-from storage.files import read_json, write_json
+from storage.files import read_json
 from storage.prepared import open_prepared
 
 
@@ -86,23 +85,17 @@ def test_a_flat_network_and_images_have_no_page(tools, tmp_path, text_data, imag
     assert not has_attention(flat, open_prepared(image_data))
 
 
-def test_a_network_that_takes_the_mean_in_place_of_attention_has_no_page(run, text_data):
+def test_a_network_that_takes_the_mean_in_place_of_attention_has_no_page(run, tools, text_data):
     prepared = open_prepared(text_data)
     assert has_attention(run, prepared)
-    job = read_json(run / "job.json")
-    network = models.build("han", {**job["network"], "pooling": "mean"}, prepared.description)
-    save_file(network.state_dict(), run / "best.safetensors")
-    write_json(run / "job.json", {**job, "network": {**job["network"], "pooling": "mean"}})
+    tools["add_weights"](run, "han", prepared.description, seed=0, pooling="mean")
     assert not has_attention(run, prepared)
 
 
 def test_a_flat_network_with_attention_has_a_page(tools, tmp_path, text_data):
     prepared = open_prepared(text_data)
     directory = tools["write_run"](tmp_path / "runs" / "2", "flat", "gru_flat", "corpus", seed=0)
-    job = read_json(directory / "job.json")
-    network = models.build("gru_flat", {**job["network"], "pooling": "attention"}, prepared.description)
-    save_file(network.state_dict(), directory / "best.safetensors")
-    write_json(directory / "job.json", {**job, "network": {**job["network"], "pooling": "attention"}})
+    tools["add_weights"](directory, "gru_flat", prepared.description, seed=0, pooling="attention")
     assert has_attention(directory, prepared)
     page = attention_page(directory, prepared, "flat")
     shown = read_json(text_data / "example_documents.json")

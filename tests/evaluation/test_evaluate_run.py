@@ -2,7 +2,9 @@
 
 import ast
 import json
+import os
 import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -10,11 +12,13 @@ import pytest
 import torch
 
 from evaluation.__main__ import main
-from evaluation.run import evaluate_run, evaluation_key, find_evaluation, trained_on
+from evaluation.run import evaluate_run, evaluation_key, find_evaluation, machine_here, training_machine
 from models.objectives import DEFAULT, make_objective, to_probabilities
 from storage.errors import InputError
 from storage.files import read_json, write_json
+from storage.run_folder import RunFolder
 from storage.source import closure
+from tests.rooms import copy_rooms
 
 
 @pytest.fixture
@@ -26,7 +30,7 @@ def run(tools, tmp_path, text_data):
 
 def test_a_run_is_measured_once(run, text_data):
     found = evaluate_run(run, text_data)
-    assert found == run / "evaluation" / evaluation_key()
+    assert found == run / "evaluation" / evaluation_key(RunFolder(run))
     assert sorted(path.name for path in found.iterdir()) == [
         "latency.json",
         "metrics.json",
@@ -77,7 +81,7 @@ def test_images_with_several_labels(tools, tmp_path):
 def test_an_unfinished_run_and_a_damaged_array_are_refused_and_nothing_is_left(run, text_data):
     result = (run / "result.json").read_bytes()
     (run / "result.json").unlink()
-    with pytest.raises(InputError, match="has not finished"):
+    with pytest.raises(InputError, match="has no result.json"):
         evaluate_run(run, text_data)
     (run / "result.json").write_bytes(result)
     tokens = bytearray((text_data / "tokens.npy").read_bytes())
@@ -90,33 +94,76 @@ def test_an_unfinished_run_and_a_damaged_array_are_refused_and_nothing_is_left(r
     assert not (run / "evaluation").exists()
 
 
-def test_an_evaluation_made_on_the_gpu_that_trained_is_taken_up(run, text_data):
-    """By its key, which names that GPU; without weights too, and before one of the CPU."""
+H200 = {"torch": "2.13.0+cu130", "gpu": "NVIDIA H200", "kernels": "extension 0123abcd"}
+
+
+def test_the_key_is_of_all_that_decides_the_evaluation(run, text_data, monkeypatch):
+    def key(machine=None):
+        return evaluation_key(RunFolder(run), ("validation",), machine)
+
+    keys = {key(), key(H200), key(H200 | {"kernels": "reference (the library is not built)"})}
+    keys |= {key(H200 | {"gpu": "NVIDIA A100"}), key(H200 | {"torch": "2.11.0+cu130"}), evaluation_key(RunFolder(run))}
+    monkeypatch.setattr("evaluation.run.source", lambda objective: "another")
+    keys.add(key())
+    write_json(run / "job.json", read_json(run / "job.json") | {"run_key": "another"})
+    keys.add(key())
+    assert len(keys) == 8
+
+
+def test_an_evaluation_made_on_the_gpu_that_trained_is_reused(run, text_data):
+    """By its key, which names that GPU and its kernels; without weights too."""
     here = evaluate_run(run, text_data)
-    write_json(run / "environment.json", {"gpu": "NVIDIA H200"})
-    assert trained_on(run) == "NVIDIA H200" and find_evaluation(run) == here
-    there = here.with_name(evaluation_key(gpu="NVIDIA H200"))
-    assert len({there, here, here.with_name(evaluation_key(gpu="another"))}) == 3
-    here.rename(there)
+    write_json(run / "environment.json", {**H200, "host": "a machine with GPUs"})
+    assert training_machine(RunFolder(run)) == H200 and find_evaluation(run) == here
+    there = here.rename(here.with_name(evaluation_key(RunFolder(run), machine=H200)))
     (run / "best.safetensors").unlink()
     assert evaluate_run(run, text_data) == find_evaluation(run) == there
     assert find_evaluation(run, ("validation",)) is None
     with pytest.raises(
-        InputError, match="neither an evaluation of the validation split .* nor weights: run `python -m"
+        InputError, match=r"best\.safetensors and no evaluation of the validation split .* `python -m evaluation "
     ):
         evaluate_run(run, text_data, ("validation",))
     assert [path.name for path in (run / "evaluation").iterdir()] == [there.name]
 
 
-def test_an_evaluation_made_on_this_machine_s_gpu_of_a_run_that_another_trained_is_taken_up(
-    run, text_data, monkeypatch
-):
+def test_an_evaluation_made_on_this_machine_s_gpu_of_a_run_that_another_trained_is_reused(run, text_data, monkeypatch):
     here = evaluate_run(run, text_data)
-    there = here.rename(here.with_name(evaluation_key(gpu="NVIDIA A100")))
-    write_json(run / "environment.json", {"gpu": "NVIDIA H200"})
+    a100 = H200 | {"gpu": "NVIDIA A100"}
+    there = here.rename(here.with_name(evaluation_key(RunFolder(run), machine=a100)))
+    write_json(run / "environment.json", H200)
     assert find_evaluation(run) is None
-    monkeypatch.setattr("evaluation.run.gpu_here", lambda: "NVIDIA A100")
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr("evaluation.run.this_gpu", lambda: gpu)
+    monkeypatch.setattr("evaluation.run.machine_here", lambda device: a100 if device == gpu else machine_here(device))
     assert find_evaluation(run) == evaluate_run(run, text_data) == there
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ("import torch\n", "# A comment.\nimport torch\n", False),
+        ("LENGTH_GROUPS = 2", "LENGTH_GROUPS = 3", True),
+    ],
+)
+def test_a_run_whose_network_s_code_has_changed_is_not_evaluated(run, text_data, tmp_path, before, after, changed):
+    """In a copy of the project, by the command: a constant in models/han.py decides, a comment does not."""
+    project = copy_rooms(tmp_path / "project")
+    network = project / "models/han.py"
+    text = network.read_text()
+    assert before in text
+    network.write_text(text.replace(before, after, 1))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "evaluation", str(run), str(text_data)],
+        cwd=project, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    if changed:
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        assert "'han'" in done.stderr and "models/han.py" in done.stderr
+        assert not (run / "evaluation").exists()
+    else:
+        assert done.returncode == 0, done.stderr
+        # Neither is it another evaluation.
+        assert done.stdout.strip() == str(find_evaluation(run, ("validation",)))
 
 
 def test_a_run_that_a_gpu_trained_is_evaluated_on_the_cpu_where_there_is_none(run, text_data, monkeypatch):
@@ -136,7 +183,7 @@ def test_predictions_on_a_gpu_repeat_and_are_those_of_the_cpu(run, text_data):
     write_json(run / "environment.json", {"gpu": torch.cuda.get_device_name()})
     shutil.rmtree(run / "evaluation")
     first = evaluate_run(run, text_data)
-    assert first.name == evaluation_key(gpu=torch.cuda.get_device_name())
+    assert first.name == evaluation_key(RunFolder(run), machine=machine_here(torch.device("cuda", 0)))
     kept = {path.name: path.read_bytes() for path in first.iterdir()}
     assert json.loads(kept["latency.json"])["device"] == "cpu"
     shutil.rmtree(run / "evaluation")
@@ -161,8 +208,8 @@ def test_the_command_evaluates_many_runs_and_tells_which_it_cannot(run, text_dat
 
     code, output, errors = call(run, unfinished, other, text_data)
     assert code == 2 and errors.count("\n") == 1 and f"error: {unfinished} has no result.json" in errors
-    key = evaluation_key(("validation",))
-    assert output.splitlines() == [str(folder / "evaluation" / key) for folder in (run, other)]
+    keys = {folder: evaluation_key(RunFolder(folder), ("validation",)) for folder in (run, other)}
+    assert output.splitlines() == [str(folder / "evaluation" / key) for folder, key in keys.items()]
     # The test split is read when it is asked for.
     assert not list(tmp_path.rglob("test.npy"))
     code, output, _ = call("--test", run)
@@ -178,19 +225,8 @@ def test_the_command_evaluates_many_runs_and_tells_which_it_cannot(run, text_dat
 
 def test_the_command_needs_what_a_machine_that_trains_has():
     """torch, numpy, safetensors, scikit-learn and scipy: no pandas, no matplotlib, no jinja2."""
-    allowed = {
-        "torch",
-        "numpy",
-        "safetensors",
-        "sklearn",
-        "scipy",
-        "storage",
-        "cuda_ext",
-        "models",
-        "batches",
-        "kinds",
-        "evaluation",
-    }
+    allowed = {"torch", "numpy", "safetensors", "sklearn", "scipy"}
+    allowed |= {"storage", "kinds", "cuda_ext", "runtime", "models", "batches", "evaluation"}
     for path in closure(["evaluation.__main__"]):
         for node in ast.walk(ast.parse(path.read_bytes())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -31,6 +31,7 @@ NO_MOMENTUM = {
     "optimizer": {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0005},
     "schedule": {"name": "cosine", "warmup_epochs": 0.0},
 }
+RECALL = {"objective": {"name": "positions"}, "learning_rate": 0.03}
 READER = {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.5}
 AVERAGE = {"embedding_dim": 8, "dropout": 0.5}
 SMALL_IMAGES = {"depth": 10, "growth_rate": 4}
@@ -80,6 +81,8 @@ CASES = {
     "word_average-word-dropout": Case("word_average", network=AVERAGE | {"word_dropout": 0.3}),
     "word_average-several-labels": Case("word_average", "several-labels", AVERAGE),
     "word_average-sgd": Case("word_average", network=AVERAGE, training=SGD | NO_MOMENTUM),
+    "symbol_recall": Case("symbol_recall", "symbols", {"hidden_size": 8}, RECALL),
+    "symbol_recall-minimal": Case("symbol_recall", "symbols", {"hidden_size": 8, "cell": "minimal"}, RECALL),
     "densenet-relu": Case("densenet", "images", SMALL_IMAGES | {"activation": {"name": "relu"}}, SGD),
     "densenet-swish": Case("densenet", "images", SMALL_IMAGES | {"activation": {"name": "swish"}}, SGD),
     "densenet-swish-beta": Case("densenet", "images", SMALL_IMAGES | {"activation": {"name": "swish_beta"}}, SGD),

@@ -72,6 +72,22 @@ def _write_squares(directory: Path, size: int, channels: int) -> None:
     _write(directory, {"images": images, "labels": labels}, more)
 
 
+def write_symbols(directory: Path) -> None:
+    """Sequences of two of three symbols to be remembered, a lag of 1 to 6 distractors, and two requests."""
+    alphabet, positions, lag = 3, 2, 6
+    generator = np.random.Generator(np.random.PCG64(14))
+    symbols = generator.integers(0, alphabet, (ROWS, 2 * positions + lag))
+    lags = generator.integers(1, lag + 1, (ROWS, 1))
+    place = np.arange(2 * positions + lag)
+    codes = np.where(place < positions, alphabet + 1 + symbols, 1 + symbols)
+    codes = np.where(place >= positions + lags, 2 * alphabet + 1, codes)
+    codes[place >= 2 * positions + lags] = 0
+    labels = (symbols[:, :positions, None] == np.arange(alphabet)).reshape(ROWS, -1).astype(np.uint8)
+    more = {"kind": "symbols", "task": "multi-label", "alphabet": alphabet, "positions": positions}
+    classes = [f"{position}:{symbol}" for position in range(positions) for symbol in range(alphabet)]
+    _write(directory, {"codes": codes.astype(np.uint8), "labels": labels}, more | {"classes": classes})
+
+
 def _write(directory: Path, arrays: dict[str, np.ndarray], more: dict) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     described = {}
@@ -95,4 +111,5 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "several-labels": write_several_labels,
     "images": write_images,
     "photographs": write_photographs,
+    "symbols": write_symbols,
 }

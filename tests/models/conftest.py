@@ -1,4 +1,4 @@
-"""Small prepared data sets in memory: documents of uneven length, and images."""
+"""Small prepared data sets in memory: documents of uneven length, images, and sequences of symbols."""
 
 from pathlib import Path
 
@@ -37,6 +37,16 @@ def images() -> Prepared:
 def photographs() -> Prepared:
     """The same of 32 x 32 pixels, the fewest that networks for photographs take."""
     return squares(32)
+
+
+@pytest.fixture(scope="session")
+def symbols() -> Prepared:
+    """16 sequences of one symbol of three to be remembered, two distractors and a request, each in a class."""
+    generator = np.random.default_rng(2)
+    drawn = generator.integers(0, 3, (16, 3))
+    codes = np.concatenate([drawn[:, :1] + 4, drawn[:, 1:] + 1, np.full((16, 1), 7)], axis=1)
+    arrays = {"codes": codes.astype(np.uint8), "labels": drawn[:, 0].astype(np.int32)}
+    return prepared("symbols", arrays, 3, {"alphabet": 3, "positions": 1})
 
 
 def squares(size: int) -> Prepared:

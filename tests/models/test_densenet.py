@@ -58,7 +58,7 @@ def test_images_too_small_are_refused():
 @pytest.mark.parametrize(("name", "trained"), [("relu", 0), ("swish", 0), ("swish_beta", 21)])
 def test_swish_beta_trains_one_beta_a_layer(name, trained):
     """Depth 22 has 3 blocks of 3 layers of 2, 2 transitions and the last norm: 21 activations."""
-    network = models.build("densenet", {"depth": 22, "activation": name}, description())
+    network = models.build("densenet", {"depth": 22, "activation": {"name": name}}, description())
     betas = [module.beta for module in network.modules() if isinstance(module, Swish) and module.beta is not None]
     assert len(betas) == trained and all(beta.shape == () and beta == 1 for beta in betas)
     assert kernels(network).startswith("reference (the tensors are on the cpu")
@@ -103,7 +103,9 @@ def test_a_block_over_one_buffer_gives_the_losses_gradients_and_statistics_of_it
 ):
     size, settings = (9, {"depth": 16}) if name == "densenet" else (33, {"depth": "13"})
     torch.manual_seed(0)
-    network = models.build(name, {**settings, "growth_rate": 3, "activation": activation}, description(size)).double()
+    network = models.build(
+        name, {**settings, "growth_rate": 3, "activation": {"name": activation}}, description(size)
+    ).double()
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             for vector in (module.weight, module.running_var):

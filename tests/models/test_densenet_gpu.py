@@ -52,7 +52,7 @@ def errors(found, exact):
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("activation", ["swish", "swish_beta"])
 def test_in_float32_a_step_is_that_of_pytorch_s_modules(name, activation):
-    built, images = network(name, activation=activation)
+    built, images = network(name, activation={"name": activation})
     exact = step(built, images, False, torch.float64)
     found = step(built, images, True, torch.float32)
     plain = step(built, images, False, torch.float32)
@@ -66,7 +66,7 @@ def test_in_float32_a_step_is_that_of_pytorch_s_modules(name, activation):
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("activation", ["relu", "swish"])
 def test_in_bfloat16_its_error_is_no_larger_than_that_of_pytorch_s_modules(name, activation):
-    built, images = network(name, activation=activation)
+    built, images = network(name, activation={"name": activation})
     exact = step(built, images, False, torch.float64)
     found = errors(step(built, images, True, torch.bfloat16), exact)
     plain = errors(step(built, images, False, torch.bfloat16), exact)
@@ -77,7 +77,7 @@ def test_in_bfloat16_its_error_is_no_larger_than_that_of_pytorch_s_modules(name,
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_in_evaluation_it_goes_by_the_running_statistics(name):
-    built, images = network(name, activation="swish")
+    built, images = network(name, activation={"name": "swish"})
     built(images)
     built.eval()
     found = step(built, images, True, torch.float32)

@@ -14,14 +14,15 @@ import models
 from batches import collation, inference
 from planning.validation import read
 from storage.errors import InputError
-from storage.files import write_json
+from storage.files import sha256_file, write_json
 from storage.source import ROOT
 
 
 @pytest.fixture
 def prepared(model, request):
     """Small data that ``model`` reads."""
-    return request.getfixturevalue({"densenet": "images", "densenet_imagenet": "photographs"}.get(model, "text"))
+    names = {"densenet": "images", "densenet_imagenet": "photographs", "symbol_recall": "symbols"}
+    return request.getfixturevalue(names.get(model, "text"))
 
 
 def test_the_networks_are_found_by_their_files():
@@ -52,7 +53,7 @@ def test_the_names_are_known_without_torch():
         ("han", {"cell": "lstm"}, "network.cell is 'lstm'"),
         ("han", {"word_vectors": "glove"}, "random, word2vec"),
         ("word_average", {"word_dropout": 1.0}, "network.word_dropout is 1.0"),
-        ("densenet", {"activation": "swish_betta"}, "network.activation"),
+        ("densenet", {"activation": {"name": "swish_betta"}}, "network.activation"),
     ],
 )
 def test_bad_names_and_values_are_refused_by_their_place(model, settings, place):
@@ -100,8 +101,8 @@ def test_the_debug_size_trains_a_step(model, prepared):
 
 EXPORTED = [
     *((model, {}) for model in models.available()),
-    ("densenet", {"activation": "swish_beta"}),
-    ("densenet_imagenet", {"activation": "swish_beta"}),
+    ("densenet", {"activation": {"name": "swish_beta"}}),
+    ("densenet_imagenet", {"activation": {"name": "swish_beta"}}),
     ("han", {"pooling": "mean", "cell": "rnn", "word_dropout": 0.1}),
     ("han", {"pooling": "max", "cell": "minimal"}),
     ("gru_flat", {"pooling": "attention"}),
@@ -124,18 +125,33 @@ def test_an_exported_network_gives_the_same_for_any_batch_size(model, settings, 
 def test_a_run_s_network_is_loaded_with_its_best_weights(tmp_path, text):
     settings = dataclasses.asdict(models.debug("han"))
     network = models.build("han", settings, text.description).eval()
+    weights = tmp_path / "best.safetensors"
     write_json(tmp_path / "job.json", {"model": "han", "network": settings})
     with pytest.raises(InputError, match="best.safetensors is missing"):
         models.load(tmp_path, text.description)
-    save_file(network.state_dict(), tmp_path / "best.safetensors")
-    whole = (tmp_path / "best.safetensors").read_bytes()
-    (tmp_path / "best.safetensors").write_bytes(whole[:100])
-    with pytest.raises(InputError, match="best.safetensors is not whole .* train it again"):
+    save_file(network.state_dict(), weights)
+    with pytest.raises(InputError, match="has no result.json"):
         models.load(tmp_path, text.description)
-    (tmp_path / "best.safetensors").write_bytes(whole)
-    with pytest.raises(InputError, match="best.safetensors does not fit han on .*embedding.* give the arrays"):
+    write_json(tmp_path / "result.json", {"epochs": 3, "weights_sha256": sha256_file(weights)})
+    with pytest.raises(InputError, match="network_source"):
+        models.load(tmp_path, text.description)
+    record = {"weights_sha256": sha256_file(weights), "network_source": models.network_source("han", settings)}
+    write_json(tmp_path / "result.json", record)
+    with pytest.raises(InputError, match="best.safetensors does not fit han on .*embedding.*"):
         models.load(tmp_path, text.description | {"vocabulary_size": text.description["vocabulary_size"] + 1})
     loaded = models.load(tmp_path, text.description)
     rows = text.rows("train")
     assert not loaded.training
     assert (inference.predict(loaded, text, rows) == inference.predict(network, text, rows)).all()
+
+    # One bit of one weight, which safetensors itself does not notice.
+    whole = weights.read_bytes()
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:100]):
+        weights.write_bytes(damaged)
+        with pytest.raises(InputError, match="best.safetensors has changed since training: .*weights_sha256"):
+            models.load(tmp_path, text.description)
+    weights.write_bytes(whole)
+    write_json(tmp_path / "result.json", record | {"network_source": "0" * 64})
+    write_json(tmp_path / "environment.json", {"git_commit": "0123456789abcdef"})
+    with pytest.raises(models.SourceChanged, match="models/han.py .* commit 0123456789ab:"):
+        models.load(tmp_path, text.description)

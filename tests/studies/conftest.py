@@ -1,16 +1,19 @@
-"""One torch thread, as the commands have: sums come in one order, and tests at one time lose nothing. A small prepared
-text, whole, and networks trained on it."""
+"""One torch thread, as the commands have, so that sums come in one order. A small prepared text, and networks trained on
+it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from commands.app import main
 from storage.files import sha256_file, write_json
 from storage.prepared import Prepared, open_prepared
-from studies.plots import PHRASE
+from storage.run_folder import RunFolder
+from studies.load_runs import TrainedNetworks, trained_networks
+from studies.movie_plots import PHRASE
 from training.progress import Progress
 from training.run import run
 from training.settings import Job
@@ -74,19 +77,35 @@ def prepared(text_directory) -> Prepared:
 
 
 @pytest.fixture(scope="session")
-def runs(text_directory, tmp_path_factory) -> list[Path]:
+def source(text_directory, tmp_path_factory) -> TrainedNetworks:
     """Two seeds of a hierarchical attention network, trained on it for three epochs."""
     folder = tmp_path_factory.mktemp("runs")
-    return [trained(folder / str(seed), text_directory, "han", seed) for seed in range(2)]
+    return trained_networks([trained(folder / str(seed), text_directory, "han", seed) for seed in range(2)])
 
 
 @pytest.fixture(scope="session")
-def flat_run(text_directory, tmp_path_factory) -> Path:
+def flat_run(text_directory, tmp_path_factory) -> RunFolder:
     """A flat network, which attends to nothing."""
     return trained(tmp_path_factory.mktemp("flat") / "0", text_directory, "gru_flat", 0)
 
 
-def trained(directory: Path, prepared: Path, model: str, seed: int) -> Path:
+@pytest.fixture
+def study(capsys) -> Callable[..., str]:
+    """``reread study`` in this process: takes its arguments and the exit code, returns what it prints."""
+
+    def call(*arguments: object, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            main(["study", *map(str, arguments)])
+        printed = capsys.readouterr()
+        assert stopped.value.code == code, printed.err
+        if code:
+            assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
+        return printed.err if code else printed.out
+
+    return call
+
+
+def trained(directory: Path, prepared: Path, model: str, seed: int) -> RunFolder:
     given = {
         "run_key": directory.name,
         "variant": model,
@@ -104,5 +123,5 @@ def trained(directory: Path, prepared: Path, model: str, seed: int) -> Path:
     }
     write_json(directory.with_suffix(".json"), given)
     job = Job.read(directory.with_suffix(".json"))
-    run(job, given, Progress(job, events=True))
-    return directory
+    run(job, given, Progress(job, events=None))
+    return RunFolder(directory)

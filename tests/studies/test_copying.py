@@ -1,173 +1,212 @@
-"""The copying study: the task, trainings on top of each other, one reading of the test sequences, and the evidence."""
+"""The copying task from its rows to the study: sequences, the objective per position, the network, and the evidence."""
 
-import dataclasses
 import json
-import os
-import subprocess
-import sys
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
+from torch.nn import functional
 
-from evaluation.statistics import mean_interval, sign_flip_p
+import models
+from evaluation.statistics import mean_interval
+from kinds.symbols import SymbolRows, class_names
+from models.layers.cells import NAMES
+from models.objectives import make_objective, to_probabilities
+from models.symbol_recall import code_features
+from planning.plan import Plan
+from preprocessing.prepare import prepare
+from preprocessing.raw import About, add_data_set
+from preprocessing.sources import copying as source_of_rows
+from preprocessing.sources import embedded
+from storage.errors import InputError
+from storage.prepared import open_prepared
 from storage.source import ROOT
-from studies import copier, copying
-from studies.copier import DEBUG, Plan, Run, Together, best_rate, sequences
+from studies import copying, study_io
+from studies.load_runs import EvaluatedExperiment, evaluated_experiment
+from tests.studies.pipeline import run_pipeline
 
-COMMITTED = Path(ROOT, "results", "studies", "copying")
 CPU = torch.device("cpu")
+ALPHABET, POSITIONS = 3, 2
+EXPERIMENT = {
+    "title": "Two cells and two lags of few sequences",
+    "defaults": {
+        "model": "symbol_recall",
+        "data": "few",
+        "network": {"hidden_size": 4},
+        "training": {"objective": {"name": "positions"}, "max_epochs": 2, "batch_size": 16, "learning_rate": 0.03},
+    },
+    "variants": {name: {"network": {"cell": name}} for name in ("gru", "rnn")},
+    "grid": {"preprocessing": {"lag": [1, 3]}},
+    "seeds": [0, 1],
+    "evaluate_on": "test",
+}
 
 
 @pytest.fixture(scope="module")
-def twice(tmp_path_factory) -> tuple[Path, Path]:
-    """The study in its size for tests, from nothing, two times: called here, and as a command elsewhere."""
-    here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
-    copying.study(DEBUG, here / "copying", CPU, kept=here / "kept")
-    done = subprocess.run(
-        [sys.executable, "-m", "studies.copying", "--debug", "--to", there],
-        cwd=there,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"evidence: {there}/copying" in done.stdout
-    return here / "copying", there / "copying"
+def project(tmp_path_factory) -> Path:
+    """A folder with a data set of 80 short sequences, and an experiment that reads it."""
+    root = tmp_path_factory.mktemp("project")
+    generator = np.random.default_rng(0)
+    split = np.repeat(np.arange(3, dtype=np.uint8), (48, 16, 16))
+    about = About(class_names(ALPHABET, POSITIONS), "made by a test", "none", "multi-label")
+    symbols = generator.integers(ALPHABET, size=(80, POSITIONS + 5), dtype=np.uint8)
+    rows = SymbolRows(about, symbols, generator.random(80), split, ALPHABET, POSITIONS)
+    add_data_set("few", rows, root / "data", root / "data.manifest.json")
+    parameters = yaml.safe_load(Path(ROOT, "params.yaml").read_text())
+    parameters["preprocessing"]["few"] = {}
+    (root / "params.yaml").write_text(yaml.safe_dump(parameters))
+    (root / "experiments").mkdir()
+    (root / "experiments/trial.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    return root
 
 
-def test_it_repeats_byte_for_byte(twice):
-    one, two = twice
-    names = sorted(path.name for path in one.iterdir())
-    assert names == ["figure.png", "gradients.csv", "recall.csv", "results.json", "tuning.csv"]
-    for name in names:
-        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+@pytest.fixture(scope="module")
+def plan(project) -> Plan:
+    return run_pipeline(project, "trial")
 
 
-def test_what_is_finished_is_taken_up_and_what_is_not_is_made(twice, monkeypatch, tmp_path):
-    one, _ = twice
-    kept = one.parent / "kept"
-    parts = sorted(path for path in kept.iterdir() if path.is_dir())
-    assert len(parts) == len(DEBUG.cells) * len(DEBUG.lags)
-    lost = parts[0].rename(tmp_path / "lost")
-    made = []
-    monkeypatch.setattr(copier, "tested", lambda *given, real=copier.tested: made.append(given) or real(*given))
-    copying.study(DEBUG, tmp_path / "copying", CPU, kept=kept)
-    assert len(made) == 1
-    assert (parts[0] / "networks.safetensors").read_bytes() == (lost / "networks.safetensors").read_bytes()
-    for path in one.iterdir():
-        assert (tmp_path / "copying" / path.name).read_bytes() == path.read_bytes(), path.name
+@pytest.fixture
+def source(plan) -> EvaluatedExperiment:
+    return evaluated_experiment(plan)
 
 
-def test_the_figure_is_drawn_from_the_data_files_alone(twice, tmp_path):
-    one, _ = twice
-    for name in ("recall.csv", "gradients.csv"):
-        (tmp_path / name).write_bytes((one / name).read_bytes())
-    copying.draw_figure(tmp_path, tmp_path / "same.png")
-    assert (tmp_path / "same.png").read_bytes() == (one / "figure.png").read_bytes()
+def prepared_at(project: Path, lag: int):
+    folders = (project / "data", project / "data.manifest.json", project / "prepared")
+    return open_prepared(prepare("few", {"lag": lag}, *folders))
 
 
-def test_test_sequences_are_read_once_after_tuning_and_by_other_seeds(monkeypatch):
-    read = []
-
-    def recall(self, seed, count, lag, real=Together.recall):
-        read.append((seed, count, {run.seed for run in self.runs}))
-        return real(self, seed, count, lag)
-
-    monkeypatch.setattr(Together, "recall", recall)
-    copier.tested(DEBUG, "gru", 3, CPU)
-    (first, validation, tuning), (second, test, seeds) = read
-    assert (first, second) == (copier.VALIDATION, copier.TEST)
-    assert (validation, test) == (DEBUG.validation_sequences, DEBUG.test_sequences)
-    assert not tuning & seeds
-
-
-def test_sequences_are_symbols_then_distractors_then_requests():
-    plan = dataclasses.replace(DEBUG, symbols=2, alphabet=3)
-    x, answer = sequences(plan, torch.Generator().manual_seed(0), 50, 4)
-    assert x.shape == (50, 8, 5) and answer.shape == (50, 2)
-    assert torch.equal(x[:, :2, :3].argmax(-1), answer)
-    assert (x[:, :6, :3].sum(-1) == 1).all() and not x[:, 6:, :3].any()
-    assert x[0, :, 3].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
-    assert x[0, :, 4].tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
-    again, _ = sequences(plan, torch.Generator().manual_seed(0), 50, 4)
-    assert torch.equal(x, again)
+def test_sequences_are_symbols_then_distractors_then_requests(project):
+    found = prepared_at(project, 3)
+    raw = np.load(project / "data/few/symbols.npy")
+    codes, labels = found.arrays["codes"], found.labels.reshape(80, POSITIONS, ALPHABET)
+    assert codes.shape == (80, 2 * POSITIONS + 3)
+    x = code_features(ALPHABET)[torch.from_numpy(codes.astype(np.int64))].numpy()
+    assert np.array_equal(x[:, :2, :3], labels) and np.array_equal(labels.argmax(2), raw[:, :2])
+    test = x[found.rows("test")]
+    assert np.array_equal(test[:, 2:5, :3].argmax(2), raw[found.rows("test"), 2:5])
+    assert (test[:, :, 3] == [1, 1, 0, 0, 0, 0, 0]).all() and (test[:, :, 4] == [0, 0, 0, 0, 0, 1, 1]).all()
+    # In training the lag is at most as long, and after the last request there is nothing.
+    lengths = (codes > 0).sum(axis=1)
+    training = found.rows("train")
+    assert set(lengths[training]) == {5, 6, 7} and set(lengths[found.rows("validation")]) == {7}
+    for row in training:
+        assert (x[row, lengths[row] - 2 : lengths[row], 4] == 1).all() and not x[row, lengths[row] :].any()
 
 
-def test_runs_on_top_of_each_other_are_trained_as_each_alone():
-    runs = [Run(0, 0.01), Run(1, 0.03), Run(2, 0.01)]
-    together = Together(DEBUG, "gru", runs, CPU)
-    together.train(3)
-    for run, network in zip(runs, together.networks, strict=True):
-        alone = Together(DEBUG, "gru", [run], CPU)
-        alone.train(3)
-        for name, value in alone.networks[0].state_dict().items():
-            torch.testing.assert_close(network.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+def test_rows_and_labels_are_the_same_at_every_lag(project):
+    short, long = prepared_at(project, 1), prepared_at(project, 5)
+    assert np.array_equal(short.labels, long.labels) and np.array_equal(short.arrays["codes"][:, :2], long.arrays["codes"][:, :2])
+    with pytest.raises(InputError, match="few.*lag is 6.*up to 5"):
+        prepared_at(project, 6)
 
 
-def test_a_gru_learns_to_remember():
-    plan = dataclasses.replace(DEBUG, symbols=1, units=8, batch=16, steps=150, warmup=10)
-    together = Together(plan, "gru", [Run(0, 0.03)], CPU)
-    before = together.recall(copier.VALIDATION, 100, 5).mean()
-    together.train(5)
-    assert before < 0.6 and together.recall(copier.VALIDATION, 100, 5).mean() > 0.95
+def test_the_published_rows_are_drawn_again_as_they_were():
+    first, again = source_of_rows.rows(), source_of_rows.rows()
+    assert np.array_equal(first.symbols, again.symbols) and first.symbols.shape == (23_100, 204)
+    assert np.bincount(first.split).tolist() == list(source_of_rows.ROWS.values())
+    # It is made when an experiment wants it.
+    assert "copying" not in embedded()
 
 
-def test_a_gradient_that_is_not_finite_is_passed_over_and_counted():
-    together = Together(DEBUG, "gru-relu", [Run(0, 0.01), Run(1, 0.01)], CPU)
+def test_the_objective_is_cross_entropy_at_each_position():
+    objective = make_objective({"name": "positions"}, {"positions": 2})
+    scores = torch.tensor([[2.0, 0.0, -1.0, 0.0, 1.0, 0.5]])
+    target = torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0, 1.0]])
+    each = functional.cross_entropy(scores.view(2, 3), torch.tensor([0, 2]))
+    assert objective.loss(None, scores, target, ()) == objective.held_out_loss(scores, target) == each
+    probabilities = to_probabilities(objective, scores.numpy())
+    assert probabilities.reshape(2, 3).sum(axis=1) == pytest.approx([1, 1])
+    assert objective.correct(scores, target).tolist() == [[True, False]]
+    assert copying.row_recall(probabilities, target.numpy(), 2).tolist() == [0.5]
+    with pytest.raises(InputError, match="'positions'.*small"):
+        make_objective({"name": "positions"}, {"name": "small"})
+
+
+@pytest.mark.parametrize("cell", NAMES)
+def test_the_network_reads_nothing_after_the_requests(cell, project):
+    found = prepared_at(project, 3)
+    torch.manual_seed(0)
+    network = models.build("symbol_recall", {"hidden_size": 4, "cell": cell}, found.description)
+    codes = torch.from_numpy(np.array(found.arrays["codes"]))
     with torch.no_grad():
-        layer = together.networks[0].recurrence
-        layer.weight_hh_l0.fill_(1e30)
-        for rows, bias in zip(layer.bias_ih_l0.chunk(3), (0.0, -1e3, 1e10), strict=True):
-            rows.fill_(bias)
-    together.train(3)
-    assert together.skipped == [DEBUG.steps, 0]
-    assert all(value.isfinite().all() for value in together.networks[0].state_dict().values())
+        together = network(codes)
+        for row in range(10):
+            alone = network(codes[row : row + 1, : int((codes[row] > 0).sum())])
+            torch.testing.assert_close(together[row : row + 1], alone)
 
 
-def test_a_step_that_is_passed_over_leaves_the_weights_as_they_are(monkeypatch):
-    """Also where earlier steps have given the optimiser a momentum."""
-    together = Together(DEBUG, "gru", [Run(0, 0.01)], CPU)
-    clip, weights = Together._clip, []
-
-    def poisoned(self):
-        if len(weights) == DEBUG.steps - 2:
-            self.networks[0].recurrence.weight_hh_l0.grad[0, 0] = float("nan")
-        clip(self)
-        weights.append([parameter.detach().clone() for parameter in self.networks[0].parameters()])
-
-    monkeypatch.setattr(Together, "_clip", poisoned)
-    together.train(3)
-    moved = [
-        any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)) for before, after in pairwise(weights)
-    ]
-    assert together.skipped == [1] and moved == [True] * (DEBUG.steps - 2) + [False]
+def test_a_gru_learns_to_remember(project):
+    """Over one distractor, in 150 steps on the training split."""
+    found = prepared_at(project, 1)
+    torch.manual_seed(0)
+    network = models.build("symbol_recall", {"hidden_size": 16}, found.description)
+    objective = make_objective({"name": "positions"}, found.description)
+    codes, labels = (torch.from_numpy(np.array(one)) for one in (found.arrays["codes"], found.labels))
+    optimiser = torch.optim.AdamW(network.parameters(), lr=0.03)
+    for _ in range(150):
+        optimiser.zero_grad()
+        objective.loss(network, network(codes[:48]), labels[:48].float(), ()).backward()
+        optimiser.step()
+    held_out = objective.correct(network(codes[48:]), labels[48:].float())
+    assert held_out.double().mean() > 0.9
 
 
-def test_of_equal_rates_the_lowest_is_chosen():
-    trials = [(0.1, 0, 0.5), (0.1, 1, 0.7), (0.01, 0, 0.6), (0.01, 1, 0.6), (0.001, 0, 0.9), (0.001, 1, 0.1)]
-    assert best_rate(trials) == 0.01
+def test_the_study_follows_from_the_runs(source, tmp_path):
+    findings = copying.study(copying.DEBUG, source, CPU)
+    table = findings.tables["recall"]
+    assert table.groupby(["cell", "lag"], sort=False).size().to_dict() == {
+        ("gru", 1): 2, ("rnn", 1): 2, ("gru", 3): 2, ("rnn", 3): 2,
+    }  # fmt: skip
+    for job in source.jobs:
+        prepared = open_prepared(Path(job["prepared"]))
+        network = models.load(Path(job["run_directory"]), prepared.description)
+        rows = prepared.rows("test")
+        with torch.no_grad():
+            scores = network(torch.from_numpy(np.array(prepared.arrays["codes"][rows])))
+        expected = network.objective.correct(scores, torch.from_numpy(np.array(prepared.labels[rows]))).double().mean()
+        cell, lag = job["network"]["cell"], prepared.description["settings"]["lag"]
+        mine = table[(table["cell"] == cell) & (table["lag"] == lag) & (table["seed"] == job["seed"])]
+        assert mine["recall"].to_list() == pytest.approx([float(expected)])
+    wide = table[table["lag"] == 3].pivot(index="seed", columns="cell", values="recall")
+    (claim,) = findings.results["claims"]
+    assert claim["measured"]["differences"] == pytest.approx((wide["gru"] - wide["rnn"]).to_list())
+    # Two seeds cannot decide.
+    assert claim["verdict"] == "inconclusive"
+    # dh_T/dh_T is the identity; a cell without update gate is said to have it at 0.
+    gradients = findings.tables["gradients"]
+    assert set(gradients[gradients["distance"] == 0]["median"]) == {1} and gradients["distance"].max() == 5
+    gates = findings.results["gates_after_training"]
+    assert gates["rnn"]["distractors"]["update"]["mean"] == 0 < gates["gru"]["distractors"]["update"]["mean"] < 1
 
 
-def test_what_is_committed_is_what_the_code_says_and_follows_from_its_data():
-    said = json.loads((COMMITTED / "results.json").read_text())
-    assert said["plan"] == json.loads(json.dumps(dataclasses.asdict(Plan())))
-    recall, tuning = pd.read_csv(COMMITTED / "recall.csv"), pd.read_csv(COMMITTED / "tuning.csv")
-    trials = tuning.groupby(["cell", "lag"]).size()
-    assert set(trials) == {len(Plan().rates) * Plan().tuning_seeds} and len(trials) == 6 * len(Plan().lags)
+def test_the_figure_is_drawn_from_the_tables_alone(source, tmp_path):
+    findings = copying.study(copying.DEBUG, source, CPU)
+    study_io.publish(tmp_path / "copying", findings, {}, copying.draw_figure)
+    copying.draw_figure(tmp_path / "copying", tmp_path / "same.png")
+    assert (tmp_path / "same.png").read_bytes() == (tmp_path / "copying" / "figure.png").read_bytes()
+
+
+def test_what_does_not_fit_is_refused(source):
+    with pytest.raises(InputError, match="lag 2"):
+        copying.study(copying.Settings(primary_lag=2), source, CPU)
+    other = replace(source, jobs=[{**source.jobs[0], "model": "han"}])
+    with pytest.raises(InputError, match="is a han"):
+        copying.parts_of(other)
+    first, other = source.jobs[:2]
+    cell = {**other, "network": first["network"]}
+    lags = {name: replace(one, preprocessing={"lag": 3}) for name, one in source.plan.variants.items()}
+    twice = replace(source, jobs=[first, cell], plan=replace(source.plan, variants=lags))
+    with pytest.raises(InputError, match="same cell and lag"):
+        copying.parts_of(twice)
+
+
+def test_the_committed_evidence_follows_from_its_tables():
+    folder = Path(ROOT, "results", "studies", "copying")
+    said, recall = json.loads((folder / "results.json").read_text()), pd.read_csv(folder / "recall.csv")
     for (cell, lag), mine in recall.groupby(["cell", "lag"]):
-        assert list(mine["seed"]) == list(range(Plan().seeds))
         found, expected = said["recall"][cell][str(lag)], mean_interval(mine["recall"].to_list())
         assert (found["mean"], found["low"], found["n"]) == pytest.approx((expected.mean, expected.low, expected.n))
-        own = tuning[(tuning["cell"] == cell) & (tuning["lag"] == lag)]
-        rows = list(own[["rate", "seed", "validation_recall"]].itertuples(index=False, name=None))
-        assert best_rate(rows) == mine["rate"].unique()
-    wide = recall[recall["lag"] == Plan().primary_lag].pivot(index="seed", columns="cell", values="recall")
-    for claim in said["claims"]:
-        measured = claim["measured"]
-        differences = (wide[measured["better"]] - wide[measured["worse"]]).to_numpy()
-        assert np.allclose(differences, measured["differences"], atol=1e-5)
-        assert measured["p"] == pytest.approx(sign_flip_p(measured["differences"]))

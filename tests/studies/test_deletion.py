@@ -1,7 +1,7 @@
 """What attended words are worth: what is removed, that a document never gets empty, and the evidence of the study."""
 
 import json
-import sys
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,11 @@ import models
 from batches import collation
 from batches.subsets import select_rows
 from models.objectives import to_probabilities
-from storage.errors import command
-from studies import deletion, trained
+from storage.errors import InputError
+from storage.run_folder import RunFolder
+from studies import deletion, study_io, word_scores
 from studies.deletion import ATTENDED, DEBUG, GRADIENT, RANDOM, highest
+from studies.load_runs import trained_networks
 
 CPU = torch.device("cpu")
 # Called here and not by the study, which expects it on a CPU.
@@ -23,9 +25,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarni
 
 
 @pytest.fixture(scope="module")
-def evidence(runs, prepared, tmp_path_factory) -> Path:
+def evidence(source, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("studies") / "deletion"
-    deletion.study(DEBUG, runs, prepared, place, CPU)
+    findings = deletion.study(DEBUG, source, CPU)
+    study_io.publish(place, findings, study_io.provenance(source.keys()), deletion.draw_figure)
     return place
 
 
@@ -37,10 +40,10 @@ def test_the_highest_of_each_group_are_chosen_and_one_is_left():
     assert highest(scores, sizes, 50).tolist() == [False, True, True, True, True, False, False]
 
 
-def test_attention_and_gradients_are_the_networks_word_by_word(runs, prepared):
-    network = models.load(runs[0], prepared.description)
-    words, sentences = trained.attention(network, prepared)
-    gradients = trained.gradient_times_input(network, prepared)
+def test_attention_and_gradients_are_the_networks_word_by_word(source, prepared):
+    network = next(source.networks(CPU))[1]
+    words, sentences = word_scores.attention(network, prepared)
+    gradients = word_scores.gradient_times_input(network, prepared)
     first = 0
     for row in range(5):
         given = collation.inputs(prepared, np.array([row]))
@@ -67,9 +70,9 @@ def test_attention_and_gradients_are_the_networks_word_by_word(runs, prepared):
     assert np.add.reduceat(sentences, np.cumsum(counts) - counts) == pytest.approx(np.ones(len(counts)), abs=1e-5)
 
 
-def test_a_document_is_read_without_the_word_as_if_it_had_not_been_written(runs, prepared):
+def test_a_document_is_read_without_the_word_as_if_it_had_not_been_written(source, prepared):
     one = select_rows(prepared, np.array([0]))
-    reader = deletion.Reader(models.load(runs[0], prepared.description), one)
+    reader = deletion.Reader(next(source.networks(CPU))[1], one)
     scores = np.zeros(len(one.arrays["tokens"]))
     scores[3] = 1
     tokens, counts = one.arrays["tokens"], np.array(one.arrays["word_counts"])
@@ -96,31 +99,38 @@ def test_a_flat_network_with_attention_is_read_too(prepared):
     network = models.build(
         "gru_flat", {"embedding_dim": 8, "hidden_size": 4, "pooling": "attention"}, prepared.description
     )
-    words, sentences = trained.attention(network.eval(), prepared)
+    words, sentences = word_scores.attention(network.eval(), prepared)
     assert words.sum() == pytest.approx(len(prepared.labels), abs=1e-4)
     assert words[: prepared.first_words[1]].sum() == pytest.approx(sentences[:5].sum(), abs=1e-5)
-    assert np.isfinite(trained.gradient_times_input(network, prepared)).all()
+    assert np.isfinite(word_scores.gradient_times_input(network, prepared)).all()
 
 
-def test_random_removals_are_averaged_over_draws(runs, prepared):
+def test_random_removals_are_averaged_over_draws(source, prepared):
     part = select_rows(prepared, np.arange(6))
-    reader = deletion.Reader(models.load(runs[0], prepared.description), part)
+    reader = deletion.Reader(next(source.networks(CPU))[1], part)
     generator = np.random.default_rng(0)
     draws = [generator.random(len(part.arrays["tokens"])) for _ in range(3)]
     each = [reader.without_words([one], 2).fall for one in draws]
     assert reader.without_words(draws, 2).fall == pytest.approx(np.mean(each, axis=0))
 
 
-def test_it_runs_as_a_command_and_repeats_byte_for_byte(evidence, runs, text_directory, tmp_path, monkeypatch, capsys):
-    given = ["--debug", "--to", str(tmp_path), "--prepared", str(text_directory), "--runs", *map(str, runs)]
-    monkeypatch.setattr(sys, "argv", ["studies.deletion", *given])
-    with pytest.raises(SystemExit, match="0"):
-        command(deletion.main)()
-    assert "most attended words" in capsys.readouterr().out
+def test_it_runs_as_a_command_and_repeats_byte_for_byte(evidence, source, study, tmp_path):
+    runs = [run.directory for run in source.runs.values()]
+    assert "most attended words" in study("deletion", *runs, "--debug", "--to", tmp_path)
     again = tmp_path / "deletion" / "small"
     assert sorted(path.name for path in again.iterdir()) == ["deletion.csv", "figure.png", "results.json"]
     for path in again.iterdir():
         assert path.read_bytes() == (evidence / path.name).read_bytes(), path.name
+
+
+def test_an_option_is_a_setting_of_the_study_and_json_is_what_is_written(source, study, tmp_path):
+    runs = [run.directory for run in source.runs.values()]
+    options = ["--option", "documents=5", "--option", "words=[1, 2, 3]"]
+    printed = json.loads(study("deletion", *runs, "--debug", "--to", tmp_path, "--json", *options))
+    assert printed["documents"] == 5 and printed["settings"]["words"] == [1, 2, 3]
+    assert printed == json.loads((tmp_path / "deletion" / "small" / "results.json").read_text())
+    assert printed["provenance"]["runs"] == {str(seed): run.key for seed, run in source.runs.items()}
+    assert set(printed["provenance"]) == {"commit", "uncommitted_changes", "environment", "runs"}
 
 
 def test_the_evidence_has_every_cell_and_the_claim_follows_from_it(evidence):
@@ -141,19 +151,24 @@ def test_the_evidence_has_every_cell_and_the_claim_follows_from_it(evidence):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda runs, flat: [*runs, flat], "is of variant gru_flat"),
-        (lambda runs, flat: [*runs, runs[0]], "has seed 0, as another run"),
-        (lambda runs, flat: [flat], "gives no attention"),
-        (lambda runs, flat: [runs[0].parent], "has no result.json"),
-        (lambda runs, flat: [runs[0], "--documents", "0"], "--documents is 0: give 1 or more"),
+        (lambda runs, flat: [*runs, flat], "variant gru_flat"),
+        (lambda runs, flat: [*runs, runs[0]], "seed 0"),
+        (lambda runs, flat: [flat], "no attention"),
+        (lambda runs, flat: [*runs, "--option", "documents=0"], "documents is 0"),
+        (lambda runs, flat: [*runs, "--option", "document=5"], "'documents'"),
+        (lambda runs, flat: [*runs, "--option", "documents"], "NAME=VALUE"),
+        (lambda runs, flat: [*runs, "--option", "primary_words=3"], "primary_words is 3"),
+        (lambda runs, flat: [*runs, "--variant", "han"], "--variant"),
     ],
 )
-def test_runs_that_do_not_fit_are_refused(change, said, runs, flat_run, text_directory, tmp_path, monkeypatch, capsys):
-    given = change(runs, flat_run)
-    options = ["--debug", "--to", str(tmp_path), "--prepared", str(text_directory), "--runs", *map(str, given)]
-    monkeypatch.setattr(sys, "argv", ["studies.deletion", *options])
-    with pytest.raises(SystemExit, match="2"):
-        command(deletion.main)()
-    line = capsys.readouterr().err
-    assert said in line and line.count("\n") == 1
+def test_what_does_not_fit_is_refused(change, said, source, flat_run, study, tmp_path):
+    given = change([run.directory for run in source.runs.values()], flat_run.directory)
+    assert said in study("deletion", *given, "--debug", "--to", tmp_path, code=2)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_is_not_finished_is_refused(source, tmp_path):
+    first = source.runs[0].directory
+    shutil.copy(first / "job.json", tmp_path)
+    with pytest.raises(InputError, match=f"{tmp_path}.*finished"):
+        trained_networks([RunFolder(tmp_path)])

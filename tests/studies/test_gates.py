@@ -1,8 +1,7 @@
-"""What gates do: memory of a unit and the share a closed reset gate leaves, by hand; and the evidence of the study."""
+"""Gates: the memory of a unit and the share that a closed reset gate leaves, by hand; claims; and the evidence."""
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +12,14 @@ from scipy.stats import spearmanr
 
 import models
 from batches import collation
-from evaluation.statistics import mean_interval
-from evaluation.verdicts import INCONCLUSIVE, REFUTED, SUPPORTED
+from evaluation.verdicts import EQUIVALENT, INCONCLUSIVE, REFUTED, SUPPORTED
 from models.layers.cells import BidirectionalRecurrence, Recurrence
-from storage.errors import command
-from studies import gate_measures, gates
+from storage.errors import InputError
+from studies import gate_measures, gates, study_io
 from studies.gates import DEBUG
 from studies.jacobians import DTYPE
-from studies.plots import PHRASE, PLOTS, in_one_sentence, in_sentences
+from studies.load_runs import trained_networks
+from studies.movie_plots import PHRASE, PLOTS, in_one_sentence, in_sentences
 
 CPU = torch.device("cpu")
 # Called here and not by the study, which expects it on a CPU.
@@ -28,9 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarni
 
 
 @pytest.fixture(scope="module")
-def evidence(runs, prepared, tmp_path_factory) -> Path:
+def evidence(source, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("studies") / "gates"
-    gates.study(DEBUG, runs, prepared, place, CPU)
+    findings = gates.study(DEBUG, source, CPU)
+    study_io.publish(place, findings, study_io.provenance(source.keys()), gates.draw_figure)
     return place
 
 
@@ -61,8 +61,8 @@ def test_a_closed_reset_gate_leaves_what_the_update_gate_keeps():
     assert found == pytest.approx(old / (old + new))
 
 
-def test_gates_of_ragged_documents_are_those_of_the_for_loop(runs, prepared):
-    network = models.load(runs[0], prepared.description)
+def test_gates_of_ragged_documents_are_those_of_the_for_loop(source, prepared):
+    _, network = next(source.networks(CPU))
     rows = np.array([3, 0, 5])
     with torch.no_grad():
         found = gate_measures.read(network, *collation.inputs(prepared, rows, ragged=True))
@@ -82,8 +82,8 @@ def test_gates_of_ragged_documents_are_those_of_the_for_loop(runs, prepared):
         torch.testing.assert_close(found["sentences"].reset, expected.reset[real])
 
 
-def test_the_distribution_counts_every_word_once_and_asks_for_some(runs, prepared):
-    network = models.load(runs[0], prepared.description)
+def test_the_distribution_counts_every_word_once_and_asks_for_some(source, prepared):
+    _, network = next(source.networks(CPU))
     found = gate_measures.distribution(network, prepared, [2, 9])
     every, where = [], []
     with torch.no_grad():
@@ -102,8 +102,8 @@ def test_the_distribution_counts_every_word_once_and_asks_for_some(runs, prepare
     assert found.at_words["reset"] == pytest.approx([float(one) for one in expected], abs=1e-6)
 
 
-def test_sequences_are_the_first_steps_of_long_enough_sentences(runs, prepared):
-    network = models.load(runs[0], prepared.description)
+def test_sequences_are_the_first_steps_of_long_enough_sentences(source, prepared):
+    _, network = next(source.networks(CPU))
     found = gate_measures.drawn_sequences(network, prepared, "words", 5, 6)
     assert found.shape == (5, 6, 8) and found.dtype == DTYPE
     lengths = np.asarray(prepared.arrays["word_counts"]).reshape(-1)
@@ -134,28 +134,57 @@ def test_the_trace_is_usual_before_and_itself_at_the_phrase(evidence):
     assert gates.at_phrase(one, "sentences", "reset", 0)[0] == apart["reset"].iloc[-1]
 
 
-def test_a_correlation_decides_where_all_of_its_interval_lies_beyond_the_bound():
-    far, near = mean_interval([0.3, 0.32, 0.28]), mean_interval([0.3, 0.0, 0.1])
-    assert gates.decided(far, 0.03, 0.1) == SUPPORTED
-    assert gates.decided(gates.mirrored(far), 0.03, 0.1) == REFUTED
-    assert gates.decided(far, 0.06, 0.1) == gates.decided(near, 0.03, 0.1) == INCONCLUSIVE
+def gates_found(seeds: int, correlation: float, old_share: float, generator: np.random.Generator) -> dict:
+    """Networks whose reset gate correlates so with memory, that keep such a share, and whose gate falls by .2 at 'but'."""
+    found = {}
+    for seed in range(seeds):
+        order = np.arange(300)
+        units = [
+            pd.DataFrame(
+                {
+                    "level": "words",
+                    "direction": direction,
+                    "reset": correlation * order / 87 + generator.normal(size=300),
+                    "update": order / 300,
+                    "memory": order,
+                }
+            )
+            for direction in ("forwards", "backwards")
+        ]
+        rows = [
+            {"level": level, "text": text, "place": place, "of_phrase": place - 5, "word": "w", "update": 0.5}
+            | {"reset": (0.5 if place < 5 else 0.3) + generator.normal(scale=0.01)}
+            for level in gate_measures.LEVELS
+            for text in range(len(PLOTS))
+            for place in range(5 + len(PHRASE))
+        ]
+        share = {"words": old_share + generator.normal(scale=0.001)}
+        found[seed] = gates.Found(pd.concat(units), pd.DataFrame(), pd.DataFrame(rows), {}, share)
+    return found
 
 
-def test_it_runs_as_a_command_and_repeats_byte_for_byte(evidence, runs, text_directory, tmp_path, monkeypatch, capsys):
-    given = ["--debug", "--to", str(tmp_path), "--prepared", str(text_directory), "--runs", *map(str, runs)]
-    monkeypatch.setattr(sys, "argv", ["studies.gates", *given])
-    with pytest.raises(SystemExit, match="0"):
-        command(gates.main)()
-    assert "A reset gate of 0 forgets all of the state" in capsys.readouterr().out
+def test_claims_are_judged_by_the_projects_rule_with_holm_over_all_four():
+    def verdicts(seeds, correlation, old_share):
+        claims = gates.judged(gates_found(seeds, correlation, old_share, np.random.default_rng(0)))
+        return [one["verdict"] for one in claims], [one["measured"]["holm_p"] for one in claims]
+
+    # A correlation of .35 and 8 seeds: p is 2^-7 for each claim, four times that after Holm's correction.
+    said, p = verdicts(8, 0.4, 0.6)
+    assert said == [REFUTED, SUPPORTED, REFUTED, SUPPORTED] and p == pytest.approx([4 * 2**-7] * 4)
+    # With 7 seeds p is 2^-6 and below .05 for each alone; four together cannot be decided.
+    said, p = verdicts(7, 0.4, 0.6)
+    assert said == [INCONCLUSIVE] * 4 and p == pytest.approx([4 * 2**-6] * 4)
+    # The other way round, and nothing at all.
+    assert verdicts(8, -0.4, 0.0)[0] == [SUPPORTED, REFUTED, SUPPORTED, SUPPORTED]
+    assert verdicts(8, 0.0, 0.1)[0][:3] == [EQUIVALENT] * 3
+
+
+def test_it_runs_as_a_command_and_repeats_byte_for_byte(evidence, source, study, tmp_path):
+    said = study("gates", *(run.directory for run in source.runs.values()), "--debug", "--to", tmp_path)
+    assert "A reset gate of 0 forgets all of the state" in said
     again = tmp_path / "gates" / "small"
-    tables = ["histograms.csv", "phrase.csv", "trace.csv", "units.csv"]
-    assert sorted(path.name for path in again.iterdir()) == [
-        "figure.png",
-        *tables[:1],
-        tables[1],
-        "results.json",
-        *tables[2:],
-    ]
+    names = ["figure.png", "histograms.csv", "phrase.csv", "results.json", "trace.csv", "units.csv"]
+    assert sorted(path.name for path in again.iterdir()) == names
     for path in again.iterdir():
         assert path.read_bytes() == (evidence / path.name).read_bytes(), path.name
 
@@ -168,21 +197,18 @@ def test_what_is_said_follows_from_the_tables(evidence):
         np.mean([spearmanr(one["reset"], one["memory"]).statistic for _, one in mine.groupby("direction")])
         for _, mine in words.groupby("seed")
     ]
-    assert said["claims"][1]["measured"]["by_seed"] == pytest.approx(expected)
-    assert said["claims"][2]["measured"]["by_seed"] == pytest.approx(expected)
+    assert said["claims"][1]["measured"]["differences"] == pytest.approx(expected)
+    assert said["claims"][2]["measured"]["differences"] == pytest.approx([-one for one in expected])
     # Two seeds cannot decide what many must.
-    assert {one["verdict"] for one in said["claims"][1:]} == {INCONCLUSIVE}
+    assert {one["verdict"] for one in said["claims"]} == {INCONCLUSIVE}
     phrase = pd.read_csv(evidence / "phrase.csv")
     but = phrase[(phrase["word"] == "but") & (phrase["gate"] == "reset")]
     assert said["claims"][3]["measured"]["differences"] == pytest.approx((-but["above_usual"]).to_list(), abs=1e-5)
 
 
-def test_networks_without_two_levels_are_refused(flat_run, text_directory, tmp_path, monkeypatch, capsys):
-    given = ["--debug", "--to", str(tmp_path), "--prepared", str(text_directory), "--runs", str(flat_run)]
-    monkeypatch.setattr(sys, "argv", ["studies.gates", *given])
-    with pytest.raises(SystemExit, match="2"):
-        command(gates.main)()
-    assert "not hierarchical GRUs" in capsys.readouterr().err
+def test_networks_without_two_levels_are_refused(flat_run):
+    with pytest.raises(InputError, match="seed 0 is no hierarchical GRU"):
+        gates.study(DEBUG, trained_networks([flat_run]), CPU)
 
 
 @pytest.mark.parametrize(("cell", "is_read"), [("gru", True), ("rnn", False), ("minimal", False), ("gru-relu", False)])

@@ -1,41 +1,59 @@
-"""At which quantile to cut: the rule of the knee, the cuts, what padding costs, and the evidence of the study."""
+"""At which quantile to truncate: the rule of the knee, and a study of an experiment that was trained and evaluated."""
 
-import contextlib
-import dataclasses
-import io
 import json
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 
-from batches import collation
-from evaluation.statistics import mean_interval
-from storage.errors import command
-from storage.files import read_json, write_json
-from studies import cuts, quantiles
-from studies.cuts import DEBUG, Corpus, Cut, Trainer
-from studies.padding import WAYS, Timer, padded_to
+from planning.plan import Plan
+from storage.errors import InputError
+from storage.prepared import open_prepared
+from storage.source import ROOT
+from studies import quantiles, study_io
+from studies.load_runs import EvaluatedExperiment, evaluated_experiment
+from tests.studies.pipeline import run_pipeline
 
 CPU = torch.device("cpu")
+EXPERIMENT = {
+    "title": "Two quantiles of few documents",
+    "defaults": {
+        "model": "han",
+        "data": "docstrings",
+        "preprocessing": {"rows_per_class": 6},
+        "network": {"embedding_dim": 8, "hidden_size": 4},
+        "training": {"max_epochs": 2, "batch_size": 8, "schedule": {"warmup_epochs": 0}},
+    },
+    "variants": {
+        f"q{100 * one:.0f}": {"preprocessing": {"length_quantile": {"words": one, "sentences": one}}}
+        for one in (0.5, 1.0)
+    },
+    "seeds": [0, 1],
+    "comparisons": [
+        {"treatment": "q100", "control": "q50", "metric": "accuracy", "claim": "Whole is better.", "source": "none"}
+    ],
+    "evaluate_on": "test",
+}
 
 
 @pytest.fixture(scope="module")
-def twice(text_directory, tmp_path_factory) -> tuple[Path, Path]:
-    """The study in its size for tests: called here, and as a command of two processes elsewhere."""
-    here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
-    quantiles.study(DEBUG, [text_directory], here / "quantiles", CPU, kept=here / "kept")
-    options = ["--debug", "--to", there, "--prepared", text_directory, "--workers", "2"]
-    said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said), contextlib.chdir(there):
-        patch.setattr(sys, "argv", ["studies.quantiles", *map(str, options)])
-        with pytest.raises(SystemExit, match="0"):
-            command(quantiles.main)()
-    assert "the knee |" in said.getvalue() and f"evidence: {there}/quantiles" in said.getvalue()
-    return here / "quantiles", there / "quantiles"
+def plan(tmp_path_factory) -> Plan:
+    """The experiment, prepared, trained and evaluated in a folder of its own."""
+    root = tmp_path_factory.mktemp("project")
+    for name in ("data", "data.manifest.json", "params.yaml"):
+        (root / name).symlink_to(Path(ROOT, name).resolve())
+    (root / "experiments").mkdir()
+    (root / "experiments/trial.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    return run_pipeline(root, "trial")
+
+
+@pytest.fixture
+def source(plan) -> EvaluatedExperiment:
+    return evaluated_experiment(plan)
 
 
 def test_the_knee_is_the_smallest_quantile_that_loses_too_little_to_matter():
@@ -48,159 +66,80 @@ def test_the_knee_is_the_smallest_quantile_that_loses_too_little_to_matter():
         0.95: [0.90, 0.90, 0.90, 0.90],
         1.0: [0.899, 0.899, 0.899, 0.899],
     }
-    assert quantiles.knee(accuracy) == (0.9, 0.95)
-    assert quantiles.knee({**accuracy, 0.9: [0.880, 0.895, 0.893, 0.894]}) == (0.95, 0.95)
-    assert quantiles.knee(accuracy, smallest_effect=0.2) == (0.5, 0.95)
+    assert quantiles.knee(accuracy, 0.01) == (0.9, 0.95)
+    assert quantiles.knee({**accuracy, 0.9: [0.880, 0.895, 0.893, 0.894]}, 0.01) == (0.95, 0.95)
+    assert quantiles.knee(accuracy, 0.2) == (0.5, 0.95)
     # One seed has no interval and excludes nothing.
-    assert quantiles.knee({0.5: [0.9], 1.0: [0.9001]}) == (1.0, 1.0)
+    assert quantiles.knee({0.5: [0.9], 1.0: [0.9001]}, 0.01) == (1.0, 1.0)
 
 
-def test_texts_are_cut_at_quantiles_of_the_training_split(text_directory):
-    corpus = Corpus(text_directory)
-    counts = np.load(text_directory / "word_counts.npy")[:48]
-    sentences = np.load(text_directory / "sentence_counts.npy")[:48]
-    lengths = np.sort(counts[counts > 0])
-    # The smallest length that so many items do not exceed: item ceil(q n) of n.
-    expected = (np.sort(sentences)[int(np.ceil(0.75 * 48)) - 1], lengths[int(np.ceil(0.5 * len(lengths))) - 1])
-    assert corpus.kept(Cut(words=0.5, sentences=0.75)) == expected
-    cut = corpus.cut(Cut(0.5, 0.75))
-    kept = np.minimum(np.load(text_directory / "word_counts.npy"), expected[1])[:, : expected[0]]
-    assert np.array_equal(cut.arrays["word_counts"], kept)
-    whole = corpus.cut(Cut(1.0, 1.0))
-    assert np.array_equal(whole.arrays["tokens"], np.load(text_directory / "tokens.npy"))
-    shares = corpus.shares(Cut(0.5, 0.75))
-    assert shares["test_words_kept"] == kept[69:].sum() / np.load(text_directory / "word_counts.npy")[69:].sum()
-    assert corpus.shares(Cut(1.0, 1.0))["train_documents_whole"] == 1
+def test_test_rows_are_equal_at_every_quantile(source):
+    folders = {job["variant"]: Path(job["prepared"]) for job in source.jobs}
+    short, whole = (open_prepared(folders[name]) for name in ("q50", "q100"))
+    for name in ("labels", "raw_indices"):
+        assert np.array_equal(short.arrays[name], whole.arrays[name])
+    assert len(short.arrays["tokens"]) < len(whole.arrays["tokens"])
 
 
-def test_each_level_alone_has_the_other_at_its_usual_quantile():
-    plan = dataclasses.replace(DEBUG, quantiles=(0.5, 0.95, 1.0), alone=True)
-    assert plan.cuts[:3] == [Cut(0.5, 0.5), Cut(0.95, 0.95), Cut(1.0, 1.0)]
-    assert set(plan.cuts[3:]) == {Cut(0.5, 0.95), Cut(1.0, 0.95), Cut(0.95, 0.5), Cut(0.95, 1.0)}
+def test_the_table_follows_from_the_runs_and_their_arrays(source, tmp_path):
+    findings = quantiles.study(quantiles.Settings(), source, CPU)
+    table = findings.tables["truncation"].set_index("variant")
+    assert table["quantile"].to_dict() == {"q50": 0.5, "q100": 1.0}
+    for job in source.jobs:
+        prepared = open_prepared(Path(job["prepared"]))
+        rows, mine = prepared.rows("train"), table.loc[job["variant"]]
+        counts = np.asarray(prepared.arrays["word_counts"])[rows]
+        assert (mine["kept_words"], mine["kept_sentences"]) == (counts.max(), counts.shape[1])
+        assert mine["train_padding"] == pytest.approx(1 - counts.sum() / (counts.size * counts.max()))
+        accuracies = [
+            (source.probabilities(one, "test").argmax(axis=1) == prepared.labels[prepared.rows("test")]).mean()
+            for one in source.jobs
+            if one["variant"] == job["variant"]
+        ]
+        assert mine["test_accuracy"] == pytest.approx(np.mean(accuracies))
+    assert table.loc["q100", "train_words_kept"] == table.loc["q100", "train_documents_whole"] == 1
+    assert table.loc["q50", "train_words_kept"] < 1
+    scores = {one: source.scores(name, "validation", "accuracy") for name, one in (("q50", 0.5), ("q100", 1.0))}
+    assert (findings.results["knee"], findings.results["best"]) == quantiles.knee(scores, 0.01)
+    (claim,) = findings.results["claims"]
+    assert claim["verdict"] == "inconclusive" and claim["measured"]["name"] == "q50"
 
 
-def test_what_padding_is_read_in_each_way(text_directory):
-    corpus = Corpus(text_directory)
-    timer = Timer(corpus.whole, (5, 8), dict(DEBUG.network), DEBUG.settings, CPU, count=100)
-    ways = {steps.way: steps for steps in timer.all_ways()}
-    assert tuple(ways) == WAYS
-    words = collation.sizes(corpus.whole, corpus.whole.rows("train")).sum()
-    assert ways["cut length"].padding == pytest.approx(1 - words / (48 * 5 * 8))
-    # Batches of like length have less than those by chance, and these than all that there could be.
-    like, chance, most = (ways[name].padding for name in ("longest, like length", "longest, any length", "cut length"))
-    assert like < chance < most
-    assert {len(steps.seconds) for steps in ways.values()} == {6} and ways["project"].documents == 48
-    # What is too much for a CPU is not timed, and says so by having no time.
-    timer = Timer(corpus.whole, (500, 800), dict(DEBUG.network), DEBUG.settings, CPU, count=2)
-    row = timer.way("cut length", "off").as_row()
-    assert row["n"] == 0 and row["median_ms"] is None and row["padding"] > 0.99
+def test_the_evidence_has_the_keys_of_what_was_read(source, tmp_path):
+    findings = quantiles.study(quantiles.Settings(), source, CPU)
+    place = study_io.destination(tmp_path, "quantiles", source.data)
+    study_io.publish(place, findings, study_io.provenance(source.keys()), quantiles.draw_figure)
+    written = json.loads((place / "results.json").read_text())["provenance"]
+    assert written["experiment"] == "trial" and written["plan"] == source.plan.key
+    assert written["runs"]["q50"] == {str(job["seed"]): job["run_key"] for job in source.jobs if job["variant"] == "q50"}
+    assert sorted(path.name for path in place.iterdir()) == ["figure.png", "results.json", "truncation.csv"]
+    quantiles.draw_figure(place, tmp_path / "same.png")
+    assert (tmp_path / "same.png").read_bytes() == (place / "figure.png").read_bytes()
+    assert pd.read_csv(place / "truncation.csv")["data"].unique() == ["docstrings"]
 
 
-def test_padding_up_to_the_cut_adds_nothing_but_padding(prepared):
-    given = collation.inputs(prepared, np.array([4, 7]))
-    tokens, word_counts, sentence_counts = padded_to(given, 6, 9)
-    assert tokens.shape == (2, 6, 9) and word_counts.shape == (2, 6)
-    assert tokens.sum() == given[0].sum() and word_counts.sum() == given[1].sum()
-    assert torch.equal(tokens[:, : given[0].shape[1], : given[0].shape[2]], given[0])
-    assert torch.equal(sentence_counts, given[2])
-
-
-def test_what_repeats_repeats_byte_for_byte_however_many_processes_there_are(twice):
-    one, two = twice
-    names = sorted(path.name for path in one.iterdir())
-    assert names == ["cuts.csv", "figure.png", "results.json", "runs.csv", "steps.csv", "tuning.csv"]
-    for name in ("results.json", "runs.csv", "tuning.csv"):
-        assert (one / name).read_bytes() == (two / name).read_bytes(), name
-    timed = ["median_ms", "documents_a_second"]
-    first, second = (pd.read_csv(place / "cuts.csv").drop(columns=timed) for place in twice)
-    pd.testing.assert_frame_equal(first, second)
-
-
-def test_the_figure_is_drawn_from_the_data_files_alone(twice, tmp_path):
-    one, _ = twice
-    for name in ("cuts.csv", "steps.csv"):
-        (tmp_path / name).write_bytes((one / name).read_bytes())
-    quantiles.draw_figure(tmp_path, tmp_path / "same.png")
-    assert (tmp_path / "same.png").read_bytes() == (one / "figure.png").read_bytes()
-
-
-def test_what_is_said_follows_from_the_runs(twice):
-    one, _ = twice
-    said, runs, table = (
-        json.loads((one / "results.json").read_text()),
-        *(pd.read_csv(one / name) for name in ("runs.csv", "cuts.csv")),
-    )
-    assert list(runs.groupby("words").size()) == [DEBUG.seeds] * 2
-    for row in table.itertuples():
-        mine = runs[runs["words"] == row.words]
-        span = mean_interval(mine["test_accuracy"].to_list())
-        assert (row.test_accuracy, row.test_low) == pytest.approx((span.mean, span.low), abs=1e-5)
-        assert set(mine["rate"]) == {row.rate}
-    wide = runs.pivot(index="seed", columns="words", values="validation_accuracy")
-    knee, best = quantiles.knee({quantile: wide[quantile].to_list() for quantile in wide})
-    assert said["knees"] == {"small": {"knee": knee, "best": best}}
-    assert table[table["knee"]]["words"].to_list() == [knee]
-    (claim,) = said["claims"]
-    tests = runs.pivot(index="seed", columns="words", values="test_accuracy")
-    assert claim["measured"]["differences"] == pytest.approx((tests[1.0] - tests[0.5]).to_list(), abs=1e-5)
-
-
-def test_rates_are_chosen_on_validation_and_tuning_never_reads_the_test_split(twice, text_directory, monkeypatch):
-    one, _ = twice
-    tuning, runs = pd.read_csv(one / "tuning.csv"), pd.read_csv(one / "runs.csv")
-    assert tuning["test_accuracy"].isna().all() and not set(tuning["seed"]) & set(runs["seed"])
-    best = tuning.sort_values(["validation_accuracy", "rate"], ascending=[False, True]).groupby("words")["rate"].first()
-    assert runs.groupby("words")["rate"].first().to_dict() == best.to_dict()
-
-
-def test_what_is_kept_is_not_trained_again(twice, text_directory, tmp_path, monkeypatch):
-    one, _ = twice
-    monkeypatch.setattr(cuts.Trainer, "make", lambda *given: pytest.fail("trained again"))
-    again = quantiles.study(DEBUG, [text_directory], tmp_path / "quantiles", CPU, kept=one.parent / "kept")
-    assert json.loads(json.dumps(again)) == json.loads((one / "results.json").read_text())
-    for name in ("cuts.csv", "steps.csv"):
-        assert (tmp_path / "quantiles" / name).read_bytes() == (one / name).read_bytes()
-
-
-def test_other_settings_are_another_run(text_directory, tmp_path):
-    corpus, run = Corpus(text_directory), cuts.Run(Cut(1.0, 1.0), 0.01, 0)
-    places = {
-        Trainer(plan, corpus, CPU, {}, tmp_path).place(run)
-        for plan in (DEBUG, dataclasses.replace(DEBUG, training={**DEBUG.training, "batch_size": 4}), cuts.Plan())
-    }
-    assert len(places) == 3
-    # What says only how many runs there are changes none.
-    more = dataclasses.replace(DEBUG, seeds=5, rates=(0.01,), alone=True)
-    assert Trainer(more, corpus, CPU, {}, tmp_path).place(run) in places
+def changed(plan: Plan, name: str, **values) -> Plan:
+    return replace(plan, variants={**plan.variants, name: replace(plan.variants[name], **values)})
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("change", "said"),
     [
-        (["--training", "{"], "is not JSON"),
-        (["--training", '{"epochs": 3}'], "unknown name 'epochs' in --training"),
-        (["--network", '{"hidden_size": 0}'], "hidden_size is 0"),
-        (["--rates", "0.01", "-1"], "learning_rate is -1"),
-        (["--seeds", "0"], "give whole numbers of 1 or more"),
-        (["--workers", "0"], "--workers is 0: give 1 or more"),
+        ({"network": {"hidden_size": 5}}, "another network"),
+        ({"preprocessing": {"length_quantile": {"words": 0.5, "sentences": 0.9}}}, "length_quantile"),
+        ({"preprocessing": {"length_quantile": {"words": 0.5, "sentences": 0.5}}}, "each its own"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_work(options, said, text_directory, tmp_path, monkeypatch, capsys):
-    given = ["--debug", "--to", str(tmp_path), "--prepared", str(text_directory), *options]
-    monkeypatch.setattr(sys, "argv", ["studies.quantiles", *given])
-    with pytest.raises(SystemExit, match="2"):
-        command(quantiles.main)()
-    line = capsys.readouterr().err
-    assert said in line and line.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+def test_variants_that_differ_in_more_are_refused(source, change, said):
+    with pytest.raises(InputError, match=said):
+        quantiles.quantiles_of(replace(source, plan=changed(source.plan, "q100", **change)))
 
 
-def test_a_text_that_is_cut_already_is_refused(text_directory, tmp_path):
-    for path in text_directory.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    description = read_json(text_directory / "prepared.json")
-    description["lengths"]["words"]["longest"] = 9
-    (tmp_path / "prepared.json").unlink()
-    write_json(tmp_path / "prepared.json", description)
-    with pytest.raises(cuts.InputError, match="is cut already .words at 8 of 9."):
-        Corpus(tmp_path)
+def test_a_report_of_other_settings_and_runs_that_are_not_trained_are_refused(plan):
+    with pytest.raises(InputError, match="other settings.*reread run"):
+        evaluated_experiment(replace(plan, alpha=0.01))
+    with pytest.raises(InputError, match="seed 7 is not trained.*reread train"):
+        evaluated_experiment(replace(plan, seeds=(0, 7)))
+    elsewhere = plan.environment.model_copy(update={"reports": plan.environment.reports / "none"})
+    with pytest.raises(InputError, match="not evaluated.*reread run"):
+        evaluated_experiment(replace(plan, environment=elsewhere))

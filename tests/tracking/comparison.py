@@ -41,12 +41,17 @@ def missing() -> str | None:
     return f"{' and '.join(absent)} not found: apt-get install chromium chromium-driver" if absent else None
 
 
-@contextlib.contextmanager
-def server(database: str, artifacts: Path, log: Path) -> Iterator[str]:
-    """Run MLflow's server on a free port of 127.0.0.1 and yield its address; it has ended when the block has."""
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+@contextlib.contextmanager
+def server(database: str, artifacts: Path, log: Path, port: int | None = None) -> Iterator[str]:
+    """Run MLflow's server on a port of 127.0.0.1 (default: a free one) in the block, and yield its address."""
+    port = port or free_port()
     arguments = ["--backend-store-uri", database, "--artifacts-destination", str(artifacts), "--port", str(port)]
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONWARNINGS": "ignore"}
     environment.pop("MLFLOW_TRACKING_URI", None)

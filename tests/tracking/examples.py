@@ -119,10 +119,15 @@ def finish_run(job: dict[str, Any], score: float = 0.9, epochs: int = 3, descrip
     lines = [",".join(rows[0]), *(",".join(f"{value:.6g}" for value in row.values()) for row in rows)]
     write_text(folder / "history.csv", "\n".join(lines) + "\n")
     write_json(folder / "environment.json", {"torch": torch.__version__, "gpu": None, "driver": None})
+    record = {}
     if description is not None:
         torch.manual_seed(job["seed"])
         network = models.build(job["model"], job["network"], description)
         save_file(network.state_dict(), folder / "best.safetensors")
+        record = {
+            "weights_sha256": sha256_file(folder / "best.safetensors"),
+            "network_source": models.network_source(job["model"], job["network"]),
+        }
     result = {
         "run_key": job["run_key"],
         "seed": job["seed"],
@@ -132,6 +137,7 @@ def finish_run(job: dict[str, Any], score: float = 0.9, epochs: int = 3, descrip
         "stopped": "patience",
         "parameters": 1234,
         "validation": {"score": score, "loss": 1.5 / epochs, "accuracy": score},
+        **record,
     }
     write_json(folder / "result.json", result)
     return folder

@@ -1,14 +1,18 @@
-"""What a checkpoint keeps of an optimiser: tensors, numbers and the groups' values."""
+"""What a checkpoint keeps of an optimiser, and that a writer in the background writes what one at once does."""
+
+import threading
 
 import pytest
 import torch
 from torch import nn
 
+from storage.errors import InputError
+from training import checkpoint
 from training.average import Average
-from training.checkpoint import Checkpoint
+from training.checkpoint import BEST, HISTORY, LAST, Checkpoint, Writer
 from training.optimisers import REGISTRY, make_optimiser
 from training.settings import Settings
-from training.state import State
+from training.state import COLUMNS, State
 from training.validation import Validation
 
 
@@ -32,15 +36,21 @@ def steps(network, optimiser, count):
         optimiser.step()
 
 
-def made(make, directory):
+def made(make, directory, writer=None):
     torch.manual_seed(0)
     network = nn.Linear(3, 2)
     optimiser = make(network)
     return (
         network,
         optimiser,
-        Checkpoint(directory, network, Average(network, 0), optimiser, torch.amp.GradScaler("cpu")),
+        Checkpoint(
+            directory, network, Average(network, 0), optimiser, torch.amp.GradScaler("cpu"), writer=writer or Writer()
+        ),
     )
+
+
+def end_epoch(state, score=0.5):
+    state.record(dict.fromkeys(COLUMNS, 0.0), Validation(1.0, score, score))
 
 
 def by_name(name):
@@ -55,13 +65,107 @@ MAKERS |= {"counting": lambda network: Counting(network.parameters(), {"lr": 0.1
 def test_a_resumed_optimiser_goes_on_as_one_that_was_not_stopped(make, tmp_path):
     whole, optimiser, _ = made(make, tmp_path)
     steps(whole, optimiser, 5)
-    first, optimiser, checkpoint = made(make, tmp_path)
+    first, optimiser, kept = made(make, tmp_path)
     steps(first, optimiser, 2)
     state = State()
-    state.record({}, Validation(1.0, 0.5, 0.5))
-    checkpoint.save(state)
-    second, optimiser, checkpoint = made(make, tmp_path)
-    assert checkpoint.resume().epoch == 1
+    end_epoch(state)
+    kept.save(state)
+    second, optimiser, kept = made(make, tmp_path)
+    assert kept.resume().epoch == 1
     steps(second, optimiser, 3)
     assert torch.equal(second.weight, whole.weight) and torch.equal(second.bias, whole.bias)
     assert not torch.equal(second.weight, first.weight)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Writing waits until this event is set."""
+    opened = threading.Event()
+
+    def write(path, text):
+        assert opened.wait(60)
+        write_text(path, text)
+
+    write_text = checkpoint.write_text
+    monkeypatch.setattr(checkpoint, "write_text", write)
+    yield opened
+    opened.set()
+
+
+def bytes_of(folder):
+    return {name: (folder / name).read_bytes() for name in (HISTORY, LAST, BEST)}
+
+
+def test_a_writer_in_the_background_writes_what_was_there_when_it_was_asked_to(gate, tmp_path):
+    folders = [tmp_path / "at-once", tmp_path / "background"]
+    for folder, background in zip(folders, (False, True), strict=True):
+        folder.mkdir()
+        gate.clear() if background else gate.set()
+        writer = Writer(background)
+        network, optimiser, kept = made(MAKERS["adamw"], folder, writer)
+        state = State()
+        with writer.finishing():
+            for score in (0.1, 0.2):
+                steps(network, optimiser, 1)
+                end_epoch(state, score)
+                kept.save(state)
+                assert not background or score == 0.2 or not list(folder.iterdir())
+                # The second save waits for the first write.
+                threading.Timer(0.2, gate.set).start()
+            end_epoch(state)
+            steps(network, optimiser, 1)
+            with torch.no_grad():
+                network.weight.zero_()
+    assert bytes_of(folders[0]) == bytes_of(folders[1])
+    assert made(MAKERS["adamw"], folders[1])[2].resume().epoch == 2
+
+
+def test_an_epoch_is_announced_when_its_files_are_there_and_before_the_next_is_written(tmp_path):
+    writer = Writer(background=True)
+    network, optimiser, kept = made(MAKERS["adamw"], tmp_path, writer)
+    state, announced = State(), []
+    with writer.finishing():
+        for epoch in range(1, 5):
+            steps(network, optimiser, 1)
+            end_epoch(state)
+            kept.save(state, lambda: announced.append(len((tmp_path / HISTORY).read_text().splitlines()) - 1))
+            assert len(announced) >= epoch - 1
+    assert announced == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("name", [HISTORY, LAST, BEST])
+def test_a_file_that_cannot_be_written_is_refused_where_training_runs(background, name, tmp_path):
+    (tmp_path / name).mkdir()
+    writer = Writer(background)
+    network, optimiser, kept = made(MAKERS["adamw"], tmp_path, writer)
+    state, announced = State(), []
+    steps(network, optimiser, 1)
+    end_epoch(state)
+
+    def train():
+        with writer.finishing():
+            kept.save(state, lambda: announced.append(1))
+            assert background, "without a thread the error is raised at once"
+
+    with pytest.raises(InputError, match=f"checkpoint.*{tmp_path.name}.*cannot be written"):
+        train()
+    assert not announced
+
+
+def test_an_error_of_training_is_raised_when_the_last_write_is_done(gate, tmp_path):
+    writer = Writer(background=True)
+    network, optimiser, kept = made(MAKERS["adamw"], tmp_path, writer)
+    steps(network, optimiser, 1)
+    state = State()
+    end_epoch(state)
+
+    def train():
+        with writer.finishing():
+            kept.save(state)
+            threading.Timer(0.2, gate.set).start()
+            raise SystemExit(143)
+
+    with pytest.raises(SystemExit):
+        train()
+    assert made(MAKERS["adamw"], tmp_path)[2].resume().epoch == 1

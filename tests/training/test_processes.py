@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from runtime import gpu_lease
 from storage.errors import InputError
 from storage.source import ROOT
-from training import device
 from training.processes import ONE, Processes, refuse_local_statistics
 
 HAN = {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.0}
@@ -141,14 +141,14 @@ def test_gpus_are_held_all_or_none(monkeypatch, tmp_path):
     def sleep(seconds):
         sleeps.append(seconds)
         # The one that is free is not kept while the others are not.
-        with device.acquire_gpus(1) as free:
+        with gpu_lease.acquire_gpus(1) as free:
             assert free == [2]
         if len(sleeps) == 2:
             other.__exit__(None, None, None)
 
-    monkeypatch.setattr(device.time, "sleep", sleep)
-    other = device.acquire_gpus(2)
+    monkeypatch.setattr(gpu_lease.time, "sleep", sleep)
+    other = gpu_lease.acquire_gpus(2)
     assert other.__enter__() == [0, 1]
-    with device.acquire_gpus(2) as held:
+    with gpu_lease.acquire_gpus(2) as held:
         assert held == [0, 1]
     assert len(sleeps) == 2

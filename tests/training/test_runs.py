@@ -22,7 +22,7 @@ from storage.errors import InputError
 from storage.files import sha256_file, write_json, write_text
 from storage.prepared import open_prepared
 from storage.source import ROOT
-from training import loop
+from training import checkpoint
 from training.checkpoint import Checkpoint
 from training.loop import refuse_references
 from training.progress import Progress
@@ -32,9 +32,18 @@ from training.settings import Job
 FILES = ("result.json", "history.csv", "best.safetensors", "last.safetensors")
 
 
-def start(job, *options, **keywords):
+# As on a GPU.
+IN_THE_BACKGROUND = """
+import sys, training.__main__, training.checkpoint, training.loop
+training.loop.Writer = lambda background: training.checkpoint.Writer(True)
+training.__main__.main(sys.argv[1:])
+"""
+
+
+def start(job, *options, background=False, **keywords):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "error", "-m", "training", str(job), *options]
+    code = ("-c", IN_THE_BACKGROUND) if background else ("-m", "training")
+    command = [sys.executable, "-W", "error", *code, str(job), *options]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | keywords
     return subprocess.Popen(command, cwd=job.parent, env=environment, text=True, **streams)
 
@@ -90,16 +99,25 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(who
     left_alone, events = whole
     settings = {"max_epochs": 40, "patience": 40, "ema_decay": 0.9}
     killed = write_job(text_directory, "killed", run_key="whole", training=settings)
-    for epoch, with_signal, code in ((3, signal.SIGKILL, -signal.SIGKILL), (12, signal.SIGTERM, 143)):
-        process = start(killed, "--events")
+    resumed_after = 0
+    for epoch, with_signal, background in (
+        (3, signal.SIGKILL, False),
+        (8, signal.SIGKILL, True),
+        (12, signal.SIGTERM, False),
+        (16, signal.SIGTERM, True),
+    ):
+        process = start(killed, "--events", background=background)
         seen = wait_for_epoch(process, epoch)
         process.send_signal(with_signal)
         rest, errors = process.communicate(timeout=60)
-        assert process.returncode == code, errors
+        assert process.returncode == (-signal.SIGKILL if with_signal is signal.SIGKILL else 143), errors
         assert not (directory(killed) / "result.json").exists()
-    assert seen[0]["event"] == "started" and seen[0]["epoch"] >= 3, "taken up where it was killed"
-    assert json.loads(rest.splitlines()[-1])["event"] == "failed"
-    train(killed)
+        assert seen[0]["event"] == "started" and seen[0]["epoch"] >= resumed_after, "resumed where it was killed"
+        resumed_after = epoch
+        if with_signal is signal.SIGTERM:
+            assert json.loads(rest.splitlines()[-1])["event"] == "failed"
+    code, _, errors = finish(start(killed, background=True))
+    assert (code, errors) == (0, "")
     for name in FILES:
         assert (directory(killed) / name).read_bytes() == (directory(left_alone) / name).read_bytes(), name
     assert "resumed after epoch" in (directory(killed) / "log.txt").read_text()
@@ -111,9 +129,9 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(who
     [
         {"ema_decay": 0.9},
         {"adversarial_epsilon": 0.5, "ema_decay": 0.5},
-        {"optimizer": "sgd"},
-        {"optimizer": "lars", "schedule": "polynomial"},
-        {"optimizer": "muon", "schedule": "one_cycle"},
+        {"optimizer": {"name": "sgd"}},
+        {"optimizer": {"name": "lars"}, "schedule": {"name": "polynomial"}},
+        {"optimizer": {"name": "muon"}, "schedule": {"name": "one_cycle"}},
     ],
 )
 def test_a_run_taken_up_ends_with_the_same_bytes_with_averages_and_perturbations(
@@ -184,7 +202,11 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
     train_here, write_job, image_directory, text_directory
 ):
     for data, model, optimizer in ((image_directory, "densenet", "sgd"), (text_directory, "gru_flat", "adamw")):
-        settings = {"max_epochs": 2, "schedule": {"name": "cosine", "warmup_epochs": 0.5}, "optimizer": optimizer}
+        settings = {
+            "max_epochs": 2,
+            "schedule": {"name": "cosine", "warmup_epochs": 0.5},
+            "optimizer": {"name": optimizer},
+        }
         jobs = [
             write_job(data, f"{model}-{n}", model, seed=seed, run_key=model, training=settings)
             for n, seed in enumerate((5, 5, 6))
@@ -264,15 +286,15 @@ def test_a_run_killed_as_its_last_epoch_is_written_has_it_when_taken_up(
             raise Killed
         write_text(path, text)
 
-    def save(checkpoint, state):
+    def save(kept, state, announce):
         if state.epoch == 2:
             raise Killed
-        saved(checkpoint, state)
+        saved(kept, state, announce)
 
     saved = Checkpoint.save
     with monkeypatch.context() as context:
         if killed_at == "history":
-            context.setattr(loop, "write_text", write)
+            context.setattr(checkpoint, "write_text", write)
         else:
             context.setattr(Checkpoint, "save", save)
         with pytest.raises(Killed):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from cuda_ext.graphs import GraphWarning
 from cuda_ext.library import ReferenceWarning
 from models.objectives import make_objective
 from storage.files import sha256_file
@@ -14,7 +15,7 @@ from training.optimisers import make_optimiser
 from training.progress import Progress
 from training.run import run
 from training.settings import Job, Settings
-from training.step import GraphWarning, Step
+from training.step import Step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 
@@ -77,30 +78,31 @@ def batch():
 
 
 def step_of(network):
-    settings = Settings(optimizer="sgd", learning_rate=0.1)
+    settings = Settings(optimizer={"name": "sgd"}, learning_rate=0.1)
     objective = make_objective(settings.objective, {"task": "single-label"})
     return Step(network, objective, make_optimiser(network, settings), settings, torch.device("cuda", 0))
 
 
 def test_capturing_changes_neither_buffers_nor_random_numbers(batch):
+    """The first step is called, the second captured and replayed, the third replayed."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 3))
     network.cuda()
     step = step_of(network)
-    torch.manual_seed(1)
-    step(*batch, 0.1)
-    assert network[1].num_batches_tracked.item() == 1
-    after_one = torch.rand(3, device="cuda")
-    torch.manual_seed(1)
-    step(*batch, 0.1)
-    assert network[1].num_batches_tracked.item() == 2
-    assert torch.equal(after_one, torch.rand(3, device="cuda"))
+    drawn = []
+    for number in (1, 2, 3):
+        torch.manual_seed(1)
+        step(*batch, 0.1)
+        assert network[1].num_batches_tracked.item() == number
+        drawn.append(torch.rand(3, device="cuda"))
+    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
 
 
 def test_the_learning_rate_of_a_replay_is_the_one_that_it_is_given(batch):
     network = nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).cuda()
     step = step_of(network)
-    step(*batch, 0.1)
+    for _ in range(2):
+        step(*batch, 0.1)
     before = network[1].weight.detach().clone()
     step(*batch, 0.0)
     assert torch.equal(network[1].weight, before)
@@ -124,8 +126,9 @@ class ReadsAValue(nn.Module):
 def test_a_network_that_no_graph_can_hold_is_called(batch):
     network = ReadsAValue().cuda()
     step = step_of(network)
+    first = step(*batch, 0.1)
     with pytest.warns(GraphWarning, match="no CUDA graph holds this network's step"):
-        first = step(*batch, 0.1)
+        step(*batch, 0.1)
     for _ in range(10):
         last = step(*batch, 0.1)
     assert last.loss.item() < first.loss.item()

@@ -1,23 +1,30 @@
-"""What padding costs: steps of training with and without it, on batches of like length and of any.
+"""What padding costs: training steps with and without it, on batches of similar length and at random.
 
-A step is forward pass, loss, backward pass and update. Its ways:
+python -m benchmarks.padding --experiment quantiles-imdb     at each of its quantiles, on its prepared arrays
 
-    project                  as the project trains: batches of like length, and a network that reads no padding
-    project, any length      that network, batches by chance
-    longest, like length     a plain network that reads padding, batches of like length, padded to their longest
-    longest, any length      the same, batches by chance
-    cut length               a plain network, every document padded to the lengths that the data is cut at, as in the
-                             post "Hierarchical attention network for document classification" (December 2018)
+A step is forward pass, loss, backward pass and update. It is done in these ways:
 
-On a GPU the first and the last are replayed from CUDA graphs. Where batches are padded to their longest almost each has
-a shape of its own, which is called: of small batches its time is that of launches, not of padding.
+    project                  as the project trains: batches of similar length, and a network that reads no padding
+    project, any length      the same network, random batches
+    longest, like length     a plain network that reads padding, batches of similar length, padded to their longest
+    longest, any length      the same, random batches
+    cut length               a plain network, every document padded to the lengths that the data is truncated to, as in
+                             the post "Hierarchical attention network for document classification" (December 2018)
+
+On a GPU the first and the last are replayed from CUDA graphs. Batches padded to their longest have almost as many
+shapes as there are batches, so no graph is used: the time of small batches is that of launches, not of padding.
 
 Shape legend: n rows of a batch, S sentences, W words, E embedding, H units a direction, K classes.
 """
 
+import argparse
+import json
 import math
+import platform
 import time
+import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,16 +35,21 @@ from torch.nn import functional
 import models
 from batches import collation
 from batches.order import batches
+from cuda_ext import library
 from models.objectives import make_objective
-from storage.prepared import Prepared
+from planning.plan import Plan, make_plan
+from storage.errors import InputError, command
+from storage.files import write_json
+from storage.prepared import DESCRIPTION, Prepared, open_prepared
+from training.device import acquire_device, configure
 from training.optimisers import make_optimiser
 from training.settings import Settings
 from training.step import Step
 
 WAYS = ("project", "project, any length", "longest, like length", "longest, any length", "cut length")
-# Places of a padded batch that a CPU is asked to read at most.
+# A CPU reads at most so many places of a padded batch.
 MOST_PLACES_ON_CPU = 500_000
-# The numbers of one array that libraries count in 32 bits: a plain network is not asked to make more.
+# Libraries count the numbers of an array in 32 bits: a plain network makes no larger one.
 MOST_NUMBERS = 2**31
 GIBIBYTE = 2**30
 
@@ -82,9 +94,10 @@ class PlainHAN(nn.Module):
 
 @dataclass(frozen=True)
 class Steps:
-    """One way, timed. seconds: of each batch's step, after one that was not timed, or none where it is too much.
+    """The times of one way.
 
-    padding: the share of the places given to the network that are padding. peak_memory: GiB, of a GPU.
+    seconds: of each batch's step, after one that was not timed; empty where a batch is too large. padding: the share of
+    the places given to the network that are padding. peak_memory: of the GPU, GiB.
     """
 
     way: str
@@ -103,7 +116,7 @@ class Steps:
             "low_quartile_ms": quartiles[0],
             "median_ms": quartiles[1],
             "high_quartile_ms": quartiles[2],
-            "documents_a_second": self.documents / sum(found) if found else None,
+            "documents_per_second": self.documents / sum(found) if found else None,
             "padding": self.padding,
             "peak_memory_gib": self.peak_memory,
             "n": len(found),
@@ -111,14 +124,14 @@ class Steps:
 
 
 def rows_of_batches(prepared: Prepared, batch_size: int, count: int, like_length: bool) -> list[np.ndarray]:
-    """The first ``count`` batches of an epoch, of the training split: as the project makes them, or by chance."""
+    """Return the first ``count`` batches of an epoch of the training split: as the project makes them, or at random."""
     rows = prepared.rows("train")
     sizes = collation.sizes(prepared, rows) if like_length else np.zeros(len(rows), np.int64)
     return batches(rows, sizes, batch_size, seed=0, epoch=1)[:count]
 
 
 def padded_to(inputs: tuple[Tensor, ...], sentences: int, words: int) -> tuple[Tensor, ...]:
-    """Padded tokens and counts with more padding, up to [n, sentences, words]."""
+    """Add padding to padded tokens and counts, up to [n, sentences, words]."""
     tokens, word_counts, sentence_counts = inputs
     more = sentences - tokens.shape[1]
     tokens = functional.pad(tokens, (0, words - tokens.shape[2], 0, more))
@@ -126,7 +139,7 @@ def padded_to(inputs: tuple[Tensor, ...], sentences: int, words: int) -> tuple[T
 
 
 class Timer:
-    """Times ways on one data set, cut already, whose lengths are ``kept``: sentences, words."""
+    """Times the ways on one data set that is truncated to the lengths ``kept``: sentences, words."""
 
     def __init__(
         self,
@@ -145,7 +158,7 @@ class Timer:
         self.count = count
 
     def all_ways(self) -> list[Steps]:
-        """Every way, in float32 and, on a GPU, in bfloat16, the quicker one of the two."""
+        """Time every way in float32 and, on a GPU, in bfloat16; the faster of the two counts."""
         amps = ("off", "bfloat16") if self.device.type == "cuda" else ("off",)
         found = []
         for way in WAYS:
@@ -171,7 +184,7 @@ class Timer:
         return Steps(way, amp, seconds, documents, padding, peak)
 
     def most_places(self) -> int:
-        """How many places of a padded batch a plain network is asked to read."""
+        """Return how many places of a padded batch a plain network reads at most."""
         if self.device.type == "cpu":
             return MOST_PLACES_ON_CPU
         return MOST_NUMBERS // max(self.network["embedding_dim"], 6 * self.network["hidden_size"])
@@ -191,8 +204,8 @@ class Timer:
         network = network.to(self.device).train()
         objective = make_objective(settings.objective, self.prepared.description)
         step = Step(network, objective, make_optimiser(network, settings), settings, self.device)
-        # Once over, so that what is done once for a shape is not timed.
-        for timed in (False, True):
+        # Twice over, so that what is done once for a shape is not timed: the second time a graph is captured.
+        for timed in (False, False, True):
             found = []
             for batch in rows:
                 inputs, labels = self.inputs(way, batch), collation.labels(self.prepared, batch, self.device)
@@ -210,7 +223,7 @@ class Timer:
         return padded_to(found, *self.kept) if way == "cut length" else found
 
     def places(self, way: str, rows: list[np.ndarray]) -> tuple[list[int], int]:
-        """How many places each batch gives the network to read, and how many words all of them have."""
+        """Return how many places each batch gives the network to read, and how many words all of them have."""
         found, words = [], 0
         for batch in rows:
             words += int(collation.sizes(self.prepared, batch).sum())
@@ -227,3 +240,65 @@ class Timer:
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def measure(plan: Plan, device: torch.device, count: int) -> list[dict[str, Any]]:
+    """Time every way on the arrays of each variant of ``plan``; a row for each. InputError where one is not a HAN."""
+    folders = {key: Path(about["directory"]) for key, about in plan.preparations().items()}
+    rows = []
+    for name, variant in plan.variants.items():
+        if variant.model != "han":
+            raise InputError(f"variant '{name}' is a {variant.model}: give an experiment of HANs")
+        folder = folders[variant.prepared_key]
+        if not (folder / DESCRIPTION).is_file():
+            raise InputError(f"{folder} is missing: run `reread preprocess --experiment {plan.name}`")
+        prepared = open_prepared(folder)
+        lengths = prepared.description["lengths"]
+        kept = (lengths["sentences"]["kept"], lengths["words"]["kept"])
+        timer = Timer(prepared, kept, dict(variant.network), variant.settings()[1], device, count)
+        about = {"data": variant.data, "variant": name, **variant.preprocessing["length_quantile"]}
+        rows += [{**about, **steps.as_row()} for steps in timer.all_ways()]
+    return rows
+
+
+@command
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.padding", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--experiment", default="quantiles-docstrings", help="of HANs; %(default)s")
+    parser.add_argument("--batches", type=int, default=30, help="timed for each way; %(default)s")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    if arguments.batches < 1:
+        raise InputError(f"--batches is {arguments.batches}: give 1 or more")
+    plan = make_plan(arguments.experiment)
+    with acquire_device() as device, warnings.catch_warnings():
+        if device.type == "cpu":
+            # References are what is meant to run on a CPU.
+            warnings.simplefilter("ignore", library.ReferenceWarning)
+        configure(Settings())
+        measured = {
+            "experiment": plan.name,
+            "machine": platform.machine(),
+            "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            "kernels": library.kernels(device),
+            "torch": torch.__version__,
+            "results": measure(plan, device, arguments.batches),
+        }
+    print(table(measured["results"]))
+    print(json.dumps(measured))
+    if arguments.json:
+        write_json(arguments.json, measured)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the figures as a Markdown table."""
+    columns = ("data", "variant", "way", "amp", "median_ms", "documents_per_second", "padding", "peak_memory_gib", "n")
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    for row in rows:
+        cells = [f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name] or "") for name in columns]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
-"""The post's example: a plot is told, "and conclude that 'But the movie is really boring'". Plots of our own writing.
+"""Movie plots of our own writing for the post's example: a review tells a plot and ends 'But the movie is really boring'.
 
-Words are split by hand as the tokeniser splits them, lower-cased, because a machine that runs studies has none.
+Words are lower-case and split by hand as the tokeniser splits them, because a machine that runs studies may have none.
 """
 
 PHRASE = ("but", "the", "movie", "is", "really", "boring")

@@ -1,0 +1,1 @@
+"""The process and its device: which GPU it has, and how repeatably it computes. Below training and evaluation."""

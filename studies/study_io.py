@@ -1,0 +1,153 @@
+"""The evidence of a study: a folder that is complete or absent, with its figure drawn from its tables."""
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from cuda_ext.library import ReferenceWarning
+from evaluation.bootstrap import mean_of, two_way_of
+from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION
+from evaluation.statistics import Interval
+from evaluation.verdicts import RULE, Comparison, Measured, judge
+from models.layers.cells import NAMES
+from planning.keys import this_machine
+from storage.errors import InputError
+from storage.files import published_directory, write_json, write_text
+from storage.git import checkout
+
+FOLDER = Path("results", "studies")
+RESULTS = "results.json"
+# Enough digits for any figure or comparison, and few enough for a readable diff.
+DIGITS = "%.6g"
+# The colour of each cell in every figure.
+CELL_COLOURS = dict(zip(NAMES, (BLUE, ORANGE, SKY, GREY, INK, VERMILLION), strict=True))
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a study found.
+
+    results: for results.json, with ``claims``, each of them with ``claim``, ``verdict``, ``says`` and ``measured``.
+    tables: NAME.csv each.
+    """
+
+    results: Mapping[str, Any]
+    tables: Mapping[str, pd.DataFrame]
+
+
+def destination(folder: Path, name: str, data: str | None) -> Path:
+    """Return FOLDER/NAME, or FOLDER/NAME/DATA of a study of data that has another name than the study.
+
+    InputError where something else than a study's evidence is there.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: give --to a folder")
+    place = folder / name if data in (None, name) else folder / name / str(data)
+    if place.exists() and not (place / RESULTS).is_file():
+        raise InputError(f"{place} exists and is not a study's evidence: remove it or give another --to")
+    return place
+
+
+def publish(
+    place: Path, findings: Findings, provenance: Mapping[str, Any], draw_figure: Callable[[Path, Path], None]
+) -> dict[str, Any]:
+    """Write results.json, NAME.csv of each table and figure.png to ``place``; return the content of results.json.
+
+    The folder replaces an older one when it is complete.
+    """
+    results = {**findings.results, "provenance": dict(provenance)}
+    with published_directory(place, replace=True) as folder:
+        write_json(folder / RESULTS, results)
+        for name, table in findings.tables.items():
+            write_text(folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n", float_format=DIGITS))
+        draw_figure(folder, folder / "figure.png")
+    return results
+
+
+def provenance(runs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the commit of the source, the machine, and the keys of what was read (``runs``)."""
+    head, changed = checkout() or ("none", False)
+    return {"commit": head, "uncommitted_changes": changed, "environment": this_machine(), **(runs or {})}
+
+
+@contextlib.contextmanager
+def quiet_references(device: torch.device) -> Iterator[None]:
+    """Silence the warning about missing kernels on a CPU for the block: the evidence names the device."""
+    with warnings.catch_warnings():
+        if device.type == "cpu":
+            warnings.simplefilter("ignore", ReferenceWarning)
+        yield
+
+
+def interval(found: Interval) -> dict[str, Any]:
+    """Return an interval as JSON values."""
+    return dataclasses.asdict(found)
+
+
+def measured_items(seeds: Sequence[int], treatment: Sequence[Any], control: Sequence[Any]) -> Measured:
+    """Measure a comparison of scores per item: float [m] for each seed on each side, of the same items.
+
+    A side that scores exactly 1 on every item of every seed is flagged.
+    """
+    pairs = [(mean_of(one), mean_of(other)) for one, other in zip(treatment, control, strict=True)]
+    differences = [float(one.mean() - other.mean()) for one, other in zip(treatment, control, strict=True)]
+    flags = [
+        f"The {side} scores exactly 1 on every seed."
+        for side, scores in (("treatment", treatment), ("control", control))
+        if all((one == 1).all() for one in scores)
+    ]
+    return Measured(list(seeds), differences, two_way_of(pairs, len(treatment[0])), flags)
+
+
+def measured_seeds(seeds: Sequence[int], differences: Sequence[float]) -> Measured:
+    """Measure a comparison that has one number per seed and no items.
+
+    The second analysis is then Student's test over seeds.
+    """
+    pairs = [(_constant(one), _constant(0.0)) for one in differences]
+    return Measured(list(seeds), list(differences), two_way_of(pairs, 2))
+
+
+def _constant(value: float) -> Callable[[Any], Any]:
+    return lambda counts: counts.sum(axis=1) * 0 + value
+
+
+def judged(
+    comparisons: Sequence[Comparison],
+    measured: Sequence[Measured],
+    margin: float,
+    alpha: float,
+    says: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Judge all claims of a study together by evaluation.verdicts.RULE, with Holm's correction over all of them.
+
+    says: by comparison, what is printed in place of the rule's sentence.
+    """
+    return [
+        {
+            "sentence": one.comparison.source,
+            "claim": one.comparison.claim,
+            "verdict": one.verdict,
+            "says": (says or {}).get(one.comparison.name, one.sentence),
+            "measured": one.as_dict(),
+        }
+        for one in judge(comparisons, measured, margin, alpha)
+    ]
+
+
+def rule(margin: float, alpha: float) -> dict[str, Any]:
+    """Return the rule of verdicts with its two numbers, for results.json."""
+    return {"rule": RULE, "equivalence_margin": margin, "alpha": alpha}
+
+
+def summary(results: Mapping[str, Any], place: Path) -> str:
+    """Return what a study prints: the verdict of each claim, and the folder of its evidence."""
+    lines = [f"{one['verdict']}: {one['claim']}\n    {one['says']}" for one in results["claims"]]
+    return "\n".join([*lines, f"evidence: {place}"])

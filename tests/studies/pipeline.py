@@ -1,0 +1,39 @@
+"""The pipeline in this process, without its servers: what a study reads of an experiment."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evaluation.records import RunRecord
+from evaluation.report import evaluate_experiment
+from evaluation.run import evaluate_run
+from planning.plan import Plan, make_plan
+from preprocessing.prepare import prepare
+from storage.files import write_json
+from training.progress import Progress
+from training.run import run
+from training.settings import Job
+
+
+def run_pipeline(root: Path, experiment: str) -> Plan:
+    """Prepare, train and evaluate an experiment of the folder ``root``, which has data/, params.yaml and experiments/."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        plan = make_plan(experiment)
+        # Tests use the plan from other folders.
+        folders = {name: getattr(plan.environment, name).resolve() for name in ("runs", "prepared", "reports")}
+        plan = replace(plan, environment=plan.environment.model_copy(update=folders))
+        for about in plan.preparations().values():
+            prepare(about["data"], about["settings"], prepared_root=folders["prepared"])
+        records = []
+        for job in plan.jobs():
+            path = Path(job["run_directory"]) / "job.json"
+            write_json(path, job)
+            run(Job.read(path), job, Progress(Job.read(path), events=None))
+            places = (path.parent, Path(job["prepared"]))
+            evaluation = evaluate_run(*places, plan.splits)
+            records.append(RunRecord(job["variant"], job["data"], job["seed"], *places, evaluation))
+        evaluate_experiment(plan.to_json(), records, {}, plan.report_directory)
+        write_json(plan.report_directory / "plan.json", plan.record())
+    return plan

@@ -1,0 +1,46 @@
+"""A checkpoint of a network on a GPU is of the moment when it was asked for, though training goes on."""
+
+import pytest
+import torch
+from torch import nn
+
+from training.average import Average
+from training.checkpoint import BEST, HISTORY, LAST, Checkpoint, Writer
+from training.optimisers import make_optimiser
+from training.settings import Settings
+from training.state import COLUMNS, State
+from training.validation import Validation
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_what_a_gpu_saves_in_the_background_is_what_it_saves_at_once(tmp_path, optimizer, decay):
+    ends = []
+    for background in (False, True):
+        folder = tmp_path / str(background)
+        folder.mkdir()
+        torch.manual_seed(0)
+        # Large enough that copying takes time, and channels-last, of which the copy is contiguous.
+        network = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(800, 20_000))
+        network.cuda().to(memory_format=torch.channels_last)
+        optimiser = make_optimiser(network, Settings(optimizer={"name": optimizer}))
+        writer = Writer(background)
+        average = Average(network, decay)
+        kept = Checkpoint(folder, network, average, optimiser, torch.amp.GradScaler("cuda", False), writer=writer)
+        state = State()
+        with writer.finishing():
+            for epoch in range(3):
+                for parameter in network.parameters():
+                    parameter.grad = torch.sin(parameter.detach()) + 1
+                optimiser.step()
+                average.update(epoch)
+                average.take_buffers()
+                state.record(dict.fromkeys(COLUMNS, 0.0), Validation(1.0, epoch, epoch))
+                kept.save(state)
+            with torch.no_grad():
+                for tensor in network.state_dict().values():
+                    tensor.zero_()
+        ends.append([(folder / name).read_bytes() for name in (HISTORY, LAST, BEST)])
+    assert ends[0] == ends[1]
