@@ -37,7 +37,9 @@ def command(
     name: Annotated[str | None, typer.Argument(metavar="STUDY", autocompletion=NAMES)] = None,
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN", help="Runs by key or its beginning, in place of --experiment.", autocompletion=RUNS),
+        typer.Argument(
+            metavar="RUN", help="Runs by key or its beginning, in place of --experiment.", autocompletion=RUNS
+        ),
     ] = None,
     experiment: Annotated[
         str | None,
@@ -122,6 +124,4 @@ def source_of(
         if chosen:
             raise InputError(f"RUN and {chosen[0]} exclude each other: give one of them")
         return trained_networks([find_run(one) for one in runs])
-    return networks_of_variant(
-        plan_of(experiment or module.EXPERIMENT, [variant or module.VARIANT], seeds, overrides)
-    )
+    return networks_of_variant(plan_of(experiment or module.EXPERIMENT, [variant or module.VARIANT], seeds, overrides))

@@ -15,7 +15,8 @@ grid                          each variant becomes one of every combination of t
 overrides                     training.learning_rate=0.02, or variants.NAME.training.learning_rate=0.02
 
 A mapping that names another member of a registry ({name: sgd}) replaces the old one and is not merged into it.
-An experiment that ``tunes`` another takes its variants, parameters and defaults, and reads validation alone.
+An experiment that ``tunes`` another takes its variants, parameters and defaults, and reads validation alone. Under
+``variants`` it may give some of them a grid of their own.
 ``comparisons: OTHER`` takes those comparisons of experiment OTHER of which both sides are here.
 """
 
@@ -29,14 +30,13 @@ from typing import Any
 import yaml
 
 import kinds
-from planning.schema import ComparisonGroup, ExperimentFile, Parameters, Text, parse_yaml, read_yaml
+from planning.schema import ComparisonGroup, Control, ExperimentFile, OwnGrid, Parameters, Text, parse_yaml, read_yaml
 from planning.validation import validate
 from storage.errors import InputError, nearest, refuse_unknown
 
 PARAMETERS_FILE = Path("params.yaml")
 EXPERIMENTS = Path("experiments")
 SECTIONS = ("preprocessing", "network", "training")
-TUNED = ("variants", "defaults")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Experiment:
     title: str
     variants: dict[str, VariantSettings]
     seeds: tuple[int, ...]
-    comparisons: tuple[dict[str, str], ...]
+    comparisons: tuple[dict[str, Any], ...]
     equivalence_margin: float
     alpha: float
     evaluate_on: str
@@ -74,7 +74,7 @@ def experiments(root: Path = Path()) -> list[str]:
     return sorted(path.stem for path in (root / EXPERIMENTS).glob("*.yaml"))
 
 
-def networks(comparison: Mapping[str, str]) -> list[str]:
+def networks(comparison: Mapping[str, Any]) -> list[str]:
     """Return the sides of a comparison that are variants: both, or the one that is no baseline."""
     return [comparison[side] for side in ("treatment", "control") if comparison[side] not in kinds.baselines()]
 
@@ -148,13 +148,14 @@ def _known(name: str, root: Path, said: str) -> str:
 def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict[str, Any]:
     """The file's content with what it takes from other experiments: of one that it tunes, or comparisons by name."""
     if "tunes" in given:
-        for key in (*TUNED, "comparisons"):
+        for key in ("defaults", "comparisons"):
             if key in given:
                 raise InputError(f"{path}: an experiment that tunes another takes its variants: remove '{key}'")
         if given.get("evaluate_on", "validation") != "validation":
             raise InputError(f"{path}: evaluate_on is {given['evaluate_on']!r}: tuning reads validation alone")
         tuned = _other(validate(Text, given["tunes"], f"{path}: tunes"), f"{path}: tunes", root)
-        given = {**{key: tuned[key] for key in TUNED if key in tuned}, **given}
+        variants = _with_grids(tuned.get("variants") or {}, given.get("variants") or {}, f"{path}: variants")
+        given = {**given, "variants": variants, "defaults": tuned.get("defaults") or {}}
         layers = [one.get("parameters") or {} for one in (tuned, given)]
         if all(isinstance(one, Mapping) for one in layers):
             given["parameters"] = merged(*layers)
@@ -165,6 +166,16 @@ def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict
         every = _expanded(groups, f"{path}: comparisons")
         given = {**given, "comparisons": [one for one in every if {one["treatment"], one["control"]} <= here]}
     return given
+
+
+def _with_grids(tuned: Mapping[str, Any], given: Any, where: str) -> dict[str, Any]:
+    """The variants of the experiment that is tuned, with the grids that the tuning gives to some of them."""
+    grids = validate(dict[str, OwnGrid], given, where)
+    refuse_unknown(grids, tuned, where)
+    return {
+        name: {**(variant or {}), "grid": grids[name].grid} if name in grids else variant
+        for name, variant in tuned.items()
+    }
 
 
 def _other(name: str, where: str, root: Path) -> dict[str, Any]:
@@ -266,10 +277,10 @@ def _refuse_unused(
         refuse_unknown(differs.get(key) or (), {*written[key], *used}, f"{path}: parameters.{key}")
 
 
-def _expanded(groups: Iterable[ComparisonGroup], where: str) -> Iterator[dict[str, str]]:
+def _expanded(groups: Iterable[ComparisonGroup], where: str) -> Iterator[dict[str, Any]]:
     """One comparison for each control of each group."""
     for group in groups:
-        about = group.model_dump(include={"name", "claim", "source", "metric"}, exclude_none=True)
+        about = group.model_dump(include=set(Control.model_fields), exclude_none=True)
         if (group.control is None) == (not group.controls):
             raise InputError(f"{where}: {group.treatment} needs either 'control' or 'controls'")
         controls = {group.control: {}} if group.control else group.controls
@@ -286,7 +297,7 @@ def _expanded(groups: Iterable[ComparisonGroup], where: str) -> Iterator[dict[st
 
 def _comparisons(
     groups: Iterable[ComparisonGroup], variants: Mapping[str, VariantSettings], where: str
-) -> Iterator[dict[str, str]]:
+) -> Iterator[dict[str, Any]]:
     names: set[str] = set()
     for one in _expanded(groups, where):
         said = f"{where}: '{one['name']}'"

@@ -66,7 +66,7 @@ class Plan:
     title: str
     variants: Mapping[str, Variant]
     seeds: tuple[int, ...]
-    comparisons: tuple[Mapping[str, str], ...]
+    comparisons: tuple[Mapping[str, Any], ...]
     equivalence_margin: float
     alpha: float
     evaluate_on: str
@@ -121,7 +121,8 @@ class Plan:
         }
         versions = {f"data {name}": about and about["version"] for name, about in self.data.items()}
         rule = {"equivalence_margin": self.equivalence_margin, "alpha": self.alpha, "evaluate_on": self.evaluate_on}
-        comparisons = [{key: one[key] for key in ("treatment", "control", "metric")} for one in self.comparisons]
+        decided_by = ("treatment", "control", "metric", "equivalence_margin")
+        comparisons = [{key: one[key] for key in decided_by if key in one} for one in self.comparisons]
         return _plain({**variants, **versions, "seeds": self.seeds, "comparisons": comparisons, "rule": rule})
 
     @classmethod

@@ -18,6 +18,7 @@ MAX_NODES = 100_000  # also those that aliases repeat: nested aliases grow a sma
 SEEDS = 2**63  # how many there are: torch takes a seed as a signed integer of 64 bits
 
 Text = Annotated[str, Field(min_length=1)]
+Margin = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 # `docstrings:` with nothing after it is an empty section.
 OrEmpty = BeforeValidator(lambda value: {} if value is None else value)
@@ -59,16 +60,26 @@ class Variant(VariantSection):
     grid: dict[str, Any] | None = None
 
 
+class OwnGrid(File):
+    """What an experiment that tunes another may say of one variant: a grid that replaces the experiment's."""
+
+    grid: dict[str, Any]
+
+
 class Control(File):
-    """One control of a group of comparisons; what it leaves out is the group's."""
+    """One control of a group of comparisons; what it leaves out is the group's.
+
+    equivalence_margin: None for the experiment's.
+    """
 
     name: Text | None = None
     claim: Text | None = None
     source: Text | None = None
     metric: Text | None = None
+    equivalence_margin: Margin | None = None
 
 
-class ComparisonGroup(File):
+class ComparisonGroup(Control):
     """A treatment against one control, or against each of several.
 
     In ``claim``, {treatment} and {control} are replaced by the names of the two.
@@ -77,10 +88,6 @@ class ComparisonGroup(File):
     treatment: Text
     control: Text | None = None
     controls: dict[str, Annotated[Control, OrEmpty]] = {}
-    name: Text | None = None
-    claim: Text | None = None
-    source: Text | None = None
-    metric: Text | None = None
 
 
 class ExperimentFile(File):
@@ -93,7 +100,7 @@ class ExperimentFile(File):
     defaults: VariantSection = VariantSection()
     grid: dict[str, Any] = {}
     comparisons: list[ComparisonGroup] = []
-    equivalence_margin: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    equivalence_margin: Margin = 0.01
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
     evaluate_on: Annotated[str, Field(pattern="^(validation|test)$")] = "validation"
     tuning: dict[str, Any] = {}

@@ -11,7 +11,7 @@ gone. A document is never empty: of k words or fewer all but the one of the leas
 sentences. Documents are drawn from the validation split, so that the test split is not read; nothing is chosen on them.
 
 Named before any network was read: the claim is about words at k = 10. It is judged by the rule of
-evaluation/verdicts.py, with documents as items and a margin of 0.02 of probability. All else is measured and not judged.
+evaluation/verdicts.py, with documents as items and a margin of 0.02 of probability. All else is not judged.
 
 Writes results.json, deletion.csv and figure.png.
 """

@@ -131,8 +131,8 @@ DEBUG = Settings(
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured of one network. units: level, direction, unit, reset, update, memory, time_constant. histograms: level,
-    gate, low, share. trace: reading, text, place, word, the gates' means and closed shares. at_words: see
+    """Measurements of one network. units: level, direction, unit, reset, update, memory, time_constant. histograms:
+    level, gate, low, share. trace: reading, text, place, word, the gates' means and closed shares. at_words: see
     gate_measures.Distribution. old_share: of gate_measures.old_share_without_reset, by level."""
 
     units: pd.DataFrame

@@ -92,7 +92,9 @@ class Draw:
     def of(cls, settings: Settings, seed: int) -> "Draw":
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(settings.distance, settings.inputs, generator=generator, dtype=DTYPE)
-        inward = torch.randn(settings.units, settings.inputs, generator=generator, dtype=DTYPE) / math.sqrt(settings.inputs)
+        inward = torch.randn(settings.units, settings.inputs, generator=generator, dtype=DTYPE) / math.sqrt(
+            settings.inputs
+        )
         return cls(x, inward, {radius: of_radius(radius, settings.units, generator) for radius in RADII})
 
 
@@ -208,7 +210,7 @@ def judged(found: Measured) -> list[dict[str, Any]]:
 
 
 def corrected_interval(values: Sequence[float]) -> Interval:
-    """Return the mean and its t interval of 1 - ALPHA / CLAIMS: all claims hold together with 1 - ALPHA (Bonferroni)."""
+    """Return the mean and its t interval of 1 - ALPHA / CLAIMS, which is 1 - ALPHA for all claims (Bonferroni)."""
     return mean_interval(values, 1 - ALPHA / CLAIMS)
 
 
@@ -259,7 +261,9 @@ def judged_algebra(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
         name: corrected_interval([relative_error(draw, 0.9, form) for draw in draws])
         for name, form in (("closed form", expanded), ("as printed", as_printed))
     }
-    exponents = {name: corrected_interval([first_state_error(draw, 0.9, lost) for draw in draws]) for name, lost in LOST}
+    exponents = {
+        name: corrected_interval([first_state_error(draw, 0.9, lost) for draw in draws]) for name, lost in LOST
+    }
     *_, near, far = alpha_lengths(found.settings)
     whole = corrected_interval(
         found.values("alpha", "0.5", far, "autograd") / found.values("alpha", "0.5", near, "autograd")
@@ -407,7 +411,9 @@ def draw_figure(folder: Path, path: Path) -> None:
 def decay_panel(axes: Axes, table: pd.DataFrame) -> None:
     """Each curve of one panel; the closed form, where there is one, as dots on its line."""
     curves = list(table.groupby("curve", sort=False))
-    colours = [study_io.CELL_COLOURS[curve] for curve, _ in curves] if curves[0][0] in study_io.CELL_COLOURS else COLOURS
+    colours = (
+        [study_io.CELL_COLOURS[curve] for curve, _ in curves] if curves[0][0] in study_io.CELL_COLOURS else COLOURS
+    )
     for colour, (curve, mine) in zip(colours, curves, strict=False):
         line = mine[mine["norm"] == "spectral"]
         axes.fill_between(

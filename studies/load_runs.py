@@ -163,7 +163,7 @@ def draw_rows(prepared: Prepared, split: str, count: int) -> Prepared:
 
 
 def batches(prepared: Prepared, size: int = BATCH_SIZE) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield rows of similar length, int [n], and the places of their words in ``tokens``, int [words]: each row once."""
+    """Yield each row once: rows of similar length, int [n], and the places of their words in ``tokens``."""
     sizes = collation.sizes(prepared, np.arange(len(prepared.labels)))
     order = np.argsort(sizes, kind="stable")
     for start in range(0, len(order), size):

@@ -1,4 +1,4 @@
-"""Movie plots of our own writing for the post's example: a review tells a plot and ends 'But the movie is really boring'.
+"""Movie plots for the post's example: a review tells a plot and ends 'But the movie is really boring'.
 
 Words are lower-case and split by hand as the tokeniser splits them, because a machine that runs studies may have none.
 """

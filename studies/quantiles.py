@@ -63,7 +63,7 @@ def knee(accuracy: Mapping[float, Sequence[float]], margin: float) -> tuple[floa
 def quantiles_of(source: EvaluatedExperiment) -> dict[str, float]:
     """Return each variant's quantile, in rising order.
 
-    InputError unless the variants differ in the quantile, the same for words and sentences, and the learning rate alone.
+    InputError unless the variants differ in the learning rate and one quantile for words and sentences alone.
     """
     found: dict[str, float] = {}
     first: dict[str, Any] | None = None

@@ -12,7 +12,7 @@ from kinds.symbols import SymbolRows, class_names
 from preprocessing.raw import About
 from storage.prepared import SPLITS
 
-# None is needed. Declared all the same, so that the data set is made when an experiment wants it and not by `make data`.
+# Empty, and declared so that the data set is made when an experiment needs it and not by `make data`.
 ARCHIVES = ()
 ALPHABET, POSITIONS, LONGEST_LAG = 8, 4, 200
 ROWS = {"train": 22_400, "validation": 200, "test": 500}

@@ -29,12 +29,20 @@ def project(tmp_path_factory):
     for name in ("data.manifest.json", "params.yaml"):
         shutil.copy(ROOT / name, root / name)
     variant = {"model": "han", "data": "docstrings", "preprocessing": {"rows_per_class": 6}, "network": NETWORK}
-    experiment = {"title": "t", "variants": {"han": variant}, "seeds": [0], "parameters": {"training": {"batch_size": 8}}}
+    experiment = {
+        "title": "t",
+        "variants": {"han": variant},
+        "seeds": [0],
+        "parameters": {"training": {"batch_size": 8}},
+    }
     (root / "experiments").mkdir()
     (root / "experiments/trial.yaml").write_text(yaml.safe_dump(experiment))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        settings = {**yaml.safe_load((root / "params.yaml").read_text())["preprocessing"]["docstrings"], "rows_per_class": 6}
+        settings = {
+            **yaml.safe_load((root / "params.yaml").read_text())["preprocessing"]["docstrings"],
+            "rows_per_class": 6,
+        }
         prepare("docstrings", settings)
     return root
 

@@ -178,7 +178,8 @@ from preprocessing.prepare import prepare
 from preprocessing.sources import embedded
 from storage.prepared import open_prepared
 
-assert kinds.available() == ["image", "series", "symbols", "text"] and "waves" in embedded() and "line" in models.available()
+assert kinds.available() == ["image", "series", "symbols", "text"]
+assert "waves" in embedded() and "line" in models.available()
 entry = ingest("waves")
 assert (entry.kind, entry.groups, entry.splits) == ("series", "stored", {"train": 200, "validation": 50, "test": 50})
 folder = prepare("waves", None)

@@ -1,5 +1,4 @@
-"""One torch thread, as the commands have, so that sums come in one order. A small prepared text, and networks trained on
-it."""
+"""One torch thread, as the commands have, so that sums come in one order. A small prepared text and its networks."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -17,7 +17,7 @@ from training.settings import Job
 
 
 def run_pipeline(root: Path, experiment: str) -> Plan:
-    """Prepare, train and evaluate an experiment of the folder ``root``, which has data/, params.yaml and experiments/."""
+    """Prepare, train and evaluate an experiment of ``root``, which has data/, params.yaml and experiments/."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         plan = make_plan(experiment)

@@ -99,7 +99,9 @@ def test_sequences_are_symbols_then_distractors_then_requests(project):
 
 def test_rows_and_labels_are_the_same_at_every_lag(project):
     short, long = prepared_at(project, 1), prepared_at(project, 5)
-    assert np.array_equal(short.labels, long.labels) and np.array_equal(short.arrays["codes"][:, :2], long.arrays["codes"][:, :2])
+    assert np.array_equal(short.labels, long.labels) and np.array_equal(
+        short.arrays["codes"][:, :2], long.arrays["codes"][:, :2]
+    )
     with pytest.raises(InputError, match="few.*lag is 6.*up to 5"):
         prepared_at(project, 6)
 

@@ -135,7 +135,7 @@ def test_the_trace_is_usual_before_and_itself_at_the_phrase(evidence):
 
 
 def gates_found(seeds: int, correlation: float, old_share: float, generator: np.random.Generator) -> dict:
-    """Networks whose reset gate correlates so with memory, that keep such a share, and whose gate falls by .2 at 'but'."""
+    """Networks of this correlation with memory and share kept, whose gate falls by .2 at 'but'."""
     found = {}
     for seed in range(seeds):
         order = np.arange(300)

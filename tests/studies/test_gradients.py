@@ -1,4 +1,4 @@
-"""The study of gradients repeats byte for byte, its figure is drawn from its data, and the committed evidence is current."""
+"""The study of gradients repeats byte for byte, and its committed evidence is current."""
 
 import dataclasses
 import json

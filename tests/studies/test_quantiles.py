@@ -111,7 +111,9 @@ def test_the_evidence_has_the_keys_of_what_was_read(source, tmp_path):
     study_io.publish(place, findings, study_io.provenance(source.keys()), quantiles.draw_figure)
     written = json.loads((place / "results.json").read_text())["provenance"]
     assert written["experiment"] == "trial" and written["plan"] == source.plan.key
-    assert written["runs"]["q50"] == {str(job["seed"]): job["run_key"] for job in source.jobs if job["variant"] == "q50"}
+    assert written["runs"]["q50"] == {
+        str(job["seed"]): job["run_key"] for job in source.jobs if job["variant"] == "q50"
+    }
     assert sorted(path.name for path in place.iterdir()) == ["figure.png", "results.json", "truncation.csv"]
     quantiles.draw_figure(place, tmp_path / "same.png")
     assert (tmp_path / "same.png").read_bytes() == (place / "figure.png").read_bytes()
