@@ -175,7 +175,7 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
         (("parameters",), {"training": None}, "training is None"),
         (("parameters",), {"models": {"densenet": "x"}}, "models.densenet is 'x'"),
         (("tuning",), "abc", "tuning is 'abc'"),
-        (("tunes",), "trial", "remove 'variants'"),
+        (("tunes",), "trial", "remove 'comparisons'"),
         (("variants", "other"), {"model": "han", "data": "digits"}, "han reads text"),
         (("variants", "other"), {"model": "densenet", "data": "docstrings"}, "densenet reads image"),
         (("variants", "other"), VECTORS, "word_vectors is word2vec"),
@@ -314,11 +314,16 @@ def test_an_experiment_tunes_the_variants_of_another(tmp_path):
     # All but what the grid says is as in the experiment that is tuned.
     assert {**trial.training, "learning_rate": 0.01} == tuned.variants["swish"].training
     assert trial.network == tuned.variants["swish"].network
+    own = {"relu": {"grid": {"training": {"batch_size": [1, 2, 3]}}}}
+    write(tmp_path, {**tuning, "variants": own}, name="tune")
+    assert {name: len(one) for name, one in load_experiment("tune", tmp_path).trials.items()} == {"relu": 3, "swish": 2}
     for change, said in (
         ({"tunes": "trail"}, "'trial'"),
         ({"tunes": 1}, "tunes is 1"),
         ({"evaluate_on": "test"}, "validation alone"),
         ({"comparisons": EXPERIMENT["comparisons"]}, "remove 'comparisons'"),
+        ({"variants": {"rely": {"grid": {}}}}, "'relu'"),
+        ({"variants": {"relu": {"training": {}}}}, "'training'"),
     ):
         write(tmp_path, {**tuning, **change}, name="tune")
         with pytest.raises(InputError) as error:
