@@ -323,7 +323,7 @@ def test_an_experiment_tunes_the_variants_of_another(tmp_path):
         ({"evaluate_on": "test"}, "validation alone"),
         ({"comparisons": EXPERIMENT["comparisons"]}, "remove 'comparisons'"),
         ({"variants": {"rely": {"grid": {}}}}, "'relu'"),
-        ({"variants": {"relu": {"training": {}}}}, "'training'"),
+        ({"variants": {"relu": {"grid": {}, "training": {}}}}, "'training'"),
     ):
         write(tmp_path, {**tuning, **change}, name="tune")
         with pytest.raises(InputError) as error:
