@@ -139,7 +139,9 @@ def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence
 
 def _device_for(run: RunFolder) -> contextlib.AbstractContextManager[torch.device]:
     """A leased GPU for a run that a GPU trained, where this machine has one; else the CPU."""
-    return acquire_gpu() if training_machine(run)["gpu"] else contextlib.nullcontext(torch.device("cpu"))
+    if not training_machine(run)["gpu"]:
+        return contextlib.nullcontext(torch.device("cpu"))
+    return acquire_gpu(run.job.get("runs_per_gpu", 1))
 
 
 def latency(network: nn.Module, prepared: Prepared, split: str) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """One job per GPU, by a file lock that the kernel frees however the process ends.
 
 The lock is .locks/gpu-UUID.lock. It names the UUID because a GPU's number changes with CUDA_VISIBLE_DEVICES.
-A small network leaves a large GPU idle: with REREAD_RUNS_A_GPU=N, N processes share each GPU by N locks. Sharing
+A small network leaves a large GPU idle: with ``slots`` N, N processes share each GPU by N locks. Sharing
 changes the pace of a process and not its results.
 """
 
 import contextlib
 import itertools
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from storage.errors import InputError
 from storage.locks import file_lock
 
 LOCKS = Path(".locks")
@@ -23,22 +21,18 @@ POLL_SECONDS = 0.5
 
 
 @contextlib.contextmanager
-def acquire_gpu() -> Iterator[torch.device]:
-    """Acquire a free GPU for the block and yield it; without a GPU yield the CPU. Wait while all GPUs are taken.
-
-    InputError for a wrong REREAD_RUNS_A_GPU.
-    """
-    runs_per_gpu()
+def acquire_gpu(slots: int = 1) -> Iterator[torch.device]:
+    """Acquire a free GPU for the block and yield it; without a GPU yield the CPU. Wait while all GPUs are taken."""
     if not torch.cuda.is_available():
         yield torch.device("cpu")
         return
-    with acquire_gpus(1) as (index,):
+    with acquire_gpus(1, slots) as (index,):
         torch.cuda.set_device(index)
         yield torch.device("cuda", index)
 
 
 @contextlib.contextmanager
-def acquire_gpus(count: int) -> Iterator[list[int]]:
+def acquire_gpus(count: int, slots: int = 1) -> Iterator[list[int]]:
     """Acquire ``count`` GPUs for the block, all or none, and yield their numbers. Wait while other jobs leave fewer.
 
     Jobs spread: no GPU gets a second job while another has none.
@@ -47,7 +41,7 @@ def acquire_gpus(count: int) -> Iterator[list[int]]:
     while True:
         with contextlib.ExitStack() as held:
             acquired: list[int] = []
-            for slot, index in itertools.product(range(runs_per_gpu()), range(torch.cuda.device_count())):
+            for slot, index in itertools.product(range(slots), range(torch.cuda.device_count())):
                 if index not in acquired and held.enter_context(file_lock(_lock(index, slot), blocking=False)):
                     acquired.append(index)
                 if len(acquired) == count:
@@ -62,11 +56,3 @@ def acquire_gpus(count: int) -> Iterator[list[int]]:
 def _lock(index: int, slot: int) -> Path:
     uuid = torch.cuda.get_device_properties(index).uuid
     return LOCKS / (f"gpu-{uuid}-{slot}.lock" if slot else f"gpu-{uuid}.lock")
-
-
-def runs_per_gpu() -> int:
-    """Return how many jobs share a GPU: REREAD_RUNS_A_GPU, or 1."""
-    given = os.environ.get("REREAD_RUNS_A_GPU", "1")
-    if not given.isdecimal() or int(given) == 0:
-        raise InputError(f"REREAD_RUNS_A_GPU={given} is not a number of runs: give a whole number from 1 up")
-    return int(given)

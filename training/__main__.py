@@ -13,6 +13,7 @@ import gc
 import signal
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -35,31 +36,38 @@ def main(arguments: list[str] | None = None) -> int:
         "--events", type=int, nargs="?", const=1, metavar="FD", help="write one JSON object per line to FD (default: 1)"
     )
     parser.add_argument("--locked", action="store_true", help="the launcher holds the run's lock")
+    parser.add_argument(
+        "--runs-per-gpu", type=int, metavar="N", help="let N runs share a GPU; default: the job's"
+    )
     options = parser.parse_args(arguments)
+    if options.runs_per_gpu is not None and options.runs_per_gpu < 1:
+        raise InputError(f"--runs-per-gpu is {options.runs_per_gpu}: give a whole number from 1 up")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     processes = Processes.of_environment()
     with processes.joined(), contextlib.ExitStack() as stack:
         events = None
         if options.events is not None:
             events = stack.enter_context(open(options.events, "w", encoding="utf-8", closefd=options.events > 2))
-        codes = [attempt(path, events, options.locked, processes) for path in options.jobs]
+        codes = [attempt(path, events, options.locked, processes, options.runs_per_gpu) for path in options.jobs]
     return min((code for code in codes if code), default=0)
 
 
-def attempt(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> int:
+def attempt(
+    path: Path, events: TextIO | None, locked: bool, processes: Processes, runs_per_gpu: int | None = None
+) -> int:
     """Train the job of a file and return the exit code; a failure is printed on stderr.
 
     One of several processes exits at its first failure, upon which torchrun ends the others.
     """
-    code = _attempt(path, events, locked, processes)
+    code = _attempt(path, events, locked, processes, runs_per_gpu)
     if code and processes.several:
         sys.exit(code)
     return code
 
 
-def _attempt(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> int:
+def _attempt(path: Path, events: TextIO | None, locked: bool, processes: Processes, runs_per_gpu: int | None) -> int:
     try:
-        train(path, events, locked, processes)
+        train(path, events, locked, processes, runs_per_gpu)
     except InputError as error:
         if processes.main:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -72,8 +80,12 @@ def _attempt(path: Path, events: TextIO | None, locked: bool, processes: Process
     return 0
 
 
-def train(path: Path, events: TextIO | None, locked: bool, processes: Processes) -> None:
+def train(
+    path: Path, events: TextIO | None, locked: bool, processes: Processes, runs_per_gpu: int | None = None
+) -> None:
     job = Job.read(path)
+    if runs_per_gpu is not None:
+        job = replace(job, runs_per_gpu=runs_per_gpu)
     given = read_json(path)
     progress = Progress(job, events, quiet=not processes.main)
     result_file = job.run_directory / RESULT

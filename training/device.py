@@ -12,7 +12,7 @@ import torch
 
 from cuda_ext import library
 from runtime.determinism import set_determinism
-from runtime.gpu_lease import acquire_gpus, runs_per_gpu
+from runtime.gpu_lease import acquire_gpus
 from storage.errors import InputError
 from storage.git import checkout
 from training.processes import ONE, Processes
@@ -20,21 +20,20 @@ from training.settings import Settings
 
 
 @contextlib.contextmanager
-def acquire_device(processes: Processes = ONE) -> Iterator[torch.device]:
+def acquire_device(processes: Processes = ONE, runs_per_gpu: int = 1) -> Iterator[torch.device]:
     """Hold the device of this process for the block: the CPU, or a GPU of its own.
 
-    Several processes get a GPU each, or all of them wait. InputError for a wrong REREAD_RUNS_A_GPU, and where a node
-    has fewer GPUs than processes.
+    Several processes get a GPU each, or all of them wait. ``runs_per_gpu`` runs may share a GPU. InputError where a
+    node has fewer GPUs than processes.
     """
     count = processes.local_world_size
-    runs_per_gpu()
     if not torch.cuda.is_available():
         yield torch.device("cpu")
         return
     if count > torch.cuda.device_count():
         raise InputError(f"{count} processes need a GPU each, and there are {torch.cuda.device_count()}: start fewer")
     first = processes.local_rank == 0
-    with acquire_gpus(count) if first else contextlib.nullcontext() as own:
+    with acquire_gpus(count, runs_per_gpu) if first else contextlib.nullcontext() as own:
         held = next(gpus for node, gpus in processes.gather((processes.node, own)) if node == processes.node and gpus)
         index = held[processes.local_rank]
         torch.cuda.set_device(index)
@@ -60,7 +59,7 @@ def mixed_precision(settings: Settings, device: torch.device) -> torch.dtype | N
     return {"bfloat16": torch.bfloat16, "float16": torch.float16}[settings.amp]
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device, runs_per_gpu: int = 1) -> dict[str, Any]:
     """Describe what the run runs on. No part of a result, so that equal results stay equal files."""
     gpu = device.type == "cuda"
     commit, dirty = checkout() or (None, None)
@@ -73,7 +72,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version() if gpu else None,
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "kernels": library.kernels(device) if gpu else None,
-        "runs_per_gpu": runs_per_gpu() if gpu else None,
+        "runs_per_gpu": runs_per_gpu if gpu else None,
         "driver": driver.read_text().splitlines()[0] if gpu and driver.is_file() else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),

@@ -39,12 +39,12 @@ def run(
         # Before training: the file may be edited meanwhile.
         network_source = models.network_source(job.model, job.network)
         configure(job.training)
-        with acquire_device(processes) as device, warnings.catch_warnings():
+        with acquire_device(processes, job.runs_per_gpu) as device, warnings.catch_warnings():
             if device.type == "cpu":
                 # No kernel runs there, as result.json says.
                 warnings.simplefilter("ignore", ReferenceWarning)
             if processes.main:
-                write_json(job.run_directory / ENVIRONMENT, environment(device))
+                write_json(job.run_directory / ENVIRONMENT, environment(device, job.runs_per_gpu))
             try:
                 network, state = train(job, prepared, device, progress, processes)
             except torch.OutOfMemoryError:

@@ -67,6 +67,7 @@ class Job:
     training: Settings
     prepared: Path
     run_directory: Path
+    runs_per_gpu: int = 1
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -75,7 +76,7 @@ class Job:
         if not isinstance(given, dict):
             raise InputError(f"{path} must hold one JSON object, the job")
         kinds = {"network": dict, "training": dict, "seed": int}
-        for name in cls.__dataclass_fields__:
+        for name in [field for field in cls.__dataclass_fields__ if field != "runs_per_gpu"]:
             if not isinstance(given.get(name), kinds.get(name, str)):
                 kind = {dict: "an object", int: "a whole number", str: "text"}[kinds.get(name, str)]
                 raise InputError(f"{path}: '{name}' must be there and be {kind}, it is {given.get(name)!r}")
@@ -86,6 +87,7 @@ class Job:
             training=_training(given["training"], path),
             prepared=Path(given["prepared"]),
             run_directory=Path(given["run_directory"]),
+            runs_per_gpu=given.get("runs_per_gpu", 1),
         )
 
 

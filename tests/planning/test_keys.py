@@ -178,7 +178,7 @@ def test_a_moved_file_is_not_in_the_key(sources):
     [
         ("models/densenet.py", "BLOCKS = 3", "BLOCKS = 4"),
         ("models/densenet.py", "2 * settings.growth_rate", "3 * settings.growth_rate"),
-        ("training/step.py", "def ", "EXTRA = 1\n\n\ndef "),
+        ("training/step.py", "\nimport torch\n", "\nimport torch\n\nEXTRA = 1\n"),
         ("batches/order.py", "start + length", "start + length - 1"),
         ("batches/image.py", ".float() / 255", ".float() / 256"),
     ],

@@ -45,7 +45,7 @@ def test_its_key_is_of_what_decides_the_evidence(tmp_path):
         ("training.learning_rate=0.5", "training", {"relu": 0.5, "swish": 0.5}),
         ("network.depth=22", "network", {"relu": 22, "swish": 22}),
         ("variants.relu.training.learning_rate=0.5", "training", {"relu": 0.5, "swish": 0.01}),
-        ("network.activation=relu", "network", {"relu": "relu", "swish": "relu"}),
+        ("network.activation=mish", "network", {"relu": {"name": "mish"}, "swish": {"name": "mish"}}),
         ("preprocessing.rows_per_class=5", "preprocessing", {"relu": 5, "swish": 5}),
     ],
 )
