@@ -33,6 +33,8 @@ copyright = "2026, The reread authors"
 language = "en"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
+# Each member of a registry has a class Settings: an annotation names its own.
+suppress_warnings = ["ref.python"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_heading_anchors = 3
 

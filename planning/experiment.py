@@ -7,12 +7,11 @@ parameters (experiment)       the same names: what differs from params.yaml
 models.MODEL                  network, and what differs in training, of all variants with that model
 defaults (experiment)         what all variants share: model, data, preprocessing, network, training
 variants.NAME                 what differs in one variant
-grid                          each variant becomes one of every combination of the grid's values, or of its own grid's:
-
-    grid: {training: {learning_rate: [0.01, 0.02]}, preprocessing: {length_quantile: {words: [0.9, 0.95]}}}
-
-                              han becomes han/learning_rate=0.01,length_quantile.words=0.9 and three more
+grid                          each variant becomes one of every combination of the grid's values, or of its own grid's
 overrides                     training.learning_rate=0.02, or variants.NAME.training.learning_rate=0.02
+
+By ``grid: {training: {learning_rate: [0.01, 0.02]}, preprocessing: {length_quantile: {words: [0.9, 0.95]}}}`` the
+variant han becomes han/learning_rate=0.01,length_quantile.words=0.9 and three more.
 
 A mapping that names another member of a registry ({name: sgd}) replaces the old one and is not merged into it.
 An experiment that ``tunes`` another takes its variants, parameters and defaults, and reads validation alone. Under

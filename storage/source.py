@@ -218,7 +218,7 @@ class _Normalise(ast.NodeTransformer):
     def _imported(self, name: str, names: list[ast.alias], foreign: ast.alias | None) -> ast.AST | None:
         file = module_file(name, self.root)
         if not _is_own(name, self.root):
-            return ast.Import([foreign])
+            return ast.Import([foreign] if foreign else [])
         if self.without is None or file is None or file in self.without:
             return None
         return ast.ImportFrom(content_digest(file, self.root), names, 0)

@@ -36,9 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--events", type=int, nargs="?", const=1, metavar="FD", help="write one JSON object per line to FD (default: 1)"
     )
     parser.add_argument("--locked", action="store_true", help="the launcher holds the run's lock")
-    parser.add_argument(
-        "--runs-per-gpu", type=int, metavar="N", help="let N runs share a GPU; default: the job's"
-    )
+    parser.add_argument("--runs-per-gpu", type=int, metavar="N", help="let N runs share a GPU; default: the job's")
     options = parser.parse_args(arguments)
     if options.runs_per_gpu is not None and options.runs_per_gpu < 1:
         raise InputError(f"--runs-per-gpu is {options.runs_per_gpu}: give a whole number from 1 up")
