@@ -209,6 +209,11 @@ def test_documents_of_a_group_are_drawn_together(tmp_path, texts):
     assert together["over_seeds"] == alone["over_seeds"]
 
 
+def opened_again(records):
+    """Records that have read no file yet."""
+    return [replace(record) for record in records]
+
+
 def test_a_constant_schedule_that_ends_at_its_best_epoch_was_still_improving(tmp_path, texts):
     experiment, records = texts
     result = records[0].result
@@ -217,11 +222,11 @@ def test_a_constant_schedule_that_ends_at_its_best_epoch_was_still_improving(tmp
         "job.json": {**records[0].job, "training": {"schedule": {"name": "constant"}}},
     }.items():
         write_json(records[0].run_directory / file, changes)
-    found = evaluate_experiment(experiment, records, {}, tmp_path / "trial")["metrics"]["variants"]
+    found = evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")["metrics"]["variants"]
     assert found[records[0].variant]["still_improving_seeds"] == [records[0].seed]
     assert "still improving at the end (1 of 6)" in (tmp_path / "trial" / "report.html").read_text()
     write_json(records[0].run_directory / "job.json", {**records[0].job, "training": {"schedule": {"name": "cosine"}}})
-    found = evaluate_experiment(experiment, records, {}, tmp_path / "trial")["metrics"]["variants"]
+    found = evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")["metrics"]["variants"]
     assert found[records[0].variant]["still_improving_seeds"] == []
 
 

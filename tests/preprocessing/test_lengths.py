@@ -30,9 +30,9 @@ def test_quantile_is_taken_as_written_and_not_as_the_binary_number_beside_it():
     assert [histogram.quantile(percent / 100) for percent in range(1, 101)] == list(range(1, 101))
 
 
-@pytest.mark.parametrize("quantile", [0, -0.5, 1.2, float("nan"), float("inf"), "0.95", None, True])
+@pytest.mark.parametrize("quantile", [0, -0.5, 1.2, float("nan"), float("inf")])
 def test_quantile_outside_its_range_is_refused(quantile):
-    with pytest.raises(InputError, match="quantile is .*: it must (lie above 0 and at most 1|be a number)"):
+    with pytest.raises(InputError, match="quantile is .*: it must be above 0 and at most 1"):
         LengthHistogram([1]).quantile(quantile)
 
 

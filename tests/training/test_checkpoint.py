@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from storage.errors import InputError
+from storage.run_folder import CHECKPOINT, HISTORY, WEIGHTS
 from training import checkpoint
 from training.average import Average
-from training.checkpoint import BEST, HISTORY, LAST, Checkpoint, Writer
+from training.checkpoint import Checkpoint, Writer
 from training.optimisers import REGISTRY, make_optimiser
 from training.settings import Settings
 from training.state import COLUMNS, State
@@ -93,7 +94,7 @@ def gate(monkeypatch):
 
 
 def bytes_of(folder):
-    return {name: (folder / name).read_bytes() for name in (HISTORY, LAST, BEST)}
+    return {name: (folder / name).read_bytes() for name in (HISTORY, CHECKPOINT, WEIGHTS)}
 
 
 def test_a_writer_in_the_background_writes_what_was_there_when_it_was_asked_to(gate, tmp_path):
@@ -134,7 +135,7 @@ def test_an_epoch_is_announced_when_its_files_are_there_and_before_the_next_is_w
 
 
 @pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("name", [HISTORY, LAST, BEST])
+@pytest.mark.parametrize("name", [HISTORY, CHECKPOINT, WEIGHTS])
 def test_a_file_that_cannot_be_written_is_refused_where_training_runs(background, name, tmp_path):
     (tmp_path / name).mkdir()
     writer = Writer(background)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from storage.run_folder import CHECKPOINT, HISTORY, WEIGHTS
 from training.average import Average
-from training.checkpoint import BEST, HISTORY, LAST, Checkpoint, Writer
+from training.checkpoint import Checkpoint, Writer
 from training.optimisers import make_optimiser
 from training.settings import Settings
 from training.state import COLUMNS, State
@@ -42,5 +43,5 @@ def test_what_a_gpu_saves_in_the_background_is_what_it_saves_at_once(tmp_path, o
             with torch.no_grad():
                 for tensor in network.state_dict().values():
                     tensor.zero_()
-        ends.append([(folder / name).read_bytes() for name in (HISTORY, LAST, BEST)])
+        ends.append([(folder / name).read_bytes() for name in (HISTORY, CHECKPOINT, WEIGHTS)])
     assert ends[0] == ends[1]

@@ -10,7 +10,7 @@ import pytest
 
 from storage.source import ROOT
 
-ROOMS = ("storage", "cuda_ext", "models", "batches", "kinds", "training")
+ROOMS = ("storage", "cuda_ext", "models", "batches", "kinds", "runtime", "training")
 NEW = {
     "models/objectives/margin_reconstruction.py": '''
 """Margin of class lengths and error of reconstruction, as Sabour, Frosst and Hinton 2017 train capsules."""
