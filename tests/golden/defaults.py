@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("defaults.json")
 def settings_classes() -> dict[str, type]:
     """Every dataclass of settings whose values enter a key, by its module's name and its own."""
     found = {}
-    for path in sorted(ROOT.glob("*/**/*.py")):
+    for path in sorted(file for room in ROOT.glob("*/__init__.py") for file in room.parent.rglob("*.py")):
         name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
         classes = {one for one in defined_names(path) if one.endswith("Settings")}
         if name.split(".")[0] in ("models", "training", "batches", "kinds", "preprocessing") and classes:
