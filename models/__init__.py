@@ -8,7 +8,6 @@
 and is known by being there: no list is kept, so that a new network changes no other's source.
 """
 
-import ast
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from storage.errors import InputError, nearest
 from storage.files import read_object, sha256_file
 from storage.run_folder import JOB, RESULT, RunFolder
 from storage.settings import from_json, members
-from storage.source import numeric_digest, numeric_files, parse
+from storage.source import defined_names, numeric_digest, numeric_files
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +27,7 @@ FOLDER = Path(__file__).resolve().parent
 
 def available() -> list[str]:
     """The names of the networks, in order. Files are read and not imported, so this needs no torch."""
-    return sorted(path.stem for path in FOLDER.glob("*.py") if _defined(path) >= {"Settings", "DEBUG", "build"})
+    return sorted(path.stem for path in FOLDER.glob("*.py") if defined_names(path) >= {"Settings", "DEBUG", "build"})
 
 
 def kind(model: str) -> str | None:
@@ -147,16 +146,3 @@ def _refuse_unknown(model: str) -> None:
 def _module(model: str) -> Any:
     _refuse_unknown(model)
     return importlib.import_module(f"models.{model}")
-
-
-def _defined(path: Path) -> set[str]:
-    """The names that a source file defines at its top level."""
-    names: set[str] = set()
-    for node in parse(path).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names.add(node.target.id)
-    return names
