@@ -21,7 +21,7 @@ ROOTS = ("training.loop",)
 # Entries of prepared.json that name or describe the arrays and change nothing that is computed.
 NOT_NUMERIC_ENTRIES = ("schema", "name", "settings", "data_version", "cut", "arrays")
 # Arrays that no network reads: where rows come from.
-NOT_READ = ("source_rows", "groups")
+NOT_READ = ("raw_indices", "groups")
 MACHINE_HINT = "write it on the machine that trains, by `python -m training.machine > machine.json`"
 MACHINE_NAMES = ("torch", "cuda", "cudnn", "numpy", "device", "kernels")
 
