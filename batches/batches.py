@@ -188,13 +188,22 @@ class Batches:
         ready, self._next = self._next, None
         batches, shares, loaded = ready[1] if ready and ready[0] == epoch else self._begin(epoch)
         generator = augmentations.make_generator(self.seed, epoch, self.device) if self.augment else None
+        numbers = self._numbers(batches)
         for (inputs, target), rows, share in zip(loaded, batches, shares, strict=True):
             if self.augment:
-                images = self.augment(inputs[0], generator)[self.rank :: self.world_size]
+                of_batch = augmentations.Rows(next(numbers), self.seed, epoch) if self.augment.by_row else None
+                images = self.augment(inputs[0], generator, of_batch)[self.rank :: self.world_size]
                 inputs, target = (images,), target[self.rank :: self.world_size]
             yield Batch(inputs, target, len(share), len(rows))
         if self.device.type == "cuda" and self.loader.way == "resident":
             self._next = epoch + 1, self._begin(epoch + 1)
+
+    def _numbers(self, batches: list[np.ndarray]) -> Iterator[Tensor]:
+        """The row numbers of each batch, on the device, where an augmentation asks for them."""
+        if not self.augment or not self.augment.by_row:
+            return iter(())
+        numbers = upload(np.concatenate(batches).astype(np.int64, copy=False), self.device)
+        return iter(numbers.split([len(rows) for rows in batches]))
 
     def _begin(self, epoch: int) -> Epoch:
         """Order the rows of ``epoch`` and load its first batch, with which the others are laid out."""

@@ -18,6 +18,8 @@ from storage.git import checkout
 from training.processes import ONE, Processes
 from training.settings import Settings
 
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 @contextlib.contextmanager
 def acquire_device(processes: Processes = ONE, runs_per_gpu: int = 1) -> Iterator[torch.device]:
@@ -41,22 +43,38 @@ def acquire_device(processes: Processes = ONE, runs_per_gpu: int = 1) -> Iterato
 
 
 def configure(settings: Settings) -> None:
-    """Set threads and determinism for the whole process. Call it before the first work on a GPU."""
+    """Set threads, determinism and the precision of float32 for the whole process.
+
+    Call it before the first work on a GPU.
+    """
     torch.set_num_threads(settings.threads)
     if torch.get_num_interop_threads() != 1:  # may be set once in a process
         torch.set_num_interop_threads(1)
     set_determinism(settings.deterministic or not torch.cuda.is_available())
+    set_float32_products(settings.amp)
 
 
 def mixed_precision(settings: Settings, device: torch.device) -> torch.dtype | None:
-    """Return the half-precision type of the forward pass, or None for float32 throughout."""
-    if settings.amp == "off" or (settings.amp == "auto" and device.type == "cpu"):
-        return None
-    if device.type == "cpu":
-        raise InputError(f"amp is {settings.amp}, and there is no GPU: set amp to auto or off")
-    if settings.amp == "auto":
+    """Return the half-precision type of the forward pass, or None for float32 throughout.
+
+    InputError where there is no GPU for a precision of its own.
+    """
+    if settings.amp not in ("auto", "off", "fp32") and device.type == "cpu":
+        raise InputError(f"amp is {settings.amp}, and there is no GPU: set amp to auto, off or fp32")
+    if settings.amp == "auto" and device.type == "cuda":
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
-    return {"bfloat16": torch.bfloat16, "float16": torch.float16}[settings.amp]
+    return HALVES.get(settings.amp)
+
+
+def set_float32_products(amp: str) -> None:
+    """Set how a GPU multiplies float32 numbers: ``fp32`` exactly, ``tf32`` of 10 bits of fraction.
+
+    Any other ``amp`` leaves what PyTorch does by itself: convolutions in tf32, other products exactly.
+    """
+    products = {"fp32": "ieee", "tf32": "tf32"}
+    torch.backends.cuda.matmul.fp32_precision = products.get(amp, "ieee")
+    torch.backends.cudnn.conv.fp32_precision = products.get(amp, "tf32")
+    torch.backends.cudnn.rnn.fp32_precision = products.get(amp, "tf32")
 
 
 def environment(device: torch.device, runs_per_gpu: int = 1) -> dict[str, Any]:

@@ -15,13 +15,14 @@ from batches.collation import reads_ragged
 from batches.inference import Predictor
 from cuda_ext import library
 from models.layers import uses_kernels
-from models.layers.embedding import begin_with_prepared_vectors
+from models.layers.beginning import begin
 from models.objectives import make_objective
 from storage.errors import InputError
 from storage.prepared import Prepared
 from training.average import Average
 from training.checkpoint import Checkpoint, Writer
 from training.epoch_metrics import EpochMetrics, refuse_non_finite
+from training.lookahead import Lookahead
 from training.optimisers import make_optimiser
 from training.processes import ONE, Processes, refuse_local_statistics
 from training.progress import Progress
@@ -39,9 +40,9 @@ def train(
     settings = job.training
     seed_epoch(job.seed, epoch=0)
     network = models.build(job.model, job.network, prepared.description)
-    begin_with_prepared_vectors(network, prepared)
     refuse_local_statistics(network, processes)
     network.to(device)
+    begin(network, prepared)
     if settings.strict_kernels:
         refuse_references(network, device)
     optimiser = make_optimiser(network, settings)
@@ -65,6 +66,7 @@ def train(
         rank=processes.rank,
         world_size=processes.world_size,
     )
+    lookahead = Lookahead(network, settings.lookahead_decay, len(batches), settings.max_epochs)
     half = step.half if settings.amp_validation else None
     predictor = Predictor(prepared, prepared.rows("validation"), device, ragged, None, half, settings.cuda_graphs)
     progress.started(state.epoch, str(device))
@@ -79,6 +81,7 @@ def train(
                 done = (epoch - 1) * len(batches) + number
                 rate = schedule(done, len(batches))
                 metrics.add(batch.global_rows, step(batch.inputs, batch.target, rate, batch.rows / batch.global_rows))
+                lookahead.update(done)
                 average.update(done)
             training = metrics.row()
             average.take_buffers()

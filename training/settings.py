@@ -21,9 +21,11 @@ class Settings:
     Training stops when neither validation loss nor score has improved for ``patience`` epochs, or after max_epochs.
     max_grad_norm: the gradient's largest norm, beyond which it is scaled down; 0: none.
     ema_decay: of the moving average of the weights, which is then validated and kept (training/average.py); 0: off.
+    lookahead_decay: the share of slow weights that training returns to (training/lookahead.py); 0: off.
     adversarial_epsilon: norm per document of the perturbation of word vectors at which a second loss is added
     (training/adversarial.py); 0: off.
-    amp: ``auto`` is bfloat16 where the GPU has it, else float16, and off on the CPU.
+    amp: the precision of the forward pass: exact ``fp32``, ``tf32``, ``bf16``, or ``fp16`` with a scaled loss. ``auto``
+    is bf16 where the GPU has it, else fp16, and off on the CPU; ``off`` is float32 with convolutions in tf32.
     amp_validation: validate in the half precision of training as well, which takes less time on a GPU.
     deterministic: run repeatable kernels alone. cuda_graphs: capture a step on a GPU once and replay it.
     strict_kernels: refuse to train on a GPU where the compiled kernels cannot run.
@@ -39,8 +41,9 @@ class Settings:
     patience: Annotated[int, Range(1, 100_000)] = 4
     max_grad_norm: Annotated[float, Range(0, 1e6)] = 1.0
     ema_decay: Annotated[float, Range(0, 0.99999)] = 0.0
+    lookahead_decay: Annotated[float, Range(0, 0.99999)] = 0.0
     adversarial_epsilon: Annotated[float, Range(0, 100)] = 0.0
-    amp: Literal["auto", "off", "bfloat16", "float16"] = "auto"
+    amp: Literal["auto", "off", "fp32", "tf32", "bf16", "fp16"] = "auto"
     amp_validation: bool = False
     threads: Annotated[int, Range(1, 1024)] = 1
     deterministic: bool = True

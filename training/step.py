@@ -1,12 +1,12 @@
 """One training step: forward pass, loss, backward pass, clipping, update.
 
 On a GPU forward pass, backward pass and clipping replay from a CUDA graph, one for each shape of the batch
-(cuda_ext/graphs.py; batches/text.py sees to it that there are few). The update, a launch or two, stays outside, so that
-the learning rate is a plain number. What is called and what replays give the same bits, so that a run that was killed
-ends as one that was not.
+(cuda_ext/graphs.py; batches/text.py sees to it that there are few). The update, a launch or two, stays outside, so
+that the learning rate is a plain number; so does the clipping of a scaled loss's gradients. What is called and what
+replays give the same bits, so that a run that was killed ends as one that was not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +54,10 @@ class Step:
         self.processes = processes
         self.half = mixed_precision(settings, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.half is torch.float16)
-        # A scaled step is passed over where its gradient overflows, which the CPU decides.
-        self.graphed = device.type == "cuda" and settings.cuda_graphs and not self.scaler.is_enabled()
+        self.graphed = device.type == "cuda" and settings.cuda_graphs
+        # Gradients that are added up over processes, or scaled, are finished after the graph: the scaler keeps on the
+        # host which gradients it has checked. A fused optimiser passes over an overflow without asking the device.
+        self.finishes_apart = processes.several or self.scaler.is_enabled()
         self.parameters = list(network.parameters())
         self.words = word_embedding(network, "adversarial_epsilon", 0) if settings.adversarial_epsilon else None
         self._graphs = Graphs(self._with_gradients, "this network's step", device) if self.graphed else None
@@ -68,7 +70,9 @@ class Step:
         set_learning_rate(self.optimiser, rate)
         outcome = self._from_graph(inputs, target) if self._graphs else self._with_gradients(*inputs, target)[0]
         if self.processes.several:
-            outcome = self._reduced(outcome, share)
+            self._add_up(outcome, share)
+        if self.finishes_apart:
+            outcome = replace(outcome, norm=self._clipped())
         self.scaler.step(self.optimiser)
         self.scaler.update()
         return outcome
@@ -88,18 +92,17 @@ class Step:
         return outcome, [parameter.grad for parameter in self.parameters]
 
     def _gradients(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome:
-        """The outcome with all gradients; of one of several processes its own, neither reduced nor clipped."""
+        """The outcome with all gradients; where they are finished apart, scaled and neither added up nor clipped."""
         backward = self._backward if self.words is None else self._adversarial
         found, loss = backward(inputs, target)
         right = self.objective.correct(found, target).double().mean()
-        norm = torch.zeros_like(loss) if self.processes.several else self._clipped()
+        norm = torch.zeros_like(loss) if self.finishes_apart else self._clipped()
         return Outcome(loss.detach(), right, norm)
 
-    def _reduced(self, outcome: Outcome, share: float) -> Outcome:
-        """The outcome and the gradients of all processes together."""
+    def _add_up(self, outcome: Outcome, share: float) -> None:
+        """Make the outcome and the gradients those of all processes together."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         self.processes.add_up([*gradients, outcome.loss, outcome.correct], share)
-        return Outcome(outcome.loss, outcome.correct, self._clipped())
 
     def _clipped(self) -> Tensor:
         """Clip the gradients and return their norm before that, float32 []."""

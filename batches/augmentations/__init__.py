@@ -2,12 +2,14 @@
 
     Settings   a frozen dataclass of its settings
     apply      apply(images, generator, settings) -> images: float32 [n, C, H, W], normalised, on the generator's device
+    BY_ROW     optional: True calls apply(images, rows, settings) with the Rows of the batch in place of a generator
 
 and is listed in ``training.augmentation`` as ``{name: NAME, SETTING: VALUE}``; several are applied in the order of the
 list. Only batches of training are augmented: validation, evaluation and serving see images as they are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,7 +23,34 @@ from storage.settings import Tagged
 REGISTRY = Registry("batches.augmentations", "augmentation", ("Settings", "apply"))
 
 
-def build(augmentation: Sequence[Tagged], kind: str) -> Callable[[Tensor, torch.Generator], Tensor] | None:
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a batch. numbers: int64 [n] in the prepared arrays, on the device; seed: the run's; epoch: from 1."""
+
+    numbers: Tensor
+    seed: int
+    epoch: int
+
+
+class Augment:
+    """Applies augmentations in order."""
+
+    def __init__(self, augmentation: Sequence[Tagged]) -> None:
+        self.steps = [REGISTRY.resolve(one) for one in augmentation]
+        self.by_row = any(_by_row(module) for module, _ in self.steps)
+
+    def __call__(self, images: Tensor, generator: torch.Generator, rows: Rows | None = None) -> Tensor:
+        """Change ``images`` [n, C, H, W]; rows: those of the images, where ``by_row``."""
+        for module, settings in self.steps:
+            images = module.apply(images, rows if _by_row(module) else generator, settings)
+        return images
+
+
+def _by_row(module: object) -> bool:
+    return getattr(module, "BY_ROW", False)
+
+
+def build(augmentation: Sequence[Tagged], kind: str) -> Augment | None:
     """Build what applies each of ``augmentation`` in order; None where there is none.
 
     InputError where rows of ``kind`` of data are not images, and for an unknown name or setting.
@@ -31,14 +60,7 @@ def build(augmentation: Sequence[Tagged], kind: str) -> Callable[[Tensor, torch.
     if not kinds.kind(kind).augmented:
         names = ", ".join(one["name"] for one in augmentation)
         raise InputError(f"augmentation is for images, and this is {kind} data: remove {names} from augmentation")
-    steps = [REGISTRY.resolve(one) for one in augmentation]
-
-    def apply(images: Tensor, generator: torch.Generator) -> Tensor:
-        for module, settings in steps:
-            images = module.apply(images, generator, settings)
-        return images
-
-    return apply
+    return Augment(augmentation)
 
 
 def make_generator(seed: int, epoch: int, device: torch.device) -> torch.Generator:

@@ -47,7 +47,7 @@ class WordEmbedding(nn.Embedding):
     def __init__(
         self, vocabulary_size: int, width: int, word_dropout: float = 0.0, vectors: Vectors = "random"
     ) -> None:
-        """vectors: ``word2vec`` asks ``begin_with_prepared_vectors`` for the data set's."""
+        """vectors: ``word2vec`` takes the data set's at ``begin``."""
         super().__init__(vocabulary_size, width, padding_idx=PADDING)
         self.word_dropout = WordDropout(word_dropout)
         self.vectors = vectors
@@ -57,6 +57,25 @@ class WordEmbedding(nn.Embedding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=DEVIATION)
         with torch.no_grad():
+            self.weight[PADDING].zero_()
+
+    def begin(self, prepared: Prepared) -> None:
+        """Copy the word vectors of ``prepared`` (float32 [V, D]) where they are asked for, before training.
+
+        InputError where the data set has none, or of another width.
+        """
+        if self.vectors == "random":
+            return
+        name = prepared.description["name"]
+        refuse_missing_vectors(self.vectors, name, "word_vectors" in prepared.arrays)
+        vectors = torch.tensor(prepared.arrays["word_vectors"])
+        if vectors.shape[1] != self.embedding_dim:
+            raise InputError(
+                f"embedding_dim is {self.embedding_dim}, and the word vectors of {name} have {vectors.shape[1]} "
+                f"numbers: set embedding_dim or preprocessing.{name}.word_vectors.size to the other"
+            )
+        with torch.no_grad():
+            self.weight.copy_(vectors)
             self.weight[PADDING].zero_()
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -80,24 +99,3 @@ def refuse_missing_vectors(vectors: Vectors, data: str, there: bool) -> None:
         raise InputError(
             f"word_vectors is word2vec, and {data} is prepared without: set preprocessing.{data}.word_vectors"
         )
-
-
-def begin_with_prepared_vectors(network: nn.Module, prepared: Prepared) -> None:
-    """Copy ``prepared``'s word vectors (float32 [V, D]) into every embedding that asks for them, before training.
-
-    InputError where the data set has none, or of another width than the network's.
-    """
-    for embedding in network.modules():
-        if not isinstance(embedding, WordEmbedding) or embedding.vectors == "random":
-            continue
-        name = prepared.description["name"]
-        refuse_missing_vectors(embedding.vectors, name, "word_vectors" in prepared.arrays)
-        vectors = torch.tensor(prepared.arrays["word_vectors"])
-        if vectors.shape[1] != embedding.embedding_dim:
-            raise InputError(
-                f"embedding is {embedding.embedding_dim}, and the word vectors of {name} have "
-                f"{vectors.shape[1]} numbers: set embedding or preprocessing.{name}.word_vectors.size to the other"
-            )
-        with torch.no_grad():
-            embedding.weight.copy_(vectors)
-            embedding.weight[PADDING].zero_()

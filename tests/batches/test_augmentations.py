@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from batches.augmentations import REGISTRY, build, cutout, flip, make_generator, shift
+from batches.augmentations import REGISTRY, Rows, alternating_flip, build, cutout, flip, make_generator, shift
 from storage.errors import InputError
 
 CPU = torch.device("cpu")
@@ -21,18 +21,42 @@ def numbered(count, size=SIZE):
 
 
 def test_each_augmentation_is_a_file():
-    assert REGISTRY.available() == ["cutout", "flip", "shift"]
+    assert {"alternating_flip", "cutout", "flip", "shift"} <= set(REGISTRY.available())
 
 
 @pytest.mark.parametrize("name", REGISTRY.available())
 def test_an_augmentation_is_a_function_of_seed_and_epoch_and_keeps_what_it_is_given(name):
     images = numbered(16)
-    before, apply = images.clone(), build([{"name": name}], "image")
-    expected = apply(images, generator(3, 2))
+    before, augment = images.clone(), build([{"name": name}], "image")
+
+    def apply(seed, epoch):
+        return augment(images, generator(seed, epoch), Rows(torch.arange(16), seed, epoch))
+
+    expected = apply(3, 2)
     assert torch.equal(images, before) and expected.shape == images.shape and expected.dtype == images.dtype
-    assert torch.equal(apply(images, generator(3, 2)), expected)
-    assert not torch.equal(apply(images, generator(3, 1)), expected)
-    assert not torch.equal(apply(images, generator(2, 2)), expected)
+    assert torch.equal(apply(3, 2), expected)
+    assert not torch.equal(apply(3, 1), expected)
+    assert not torch.equal(apply(2, 2), expected)
+
+
+def test_an_alternating_flip_shows_each_image_both_ways_in_two_epochs_running():
+    images, numbers = numbered(2000, 4), torch.arange(500, 2500)
+    shown = {
+        (seed, epoch): alternating_flip.apply(images, Rows(numbers, seed, epoch), alternating_flip.Settings())
+        for seed in (0, 1)
+        for epoch in (1, 2, 3)
+    }
+    as_is = {place: (found == images).flatten(1).all(dim=1) for place, found in shown.items()}
+    for place, found in shown.items():
+        assert (as_is[place] ^ (found == images.flip(3)).flatten(1).all(dim=1)).all()
+        # Five standard deviations; the row's neighbours and the seed say nothing of it.
+        for other in (as_is[place].roll(1), as_is[place].roll(2), as_is[(1 - place[0], place[1])]):
+            assert abs(int((as_is[place] ^ other).sum()) - 1000) < 112
+        assert abs(int(as_is[place].sum()) - 1000) < 112
+    assert torch.equal(as_is[0, 1], ~as_is[0, 2]) and torch.equal(as_is[0, 1], as_is[0, 3])
+    # A row keeps its way in whichever batch it is.
+    half = alternating_flip.apply(images[1::2], Rows(numbers[1::2], 0, 1), alternating_flip.Settings())
+    assert torch.equal(half, shown[0, 1][1::2])
 
 
 def test_about_half_of_the_images_are_mirrored():

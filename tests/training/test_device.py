@@ -13,8 +13,30 @@ CPU = torch.device("cpu")
 def test_half_precision_is_off_on_the_cpu_and_refused_when_asked_for():
     assert device.mixed_precision(Settings(), CPU) is None
     assert device.mixed_precision(Settings(amp="off"), torch.device("cuda", 0)) is None
-    with pytest.raises(InputError, match="amp is float16, and there is no GPU"):
-        device.mixed_precision(Settings(amp="float16"), CPU)
+    for amp in ("fp16", "tf32"):
+        with pytest.raises(InputError, match=f"amp is {amp}, and there is no GPU"):
+            device.mixed_precision(Settings(amp=amp), CPU)
+    assert device.mixed_precision(Settings(amp="fp32"), CPU) is None
+    assert device.mixed_precision(Settings(amp="fp16"), torch.device("cuda", 0)) is torch.float16
+
+
+def test_each_precision_sets_how_float32_is_multiplied_and_the_next_job_sets_it_again():
+    backends = torch.backends
+
+    def products():
+        places = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+        return [place.fp32_precision for place in places]
+
+    try:
+        for amp, expected in {
+            "fp32": ["ieee"] * 3,
+            "tf32": ["tf32"] * 3,
+            "bf16": ["ieee", "tf32", "tf32"],
+        }.items():
+            device.set_float32_products(amp)
+            assert products() == expected, amp
+    finally:
+        device.set_float32_products("auto")
 
 
 @pytest.mark.gpu

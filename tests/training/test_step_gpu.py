@@ -54,7 +54,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("model", "network", "training"), STEPS)
-@pytest.mark.parametrize("amp", ["off", "bfloat16"])
+@pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
 def test_a_graph_s_run_ends_with_the_bytes_of_a_called_one(
     write_job, text_directory, image_directory, model, network, training, amp, tmp_path, monkeypatch
 ):

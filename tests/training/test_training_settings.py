@@ -27,7 +27,7 @@ from training.settings import Job, Settings
         ({"objective": {"label_smoothing": 1.0}}, "training.objective.label_smoothing is 1.0", "0.99"),
         ({"ema_decay": 1.0}, "training.ema_decay is 1.0", "0.99999"),
         ({"adversarial_epsilon": -0.1}, "training.adversarial_epsilon is -0.1", "0"),
-        ({"amp": "yes"}, "training.amp is 'yes'", "auto, bfloat16, float16, off"),
+        ({"amp": "yes"}, "training.amp is 'yes'", "auto, bf16, fp16, fp32, off, tf32"),
         ({"schedule": {"warmup_epochs": 2}, "max_epochs": 2}, "training: ", "warmup_epochs"),
     ],
 )

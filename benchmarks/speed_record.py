@@ -1,0 +1,246 @@
+"""Seconds to 94 and 96 % on CIFAR-10's test images: ``python -m benchmarks.speed_record``, on a GPU.
+
+python -m benchmarks.speed_record 94 --prepared prepared/KEY            30 seeds
+python -m benchmarks.speed_record 96 --prepared prepared/KEY --seeds 10
+python -m benchmarks.speed_record 94 --prepared prepared/KEY --training '{"learning_rate": 1.2}'    another recipe
+python -m benchmarks.speed_record 94 --prepared prepared/KEY --network '{"activation": {"name": "swish_beta"}}'
+
+The clock runs from the prepared arrays on disk to the accuracy: it counts the weights' drawing, the copy of all images
+to the GPU, the whitening, training on all 50,000 training images, and the prediction of the 10,000 test images. It does
+not count opening and checking the arrays, and one warm-up before the first seed, a whole run of one epoch: CUDA starts,
+cuDNN chooses its algorithms, and the step's CUDA graphs are captured.
+
+Training is by the same Batches, Step, Schedule and Lookahead as training/loop.py, without its validation and
+checkpoints. Nothing is chosen by test images: a recipe has a fixed number of epochs, and its settings were chosen on
+validation (``--validation`` trains on the training split alone and reads the validation split instead).
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import models
+from batches.batches import Batches
+from batches.inference import Predictor
+from cuda_ext import bench
+from evaluation.statistics import mean_interval
+from models.layers import kernels, parameter_count
+from models.layers.beginning import begin
+from models.objectives import make_objective
+from storage.errors import InputError, command, refuse_unknown
+from storage.files import write_json
+from storage.git import checkout
+from storage.prepared import Prepared, open_prepared
+from storage.settings import from_json
+from training.average import Average
+from training.device import configure
+from training.lookahead import Lookahead
+from training.loop import seed_epoch
+from training.optimisers import make_optimiser
+from training.schedules import Schedule
+from training.settings import Settings
+from training.step import Step
+
+SEEDS = 30
+# Of airbench94 (Jordan, arXiv 2404.00498): 11.5 for the sum over 1024 images, in units of 1 + 1 / (1 - momentum), is
+# 1.465 for the mean of 1000; its weight decay of .0153 is .00133 of that. A norm's bias learns 64 times as fast.
+TRAINING: dict[str, Any] = {
+    "optimizer": {"name": "sgd", "momentum": 0.85, "nesterov": True, "weight_decay": 0.00133},
+    "learning_rate": 1.465,
+    "schedule": {"name": "one_cycle", "rise": 0.23, "start": 0.2, "end": 0.07},
+    "objective": {"name": "classification", "label_smoothing": 0.2},
+    "augmentation": [{"name": "alternating_flip"}, {"name": "shift", "pixels": 2, "padding": "reflect"}],
+    "batch_size": 1000,
+    "max_epochs": 10,
+    "max_grad_norm": 0,
+    "lookahead_decay": 0.7738,
+    "amp_validation": True,
+    "deterministic": False,
+}
+RECIPES: dict[str, dict[str, Any]] = {
+    "94": {"network": {"views": "mirrored_shifted"}, "training": TRAINING},
+    "96": {
+        "network": {"widths": [128, 512, 512], "convolutions": 3, "views": "mirrored_shifted"},
+        "training": TRAINING
+        | {
+            "learning_rate": 1.146,
+            "max_epochs": 40,
+            "augmentation": [
+                {"name": "alternating_flip"},
+                {"name": "shift", "pixels": 4, "padding": "reflect"},
+                {"name": "cutout", "size": 12},
+            ],
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One seed's run. seconds: by part, and whole."""
+
+    seed: int
+    accuracy: float
+    loss: float
+    seconds: dict[str, float]
+
+
+class Runs:
+    """Runs of one recipe, which share a network's memory and its captured graphs."""
+
+    def __init__(
+        self, model: str, network: Mapping[str, Any], settings: Settings, prepared: Prepared, device: torch.device
+    ) -> None:
+        self.model = model
+        self.given = network
+        self.settings = settings
+        self.prepared = prepared
+        self.device = device
+        self.network = models.build(model, network, prepared.description).to(device)
+        self.objective = make_objective(settings.objective, prepared.description)
+        self.step = Step(self.network, self.objective, make_optimiser(self.network, settings), settings, device)
+
+    def run(self, seed: int, rows: np.ndarray, held_out: np.ndarray, epochs: int) -> Timed:
+        """Train on ``rows`` from the weights of ``seed`` and predict ``held_out``."""
+        settings, prepared, device = replace(self.settings, max_epochs=epochs), self.prepared, self.device
+        times = [synchronised(device)]
+        seed_epoch(seed, epoch=0)
+        # In place, where the graphs have them.
+        self.network.load_state_dict(models.build(self.model, self.given, prepared.description).state_dict())
+        begin(self.network, prepared)
+        self.step.optimiser = make_optimiser(self.network, settings)
+        times.append(synchronised(device))
+        batches = Batches(prepared, rows, device, settings.batch_size, seed, augmentation=settings.augmentation)
+        predictor = Predictor(prepared, held_out, device, half=self.step.half if settings.amp_validation else None)
+        times.append(synchronised(device))
+        average = self.train(batches, settings, seed)
+        times.append(synchronised(device))
+        logits = predictor(average.network)
+        accuracy = float((logits.argmax(axis=1) == prepared.labels[held_out]).mean())
+        times.append(synchronised(device))
+        parts = zip(("weights", "data", "training", "evaluation"), times, times[1:], strict=False)
+        seconds = {name: end - start for name, start, end in parts}
+        return Timed(seed, accuracy, self.loss, seconds | {"whole": times[-1] - times[0]})
+
+    def train(self, batches: Batches, settings: Settings, seed: int) -> Average:
+        """The epochs of training/loop.py, without validation and checkpoints; return the averaged network."""
+        schedule = Schedule(settings.schedule, settings.learning_rate, settings.max_epochs)
+        lookahead = Lookahead(self.network, settings.lookahead_decay, len(batches), settings.max_epochs)
+        average = Average(self.network, settings.ema_decay)
+        for epoch in range(1, settings.max_epochs + 1):
+            seed_epoch(seed, epoch)
+            self.network.train()
+            for number, batch in enumerate(batches.epoch(epoch)):
+                done = (epoch - 1) * len(batches) + number
+                outcome = self.step(batch.inputs, batch.target, schedule(done, len(batches)))
+                lookahead.update(done)
+                average.update(done)
+        average.take_buffers()
+        self.loss = float(outcome.loss)
+        return average
+
+
+def synchronised(device: torch.device) -> float:
+    """The time, when the device has done all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def measure(
+    recipe: Mapping[str, Any], prepared: Prepared, device: torch.device, seeds: list[int], validation: bool = False
+) -> dict[str, Any]:
+    """Run ``recipe`` for each of ``seeds`` after one warm-up; with ``validation`` the test split is not read."""
+    model, network = recipe.get("model", "fastnet"), recipe["network"]
+    settings = from_json(Settings, recipe["training"])
+    configure(settings)
+    splits = ("train",) if validation else ("train", "validation")
+    rows = np.concatenate([prepared.rows(split) for split in splits])
+    held_out = prepared.rows("validation" if validation else "test")
+    runs = Runs(model, network, settings, prepared, device)
+    start = synchronised(device)
+    runs.run(seeds[0], rows, held_out, epochs=1)
+    warm_up = synchronised(device) - start
+    found = []
+    for seed in seeds:
+        found.append(runs.run(seed, rows, held_out, settings.max_epochs))
+        one = found[-1]
+        print(f"seed {one.seed}: {one.accuracy:.4f} in {one.seconds['whole']:.3f} s", flush=True)
+    accuracy = mean_interval([one.accuracy for one in found])
+    whole = [one.seconds["whole"] for one in found]
+    return {
+        "model": model,
+        "network": network,
+        "training": recipe["training"],
+        "parameters": parameter_count(runs.network),
+        "kernels": kernels(runs.network),
+        "rows": len(rows),
+        "evaluated_on": "validation" if validation else "test",
+        "accuracy": {"mean": accuracy.mean, "low": accuracy.low, "high": accuracy.high},
+        "accuracy_deviation": statistics.stdev(one.accuracy for one in found) if len(found) > 1 else None,
+        "seconds": {name: statistics.mean(one.seconds[name] for one in found) for name in found[0].seconds},
+        "slowest_seconds": max(whole),
+        "warm_up_seconds": warm_up,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        "n": len(found),
+        "runs": [vars(one) for one in found],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed_record", description=__doc__.split("\n\n")[0])
+    parser.add_argument("recipe", metavar="RECIPE", help=f"one of {', '.join(RECIPES)}")
+    parser.add_argument("--prepared", type=Path, required=True, metavar="FOLDER", help="CIFAR-10 in prepared/")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many (%(default)s)")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="the others follow (%(default)s)")
+    parser.add_argument("--validation", action="store_true", help="choose settings: the test split is not read")
+    for name in ("network", "training"):
+        parser.add_argument(f"--{name}", type=json.loads, default={}, metavar="JSON", help=f"{name} settings to change")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    refuse_unknown([arguments.recipe], RECIPES, "the arguments")
+    if arguments.seeds < 1:
+        raise InputError(f"--seeds is {arguments.seeds}: give 1 or more")
+    if not torch.cuda.is_available():
+        raise InputError("the record is timed on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
+    recipe = {part: {**RECIPES[arguments.recipe][part], **getattr(arguments, part)} for part in ("network", "training")}
+    device = torch.device("cuda", torch.cuda.current_device())
+    seeds = list(range(arguments.first_seed, arguments.first_seed + arguments.seeds))
+    found = measure(recipe, open_prepared(arguments.prepared), device, seeds, arguments.validation)
+    commit, changed = checkout() or (None, None)
+    measured = {
+        "recipe": arguments.recipe,
+        "commit": commit,
+        "uncommitted_changes": changed,
+        "environment": bench.environment(),
+        "cudnn": torch.backends.cudnn.version(),
+        **found,
+    }
+    print(summary(measured))
+    print(json.dumps({name: value for name, value in measured.items() if name != "runs"}))
+    if arguments.json:
+        write_json(arguments.json, measured)
+
+
+def summary(measured: Mapping[str, Any]) -> str:
+    """The result in three lines."""
+    accuracy, seconds = measured["accuracy"], measured["seconds"]
+    interval = "" if accuracy["low"] is None else f" [{accuracy['low']:.4%}, {accuracy['high']:.4%}]"
+    parts = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items() if name != "whole")
+    return (
+        f"{measured['evaluated_on']} accuracy {accuracy['mean']:.4%}{interval}, {measured['n']} seeds\n"
+        f"{seconds['whole']:.3f} s on average, at most {measured['slowest_seconds']:.3f} s ({parts})\n"
+        f"warm-up, not counted: {measured['warm_up_seconds']:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    command(main)()

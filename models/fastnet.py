@@ -1,0 +1,156 @@
+"""A small network for CIFAR-10 that trains in seconds.
+
+Source: Jordan, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU, arXiv 2404.00498, 2024, section 3: a first 2x2
+convolution that whitens patches of the training images and is frozen, three blocks of 3x3 convolutions that begin as
+the identity, norms without a scale whose biases learn 64 times as fast, and a head that is scaled down to one ninth.
+Widths (64, 256, 256) are its airbench94; (128, 384, 384) with 2 and (128, 512, 512) with 3 convolutions a block its
+airbench95 and airbench96. The other parts of its recipe are training's: batches/augmentations/alternating_flip.py,
+``lookahead_decay`` and schedule ``one_cycle``.
+
+The training is meant for ``deterministic: false``: on a GPU PyTorch has no repeatable gradient of a maximum pooling.
+
+Shape legend: N images, C channels, H x W pixels, F = 8 C filters, K classes.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.activations import make_activation
+from models.layers.dense import norm_activation
+from models.layers.whitening import Whitening
+from storage.errors import InputError
+from storage.settings import OneOf, Range, Tagged, tagged
+
+KIND = "image"
+BLOCKS = 3
+# The whitening takes one pixel of each side, and each block halves what is left.
+SMALLEST = 2**BLOCKS + 1
+NORM_EPSILON = 1e-12
+
+
+@dataclass(frozen=True)
+class Settings:
+    """widths: channels of each block; convolutions: of each block, where three have a residual connection around the
+    last two.
+
+    whitening: false draws and trains the first convolution like the others.
+    norm_lr_scale: of the norms' biases, as a share of the learning rate; norm_momentum: of the running statistics, as
+    PyTorch counts it; head_scale: factor of the logits.
+    views: what evaluation averages the logits of: the image, its mirror image too, or both also of the image shifted
+    by one pixel along either end of the diagonal. Training reads the image alone.
+    """
+
+    widths: tuple[Annotated[int, Range(1, 4096)], ...] = (64, 256, 256)
+    convolutions: Literal[2, 3] = 2
+    activation: Annotated[Tagged, OneOf("models.activations")] = tagged("gelu")
+    whitening: bool = True
+    norm_lr_scale: Annotated[float, Range(0, 1000)] = 64.0
+    norm_momentum: Annotated[float, Range(0, 1)] = 0.4
+    head_scale: Annotated[float, Range(0, 1000, exclusive=True)] = 1 / 9
+    views: Literal["image", "mirrored", "mirrored_shifted"] = "image"
+
+    def __post_init__(self) -> None:
+        if len(self.widths) != BLOCKS:
+            raise InputError(f"widths are {list(self.widths)}: give {BLOCKS}, one for each block")
+
+
+DEBUG = Settings(widths=(8, 8, 8))
+
+
+class Block(nn.Module):
+    """Convolution, maximum pooling, norm and activation, then one or two convolutions with norm and activation."""
+
+    def __init__(self, inputs: int, outputs: int, settings: Settings) -> None:
+        super().__init__()
+        widths = [inputs, *[outputs] * (settings.convolutions - 1)]
+        self.convolutions = nn.ModuleList(identity_convolution(width, outputs) for width in widths)
+        self.norms = nn.ModuleList(norm_without_scale(outputs, settings.norm_momentum) for _ in widths)
+        self.activations = nn.ModuleList(make_activation(settings.activation, outputs) for _ in widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(self.convolutions[0](x), 2)
+        shortcut = x = norm_activation(self.norms[0], self.activations[0], x)
+        x = self.convolutions[1](x)
+        x = norm_activation(self.norms[1], self.activations[1], x)
+        if len(self.convolutions) == 2:
+            return x
+        return self.activations[2](self.norms[2](self.convolutions[2](x)) + shortcut)
+
+
+class FastNet(nn.Module):
+    uses_kernels = True
+
+    def __init__(self, settings: Settings, channels: int, classes: int) -> None:
+        super().__init__()
+        self.views = settings.views
+        self.head_scale = settings.head_scale
+        self.norm_lr_scale = settings.norm_lr_scale
+        self.whitening = Whitening(channels, settings.whitening)
+        self.activation = make_activation(settings.activation, self.whitening.out_channels)
+        widths = (self.whitening.out_channels, *settings.widths)
+        self.blocks = nn.Sequential(*(Block(*pair, settings) for pair in pairwise(widths)))
+        self.head = nn.Linear(widths[-1], classes, bias=False)
+        self.to(memory_format=torch.channels_last)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Kernels decay; vectors do not, and the norms' biases have a learning rate of their own."""
+        norms = [norm.bias for norm in self.modules() if isinstance(norm, nn.BatchNorm2d)]
+        known = {id(bias) for bias in norms}
+        others = [one for one in self.parameters() if one.requires_grad and id(one) not in known]
+        return [
+            {"params": params, "lr_scale": scale, "weight_decay": decay, "lookup": False}
+            for params, scale, decay in (
+                ([one for one in others if one.ndim >= 2], 1.0, True),
+                ([one for one in others if one.ndim < 2], 1.0, False),
+                (norms, self.norm_lr_scale, False),
+            )
+            if params
+        ]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images float [N, C, H, W], normalised -> logits float [N, K]."""
+        if self.training or self.views == "image":
+            return self.logits(images)
+        logits = self.logits_both_ways(images)
+        if self.views == "mirrored":
+            return logits
+        height, width = images.shape[2:]
+        padded = functional.pad(images, (1, 1, 1, 1), "reflect")
+        ends = (padded[:, :, :height, :width], padded[:, :, 2:, 2:])
+        return 0.5 * logits + 0.25 * sum(self.logits_both_ways(end) for end in ends)
+
+    def logits_both_ways(self, images: Tensor) -> Tensor:
+        """Mean of the logits of images and of their mirror images."""
+        return 0.5 * (self.logits(images) + self.logits(images.flip(3)))
+
+    def logits(self, images: Tensor) -> Tensor:
+        """images float [N, C, H, W] -> logits float32 [N, K]."""
+        x = self.activation(self.whitening(images))
+        return self.head(self.blocks(x).amax(dim=(2, 3))).float() * self.head_scale
+
+
+def identity_convolution(inputs: int, outputs: int) -> nn.Conv2d:
+    """A 3x3 convolution whose first outputs are its inputs, as it begins."""
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    nn.init.dirac_(convolution.weight.data[:inputs])
+    return convolution
+
+
+def norm_without_scale(channels: int, momentum: float) -> nn.BatchNorm2d:
+    """Batch normalisation whose scale stays 1."""
+    norm = nn.BatchNorm2d(channels, NORM_EPSILON, momentum)
+    norm.weight.requires_grad_(False)
+    return norm
+
+
+def build(settings: Settings, description: dict[str, Any]) -> FastNet:
+    """The network for a prepared image data set (``description`` is its prepared.json)."""
+    _, height, width, channels = description["arrays"]["images"]["shape"]
+    if min(height, width) < SMALLEST:
+        raise InputError(f"images of {height} x {width} pixels are too small for fastnet: it needs {SMALLEST}")
+    return FastNet(settings, channels, len(description["classes"]))

@@ -1,0 +1,15 @@
+"""What a network takes from its training data before the first step."""
+
+from torch import nn
+
+from storage.prepared import Prepared
+
+
+def begin(network: nn.Module, prepared: Prepared) -> None:
+    """Call ``begin(prepared)`` of each layer that has it: word vectors, a whitening. InputError where data is missing.
+
+    A layer may read the training split alone.
+    """
+    for layer in network.modules():
+        if hasattr(layer, "begin"):
+            layer.begin(prepared)

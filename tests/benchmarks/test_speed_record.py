@@ -1,0 +1,29 @@
+"""The speed record's runs, in small on the CPU: what is trained on, what is read, and that a seed gives one result."""
+
+import numpy as np
+import torch
+
+from benchmarks import speed_record
+from benchmarks.end_to_end import drawn_images
+
+CPU = torch.device("cpu")
+
+
+def test_a_seed_gives_one_result_whatever_ran_before_it_and_classes_are_learnt(capsys):
+    prepared = drawn_images((60, 20))
+    prepared.description["splits"]["test"] = [80, 80]
+    prepared.labels[:] %= 2
+    # One class is bright.
+    prepared.arrays["images"][:] = prepared.arrays["images"] // 4 + (prepared.labels * 150)[:, None, None, None]
+    recipe = {
+        "network": speed_record.RECIPES["94"]["network"] | {"widths": [4, 8, 8]},
+        "training": speed_record.TRAINING | {"batch_size": 30, "max_epochs": 8, "learning_rate": 0.5},
+    }
+    both = speed_record.measure(recipe, prepared, CPU, [3, 4], validation=True)
+    alone = speed_record.measure(recipe, prepared, CPU, [4], validation=True)
+    assert both["runs"][1]["loss"] == alone["runs"][0]["loss"] != both["runs"][0]["loss"]
+    assert both["runs"][1]["accuracy"] == alone["runs"][0]["accuracy"] > 0.9
+    assert both["rows"] == 60 and both["evaluated_on"] == "validation"
+    seconds = alone["runs"][0]["seconds"]
+    assert np.isclose(seconds["whole"], sum(value for name, value in seconds.items() if name != "whole"))
+    assert "2 seeds" in speed_record.summary(both) and "seed 4: " in capsys.readouterr().out
