@@ -58,6 +58,15 @@ def test_each_image_is_shifted_as_a_crop_of_the_padded_image_is(padding):
     assert (equal.sum(dim=1) - 120).abs().max() < 54
 
 
+def test_the_darkest_value_of_each_channel_can_move_in_at_the_edges():
+    images, pixels = numbered(200, 6) - 500, 2
+    found = shift.apply(images, generator(), shift.Settings(pixels, "darkest"))
+    low = images.amin(dim=(2, 3), keepdim=True)
+    padded = torch.nn.functional.pad(images - low, (pixels,) * 4) + low
+    crops = torch.stack([padded[:, :, y : y + 6, x : x + 6] for y in range(5) for x in range(5)])
+    assert ((crops == found).flatten(2).all(dim=2).sum(dim=0) == 1).all()
+
+
 def test_an_image_may_stay_where_it_is():
     images = numbered(4)
     assert torch.equal(shift.apply(images, generator(), shift.Settings(0)), images)
