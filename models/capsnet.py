@@ -84,9 +84,20 @@ class CapsuleNetwork(nn.Module):
 
     def capsules(self, images: Tensor) -> Tensor:
         """images float32 [N, C, H, W] -> the classes' capsules float32 [N, K, D]."""
-        maps = _convolved(functional.relu(_convolved(images, self.convolution)), self.primary)
+        return self.routed(self.primary_vectors(self.first_maps(images)))
+
+    def first_maps(self, images: Tensor) -> Tensor:
+        """images [N, C, H, W] -> what the first convolution finds, channels-last [N, channels, H - 8, W - 8]."""
+        return functional.relu(_convolved(images, self.convolution))
+
+    def primary_vectors(self, maps: Tensor) -> Tensor:
+        """Maps of ``first_maps`` -> the primary capsules before they are squashed [N, P, E]."""
         # Channels-last in memory, where the capsules of a position are neighbours: no copy.
-        vectors = maps.permute(0, 2, 3, 1).flatten(1).unflatten(1, (-1, self.settings.primary_dim))
+        maps = _convolved(maps, self.primary).permute(0, 2, 3, 1)
+        return maps.flatten(1).unflatten(1, (-1, self.settings.primary_dim))
+
+    def routed(self, vectors: Tensor) -> Tensor:
+        """Primary capsules before they are squashed [N, P, E] -> the classes' capsules float32 [N, K, D]."""
         primary = squash(vectors.float())
         votes = torch.matmul(primary.transpose(0, 1), self.weight)
         iterations, through = self.settings.routing_iterations, self.settings.routing_gradient == "all"
