@@ -190,8 +190,8 @@ class Batches:
         generator = augmentations.make_generator(self.seed, epoch, self.device) if self.augment else None
         for (inputs, target), rows, share in zip(loaded, batches, shares, strict=True):
             if self.augment:
-                images = self.augment(inputs[0], generator)[self.rank :: self.world_size]
-                inputs, target = (images,), target[self.rank :: self.world_size]
+                images, target = self.augment(inputs[0], target, generator)
+                inputs, target = (images[self.rank :: self.world_size],), target[self.rank :: self.world_size]
             yield Batch(inputs, target, len(share), len(rows))
         if self.device.type == "cuda" and self.loader.way == "resident":
             self._next = epoch + 1, self._begin(epoch + 1)

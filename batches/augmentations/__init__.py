@@ -2,6 +2,7 @@
 
     Settings   a frozen dataclass of its settings
     apply      apply(images, generator, settings) -> images: float32 [n, C, H, W], normalised, on the generator's device
+    LABELLED   optional: where True, apply(images, target, generator, settings) -> images, target
 
 and is listed in ``training.augmentation`` as ``{name: NAME, SETTING: VALUE}``; several are applied in the order of the
 list. Only batches of training are augmented: validation, evaluation and serving see images as they are.
@@ -21,7 +22,11 @@ from storage.settings import Tagged
 REGISTRY = Registry("batches.augmentations", "augmentation", ("Settings", "apply"))
 
 
-def build(augmentation: Sequence[Tagged], kind: str) -> Callable[[Tensor, torch.Generator], Tensor] | None:
+# f(images, target, generator) -> images, target
+Augment = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
+
+
+def build(augmentation: Sequence[Tagged], kind: str) -> Augment | None:
     """Build what applies each of ``augmentation`` in order; None where there is none.
 
     InputError where rows of ``kind`` of data are not images, and for an unknown name or setting.
@@ -33,10 +38,13 @@ def build(augmentation: Sequence[Tagged], kind: str) -> Callable[[Tensor, torch.
         raise InputError(f"augmentation is for images, and this is {kind} data: remove {names} from augmentation")
     steps = [REGISTRY.resolve(one) for one in augmentation]
 
-    def apply(images: Tensor, generator: torch.Generator) -> Tensor:
+    def apply(images: Tensor, target: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         for module, settings in steps:
-            images = module.apply(images, generator, settings)
-        return images
+            if getattr(module, "LABELLED", False):
+                images, target = module.apply(images, target, generator, settings)
+            else:
+                images = module.apply(images, generator, settings)
+        return images, target
 
     return apply
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from batches.augmentations import REGISTRY, build, cutout, flip, make_generator, shift
+from batches.augmentations import REGISTRY, build, cutout, flip, make_generator, overlay, shift
 from storage.errors import InputError
 
 CPU = torch.device("cpu")
@@ -21,18 +21,19 @@ def numbered(count, size=SIZE):
 
 
 def test_each_augmentation_is_a_file():
-    assert REGISTRY.available() == ["cutout", "flip", "shift"]
+    assert REGISTRY.available() == ["cutout", "flip", "overlay", "shift"]
 
 
 @pytest.mark.parametrize("name", REGISTRY.available())
 def test_an_augmentation_is_a_function_of_seed_and_epoch_and_keeps_what_it_is_given(name):
-    images = numbered(16)
+    images, target = numbered(16), torch.eye(4).repeat(4, 1)
     before, apply = images.clone(), build([{"name": name}], "image")
-    expected = apply(images, generator(3, 2))
+    expected, labels = apply(images, target, generator(3, 2))
     assert torch.equal(images, before) and expected.shape == images.shape and expected.dtype == images.dtype
-    assert torch.equal(apply(images, generator(3, 2)), expected)
-    assert not torch.equal(apply(images, generator(3, 1)), expected)
-    assert not torch.equal(apply(images, generator(2, 2)), expected)
+    again = apply(images, target, generator(3, 2))
+    assert torch.equal(again[0], expected) and torch.equal(again[1], labels)
+    for other in ((3, 1), (2, 2)):
+        assert not torch.equal(apply(images, target, generator(*other))[0], expected)
 
 
 def test_about_half_of_the_images_are_mirrored():
@@ -94,4 +95,27 @@ def test_augmentations_are_applied_in_the_order_of_the_list():
     images = numbered(8)
     both = [{"name": "cutout", "size": 8}, {"name": "flip", "probability": 1.0}]
     expected = flip.apply(cutout.apply(images, draws := generator(), cutout.Settings(8)), draws, flip.Settings(1.0))
-    assert torch.equal(build(both, "image")(images, generator()), expected)
+    found, target = build(both, "image")(images, torch.arange(8), generator())
+    assert torch.equal(found, expected) and torch.equal(target, torch.arange(8))
+
+
+def test_another_class_is_laid_over_each_image_with_its_label():
+    count, black, white = 64, -0.5, 3.0
+    images = torch.full((count, 1, 8, 8), black)
+    classes = torch.arange(count) % 4
+    # Each image has a pixel of its own, all have one in common.
+    images.flatten(1)[torch.arange(count), torch.arange(count)] = 1.0 + torch.arange(count) / 64
+    images[:, :, 7, 7] = white
+    target = torch.nn.functional.one_hot(classes, 4).float()
+    found, labels = overlay.apply(images, target, generator(), overlay.Settings())
+    assert (labels.sum(dim=1) == 2).all() and (labels.gather(1, classes[:, None]) == 1).all()
+    assert (found[:, :, 7, 7] == white).all() and found.min() == black
+    for row in range(count - 1):
+        inked = (found[row].flatten()[: count - 1] > black).nonzero().flatten().tolist()
+        (other,) = set(inked) - {row} or {count - 1}
+        assert labels[row, classes[other]] == 1
+        torch.testing.assert_close(found[row].flatten()[other], images[other].flatten()[other])
+    alone, same = overlay.apply(images[:3], torch.eye(4)[[1, 1, 1]], generator(), overlay.Settings())
+    assert torch.equal(alone, images[:3]) and torch.equal(same, torch.eye(4)[[1, 1, 1]])
+    with pytest.raises(InputError, match="overlay"):
+        overlay.apply(images, classes, generator(), overlay.Settings())
