@@ -192,8 +192,8 @@ class Batches:
         for (inputs, target), rows, share in zip(loaded, batches, shares, strict=True):
             if self.augment:
                 of_batch = augmentations.Rows(next(numbers), self.seed, epoch) if self.augment.by_row else None
-                images = self.augment(inputs[0], generator, of_batch)[self.rank :: self.world_size]
-                inputs, target = (images,), target[self.rank :: self.world_size]
+                images, target = self.augment(inputs[0], target, generator, of_batch)
+                inputs, target = (images[self.rank :: self.world_size],), target[self.rank :: self.world_size]
             yield Batch(inputs, target, len(share), len(rows))
         if self.device.type == "cuda" and self.loader.way == "resident":
             self._next = epoch + 1, self._begin(epoch + 1)

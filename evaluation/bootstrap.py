@@ -29,6 +29,7 @@ from evaluation.metrics import (
     HIGHER_IS_BETTER,
     calibration_bin,
     confidence_and_outcome,
+    exact_matches,
     one_hot,
     predicted,
     rank_pairs,
@@ -141,6 +142,9 @@ def resampled_metric(metric: str, probabilities: np.ndarray, labels: np.ndarray,
         return macro_f1(probabilities, truth, task)
     if metric == "macro_auroc":
         return macro_auroc(probabilities, truth)
+    matches = exact_matches(probabilities, truth) if metric == "exact_match" else None
+    if matches is not None:
+        return mean_of(matches)
     raise InputError(f"no bootstrap of '{metric}' on a {task} data set: {nearest(metric, HIGHER_IS_BETTER)}")
 
 

@@ -1,4 +1,4 @@
-"""The metrics of one split: accuracy, macro F1, log loss, expected calibration error, AUROC, confusion.
+"""The metrics of one split: accuracy, macro F1, log loss, expected calibration error, AUROC, exact match, confusion.
 
 Shape legend: N rows, K classes, B calibration bins.
 
@@ -7,6 +7,9 @@ section 2, with 15 bins of equal width ((b-1)/B, b/B]. The rest is scikit-learn'
 
 A class without a single row in the split has no F1 and no AUROC: macro means are taken over the classes that
 are present, and ``absent_classes`` names the others.
+
+Exact match is for rows that all have the same number of labels k, as MultiMNIST's have two: the share of rows whose k
+most probable classes are their labels.
 """
 
 from typing import Any
@@ -26,6 +29,7 @@ TITLES = {
     "macro_f1": "Macro F1",
     "loss": "Log loss",
     "expected_calibration_error": "Calibration error",
+    "exact_match": "Exact match",
 }
 HIGHER_IS_BETTER = {
     "accuracy": True,
@@ -33,13 +37,15 @@ HIGHER_IS_BETTER = {
     "macro_f1": True,
     "loss": False,
     "expected_calibration_error": False,
+    "exact_match": True,
 }
 
 
 def metric_names(task: str) -> list[str]:
     """The metrics of a task, the one that chooses the champion first. Accuracy says nothing of many labels."""
-    first = "accuracy" if task == "single-label" else "macro_auroc"
-    return [first, "macro_f1", "loss", "expected_calibration_error"]
+    if task == "single-label":
+        return ["accuracy", "macro_f1", "loss", "expected_calibration_error"]
+    return ["macro_auroc", "macro_f1", "loss", "expected_calibration_error", "exact_match"]
 
 
 def one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
@@ -134,6 +140,19 @@ def auroc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     return float((lower + not_higher).sum() / (2 * len(negatives) * len(positives)))
 
 
+def exact_matches(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarray | None:
+    """Return whether each row's labels, bool [N, K], are its most probable classes: bool [N].
+
+    Equal probabilities of a label and of another class are no match. None unless all rows have as many labels, at
+    least one and not all.
+    """
+    labels = truth.sum(axis=1)
+    if not len(labels) or (labels != labels[0]).any() or not 0 < labels[0] < truth.shape[1]:
+        return None
+    lowest = np.where(truth, probabilities, np.inf).min(axis=1)
+    return lowest > np.where(truth, -np.inf, probabilities).max(axis=1)
+
+
 def split_metrics(probabilities: np.ndarray, labels: np.ndarray, task: str, classes: list[str]) -> dict[str, Any]:
     """All metrics of one split, as values that JSON can hold.
 
@@ -165,6 +184,8 @@ def split_metrics(probabilities: np.ndarray, labels: np.ndarray, task: str, clas
         result["confusion"] = confusion_matrix(labels, guess, labels=np.arange(len(classes))).tolist()
         return result
     scores = {name: auroc(probabilities[:, number], truth[:, number]) for number, name in enumerate(classes)}
+    matches = exact_matches(probabilities, truth)
+    result["exact_match"] = None if matches is None else float(matches.mean())
     known = [score for score in scores.values() if score is not None]
     result["auroc"] = scores
     result["macro_auroc"] = float(np.mean(known)) if known else None

@@ -26,12 +26,17 @@ BUSY = (408, 425, 429)  # the server asks for a later retry
 
 @dataclass(frozen=True)
 class Archive:
-    """A published file: its name, where it is, and its checksum (hex, of the algorithm that hashlib knows by name)."""
+    """A published file: its name, where it is, and its checksum (hex, of the algorithm that hashlib knows by name).
+
+    checksum: "" where none is published. data_set: whose folder of a mirror has the file; "" for that of the data set
+    that is made of it.
+    """
 
     file_name: str
     url: str
     algorithm: str
     checksum: str
+    data_set: str = ""
 
 
 def find_archive(
@@ -47,7 +52,7 @@ def find_archive(
     """
     if not mirror:
         return download(archive, Path(archives_directory), progress)
-    path = Path(mirror) / data_set / archive.file_name
+    path = Path(mirror) / (archive.data_set or data_set) / archive.file_name
     if not path.is_file():
         raise InputError(f"the mirror has no {path}: put the archive there, or name no mirror (REREAD_MIRROR)")
     return path
@@ -89,6 +94,8 @@ def download(archive: Archive, directory: Path, progress: Callable[[str], None] 
 
 
 def check(path: Path, archive: Archive, what_to_do: str) -> None:
+    if not archive.checksum:
+        return
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, archive.algorithm).hexdigest()
     if found != archive.checksum:

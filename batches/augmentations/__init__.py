@@ -3,6 +3,7 @@
     Settings   a frozen dataclass of its settings
     apply      apply(images, generator, settings) -> images: float32 [n, C, H, W], normalised, on the generator's device
     BY_ROW     optional: True calls apply(images, rows, settings) with the Rows of the batch in place of a generator
+    LABELLED   optional: where True, apply(images, target, generator, settings) -> images, target
 
 and is listed in ``training.augmentation`` as ``{name: NAME, SETTING: VALUE}``; several are applied in the order of the
 list. Only batches of training are augmented: validation, evaluation and serving see images as they are.
@@ -39,11 +40,16 @@ class Augment:
         self.steps = [REGISTRY.resolve(one) for one in augmentation]
         self.by_row = any(_by_row(module) for module, _ in self.steps)
 
-    def __call__(self, images: Tensor, generator: torch.Generator, rows: Rows | None = None) -> Tensor:
-        """Change ``images`` [n, C, H, W]; rows: those of the images, where ``by_row``."""
+    def __call__(
+        self, images: Tensor, target: Tensor, generator: torch.Generator, rows: Rows | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Change ``images`` [n, C, H, W] and their ``target``; rows: those of the images, where ``by_row``."""
         for module, settings in self.steps:
-            images = module.apply(images, rows if _by_row(module) else generator, settings)
-        return images
+            if getattr(module, "LABELLED", False):
+                images, target = module.apply(images, target, generator, settings)
+            else:
+                images = module.apply(images, rows if _by_row(module) else generator, settings)
+        return images, target
 
 
 def _by_row(module: object) -> bool:

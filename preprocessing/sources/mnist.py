@@ -16,7 +16,7 @@ from preprocessing.raw_images import ImageRows
 
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 ARCHIVES = tuple(
-    Archive(name, MIRROR + name, "md5", checksum)
+    Archive(name, MIRROR + name, "md5", checksum, data_set="mnist")
     for name, checksum in (
         ("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
         ("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),

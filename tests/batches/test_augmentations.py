@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from batches.augmentations import REGISTRY, Rows, alternating_flip, build, cutout, flip, make_generator, shift
+from batches.augmentations import (
+    REGISTRY,
+    Rows,
+    alternating_flip,
+    build,
+    cutout,
+    flip,
+    make_generator,
+    overlay,
+    shift,
+)
 from storage.errors import InputError
 
 CPU = torch.device("cpu")
@@ -21,22 +31,23 @@ def numbered(count, size=SIZE):
 
 
 def test_each_augmentation_is_a_file():
-    assert {"alternating_flip", "cutout", "flip", "shift"} <= set(REGISTRY.available())
+    assert {"alternating_flip", "cutout", "flip", "overlay", "shift"} <= set(REGISTRY.available())
 
 
 @pytest.mark.parametrize("name", REGISTRY.available())
 def test_an_augmentation_is_a_function_of_seed_and_epoch_and_keeps_what_it_is_given(name):
-    images = numbered(16)
+    images, target = numbered(16), torch.eye(4).repeat(4, 1)
     before, augment = images.clone(), build([{"name": name}], "image")
 
     def apply(seed, epoch):
-        return augment(images, generator(seed, epoch), Rows(torch.arange(16), seed, epoch))
+        return augment(images, target, generator(seed, epoch), Rows(torch.arange(16), seed, epoch))
 
-    expected = apply(3, 2)
+    expected, labels = apply(3, 2)
     assert torch.equal(images, before) and expected.shape == images.shape and expected.dtype == images.dtype
-    assert torch.equal(apply(3, 2), expected)
-    assert not torch.equal(apply(3, 1), expected)
-    assert not torch.equal(apply(2, 2), expected)
+    again = apply(3, 2)
+    assert torch.equal(again[0], expected) and torch.equal(again[1], labels)
+    for other in ((3, 1), (2, 2)):
+        assert not torch.equal(apply(*other)[0], expected)
 
 
 def test_an_alternating_flip_shows_each_image_both_ways_in_two_epochs_running():
@@ -82,6 +93,15 @@ def test_each_image_is_shifted_as_a_crop_of_the_padded_image_is(padding):
     assert (equal.sum(dim=1) - 120).abs().max() < 54
 
 
+def test_the_darkest_value_of_each_channel_can_move_in_at_the_edges():
+    images, pixels = numbered(200, 6) - 500, 2
+    found = shift.apply(images, generator(), shift.Settings(pixels, "darkest"))
+    low = images.amin(dim=(2, 3), keepdim=True)
+    padded = torch.nn.functional.pad(images - low, (pixels,) * 4) + low
+    crops = torch.stack([padded[:, :, y : y + 6, x : x + 6] for y in range(5) for x in range(5)])
+    assert ((crops == found).flatten(2).all(dim=2).sum(dim=0) == 1).all()
+
+
 def test_an_image_may_stay_where_it_is():
     images = numbered(4)
     assert torch.equal(shift.apply(images, generator(), shift.Settings(0)), images)
@@ -109,4 +129,27 @@ def test_augmentations_are_applied_in_the_order_of_the_list():
     images = numbered(8)
     both = [{"name": "cutout", "size": 8}, {"name": "flip", "probability": 1.0}]
     expected = flip.apply(cutout.apply(images, draws := generator(), cutout.Settings(8)), draws, flip.Settings(1.0))
-    assert torch.equal(build(both, "image")(images, generator()), expected)
+    found, target = build(both, "image")(images, torch.arange(8), generator())
+    assert torch.equal(found, expected) and torch.equal(target, torch.arange(8))
+
+
+def test_another_class_is_laid_over_each_image_with_its_label():
+    count, black, white = 64, -0.5, 3.0
+    images = torch.full((count, 1, 8, 8), black)
+    classes = torch.arange(count) % 4
+    # Each image has a pixel of its own, all have one in common.
+    images.flatten(1)[torch.arange(count), torch.arange(count)] = 1.0 + torch.arange(count) / 64
+    images[:, :, 7, 7] = white
+    target = torch.nn.functional.one_hot(classes, 4).float()
+    found, labels = overlay.apply(images, target, generator(), overlay.Settings())
+    assert (labels.sum(dim=1) == 2).all() and (labels.gather(1, classes[:, None]) == 1).all()
+    assert (found[:, :, 7, 7] == white).all() and found.min() == black
+    for row in range(count - 1):
+        inked = (found[row].flatten()[: count - 1] > black).nonzero().flatten().tolist()
+        (other,) = set(inked) - {row} or {count - 1}
+        assert labels[row, classes[other]] == 1
+        torch.testing.assert_close(found[row].flatten()[other], images[other].flatten()[other])
+    alone, same = overlay.apply(images[:3], torch.eye(4)[[1, 1, 1]], generator(), overlay.Settings())
+    assert torch.equal(alone, images[:3]) and torch.equal(same, torch.eye(4)[[1, 1, 1]])
+    with pytest.raises(InputError, match="overlay"):
+        overlay.apply(images, classes, generator(), overlay.Settings())

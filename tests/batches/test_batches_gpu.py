@@ -78,11 +78,20 @@ def test_resident_batches_never_wait(kind, text, images):
         assert len(list(made.epoch(2))) == len(made)
 
 
-@pytest.mark.parametrize("settings", [{"name": "flip"}, {"name": "shift"}, {"name": "cutout", "size": 3}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "flip"},
+        {"name": "shift"},
+        {"name": "shift", "padding": "darkest"},
+        {"name": "cutout", "size": 3},
+        {"name": "overlay"},
+    ],
+)
 def test_an_augmentation_is_drawn_on_the_gpu_and_repeats(settings):
-    images = torch.randn(64, 3, 8, 8, device=GPU)
+    images, target = torch.randn(64, 3, 8, 8, device=GPU), torch.eye(4, device=GPU).repeat(16, 1)
     apply = build([settings], "image")
-    first, again, other = (apply(images, make_generator(0, epoch, GPU)) for epoch in (1, 1, 2))
+    first, again, other = (apply(images, target, make_generator(0, epoch, GPU))[0] for epoch in (1, 1, 2))
     assert first.is_cuda and torch.equal(first, again) and not torch.equal(first, other)
 
 

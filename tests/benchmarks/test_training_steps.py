@@ -10,7 +10,7 @@ import torch
 from storage.source import ROOT
 
 
-@pytest.mark.parametrize("module", ["benchmarks.han", "benchmarks.densenet"])
+@pytest.mark.parametrize("module", ["benchmarks.han", "benchmarks.densenet", "benchmarks.capsules"])
 def test_without_a_gpu_a_benchmark_says_so_in_one_line(module):
     done = subprocess.run(
         [sys.executable, "-m", module],

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
+from evaluation.bootstrap import resampled_metric
 from evaluation.metrics import calibration_table, expected_calibration_error, row_losses, split_metrics
 from storage.errors import InputError
 
@@ -53,6 +54,19 @@ def test_a_probability_of_zero_has_a_finite_loss():
     assert np.isfinite(row_losses(np.array([[0.0, 1.0]], np.float32), np.array([[1, 0]], np.uint8))).all()
 
 
+def test_rows_of_two_labels_match_where_these_are_the_most_probable():
+    labels = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 1], [0, 1, 0, 1]], np.uint8)
+    probabilities = np.array(
+        [[0.2, 0.1, 0.05, 0], [0.9, 0.8, 0.7, 0], [0, 0, 0.6, 0.6], [0.3, 0.4, 0, 0.3]], np.float32
+    )
+    assert split_metrics(probabilities, labels, "multi-label", list("abcd"))["exact_match"] == 0.5
+    drawn = np.array([[4.0, 0, 0, 0], [0, 2, 1, 1]])
+    found = resampled_metric("exact_match", probabilities, labels, "multi-label")(drawn)
+    assert found.tolist() == [1, 0.25]
+    with pytest.raises(InputError, match="exact_match"):
+        resampled_metric("exact_match", probabilities, np.eye(4, dtype=np.uint8) | labels, "multi-label")
+
+
 def test_several_labels():
     rng = np.random.default_rng(1)
     labels = (rng.random((300, 4)) < 0.3).astype(np.uint8)
@@ -63,6 +77,7 @@ def test_several_labels():
     assert metrics["auroc"]["b"] == pytest.approx(roc_auc_score(labels[:, 1], probabilities[:, 1]))
     assert metrics["auroc"]["never"] is None and metrics["absent_classes"] == ["never"]
     assert metrics["macro_auroc"] == pytest.approx(np.mean([metrics["auroc"][name] for name in "abc"]))
+    assert metrics["exact_match"] is None
     assert sum(metrics["confusion"]["a"].values()) == 300
     assert metrics["confusion"]["a"]["true_positive"] == int((labels[:, 0] & (probabilities[:, 0] >= 0.5)).sum())
 

@@ -21,12 +21,8 @@ from storage.source import ROOT
 @pytest.fixture
 def prepared(model, request):
     """Small data that ``model`` reads."""
-    names = {
-        "densenet": "images",
-        "densenet_imagenet": "photographs",
-        "fastnet": "photographs",
-        "symbol_recall": "symbols",
-    }
+    names = {"densenet": "images", "symbol_recall": "symbols"}
+    names |= dict.fromkeys(("capsnet", "capsnet_baseline", "densenet_imagenet", "fastnet"), "photographs")
     return request.getfixturevalue(names.get(model, "text"))
 
 
