@@ -48,6 +48,11 @@ def seconds(value: float | None) -> str:
     return f"{value / 60:.1f} min"
 
 
+def gibibytes(value: float | None) -> str:
+    """An amount of memory given in bytes."""
+    return "–" if value is None else f"{value / 2**30:.3g} GiB"
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{100 * value:.{digits}f} %"
 
@@ -72,6 +77,6 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = (number, signed, interval, half_width, p_value, seconds, percent, paragraphs, embedded)
+    filters = (number, signed, interval, half_width, p_value, seconds, gibibytes, percent, paragraphs, embedded)
     environment.filters.update({function.__name__: function for function in filters})
     return environment.get_template(template).render(**values)

@@ -56,6 +56,11 @@ class RunRecord:
         """Seconds of training, or None where no timing was kept (a resumed run counts its last part)."""
         return self.run.timing.get("seconds")
 
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """The most memory of the GPU that training held at a time, or None where it ran on a CPU."""
+        return self.run.timing.get("peak_memory_bytes")
+
     def history(self) -> pd.DataFrame:
         """Return history.csv, one row per epoch; InputError where it is missing or not readable."""
         self.run.history()

@@ -266,12 +266,13 @@ def settings_table(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
 
 
 def latencies(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
-    """Return for each variant the median over seeds of the seconds per row and of training."""
+    """Return for each variant the median over seeds of the seconds per row and of training, and of its peak memory."""
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(record.variant for record in records):
         mine = [record for record in records if record.variant == name]
         measured = [record.latency for record in mine]
         training = [seconds for record in mine if (seconds := record.training_seconds) is not None]
+        memory = [peak for record in mine if (peak := record.peak_memory_bytes) is not None]
         found[name] = {
             "unit": measured[0]["unit"],
             "one_by_one": median([one["one_by_one"] for one in measured]),
@@ -280,6 +281,7 @@ def latencies(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
             "device": measured[0]["device"],
             "threads": measured[0]["threads"],
             "training": median(training) if training else None,
+            "memory": median(memory) if memory else None,
         }
     return found
 

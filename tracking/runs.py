@@ -50,7 +50,7 @@ METRICS_PER_BATCH = 1000
 NOT_OF_THE_VARIANT = {"seed", "run_key", "run_directory", "prepared"}
 # Entries of result.json that are no figure of merit, or are logged per epoch already.
 NO_METRICS = {"seed", "validation"}
-TIMING_METRICS = ("seconds", "samples_per_second")
+TIMING_METRICS = ("seconds", "samples_per_second", "peak_memory_bytes")
 LATENCY_METRICS = ("one_by_one", "in_one_batch")
 # A parent's metrics, named so that the mean comes first: MLflow's comparison draws the first metric.
 INTERVAL = {"mean": "mean", "low": "mean_low", "high": "mean_high"}

@@ -77,6 +77,20 @@ def set_float32_products(amp: str) -> None:
     torch.backends.cudnn.rnn.fp32_precision = products.get(amp, "tf32")
 
 
+@contextlib.contextmanager
+def peak_memory(device: torch.device) -> Iterator[dict[str, int]]:
+    """Measure the block: the mapping has ``peak_memory_bytes``, the most that tensors held on the GPU, at its end.
+
+    On a CPU it stays empty.
+    """
+    found: dict[str, int] = {}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    yield found
+    if device.type == "cuda":
+        found["peak_memory_bytes"] = torch.cuda.max_memory_allocated(device)
+
+
 def environment(device: torch.device, runs_per_gpu: int = 1) -> dict[str, Any]:
     """Describe what the run runs on. No part of a result, so that equal results stay equal files."""
     gpu = device.type == "cuda"

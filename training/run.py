@@ -15,7 +15,7 @@ from storage.files import read_json, sha256_file, write_json
 from storage.locks import file_lock, run_lock
 from storage.prepared import open_prepared
 from storage.run_folder import ENVIRONMENT, JOB, RESULT, TIMING, WEIGHTS
-from training.device import acquire_device, configure, environment
+from training.device import acquire_device, configure, environment, peak_memory
 from training.loop import train
 from training.processes import ONE, Processes
 from training.progress import Progress
@@ -46,13 +46,14 @@ def run(
             if processes.main:
                 write_json(job.run_directory / ENVIRONMENT, environment(device, job.runs_per_gpu))
             try:
-                network, state = train(job, prepared, device, progress, processes)
+                with peak_memory(device) as peak:
+                    network, state = train(job, prepared, device, progress, processes)
             except torch.OutOfMemoryError:
                 raise InputError(
                     f"{device} has too little memory for {job.variant}: lower batch_size "
                     f"({job.training.batch_size}) or the size of the network"
                 ) from None
-        return processes.lead(lambda: finish(job, network, network_source, state, progress))
+        return processes.lead(lambda: finish(job, network, network_source, state, progress.timing() | peak))
 
 
 def begin(job: Job, given: dict[str, Any], held: contextlib.ExitStack, locked: bool) -> dict[str, Any] | None:
@@ -71,9 +72,9 @@ def begin(job: Job, given: dict[str, Any], held: contextlib.ExitStack, locked: b
     return None
 
 
-def finish(job: Job, network: nn.Module, network_source: str, state: State, progress: Progress) -> dict[str, Any]:
+def finish(job: Job, network: nn.Module, network_source: str, state: State, timing: dict[str, float]) -> dict[str, Any]:
     """Write timing.json and result.json, and return the result."""
-    write_json(job.run_directory / TIMING, progress.timing())
+    write_json(job.run_directory / TIMING, timing)
     result = {
         "run_key": job.run_key,
         "variant": job.variant,
