@@ -23,7 +23,7 @@ from torch.nn import functional
 
 import models
 from cuda_ext import bench
-from models.layers import dense
+from models.layers import norm_activation
 from storage.errors import command, refuse_unknown
 from storage.files import write_json
 
@@ -109,7 +109,7 @@ def _loss_and_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss [1] and all gradients [P] as float64 vectors."""
     built = copy.deepcopy(built).to(dtype)
-    with dense.by_modules(not by_kernels):
+    with norm_activation.by_modules(not by_kernels):
         loss = functional.cross_entropy(built(images.to(dtype)), labels)
     loss.backward()
     gradients = torch.cat([parameter.grad.double().flatten() for parameter in built.parameters()])

@@ -1,38 +1,37 @@
 """The networks by name. A network is one file, models/NAME.py, with
 
-    Settings   a frozen dataclass (storage.settings) of what the network can be told
-    DEBUG      Settings of a size for tests
-    build      build(settings, description) -> torch.nn.Module, description being the data set's prepared.json
-    KIND       optional: "text" or "image", the only kind of data that the network reads
-
-and is known by being there: no list is kept, so that a new network changes no other's source.
+Settings   a frozen dataclass (storage.settings) of what the network can be told
+DEBUG      Settings of a size for tests
+build      build(settings, description) -> torch.nn.Module, description being the data set's prepared.json
+KIND       optional: "text" or "image", the only kind of data that the network reads
+SIZES      optional: named sizes, {"bc-100-12": {"depth": 100, "growth_rate": 12}}; ``network: {size: bc-100-12}``
 """
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError, nearest
 from storage.files import read_object, sha256_file
+from storage.registry import Registry
 from storage.run_folder import JOB, RESULT, RunFolder
 from storage.settings import from_json, members
-from storage.source import defined_names, numeric_digest, numeric_files
+from storage.source import numeric_digest, numeric_files
 
 if TYPE_CHECKING:
     from torch import nn
 
-FOLDER = Path(__file__).resolve().parent
+REGISTRY = Registry("models", "model", ("Settings", "DEBUG", "build"))
 
 
 def available() -> list[str]:
-    """The names of the networks, in order. Files are read and not imported, so this needs no torch."""
-    return sorted(path.stem for path in FOLDER.glob("*.py") if defined_names(path) >= {"Settings", "DEBUG", "build"})
+    """Return the names of the networks, in order. Files are parsed and not imported, so this needs no torch."""
+    return REGISTRY.available()
 
 
 def kind(model: str) -> str | None:
     """The only kind of data that ``model`` reads, ``text`` or ``image``; None where it reads both."""
-    return getattr(_module(model), "KIND", None)
+    return getattr(REGISTRY.module(model), "KIND", None)
 
 
 def refuse_other_kind(model: str, data: str, kind_of_data: str) -> None:
@@ -43,7 +42,7 @@ def refuse_other_kind(model: str, data: str, kind_of_data: str) -> None:
 
 def settings_class(model: str) -> type:
     """The Settings of ``model``, a frozen dataclass; InputError for an unknown model."""
-    return _module(model).Settings
+    return REGISTRY.module(model).Settings
 
 
 def settings(model: str, mapping: Mapping[str, Any]) -> Any:
@@ -54,15 +53,35 @@ def settings(model: str, mapping: Mapping[str, Any]) -> Any:
     return from_json(settings_class(model), mapping)
 
 
+def sizes(model: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the settings of each named size of ``model``; InputError for an unknown model."""
+    return getattr(REGISTRY.module(model), "SIZES", {})
+
+
+def with_size(model: str, network: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``network`` with its ``size``, if it names one, replaced by that size's settings; those beside it win.
+
+    InputError for an unknown size names the nearest one. A network without named sizes is returned as it is.
+    """
+    named = sizes(model) if "size" in network else {}
+    if not named:
+        return dict(network)
+    given = dict(network)
+    name = str(given.pop("size"))
+    if name not in named:
+        raise InputError(f"network.size is '{name}', and {model} has no such size: {nearest(name, named)}")
+    return {**named[name], **given}
+
+
 def debug(model: str) -> Any:
     """The Settings of ``model`` in the size for tests."""
-    return _module(model).DEBUG
+    return REGISTRY.module(model).DEBUG
 
 
 def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]) -> "nn.Module":
     """The untrained network, its weights drawn from torch's global generator."""
     refuse_other_kind(model, description["name"], description["kind"])
-    return _module(model).build(settings(model, network), description)
+    return REGISTRY.module(model).build(settings(model, network), description)
 
 
 def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
@@ -136,13 +155,3 @@ def _refuse_other_weights(run: RunFolder) -> None:
             f"the code of network '{model}' ({named}) has changed since {run.directory} was trained"
             f"{f' at commit {commit[:12]}' if commit else ''}: train it again, or use the code of that time"
         )
-
-
-def _refuse_unknown(model: str) -> None:
-    if model not in available():
-        raise InputError(f"unknown model '{model}': {nearest(model, available())}")
-
-
-def _module(model: str) -> Any:
-    _refuse_unknown(model)
-    return importlib.import_module(f"models.{model}")

@@ -13,6 +13,7 @@ overrides                     training.learning_rate=0.02, or variants.NAME.trai
 By ``grid: {training: {learning_rate: [0.01, 0.02]}, preprocessing: {length_quantile: {words: [0.9, 0.95]}}}`` the
 variant han becomes han/learning_rate=0.01,length_quantile.words=0.9 and three more.
 
+``network: {size: NAME}`` stands for the settings of a size that the network's file names (SIZES); those beside it win.
 A mapping that names another member of a registry ({name: sgd}) replaces the old one and is not merged into it.
 An experiment that ``tunes`` another takes its variants, parameters and defaults, and reads validation alone. Under
 ``variants`` it may give some of them a grid of their own.
@@ -29,6 +30,7 @@ from typing import Any
 import yaml
 
 import kinds
+import models
 from planning.schema import ComparisonGroup, Control, ExperimentFile, OwnGrid, Parameters, Text, parse_yaml, read_yaml
 from planning.validation import validate
 from storage.errors import InputError, nearest, refuse_unknown
@@ -107,7 +109,8 @@ def load_experiment(
     written = read_yaml(root / PARAMETERS_FILE)
     validate(Parameters, written, str(PARAMETERS_FILE))
     refuse_unknown(file.parameters, Parameters.model_fields, f"{path}: parameters")
-    parameters: Parameters = validate(Parameters, merged(written, file.parameters), f"{PARAMETERS_FILE} with {path}")
+    whole = merged(_with_sizes(written, str(PARAMETERS_FILE)), _with_sizes(file.parameters, f"{path}: parameters"))
+    parameters: Parameters = validate(Parameters, whole, f"{PARAMETERS_FILE} with {path}")
     sections = {key: value.model_dump(exclude_unset=True, exclude={"grid"}) for key, value in file.variants.items()}
     defaults = file.defaults.model_dump(exclude_unset=True)
     trials: dict[str, dict[str, Any]] = {}
@@ -157,7 +160,7 @@ def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict
         given = {**given, "variants": variants, "defaults": tuned.get("defaults") or {}}
         layers = [one.get("parameters") or {} for one in (tuned, given)]
         if all(isinstance(one, Mapping) for one in layers):
-            given["parameters"] = merged(*layers)
+            given["parameters"] = merged(*(_with_sizes(one, f"{path}: parameters") for one in layers))
     if isinstance(given.get("comparisons"), str):
         other = _other(given["comparisons"], f"{path}: comparisons", root)
         groups = validate(list[ComparisonGroup], other.get("comparisons") or [], f"{given['comparisons']}: comparisons")
@@ -245,8 +248,12 @@ def _variant(name: str, layers: list[dict[str, Any]], parameters: Parameters, pa
     if name in kinds.baselines():
         raise InputError(f"{where} has the name of a baseline ({kinds.baselines()[name].title}): give it another")
     own: dict[str, Any] = {}
+    model = next((layer["model"] for layer in reversed(layers) if layer.get("model") is not None), None)
     for layer in layers:
-        own = merged(own, {key: value for key, value in layer.items() if value is not None})
+        given = {key: value for key, value in layer.items() if value is not None}
+        if model is not None and "network" in given:
+            given["network"] = _sized(model, given["network"], where)
+        own = merged(own, given)
     for key in ("model", "data"):
         if key not in own:
             raise InputError(f"{where} has no '{key}': add it")
@@ -256,8 +263,8 @@ def _variant(name: str, layers: list[dict[str, Any]], parameters: Parameters, pa
             f"{nearest(own['data'], parameters.preprocessing)} A data set of your own gets one there: "
             f"`{own['data']}: {{}}`"
         )
-    model = parameters.models.get(own["model"])
-    network, training = (model.network, model.training) if model else ({}, {})
+    section = parameters.models.get(own["model"])
+    network, training = (section.network, section.training) if section else ({}, {})
     return VariantSettings(
         model=own["model"],
         data=own["data"],
@@ -265,6 +272,27 @@ def _variant(name: str, layers: list[dict[str, Any]], parameters: Parameters, pa
         network=merged(network, own.get("network", {})),
         training=merged(merged(parameters.training, training), own.get("training", {})),
     )
+
+
+def _sized(model: str, network: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """``network`` with the settings of the size that it names, if it does."""
+    try:
+        return models.with_size(model, network)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _with_sizes(parameters: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The parameters with the settings of each size that a model's network names; what is no mapping is left as is."""
+    sections = parameters.get("models")
+    if not isinstance(sections, Mapping):
+        return parameters
+    sized = {
+        model: {**section, "network": _sized(model, section["network"], f"{where}.models.{model}")}
+        for model, section in sections.items()
+        if isinstance(section, Mapping) and isinstance(section.get("network"), Mapping) and "size" in section["network"]
+    }
+    return {**parameters, "models": {**sections, **sized}}
 
 
 def _refuse_unused(

@@ -2,8 +2,8 @@
 
 ``numeric_digest`` is a digest of the normalised syntax trees of all files that some modules reach by imports. It
 changes with a constant or an operation. It does not change with a docstring, a comment, a position, an annotation, the
-text of an exception or a warning, a new field of a Settings class, a file's name or place, or a new file that nothing
-here imports.
+text of an exception or a warning, a new field of a Settings class, a network's named SIZES, a file's name or place, or
+a new file that nothing here imports.
 """
 
 import ast
@@ -187,6 +187,8 @@ class _Normalise(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        if isinstance(node.target, ast.Name) and node.target.id == "SIZES":
+            return None  # planning replaces a size by its settings, which are in keys by themselves
         if node.value is None:
             return None if isinstance(node.target, ast.Name) else ast.Expr(node.target)
         return ast.Assign([node.target], self.visit(node.value))

@@ -12,7 +12,6 @@ Shape legend: N images, C channels, H x W pixels, R = N H W rows, k growth rate.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +21,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 from cuda_ext import batch_norm_activation as fused
-from cuda_ext import library
 from models.activations import make_activation
+from models.layers.norm_activation import fuses, norm_activation, trained_beta
 from storage.settings import Tagged
 
 # Channels are padded to a multiple of it where a matrix product reads them: it then reads 16 bytes at a time.
@@ -70,7 +69,7 @@ class Body(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         # All activations of a network are alike.
-        if not _fuses(x, self[-1]):
+        if not fuses(x, self[-1]):
             return super().forward(x)
         statistics = None
         for group in _groups(self):
@@ -122,35 +121,6 @@ def _groups(modules: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
         yield group
 
 
-def norm_activation(
-    norm: nn.BatchNorm2d,
-    activate: nn.Module,
-    x: Tensor,
-    statistics: tuple[Tensor, Tensor] | None = None,
-    pooled: bool = False,
-) -> Tensor:
-    """activate(norm(x)), by the kernel where there is one. With the kernel, x's mean and variance may be given if they
-    are known, and the result may be pooled as by ``nn.AvgPool2d(2)``."""
-    if not _fuses(x, activate):
-        return activate(norm(x))
-    if norm.training:
-        norm.num_batches_tracked.add_(1)
-    return fused.batch_norm_activation(
-        x,
-        norm.weight,
-        norm.bias,
-        norm.running_mean,
-        norm.running_var,
-        training=norm.training,
-        momentum=norm.momentum,
-        epsilon=norm.eps,
-        activation=activate.kernel,
-        beta=_beta(activate),
-        pooled=pooled,
-        statistics=statistics,
-    )
-
-
 def dense_block(layers: Sequence[DenseLayer], x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """x [N, C, H, W] -> [N, C + len(layers) k, H, W], and its mean and variance if a norm may take them."""
     halves = [half for layer in layers for half in (layer.bottleneck, layer.convolution)]
@@ -175,39 +145,10 @@ def dense_block(layers: Sequence[DenseLayer], x: Tensor) -> tuple[Tensor, tuple[
         torch._foreach_add_([norm.num_batches_tracked for norm in norms], 1)
     parameters = []
     for norm, activate, convolution, _ in halves:
-        parameters += [norm.weight, norm.bias, _beta(activate), convolution.weight]
+        parameters += [norm.weight, norm.bias, trained_beta(activate), convolution.weight]
     with torch.autocast(device, enabled=False):
         x, mean, variance = _DenseBlock.apply(x, block, *parameters)
     return x, (mean, variance) if block.training else None
-
-
-_by_modules = False
-
-
-@contextmanager
-def by_modules(on: bool = True) -> Iterator[None]:
-    """Within it the modules run one by one, on a GPU too: what the fused functions are compared with."""
-    global _by_modules
-    before, _by_modules = _by_modules, on
-    try:
-        yield
-    finally:
-        _by_modules = before
-
-
-def _has_kernel(x: Tensor) -> bool:
-    if x.device.type != "cuda" or _by_modules or torch.compiler.is_compiling():
-        return False
-    return library.kernel("batch_norm_activation", x.device) is not None
-
-
-def _fuses(x: Tensor, activate: nn.Module) -> bool:
-    """Whether norm and ``activate`` run as one kernel on the device of ``x``."""
-    return activate.kernel is not None and _has_kernel(x)
-
-
-def _beta(activate: nn.Module) -> Tensor | None:
-    return getattr(activate, "beta", None)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import models
 from cuda_ext import library
 from models.activations import REGISTRY, make_activation
 from models.activations.swish import Swish
-from models.layers import dense, kernels, parameter_count
+from models.layers import dense, kernels, norm_activation, parameter_count
 from storage.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
@@ -85,7 +85,7 @@ def by_references(monkeypatch):
     """The path that a GPU takes, with the kernels' references in their place."""
     monkeypatch.setattr(library, "_strict", None)
     monkeypatch.delenv(library.STRICT_VARIABLE, raising=False)
-    monkeypatch.setattr(dense, "_has_kernel", lambda x: not dense._by_modules)
+    monkeypatch.setattr(norm_activation, "_has_kernel", lambda x: not norm_activation._by_modules)
 
 
 @pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
@@ -116,12 +116,12 @@ def test_a_block_over_one_buffer_gives_the_losses_gradients_and_statistics_of_it
     results = []
     for by_modules in (True, False):
         own = copy.deepcopy(network).train(training)
-        with dense.by_modules(by_modules):
+        with norm_activation.by_modules(by_modules):
             logits = own(images)
         logits.square().sum().backward()
         results.append([logits, *(parameter.grad for parameter in own.parameters()), *own.buffers()])
         if not training:
-            with torch.no_grad(), dense.by_modules(by_modules):
+            with torch.no_grad(), norm_activation.by_modules(by_modules):
                 assert torch.equal(own(images), logits)
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
@@ -133,10 +133,10 @@ def test_norms_that_are_not_alike_and_single_rows_take_the_modules(by_references
     network.body[1].bottleneck[0].eval()
     images = torch.randn(2, 3, 4, 4)
     first = copy.deepcopy(network)
-    with dense.by_modules():
+    with norm_activation.by_modules():
         expected = first(images)
     torch.testing.assert_close(network(images), expected)
-    with torch.no_grad(), dense.by_modules(False):
+    with torch.no_grad(), norm_activation.by_modules(False):
         assert network.eval()(images[:1]).shape == (1, 10)
 
 
@@ -182,7 +182,7 @@ def test_no_activation_runs_as_another_where_kernels_are(by_references, name, ac
                 parameter.add_(0.5 * torch.rand_like(parameter))
     images = torch.randn(3, 3, size, size, dtype=torch.float64)
     found = network(images)
-    with dense.by_modules():
+    with norm_activation.by_modules():
         torch.testing.assert_close(network(images), found, rtol=1e-9, atol=1e-9)
     kernel = activation["name"] in WITH_KERNEL and "per" not in activation
     assert kernels(network).startswith("reference") == (kernel or activation["name"] == "swish_beta")

@@ -21,9 +21,10 @@ from storage.source import ROOT
 @pytest.fixture
 def prepared(model, request):
     """Small data that ``model`` reads."""
-    names = {"densenet": "images", "symbol_recall": "symbols"}
-    names |= dict.fromkeys(("capsnet", "capsnet_baseline", "densenet_imagenet", "fastnet"), "photographs")
-    return request.getfixturevalue(names.get(model, "text"))
+    names = dict.fromkeys(("capsnet", "capsnet_baseline", "densenet_imagenet", "fastnet"), "photographs")
+    names["symbol_recall"] = "symbols"
+    of_kind = "images" if models.kind(model) == "image" else "text"
+    return request.getfixturevalue(names.get(model, of_kind))
 
 
 def test_the_networks_are_found_by_their_files():
@@ -32,9 +33,10 @@ def test_the_networks_are_found_by_their_files():
 
 
 def test_a_new_file_is_a_new_network(tmp_path, monkeypatch):
-    shutil.copy(ROOT / "models/han.py", tmp_path / "han_of_mine.py")
-    (tmp_path / "notes.py").write_text("Settings = DEBUG = 1\n")
-    monkeypatch.setattr(models, "FOLDER", tmp_path)
+    (tmp_path / "models").mkdir()
+    shutil.copy(ROOT / "models/han.py", tmp_path / "models/han_of_mine.py")
+    (tmp_path / "models/notes.py").write_text("Settings = DEBUG = 1\n")
+    monkeypatch.setattr("storage.registry.ROOT", tmp_path)
     assert models.available() == ["han_of_mine"]
 
 
@@ -63,7 +65,7 @@ def test_bad_names_and_values_are_refused_by_their_place(model, settings, place)
     assert place in str(error.value)
 
 
-@pytest.mark.parametrize(("model", "right"), [("hann", "'han'"), ("resnet", "densenet")])
+@pytest.mark.parametrize(("model", "right"), [("hann", "'han'"), ("resnext18", "resnet18")])
 def test_an_unknown_model_is_refused_with_the_nearest_one(model, right):
     with pytest.raises(InputError, match=f"'{model}'.*{right}"):
         models.settings_class(model)

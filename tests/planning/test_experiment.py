@@ -1,11 +1,13 @@
 """Experiments: files merged to the settings of each variant, and refused with the nearest right name."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 import kinds
+import models
 from evaluation.statistics import least_seeds
 from evaluation.verdicts import Comparison
 from planning.experiment import load_experiment, merged, networks
@@ -62,6 +64,82 @@ def test_a_variant_takes_the_nearest_value_of_each_setting(tmp_path):
     # The model's batch size over the general one; the experiment's learning rate over params.yaml's.
     assert experiment.variants["relu"].training == {"learning_rate": 0.01, "batch_size": 64}
     assert {variant.data for variant in experiment.variants.values()} == {"digits"}
+
+
+SIZED = """
+from dataclasses import dataclass
+SIZES = {"small": {"width": 2, "depth": 3}, "tall-20": {"depth": 20}}
+
+@dataclass(frozen=True)
+class Settings:
+    width: int = 7
+    depth: int = 7
+
+DEBUG = Settings()
+
+def build(settings, description):
+    raise NotImplementedError
+"""
+
+
+@pytest.fixture
+def sized(tmp_path, monkeypatch):
+    """Return what resolves the variants of an experiment on a network with named sizes, whose file the test writes."""
+    (tmp_path / "rooms/models").mkdir(parents=True)
+    (tmp_path / "rooms/models/sized.py").write_text(SIZED)
+    monkeypatch.setattr("storage.registry.ROOT", tmp_path / "rooms")
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path / "rooms/models")])
+
+    def networks(variants: dict, overrides=(), parameters=None, **others) -> dict:
+        given = {"title": "A test", "seeds": [0], "defaults": {"model": "sized", "data": "docstrings"}, **others}
+        write(tmp_path, {**given, "variants": variants}, parameters)
+        found = load_experiment("trial", tmp_path, overrides=overrides).variants
+        return {name: variant.network for name, variant in found.items()}
+
+    yield networks
+    sys.modules.pop("models.sized", None)
+
+
+def test_a_named_size_is_its_settings_and_those_beside_it_win(sized):
+    found = sized(
+        {
+            "named": {"network": {"size": "small"}},
+            "written": {"network": {"width": 2, "depth": 3}},
+            "beside": {"network": {"size": "small", "depth": 4}},
+            "grid": {"network": {"width": 9}, "grid": {"network": {"size": ["small", "tall-20"]}}},
+        }
+    )
+    assert found["named"] == found["written"] == {"width": 2, "depth": 3}
+    assert found["beside"] == {"width": 2, "depth": 4}
+    assert found["grid/size=small"] == {"width": 2, "depth": 3}
+    assert found["grid/size=tall-20"] == {"width": 9, "depth": 20}
+
+
+def test_a_named_size_replaces_what_params_yaml_sets_and_is_replaced_by_an_override(sized):
+    parameters = PARAMETERS | {"models": {"sized": {"network": {"width": 5, "depth": 5}}}}
+    one = {"one": {"network": {"size": "tall-20"}}}
+    assert sized(one, (), parameters) == {"one": {"width": 5, "depth": 20}}
+    assert sized(one, ["network.depth=6"], parameters) == {"one": {"width": 5, "depth": 6}}
+    assert sized(one, ["network.size=small"], parameters) == {"one": {"width": 2, "depth": 3}}
+    of_experiment = {"models": {"sized": {"network": {"size": "small"}}}}
+    assert sized({"one": {}}, (), parameters, parameters=of_experiment) == {"one": {"width": 2, "depth": 3}}
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "named"),
+    [("sized", "smal", "'small'"), ("sized", 20, "small, tall-20"), ("sizedd", "small", "'sized'")],
+)
+def test_an_unknown_size_is_refused_with_the_nearest_one(sized, model, size, named):
+    with pytest.raises(InputError, match=f"variants.one: .*{named}"):
+        sized({"one": {"network": {"size": size}, "model": model}})
+    with pytest.raises(InputError, match=r"params.yaml.models.sized: network.size"):
+        sized({"one": {}}, (), PARAMETERS | {"models": {"sized": {"network": {"size": "none"}}}})
+
+
+def test_a_network_without_named_sizes_has_no_size(tmp_path):
+    variants = {"relu": {"model": "resnet18", "data": "digits", "network": {"size": "18"}}}
+    root = write(tmp_path, EXPERIMENT | {"variants": variants, "comparisons": []})
+    assert "unknown name 'size' in network" in refused(root)
 
 
 def test_what_all_variants_share_is_written_once_and_a_variant_may_differ_in_any_section(tmp_path):

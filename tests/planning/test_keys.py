@@ -138,6 +138,8 @@ def test_words_types_and_places_of_the_source_are_not_in_the_key(sources):
     text = text.replace("class Settings:", "class Settings:\n    new: int = 7", 1)
     text = text.replace("class Settings(Checked):", "class Settings(Checked):\n    new: int = 7", 1)
     text = text.replace("too small for densenet", "much too small for densenet")
+    assert "'bc-{depth}-{growth}'" in text
+    text = text.replace("'bc-{depth}-{growth}'", "'bottlenecks-{depth}-{growth}'")
     path.write_text(text)
     assert "new: int = 7" in text and digest() == usual
     # A network that this one does not use, and a file that nothing imports.

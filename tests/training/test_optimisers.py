@@ -82,6 +82,23 @@ def test_sgd_is_nesterov_s_unless_it_is_told_otherwise():
             assert network.weight.item() == pytest.approx(expected)
 
 
+def test_sgd_decays_vectors_too_where_it_is_told_to():
+    """As the authors' code of DenseNet does: one weight decay for every parameter."""
+    torch.manual_seed(0)
+    network, other = (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)) for _ in range(2))
+    other.load_state_dict(network.state_dict())
+    ours = optimiser_of(network, name="sgd", weight_decay=0.01, decay_vectors=True)
+    torchs = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+    for _ in range(3):
+        for one, same in zip(network.parameters(), other.parameters(), strict=True):
+            one.grad = torch.randn_like(one)
+            same.grad = one.grad.clone()
+        ours.step()
+        torchs.step()
+    for one, same in zip(network.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, same)
+
+
 def test_lars_by_hand():
     """Two steps of a matrix with norm 5 and gradients of norm 13, then 0.5."""
     network = one_weight(3.0, 4.0)

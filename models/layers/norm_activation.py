@@ -1,0 +1,92 @@
+"""Batch norm and activation, as one operation where a kernel computes both.
+
+cuda_ext/batch_norm_activation runs on a GPU with the library of cuda_ext/ built, and for an activation that names its
+kernel (models/activations). Elsewhere and under torch.compile the modules run one by one.
+
+Shape legend: N images, C channels, H x W pixels.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from cuda_ext import batch_norm_activation as fused
+from cuda_ext import library
+from models.activations import make_activation
+from storage.settings import Tagged
+
+
+class NormActivation(nn.Module):
+    """Batch norm and activation of ``channels``: x [N, C, H, W] -> the same shape."""
+
+    def __init__(self, channels: int, activation: Tagged) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+        self.activate = make_activation(activation, channels)
+
+    @property
+    def uses_kernels(self) -> bool:
+        return self.activate.kernel is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return norm_activation(self.norm, self.activate, x)
+
+
+def norm_activation(
+    norm: nn.BatchNorm2d,
+    activate: nn.Module,
+    x: Tensor,
+    statistics: tuple[Tensor, Tensor] | None = None,
+    pooled: bool = False,
+) -> Tensor:
+    """activate(norm(x)), by the kernel where there is one. With the kernel, x's mean and variance may be given if they
+    are known, and the result may be pooled as by ``nn.AvgPool2d(2)``."""
+    if not fuses(x, activate):
+        return activate(norm(x))
+    if norm.training:
+        norm.num_batches_tracked.add_(1)
+    return fused.batch_norm_activation(
+        x,
+        norm.weight,
+        norm.bias,
+        norm.running_mean,
+        norm.running_var,
+        training=norm.training,
+        momentum=norm.momentum,
+        epsilon=norm.eps,
+        activation=activate.kernel,
+        beta=trained_beta(activate),
+        pooled=pooled,
+        statistics=statistics,
+    )
+
+
+_by_modules = False
+
+
+@contextmanager
+def by_modules(on: bool = True) -> Iterator[None]:
+    """Within it the modules run one by one, on a GPU too: what the fused functions are compared with."""
+    global _by_modules
+    before, _by_modules = _by_modules, on
+    try:
+        yield
+    finally:
+        _by_modules = before
+
+
+def _has_kernel(x: Tensor) -> bool:
+    if x.device.type != "cuda" or _by_modules or torch.compiler.is_compiling():
+        return False
+    return library.kernel("batch_norm_activation", x.device) is not None
+
+
+def fuses(x: Tensor, activate: nn.Module) -> bool:
+    """Whether norm and ``activate`` run as one kernel on the device of ``x``."""
+    return activate.kernel is not None and _has_kernel(x)
+
+
+def trained_beta(activate: nn.Module) -> Tensor | None:
+    return getattr(activate, "beta", None)
