@@ -195,6 +195,30 @@ def confusion_matrices(table: pd.DataFrame, path: Path) -> None:
                 axes.set_ylabel("label" if several else "actual")
 
 
+def betas(table: pd.DataFrame, path: Path) -> None:
+    """Draw the learnt betas by layer: each seed thin, their median thick, and where Swish is without a learnt one.
+
+    Where layers have a beta for each channel, lines are their means, and all channels lie in the shaded range.
+    """
+    names = list(dict.fromkeys(table["variant"]))
+    with picture(path, 10, 0.5 + 2.9 * rows_of(names)) as figure:
+        for name, axes in panels(figure, names, sharey=True).items():
+            mine = table[table["variant"] == name]
+            wide = mine.pivot(index="layer", columns="seed", values="beta")
+            axes.axhline(1, color=GREY, linewidth=1, linestyle=(0, (4, 3)), label="1, where it begins")
+            of_layers = mine.groupby("layer")
+            low, high = of_layers["low"].min(), of_layers["high"].max()
+            if (mine["low"] < mine["high"]).any():
+                axes.fill_between(low.index, low, high, color=SKY, alpha=0.3, linewidth=0, label="channels")
+            axes.plot(wide.index, wide.to_numpy(), color=BLUE, linewidth=0.6, alpha=0.35)
+            axes.plot(wide.index, wide.median(axis=1), color=BLUE, linewidth=2.2, label="median of the seeds")
+            axes.set_title(name)
+            axes.set_xlabel("layer")
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        figure.axes[0].legend(loc="best")
+        figure.axes[0].set_ylabel("beta")
+
+
 def paired_differences(table: pd.DataFrame, path: Path) -> None:
     """Draw each comparison's differences by seed, their mean with both intervals, and the equivalence margin."""
     names = list(dict.fromkeys(table["comparison"]))

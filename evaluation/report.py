@@ -207,6 +207,8 @@ def write_tables_and_pictures(
         "confusion": (tables.confusion(records, split), pictures.confusion_matrices),
     }
     drawn: dict[str, dict[str, str]] = {}
+    if len(learnt := tables.betas(records)):
+        kinds["betas"] = (learnt, pictures.betas)
     for kind, (table, draw) in kinds.items():
         tables.write_table(table, folder / f"{kind}.csv")
         for data, mine in table[table["variant"].isin(variants)].groupby("data", sort=False):

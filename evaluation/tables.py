@@ -4,6 +4,8 @@ curves.csv        data, variant, seed, epoch, training_loss, validation_loss, ..
 calibration.csv   data, variant, low, high, count, confidence, accuracy: one row per bin, all seeds together
 confusion.csv     data, variant, label, actual, predicted, count: all seeds together; ``label`` is empty where each
                   row has one label, else actual and predicted are yes or no
+betas.csv         data, variant, seed, layer, name, beta, low, high: one row per layer that learnt a beta; over the
+                  channels of a layer that has one for each, ``beta`` is their mean
 differences.csv   comparison, ..., seed, difference, and the mean and intervals: one row per comparison and seed
 """
 
@@ -79,6 +81,17 @@ def confusion(records: Sequence[RunRecord], split: str) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     keys = ["data", "variant", "label", "actual", "predicted"]
     return table.groupby(keys, sort=False)["count"].sum().reset_index()
+
+
+def betas(records: Sequence[RunRecord]) -> pd.DataFrame:
+    """Return the learnt betas of every run that has some, its layers numbered from 1."""
+    columns = ["data", "variant", "seed", "layer", "name", "beta", "low", "high"]
+    rows = [
+        [record.data, record.variant, record.seed, layer, name, sum(values) / len(values), min(values), max(values)]
+        for record in records
+        for layer, (name, values) in enumerate(record.result.get("betas", {}).items(), 1)
+    ]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def differences(verdicts: Sequence[Verdict]) -> pd.DataFrame:

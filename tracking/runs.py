@@ -49,7 +49,9 @@ METRICS_PER_BATCH = 1000
 # What differs between the seeds of one variant, or only locates a run.
 NOT_OF_THE_VARIANT = {"seed", "run_key", "run_directory", "prepared"}
 # Entries of result.json that are no figure of merit, or are logged per epoch already.
-NO_METRICS = {"seed", "validation"}
+NO_METRICS = {"seed", "validation", "betas"}
+# The metric of learnt betas, whose step is the layer's number.
+BETA = "beta"
 TIMING_METRICS = ("seconds", "samples_per_second", "peak_memory_bytes")
 LATENCY_METRICS = ("one_by_one", "in_one_batch")
 # A parent's metrics, named so that the mean comes first: MLflow's comparison draws the first metric.
@@ -230,8 +232,10 @@ class Tracking:
             figures |= dict(_numbers(read_json(Path(evaluation_directory) / METRICS)))
             latency = _read_if_exists(Path(evaluation_directory) / LATENCY)
             figures |= {f"latency.{name}": latency[name] for name in LATENCY_METRICS if name in latency}
+        layers = result.get("betas", {}).values()
         with self._locked():
             self._log_latest(run_id, figures)
+            self._log_metrics(run_id, ((BETA, number, sum(beta) / len(beta)) for number, beta in enumerate(layers, 1)))
             self._log_params_and_tags(run, {}, _flat({**folder.environment, "kernels": result.get("kernels")}))
         if run.info.status != "FINISHED":
             if "ended_by" in run.data.tags:

@@ -5,11 +5,13 @@ import warnings
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import models
 from cuda_ext.library import ReferenceWarning
 from models.layers import kernels, parameter_count
+from models.layers.betas import learnt_betas
 from storage.errors import InputError
 from storage.files import read_json, sha256_file, write_json
 from storage.locks import file_lock, run_lock
@@ -88,5 +90,7 @@ def finish(job: Job, network: nn.Module, network_source: str, state: State, timi
         "parameters": parameter_count(network),
         "kernels": kernels(network),
     }
+    if betas := learnt_betas(network, load_file(job.run_directory / WEIGHTS)):
+        result["betas"] = betas
     write_json(job.run_directory / RESULT, result)
     return result

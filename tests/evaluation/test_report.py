@@ -93,6 +93,7 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
     ]  # fmt: skip
     metrics = read_json(destination / "metrics.json")
     assert metrics == found["metrics"]
+    assert "Learnt betas" not in (destination / "report.html").read_text()
     han = metrics["variants"]["han"]
     values = [han["seeds"][str(seed)]["test"]["accuracy"] for seed in SEEDS]
     assert han["test"]["accuracy"]["mean"] == pytest.approx(np.mean(values)) and han["n"] == 6
@@ -288,6 +289,39 @@ def test_a_grid_says_which_trial_of_each_variant_is_best_and_draws_that_one(tmp_
     assert "flat" in (tmp_path / "tune" / "curves.csv").read_text()
     page = (tmp_path / "tune" / "report.html").read_text()
     assert "reader: 2 trials; the best mean on validation has <strong>han</strong>" in page
+
+
+def test_learnt_betas_are_drawn_by_layer_of_the_variants_that_have_them(tools, tmp_path, image_data, monkeypatch):
+    """One beta per layer, or one per channel; ReLU has none."""
+    learnt = {"beta": {"one": [0.5], "two": [1.5]}, "channels": {"one": [0.25, 0.75], "two": [2.0, 4.0]}}
+    variants = {name: {"model": "densenet", "data": "digits"} for name in ("relu", *learnt)}
+    records = [
+        tools["write_record"](tmp_path / "runs", name, "densenet", "digits", image_data, seed, 1.0)
+        for seed in (0, 1)
+        for name in variants
+    ]
+    for record in records:
+        if record.variant in learnt:
+            path = record.run_directory / "result.json"
+            write_json(path, read_json(path) | {"betas": learnt[record.variant]})
+    titles = []
+    original = pictures.panels
+
+    def panels(figure, names, **keywords):
+        titles.append(names)
+        return original(figure, names, **keywords)
+
+    monkeypatch.setattr(pictures, "panels", panels)
+    evaluate_experiment(experiment_of(variants, []), records, {}, tmp_path / "trial")
+    assert titles[-1] == ["beta", "channels"] and (tmp_path / "trial" / "betas-digits.png").stat().st_size > 1000
+    with open(tmp_path / "trial" / "betas.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["seed"] == "1"]
+    assert [(row["variant"], row["layer"], row["name"]) for row in rows] == [
+        ("beta", "1", "one"), ("beta", "2", "two"), ("channels", "1", "one"), ("channels", "2", "two"),
+    ]  # fmt: skip
+    assert [float(row["beta"]) for row in rows] == [0.5, 1.5, 0.5, 3.0]
+    assert (rows[3]["low"], rows[3]["high"]) == ("2", "4")
+    assert "Learnt betas" in (tmp_path / "trial" / "report.html").read_text()
 
 
 def test_several_labels(tools, tmp_path):

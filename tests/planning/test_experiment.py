@@ -90,13 +90,13 @@ def sized(tmp_path, monkeypatch):
     monkeypatch.setattr("storage.registry.ROOT", tmp_path / "rooms")
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path / "rooms/models")])
 
-    def networks(variants: dict, overrides=(), parameters=None, **others) -> dict:
+    def resolve(variants: dict, overrides=(), written=None, **others) -> dict:
         given = {"title": "A test", "seeds": [0], "defaults": {"model": "sized", "data": "docstrings"}, **others}
-        write(tmp_path, {**given, "variants": variants}, parameters)
+        write(tmp_path, {**given, "variants": variants}, written)
         found = load_experiment("trial", tmp_path, overrides=overrides).variants
         return {name: variant.network for name, variant in found.items()}
 
-    yield networks
+    yield resolve
     sys.modules.pop("models.sized", None)
 
 

@@ -182,7 +182,7 @@ def test_an_unknown_data_set_is_told_the_nearest(folder):
 
 def test_sources_are_found_by_being_there():
     assert embedded() == ["digits", "docstrings"]
-    made_when_needed = {"cifar10", "copying", "imdb", "mnist", "movie_reviews", "newsgroups20"}
+    made_when_needed = {"cifar10", "cifar100", "copying", "imdb", "mnist", "movie_reviews", "newsgroups20"}
     made_when_needed |= {"affine_mnist", "affnist", "multimnist"}
     assert set(SOURCES.available()) - set(embedded()) == made_when_needed
 

@@ -14,7 +14,7 @@ import pytest
 from preprocessing.ingest import ingest
 from preprocessing.manifest import open_data_set
 from preprocessing.raw import add_data_set
-from preprocessing.sources import cifar10, imdb, mnist, movie_reviews, newsgroups20
+from preprocessing.sources import cifar10, cifar100, imdb, mnist, movie_reviews, newsgroups20
 from storage.errors import InputError
 
 
@@ -166,6 +166,40 @@ def test_cifar10_reads_planes_as_channels(tmp_path, monkeypatch):
     members[cifar10.BATCHES[2]] = b"x"
     with pytest.raises(InputError, match="has 1 bytes in cifar-10-batches-bin/data_batch_3.bin"):
         cifar10.rows([pack(tmp_path / "z.tar.gz", members)])
+
+
+def test_cifar100_has_the_fine_labels_and_their_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar100, "RECORDS", {cifar100.TRAIN: 300, cifar100.TEST: 100})
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (400, 32, 32, 3), dtype=np.uint8)
+    fine = np.arange(400, dtype=np.uint8) % 100
+    records = np.concatenate([(fine % 20)[:, None], fine[:, None], images.transpose(0, 3, 1, 2).reshape(400, -1)], 1)
+    names = [f"class_{number}" for number in range(100)]
+    members = {
+        cifar100.TEST: records[300:].tobytes(),
+        cifar100.TRAIN: records[:300].tobytes(),
+        cifar100.NAMES: "\n".join(names).encode() + b"\n",
+        "cifar-100-binary/coarse_label_names.txt": b"fish\n",
+    }
+    data, manifest = tmp_path / "data", tmp_path / "data.manifest.json"
+    rows = cifar100.rows([pack(tmp_path / "x.tar.gz", members)])
+    assert np.array_equal(rows.images, images) and rows.labels.tolist() == fine.tolist()
+    assert set(rows.split[:300]) == {0, 1} and set(rows.split[300:]) == {2}
+    entry = add_data_set("cifar100", rows, data, manifest)
+    assert entry.classes == tuple(names) and entry.splits["test"] == 100
+    opened = open_data_set("cifar100", data, manifest)
+    assert Counter(opened.labels[opened.split == 2].tolist()) == dict.fromkeys(range(100), 1)
+    for number, (name, content, said) in enumerate(
+        [
+            (cifar100.TRAIN, b"x", "1 bytes in .*train.bin"),
+            (cifar100.NAMES, b"apple\n", "1 names in .*fine_label_names"),
+        ]
+    ):
+        with pytest.raises(InputError, match=said):
+            cifar100.rows([pack(tmp_path / f"{number}.tar.gz", members | {name: content})])
+    del members[cifar100.TEST]
+    with pytest.raises(InputError, match="no member 'cifar-100-binary/test.bin'"):
+        cifar100.rows([pack(tmp_path / "z.tar.gz", members)])
 
 
 def test_movie_reviews_are_split_by_the_authors_folds(tmp_path, monkeypatch):

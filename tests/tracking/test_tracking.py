@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import InputError
-from storage.files import read_json
+from storage.files import read_json, write_json
 from storage.source import ROOT
 from tests.tracking.comparison import free_port, server
 from tests.tracking.examples import evaluate_run, finish_run, history, make_job, prepared_text
@@ -104,6 +104,17 @@ def test_a_run_carries_what_it_was(folder):
     assert data.dataset.digest == ("0123456789abcdef" * 4)[:36]
     names = {artifact.path for artifact in tracking.client.list_artifacts(run_id)}
     assert names >= {"job.json", "result.json", "environment.json"}
+
+
+def test_learnt_betas_are_one_metric_whose_steps_are_the_layers(folder):
+    job = make_job(folder, prepared_text(folder), "han")
+    run = finish_run(job)
+    write_json(run / "result.json", read_json(run / "result.json") | {"betas": {"one": [0.5], "two": [1.0, 2.0]}})
+    tracking = open_tracking()
+    run_id = tracking.record(run)
+    tracking.record(run, evaluate_run(run))
+    found = tracking.client.get_metric_history(run_id, "beta")
+    assert sorted((metric.step, metric.value) for metric in found) == [(1, 0.5), (2, 1.5)]
 
 
 def test_a_resumed_run_is_the_same_run_and_repeats_no_step(folder):

@@ -170,6 +170,17 @@ def test_the_best_weights_of_an_averaging_run_are_the_averages(train_here, write
         assert name == "embedding.weight" or (values != last[f"network.{name}"]).any()
 
 
+def test_a_result_has_the_learnt_betas_of_the_best_weights_by_layer(train_here, write_job, image_directory):
+    network = {"depth": 10, "growth_rate": 4, "activation": {"name": "swish_beta"}}
+    job = write_job(image_directory, "betas", "densenet", network=network, training={"max_epochs": 2})
+    betas = train_here(job)["betas"]
+    best = load_file(directory(job) / "best.safetensors")
+    assert betas == {name.removesuffix(".beta"): [float(best[name])] for name in best if name.endswith(".beta")}
+    assert len(betas) == 9 and any(beta != [1.0] for beta in betas.values())
+    assert next(iter(betas)) == "body.1.bottleneck.1", "layers are in the network's order"
+    assert "betas" not in train_here(write_job(image_directory, "relu", "densenet", training={"max_epochs": 2}))
+
+
 def check_what_a_run_writes(job, events):
     run = directory(job)
     result = json.loads((run / "result.json").read_text())
