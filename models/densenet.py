@@ -1,6 +1,6 @@
 """DenseNet for small images: each layer reads what all layers of its block before it wrote.
 
-Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, sections 3 and 4.2: three dense blocks,
+Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, section 3: three dense blocks,
 composite function norm-activation-convolution, no pooling in the stem. DenseNet-BC has bottlenecks of 4 growth_rate
 channels, compression in the transitions and a stem of 2 growth_rate channels; without bottlenecks the stem has 16.
 Parameters on 10 classes: DenseNet-BC-100-12 769,162 (the paper's 0.8M), 250-24 15,324,406 (15.3M), 190-40 25,624,430

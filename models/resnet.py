@@ -2,8 +2,8 @@
 
 Source: He et al., Deep Residual Learning for Image Recognition, CVPR 2016, section 4.2: a 3x3 convolution, three stages
 of n units of two 3x3 convolutions with 16, 32 and 64 channels, depth 6 n + 2, and shortcuts without parameters. Without
-shortcuts it is the plain network of section 4.1. Depth 110 on 10 classes has 1,727,962 parameters (the paper's 1.7M),
-with shortcuts or without.
+shortcuts it is the paper's plain network. Depth 110 on 10 classes has 1,727,962 parameters (the paper's 1.7M), with
+shortcuts or without.
 
 Shape legend: N images, C channels, H x W pixels, K classes.
 """

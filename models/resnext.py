@@ -1,6 +1,6 @@
 """ResNeXt for small images: the 3x3 convolution of a bottleneck is split into groups.
 
-Source: Xie et al., Aggregated Residual Transformations for Deep Neural Networks, CVPR 2017, section 5.2: a 3x3
+Source: Xie et al., Aggregated Residual Transformations for Deep Neural Networks, CVPR 2017, section 5.3: a 3x3
 convolution to 64 channels, three stages of n bottlenecks that put out 256, 512 and 1024 channels, depth 9 n + 2. In the
 first stage a bottleneck has ``cardinality`` groups of ``base_width`` channels; each later stage doubles both widths. On
 10 classes ResNeXt-29, 8x64d has 34,426,698 parameters and 16x64d 68,155,210 (the paper's 34.4M and 68.1M).
