@@ -37,6 +37,7 @@ AVERAGE = {"embedding_dim": 8, "dropout": 0.5}
 SMALL_IMAGES = {"depth": 10, "growth_rate": 4}
 # At a rate of 0.1 these few photographs amplify a difference in the last bit a millionfold within 13 steps.
 SLOW = SGD | {"learning_rate": 0.01}
+BOTTLENECKS = {"depth": 11, "block": "bottleneck", "width": 4}
 PHOTOGRAPHS = {"depth": "13", "growth_rate": 4}
 
 
@@ -88,6 +89,15 @@ CASES = {
     "densenet-swish-beta": Case("densenet", "images", SMALL_IMAGES | {"activation": {"name": "swish_beta"}}, SGD),
     "densenet-dropout": Case("densenet", "images", SMALL_IMAGES | {"dropout": 0.2}, SGD | SMOOTH),
     "densenet-adamw": Case("densenet", "images", SMALL_IMAGES, {"ema_decay": 0.9}),
+    "densenet-no-bottleneck": Case("densenet", "images", {"depth": 7, "growth_rate": 4, "bottleneck": False}, SLOW),
+    "resnet": Case("resnet", "images", {"depth": 8, "width": 4}, SLOW),
+    "resnet-plain": Case("resnet", "images", {"depth": 8, "width": 4, "shortcut": "none"}, SLOW),
+    "preresnet": Case("preresnet", "images", BOTTLENECKS | {"activation": {"name": "swish"}}, SLOW),
+    "stochastic_depth": Case("stochastic_depth", "images", {"depth": 14, "width": 4}, SLOW),
+    "highway": Case("highway", "images", {"depth": 7, "width": 4}, SLOW),
+    "wide_resnet": Case("wide_resnet", "images", {"depth": 10, "dropout": 0.2}, SLOW),
+    "resnext": Case("resnext", "images", {"depth": 11, "cardinality": 2, "base_width": 2, "width": 4}, SLOW),
+    "resnet18": Case("resnet18", "images", {"width": 4}, SLOW),
     "densenet_imagenet-relu": Case(
         "densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": {"name": "relu"}}, SLOW
     ),

@@ -1,5 +1,7 @@
 """Residual networks and their kin: sizes of the papers, every activation, and what sets each of them apart."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from models.layers import norm_activation, parameter_count, residual
 from models.stochastic_depth import StochasticDepth
 from planning.validation import read
 from storage.errors import InputError
+from storage.source import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 KIN = ["highway", "preresnet", "resnet", "resnet18", "resnext", "stochastic_depth", "wide_resnet"]
@@ -76,6 +79,17 @@ def test_parameters_are_those_of_the_paper(model, network, parameters, paper):
 )
 def test_each_named_size_is_one_that_its_network_takes(model, size):
     read(models.settings_class(model), models.with_size(model, {"size": size}), "network")
+
+
+def test_the_page_has_every_named_size_of_its_networks_with_its_parameters():
+    page = (ROOT / "docs/networks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (?:`([\w-]+)`)? ?\| ([\d,]+) \|", page, re.MULTILINE)
+    assert {(model, size) for model, size, _ in rows if size} == {
+        (model, size) for model in {model for model, _, _ in rows} for size in models.sizes(model)
+    }
+    for model, size, parameters in rows:
+        network = models.with_size(model, {"size": size}) if size else {}
+        assert f"{counted(model, network):,}" == parameters, (model, size)
 
 
 @pytest.mark.parametrize("model", [*KIN, "densenet"])
