@@ -29,7 +29,8 @@ from torch.utils.checkpoint import checkpoint
 
 import models
 from cuda_ext import bench
-from models.layers.dense import DenseLayer, ImageClassifier, by_modules
+from models.layers.dense import DenseLayer, ImageClassifier
+from models.layers.norm_activation import by_modules
 from storage.errors import command, refuse_unknown
 from storage.files import write_json
 

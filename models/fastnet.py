@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.activations import make_activation
-from models.layers.dense import norm_activation
+from models.layers.norm_activation import norm_activation
 from models.layers.whitening import Whitening
 from storage.errors import InputError
 from storage.settings import OneOf, Range, Tagged, tagged
