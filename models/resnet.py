@@ -49,7 +49,7 @@ DEBUG = Settings(depth=8, width=4)
 DEPTHS = (20, 32, 44, 56, 110, 1202)
 SIZES: Mapping[str, Mapping[str, Any]] = {
     **{str(depth): {"depth": depth} for depth in DEPTHS},
-    **{f"plain-{depth}": {"depth": depth, "shortcut": "none"} for depth in DEPTHS},
+    **{f"plain-{depth}": {"depth": depth, "shortcut": "none"} for depth in DEPTHS[:-1]},
 }
 
 

@@ -89,7 +89,7 @@ CASES = {
     "densenet-swish-beta": Case("densenet", "images", SMALL_IMAGES | {"activation": {"name": "swish_beta"}}, SGD),
     "densenet-dropout": Case("densenet", "images", SMALL_IMAGES | {"dropout": 0.2}, SGD | SMOOTH),
     "densenet-adamw": Case("densenet", "images", SMALL_IMAGES, {"ema_decay": 0.9}),
-    "densenet-no-bottleneck": Case("densenet", "images", {"depth": 7, "growth_rate": 4, "bottleneck": False}, SLOW),
+    "densenet-no-bottleneck": Case("densenet", "images", SMALL_IMAGES | {"bottleneck": False}, SLOW),
     "resnet": Case("resnet", "images", {"depth": 8, "width": 4}, SLOW),
     "resnet-plain": Case("resnet", "images", {"depth": 8, "width": 4, "shortcut": "none"}, SLOW),
     "preresnet": Case("preresnet", "images", BOTTLENECKS | {"activation": {"name": "swish"}}, SLOW),
