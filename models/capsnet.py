@@ -12,9 +12,9 @@ The paper does not say whether the gradient passes through the coupling; the aut
 a constant of the backward pass (``routing_gradient: votes``), as in most later code, unless it is ``all``. Both have
 the same forward pass, and with one iteration the same gradient.
 
-The votes are computed once, as one product for each primary capsule. Sums and agreements are products of matrices over
-the same memory, which is never transposed. Under autocast the votes have half precision; logits, coupling and squashing
-are float32.
+The votes are computed once, as one product for each primary capsule. Sums and agreements are one product of matrices
+for each image over the same memory, which is never transposed. Under autocast the votes have half precision; logits,
+coupling and squashing are float32.
 
 Shape legend: N images, C x H x W pixels, P primary capsules of E dimensions, K classes, D dimensions of their capsules.
 """
@@ -116,17 +116,35 @@ def squash(vectors: Tensor) -> Tensor:
 
 def route(votes: Tensor, dim: int, iterations: int, gradient_of_coupling: bool = False) -> Tensor:
     """Route votes [P, N, K D] by agreement (the paper's procedure 1) -> capsules float32 [N, K, D]."""
-    primary, rows, width = votes.shape
-    classes = width // dim
-    by_capsule = votes.reshape(primary, rows * classes, dim).transpose(0, 1)
-    constant = by_capsule if gradient_of_coupling else by_capsule.detach()
+    by_image = votes.transpose(0, 1)
+    constant = by_image if gradient_of_coupling else by_image.detach()
+    classes = votes.shape[2] // dim
     with torch.autocast(votes.device.type, enabled=False):
-        logits = torch.zeros(rows, classes, primary, device=votes.device)
+        logits = torch.zeros(by_image.shape[:2] + (classes,), device=votes.device)
         for _ in range(iterations - 1):
             capsules = squash(_weighted_sum(constant, logits))
-            agreement = torch.bmm(constant, capsules.to(votes.dtype).reshape(rows * classes, dim, 1))
-            logits = logits + agreement.view(rows, classes, primary).float()
-        return squash(_weighted_sum(by_capsule, logits))
+            logits = logits + _agreement(constant, capsules)
+        return squash(_weighted_sum(by_image, logits))
+
+
+def _weighted_sum(votes: Tensor, logits: Tensor) -> Tensor:
+    """Sum votes [N, P, K D] over the primary capsules, weighted by the softmax of logits [N, P, K] -> [N, K, D].
+
+    One product for each image weights the votes for all classes by the coupling of each, and the K that are wanted are
+    kept: it reads the votes once, where K products would read a K-th each in small pieces.
+    """
+    coupling = logits.softmax(dim=2).to(votes.dtype)
+    sums = torch.bmm(coupling.transpose(1, 2), votes).unflatten(2, (coupling.shape[2], -1))
+    return sums.diagonal(dim1=1, dim2=2).transpose(1, 2).float()
+
+
+def _agreement(votes: Tensor, capsules: Tensor) -> Tensor:
+    """Return the products of votes [N, P, K D] with their class's capsule [N, K, D], float32 [N, P, K]."""
+    classes = capsules.shape[1]
+    own = torch.eye(classes, device=votes.device).unsqueeze(1)
+    # [N, K D, K]: the capsule of a class meets the votes for it alone.
+    blocks = (capsules.unsqueeze(3) * own).flatten(1, 2)
+    return torch.bmm(votes, blocks.to(votes.dtype)).float()
 
 
 def _convolved(maps: Tensor, convolution: nn.Conv2d) -> Tensor:
@@ -135,13 +153,6 @@ def _convolved(maps: Tensor, convolution: nn.Conv2d) -> Tensor:
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else maps.dtype
     weight = convolution.weight.to(dtype, memory_format=torch.channels_last)
     return functional.conv2d(maps, weight, convolution.bias, convolution.stride)
-
-
-def _weighted_sum(votes: Tensor, logits: Tensor) -> Tensor:
-    """Sum votes [N K, P, D] over the primary capsules, weighted by the softmax of logits [N, K, P] over the classes."""
-    rows, classes, primary = logits.shape
-    coupling = logits.softmax(dim=1).to(votes.dtype).view(rows * classes, 1, primary)
-    return torch.bmm(coupling, votes).float().view(rows, classes, -1)
 
 
 def _length(vectors: Tensor) -> Tensor:
