@@ -72,12 +72,15 @@ class CapsuleNetwork(nn.Module):
         weight = torch.randn(primary, settings.primary_dim, classes * settings.capsule_dim)
         self.weight = nn.Parameter(WEIGHT_DEVIATION * weight)
         self.decoder = _decoder(settings, classes, channels * height * width) if settings.reconstruction else None
+        # Autocast's dtype in the last forward pass, in which the decoder computes too: the objective calls it outside.
+        self.half: torch.dtype | None = None
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """images float32 [N, C, H, W] -> the capsules' lengths float32 [N, K], below 1.
 
         In training a network with a decoder returns (lengths, capsules float32 [N, K, D]) for the objective.
         """
+        self.half = autocast_dtype(images)
         capsules = self.capsules(images)
         lengths = _length(capsules).squeeze(2)
         return (lengths, capsules) if self.training and self.decoder is not None else lengths
@@ -104,8 +107,17 @@ class CapsuleNetwork(nn.Module):
         return route(votes, self.settings.capsule_dim, iterations, through)
 
     def reconstruct(self, capsules: Tensor, mask: Tensor) -> Tensor:
-        """capsules float32 [N, K, D], mask float32 [N, K], 1 for the capsules to decode -> pixels 0 to 1 [N, C H W]."""
-        return self.decoder((capsules * mask.unsqueeze(2)).flatten(1))
+        """Decode capsules float32 [N, K, D] where ``mask`` float32 [N, K] is 1 -> pixels 0 to 1, float32 [N, C H W]."""
+        # Cached casts would be allocated in the memory of a CUDA graph.
+        half = {"dtype": self.half, "enabled": self.half is not None, "cache_enabled": False}
+        with torch.autocast(capsules.device.type, **half):
+            return self.decoder((capsules * mask.unsqueeze(2)).flatten(1)).to(capsules.dtype)
+
+
+def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
+    """Return autocast's dtype on the device of ``tensor``; None where autocast is off."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def squash(vectors: Tensor) -> Tensor:
@@ -149,9 +161,7 @@ def _agreement(votes: Tensor, capsules: Tensor) -> Tensor:
 
 def _convolved(maps: Tensor, convolution: nn.Conv2d) -> Tensor:
     """Apply ``convolution`` channels-last: weights are cast to autocast's dtype and put in order by one copy."""
-    device = maps.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else maps.dtype
-    weight = convolution.weight.to(dtype, memory_format=torch.channels_last)
+    weight = convolution.weight.to(autocast_dtype(maps) or maps.dtype, memory_format=torch.channels_last)
     return functional.conv2d(maps, weight, convolution.bias, convolution.stride)
 
 

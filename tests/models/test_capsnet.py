@@ -87,6 +87,19 @@ def test_in_half_precision_routing_is_close_and_capsules_are_float32():
     torch.testing.assert_close(found, exact, rtol=0.05, atol=0.01)
 
 
+def test_the_decoder_computes_in_the_precision_of_the_forward_pass():
+    network, mask = small(), torch.ones(2, 10)
+    images = torch.randn(2, 1, 18, 18)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, capsules = network(images)
+    rounded = network.reconstruct(capsules, mask)
+    _, again = network(images)
+    exact = network.reconstruct(capsules, mask)
+    assert rounded.dtype == capsules.dtype == again.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.01)
+
+
 def test_the_margin_loss_is_the_paper_s():
     objective = make_objective({"name": "margin"}, description())
     lengths = torch.tensor([[0.95, 0.3, 0.05], [0.2, 0.6, 0.1]])
