@@ -66,6 +66,22 @@ def test_routing_is_the_paper_s_and_its_gradient_too_where_all_of_it_is_wanted(i
         assert equal == (all_of_it or iterations == 1)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_first_convolution_is_pytorch_s(channels):
+    torch.manual_seed(2)
+    network = models.build("capsnet", {"channels": 6, "primary_types": 2}, description(19, channels=channels))
+    images = torch.randn(3, channels, 19, 19)
+    expected, found = functional.relu(network.convolution(images)), network.first_maps(images)
+    torch.testing.assert_close(found, expected)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    weights = torch.randn_like(expected)
+    gradients = [
+        torch.autograd.grad((maps * weights).sum(), list(network.convolution.parameters()))
+        for maps in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
 def test_squashing_keeps_directions_and_has_a_gradient_at_zero():
     vectors = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.03, 0.04]], requires_grad=True)
     found = capsnet.squash(vectors)
