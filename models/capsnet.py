@@ -92,7 +92,8 @@ class CapsuleNetwork(nn.Module):
     def first_maps(self, images: Tensor) -> Tensor:
         """images [N, C, H, W] -> what the first convolution finds, channels-last [N, channels, H - 8, W - 8].
 
-        It is a product of patches and weights: of one or three channels cuDNN's convolution takes several times as long.
+        It is a product of patches and weights. On an H200 cuDNN takes .57 ms for one channel (N = 128, bfloat16, both
+        passes), as long as for the second convolution, which has 23 times the arithmetic.
         """
         height, width = (pixels - FILTER + 1 for pixels in images.shape[2:])
         dtype = autocast_dtype(images) or images.dtype
