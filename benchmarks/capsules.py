@@ -62,7 +62,7 @@ class Plain(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         network, settings = self.network, self.network.settings
-        network.half = autocast_dtype(images)
+        network.decoder_dtype = autocast_dtype(images)
         maps = network.primary(functional.relu(network.convolution(images)))
         primary = maps.permute(0, 2, 3, 1).reshape(len(images), -1, settings.primary_dim)
         primary = self.squash(primary)
@@ -237,7 +237,7 @@ def parts(size: int) -> dict[str, dict[str, Any]]:
     vectors = torch.randn(size, len(built.weight), settings.primary_dim, device="cuda", requires_grad=True)
     capsules = torch.rand(size, CLASSES, settings.capsule_dim, device="cuda", requires_grad=True)
     mask = functional.one_hot(labels, CLASSES).float()
-    built.half = torch.bfloat16
+    built.decoder_dtype = torch.bfloat16
     optimizer = torch.optim.AdamW(updated.parameters(), 0.001, weight_decay=0.0, fused=True, capturable=True)
     for parameter in updated.parameters():
         parameter.grad = torch.zeros_like(parameter)

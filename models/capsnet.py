@@ -73,14 +73,14 @@ class CapsuleNetwork(nn.Module):
         self.weight = nn.Parameter(WEIGHT_DEVIATION * weight)
         self.decoder = _decoder(settings, classes, channels * height * width) if settings.reconstruction else None
         # Autocast's dtype in the last forward pass, in which the decoder computes too: the objective calls it outside.
-        self.half: torch.dtype | None = None
+        self.decoder_dtype: torch.dtype | None = None
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """images float32 [N, C, H, W] -> the capsules' lengths float32 [N, K], below 1.
 
         In training a network with a decoder returns (lengths, capsules float32 [N, K, D]) for the objective.
         """
-        self.half = autocast_dtype(images)
+        self.decoder_dtype = autocast_dtype(images)
         capsules = self.capsules(images)
         lengths = _length(capsules).squeeze(2)
         return (lengths, capsules) if self.training and self.decoder is not None else lengths
@@ -120,8 +120,8 @@ class CapsuleNetwork(nn.Module):
     def reconstruct(self, capsules: Tensor, mask: Tensor) -> Tensor:
         """Decode capsules float32 [N, K, D] where ``mask`` float32 [N, K] is 1 -> pixels 0 to 1, float32 [N, C H W]."""
         # Cached casts would be allocated in the memory of a CUDA graph.
-        half = {"dtype": self.half, "enabled": self.half is not None, "cache_enabled": False}
-        with torch.autocast(capsules.device.type, **half):
+        enabled = self.decoder_dtype is not None
+        with torch.autocast(capsules.device.type, self.decoder_dtype, enabled, cache_enabled=False):
             return self.decoder((capsules * mask.unsqueeze(2)).flatten(1)).to(capsules.dtype)
 
 

@@ -28,8 +28,8 @@ def small(task="single-label", **settings):
     [
         ("capsnet", {}, 8_215_568),
         ("capsnet", {"reconstruction": False}, 6_804_224),
-        ("capsnet_baseline", models._module("capsnet_baseline").SIZES["35.4M"], 35_445_522),
-        ("capsnet_baseline", models._module("capsnet_baseline").SIZES["8.2M"], 8_201_976),
+        ("capsnet_baseline", models.sizes("capsnet_baseline")["35.4M"], 35_445_522),
+        ("capsnet_baseline", models.sizes("capsnet_baseline")["8.2M"], 8_201_976),
     ],
 )
 def test_parameters_are_those_of_the_paper(model, settings, parameters):
