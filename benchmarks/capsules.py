@@ -25,7 +25,7 @@ from torch.nn import functional
 
 import models
 from cuda_ext import bench
-from models.capsnet import CapsuleNetwork
+from models.capsnet import CapsuleNetwork, autocast_dtype
 from models.objectives import Objective, make_objective
 from storage.errors import InputError, command
 from storage.files import write_json
@@ -62,6 +62,7 @@ class Plain(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         network, settings = self.network, self.network.settings
+        network.decoder_dtype = autocast_dtype(images)
         maps = network.primary(functional.relu(network.convolution(images)))
         primary = maps.permute(0, 2, 3, 1).reshape(len(images), -1, settings.primary_dim)
         primary = self.squash(primary)
@@ -236,15 +237,16 @@ def parts(size: int) -> dict[str, dict[str, Any]]:
     vectors = torch.randn(size, len(built.weight), settings.primary_dim, device="cuda", requires_grad=True)
     capsules = torch.rand(size, CLASSES, settings.capsule_dim, device="cuda", requires_grad=True)
     mask = functional.one_hot(labels, CLASSES).float()
+    built.decoder_dtype = torch.bfloat16
     optimizer = torch.optim.AdamW(updated.parameters(), 0.001, weight_decay=0.0, fused=True, capturable=True)
     for parameter in updated.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
-    def trained(forward: Callable[[], Tensor], half: bool = True) -> Callable[[], None]:
+    def trained(forward: Callable[[], Tensor]) -> Callable[[], None]:
         def run() -> None:
             for leaf in (maps, vectors, capsules, *built.parameters()):
                 leaf.grad = None
-            with torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False):
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
                 found = forward()
             found.float().sum().backward()
 
@@ -254,7 +256,7 @@ def parts(size: int) -> dict[str, dict[str, Any]]:
         "first convolution": trained(lambda: built.first_maps(images)),
         "second convolution": trained(lambda: built.primary_vectors(maps)),
         "votes and routing": trained(lambda: built.routed(vectors)),
-        "reconstruction": trained(lambda: built.reconstruct(capsules, mask), half=False),
+        "reconstruction": trained(lambda: built.reconstruct(capsules, mask)),
         "optimiser": optimizer.step,
     }
     found = {}

@@ -19,6 +19,7 @@ from evaluation.bootstrap import two_way
 from evaluation.ledger import SplitRead, earlier_reads, reads_of
 from evaluation.metrics import HIGHER_IS_BETTER, TITLES, metric_names
 from evaluation.page import render
+from evaluation.reconstructions import has_reconstructions, write_reconstructions
 from evaluation.records import RunRecord
 from evaluation.statistics import finite
 from evaluation.summary import rounded, summarise
@@ -75,6 +76,7 @@ def evaluate_experiment(
         shown_variants = {one["chosen"] for one in metrics.get("tuned", {}).values()} or set(metrics["variants"])
         drawn = write_tables_and_pictures(records, verdicts, split, shown_variants, working)
         shown = write_attention(metrics, records, split, working)
+        decoded = draw_reconstructions(metrics, records, split, working)
         page = render(
             "report.html",
             experiment=experiment,
@@ -87,6 +89,7 @@ def evaluate_experiment(
             pictures=drawn,
             folder=working,
             attention=shown,
+            reconstructions=decoded,
             titles=TITLES,
             higher=HIGHER_IS_BETTER,
             rule=RULE,
@@ -235,6 +238,26 @@ def write_attention(metrics: Mapping[str, Any], records: Sequence[RunRecord], sp
         if has_attention(best.run_directory, prepared):
             title = f"What {name} attends to (seed {best.seed})"
             write_attention_page(best.run_directory, prepared, title, folder / "attention.html")
+            return name
+    return None
+
+
+def draw_reconstructions(
+    metrics: Mapping[str, Any], records: Sequence[RunRecord], split: str, folder: Path
+) -> str | None:
+    """Draw reconstructions.png of the first variant with a decoder, at its best seed; returns the variant's name.
+
+    It shows images of the test split, so an experiment that may not read it has no such picture.
+    """
+    if split != "test":
+        return None
+    for name, variant in metrics["variants"].items():
+        best = next(one for one in records if one.variant == name and one.seed == variant["best_seed"])
+        prepared = open_prepared(best.prepared_directory, verify=False)
+        if has_reconstructions(best.run_directory, prepared):
+            write_reconstructions(
+                best.run_directory, prepared, best.probabilities("test"), folder / "reconstructions.png"
+            )
             return name
     return None
 

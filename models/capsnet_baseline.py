@@ -10,6 +10,7 @@ first fully connected layer has 174 units.
 Shape legend: N images, C x H x W pixels, K classes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -21,10 +22,6 @@ from storage.settings import Range
 KIND = "image"
 FILTER = 5
 CONVOLUTIONS = 3
-SIZES: dict[str, dict[str, Any]] = {
-    "35.4M": {"padded": True, "units": (328, 192)},
-    "8.2M": {"padded": False, "units": (174, 192)},
-}
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,10 @@ class Settings:
 
 
 DEBUG = Settings(channels=(4, 4, 4), units=(8, 8), dropout=0.0)
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "35.4M": {"padded": True, "units": [328, 192]},
+    "8.2M": {"padded": False, "units": [174, 192]},
+}
 
 
 class ConvolutionalNetwork(nn.Module):

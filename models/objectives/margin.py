@@ -4,12 +4,14 @@ Source: Sabour, Frosst and Hinton, Dynamic Routing Between Capsules, NIPS 2017, 
 T max(0, .9 - length)^2 + .5 (1 - T) max(0, length - .1)^2, summed over the classes, and .0005 times the sum of squared
 differences of the pixels. Pixels are between 0 and 1: what normalisation did to the network's input is undone.
 
-A row with several labels is right where their capsules are the longest. Each is decoded alone, and the pixels are added
-and clipped at 1. The paper compares each with the image of that digit alone, which our data do not keep.
+A row with several labels is right where their capsules are the longest. Each is decoded alone, and a pixel a of one and
+b of the other join to 1 - (1 - a) (1 - b): a sum that is clipped at 1 would leave half of the pixels without a gradient
+at first. The paper compares each with the image of that digit alone, which our data do not keep.
 
 Shape legend: n rows, K classes, D dimensions of a capsule, L labels of a row, C x H x W pixels.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -86,7 +88,8 @@ class Margin:
         mask = _one_hot(chosen, classes) * there.unsqueeze(2)
         repeated = capsules.unsqueeze(1).expand(-1, mask.shape[1], -1, -1)
         pixels = network.reconstruct(repeated.flatten(0, 1), mask.flatten(0, 1)).view(count, mask.shape[1], -1)
-        return (pixels * there.unsqueeze(2)).sum(dim=1).clamp(max=1)
+        # Tensor.prod waits for the device in its backward pass.
+        return 1 - functools.reduce(torch.mul, (1 - pixels * there.unsqueeze(2)).unbind(dim=1))
 
     def _pixels(self, images: Tensor) -> Tensor:
         """Return the pixels 0 to 1 [n, C H W] of normalised images [n, C, H, W]."""

@@ -39,6 +39,9 @@ SMALL_IMAGES = {"depth": 10, "growth_rate": 4}
 SLOW = SGD | {"learning_rate": 0.01}
 BOTTLENECKS = {"depth": 11, "block": "bottleneck", "width": 4}
 PHOTOGRAPHS = {"depth": "13", "growth_rate": 4}
+CAPSULES = {"channels": 6, "primary_types": 2, "primary_dim": 4, "capsule_dim": 5, "decoder_units": [8]}
+MARGIN = {"objective": {"name": "margin"}}
+DARKEST = {"augmentation": [{"name": "shift", "padding": "darkest"}]}
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,9 @@ CASES = {
     "densenet_imagenet-swish-beta": Case(
         "densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": {"name": "swish_beta"}}, SLOW
     ),
+    "capsnet": Case("capsnet", "photographs", CAPSULES, MARGIN),
+    "capsnet-all": Case("capsnet", "photographs", CAPSULES | {"routing_gradient": "all"}, MARGIN | DARKEST),
+    "capsnet_baseline": Case("capsnet_baseline", "photographs", {"channels": [4, 4, 4], "units": [8, 8]}, SLOW),
 }
 
 

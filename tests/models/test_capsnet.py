@@ -66,6 +66,22 @@ def test_routing_is_the_paper_s_and_its_gradient_too_where_all_of_it_is_wanted(i
         assert equal == (all_of_it or iterations == 1)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_first_convolution_is_pytorch_s(channels):
+    torch.manual_seed(2)
+    network = models.build("capsnet", {"channels": 6, "primary_types": 2}, description(19, channels=channels))
+    images = torch.randn(3, channels, 19, 19)
+    expected, found = functional.relu(network.convolution(images)), network.first_maps(images)
+    torch.testing.assert_close(found, expected)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    weights = torch.randn_like(expected)
+    gradients = [
+        torch.autograd.grad((maps * weights).sum(), list(network.convolution.parameters()))
+        for maps in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
 def test_squashing_keeps_directions_and_has_a_gradient_at_zero():
     vectors = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.03, 0.04]], requires_grad=True)
     found = capsnet.squash(vectors)
@@ -85,6 +101,19 @@ def test_in_half_precision_routing_is_close_and_capsules_are_float32():
         found = network(images)
     assert found.dtype == torch.float32 and (found < 1).all()
     torch.testing.assert_close(found, exact, rtol=0.05, atol=0.01)
+
+
+def test_the_decoder_computes_in_the_precision_of_the_forward_pass():
+    network, mask = small(), torch.ones(2, 10)
+    images = torch.randn(2, 1, 18, 18)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, capsules = network(images)
+    rounded = network.reconstruct(capsules, mask)
+    _, again = network(images)
+    exact = network.reconstruct(capsules, mask)
+    assert rounded.dtype == capsules.dtype == again.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.01)
 
 
 def test_the_margin_loss_is_the_paper_s():
@@ -131,7 +160,8 @@ def test_each_of_two_digits_is_decoded_alone():
     def decoded(row, digit):
         return network.reconstruct(capsules[row : row + 1], functional.one_hot(torch.tensor([digit]), 10).float())[0]
 
-    expected = torch.stack([(decoded(0, 2) + decoded(0, 7)).clamp(max=1), decoded(1, 5)])
+    first, second = decoded(0, 2), decoded(0, 7)
+    expected = torch.stack([first + second - first * second, decoded(1, 5)])
     found = objective._reconstruction(network, capsules, target.bool())
     torch.testing.assert_close(found, expected)
 
