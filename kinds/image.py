@@ -30,6 +30,7 @@ KIND = Kind(
     row_array="images",
     augmented=True,
     reader="preprocessing.reading_images:ImageReader",
+    explain="evaluation.class_activation:explain",
     baselines=(
         Baseline(
             name="linear",
