@@ -27,7 +27,7 @@ import models
 from batches.collation import inputs
 from evaluation.metrics import one_hot
 from evaluation.page import embedded, render
-from evaluation.pictures import ORANGE, picture
+from evaluation.pictures import SKY, picture
 from evaluation.records import RunRecord
 from kinds import Explanation
 from models.objectives import scores as logits_of
@@ -205,7 +205,7 @@ def draw_example(
                 axes.imshow(activation, cmap="inferno", alpha=0.5)
             for left, top, wide, high in boxes * np.array([sides[1], sides[0], sides[1], sides[0]]):
                 corner = (left - 0.5, top - 0.5)
-                axes.add_patch(Rectangle(corner, wide, high, fill=False, edgecolor=ORANGE, linewidth=1.4))
+                axes.add_patch(Rectangle(corner, wide, high, fill=False, edgecolor=SKY, linewidth=1.4))
             axes.set_axis_off()
     truth = one_hot(prepared.labels[row : row + 1], len(prepared.classes))[0]
     return {

@@ -165,9 +165,9 @@ def roc_by_class(table: pd.DataFrame, path: Path) -> None:
 
 def calibration_by_class(table: pd.DataFrame, path: Path) -> None:
     """Draw the share that came true at each probability of all variants, a panel per class."""
-    table = table[table["count"] >= FEWEST_IN_BIN]
     with class_panels(table, path, "probability", "share that has it") as drawn:
         for axes, mine, colour, name in drawn:
+            mine = mine[mine["count"] >= FEWEST_IN_BIN]
             axes.plot(mine["confidence"], mine["share"], "o-", color=colour, linewidth=1.1, markersize=2.8, label=name)
 
 
