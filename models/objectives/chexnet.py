@@ -34,6 +34,14 @@ class Chexnet:
 
     def __init__(self, weights: Tensor | None) -> None:
         self.weights = weights
+        # Training reads them on a GPU and validation on the CPU: a captured CUDA graph needs its own copy to stay.
+        self._copies: dict[torch.device, Tensor] = {}
+
+    def weights_on(self, device: torch.device) -> Tensor:
+        """Return the weights on ``device``: always the same tensor, made by the first step, before any capture."""
+        if device not in self._copies:
+            self._copies[device] = self.weights.to(device)
+        return self._copies[device]
 
     def loss(self, network: nn.Module, outputs: Any, target: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
         return self.held_out_loss(scores(outputs), target)
@@ -42,9 +50,8 @@ class Chexnet:
         """Weighted as in training: without weights, the loss would rise while the ranking improves."""
         if self.weights is None:
             return functional.binary_cross_entropy_with_logits(scores, target)
-        # The first step copies them, before a CUDA graph is captured.
-        self.weights = self.weights.to(scores.device)
-        weights = torch.where(target.bool(), self.weights[1], self.weights[0])
+        of_absent, of_present = self.weights_on(scores.device)
+        weights = torch.where(target.bool(), of_present, of_absent)
         return functional.binary_cross_entropy_with_logits(scores, target, weights)
 
     def probabilities(self, scores: Tensor) -> Tensor:

@@ -95,6 +95,15 @@ def test_chexnet_is_balanced_weights_scaled_per_class():
     torch.testing.assert_close(chexnet(labels).weights, balanced_weights(labels) * 2 * share * (1 - share))
 
 
+def test_chexnet_keeps_its_weights_on_each_device():
+    """A captured CUDA graph goes on reading the GPU's after validation asked for the CPU's."""
+    weighted = chexnet(np.array([[1], [0], [0]], np.uint8))
+    devices = [torch.device("cpu"), torch.device("meta")]
+    first = [weighted.weights_on(device) for device in devices]
+    assert all(weighted.weights_on(device) is one for device, one in zip(devices, first, strict=True))
+    assert [one.device.type for one in first] == ["cpu", "meta"]
+
+
 def test_chexnet_of_single_labels_is_refused():
     with pytest.raises(InputError, match="chexnet.* small"):
         chexnet(task="single-label")
