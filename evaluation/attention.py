@@ -19,16 +19,29 @@ from batches.answers import attends
 from batches.collation import inputs
 from evaluation.metrics import predicted
 from evaluation.page import render
+from evaluation.records import RunRecord
+from kinds import Explanation
 from models.objectives import to_probabilities
 from runtime.determinism import threads
 from storage.files import read_json, write_text
 from storage.prepared import Prepared
 from storage.run_folder import WEIGHTS
 
+PAGE = "attention.html"
 LEVELS = 10
 # From the page's own colour to a strong blue: light pages, dark pages.
 LIGHT = ((255, 255, 255), (8, 81, 156))
 DARK = ((22, 27, 34), (121, 190, 255))
+
+
+def explain(record: RunRecord, prepared: Prepared, folder: Path) -> Explanation | None:
+    """Write the attention page of a run into ``folder``; None where its network has no attention to show."""
+    if not has_attention(record.run_directory, prepared):
+        return None
+    title = f"What {record.variant} attends to (seed {record.seed})"
+    write_text(folder / PAGE, attention_page(record.run_directory, prepared, title))
+    shows = "documents of the test split with words and sentences shaded by their attention"
+    return Explanation(PAGE, title, shows)
 
 
 def has_attention(run_directory: Path, prepared: Prepared) -> bool:
@@ -49,10 +62,6 @@ def attention_page(run_directory: Path, prepared: Prepared, title: str) -> str:
         data=prepared.description["name"],
         levels={"light": palette(*LIGHT), "dark": palette(*DARK)},
     )
-
-
-def write_attention_page(run_directory: Path, prepared: Prepared, title: str, path: Path) -> None:
-    write_text(path, attention_page(run_directory, prepared, title))
 
 
 @torch.no_grad()

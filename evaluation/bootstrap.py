@@ -109,6 +109,23 @@ def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> Resample
     return lambda counts: np.abs(counts @ distance).sum(axis=1) / counts.sum(axis=1) * len(labels) / len(confidence)
 
 
+# What ``rank_pairs`` returns.
+Ranks = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def won_pairs(ranks: Ranks, by_item: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return of each resample how many pairs of a positive and a negative are in order, ties one half, and all pairs.
+
+    by_item: the counts of items, float64 [m, R]. Float64 [R] each; AUROC is their quotient.
+    """
+    negatives, positives, below, not_above = ranks
+    passed = np.zeros((len(negatives) + 1, by_item.shape[1]))  # number of negatives before each rank
+    np.cumsum(by_item[negatives], axis=0, out=passed[1:])
+    drawn = by_item[positives]
+    won = np.einsum("ir,ir->r", drawn, passed[below] + passed[not_above]) / 2
+    return won, drawn.sum(axis=0) * passed[-1]
+
+
 def macro_auroc(probabilities: np.ndarray, truth: np.ndarray) -> Resampled:
     """Return the mean AUROC over the classes that have both outcomes in the resample; ties count one half."""
     classes = [rank_pairs(scores, positive) for scores, positive in zip(probabilities.T, truth.T, strict=True)]
@@ -116,12 +133,8 @@ def macro_auroc(probabilities: np.ndarray, truth: np.ndarray) -> Resampled:
     def resampled(counts: np.ndarray) -> np.ndarray:
         by_item = np.ascontiguousarray(counts.T)  # [m, R]: the counts of one item are contiguous
         total, known = np.zeros(len(counts)), np.zeros(len(counts))
-        for negatives, positives, below, not_above in classes:
-            passed = np.zeros((len(negatives) + 1, len(counts)))  # number of negatives before each rank
-            np.cumsum(by_item[negatives], axis=0, out=passed[1:])
-            drawn = by_item[positives]
-            won = np.einsum("ir,ir->r", drawn, passed[below] + passed[not_above]) / 2
-            pairs = drawn.sum(axis=0) * passed[-1]
+        for ranks in classes:
+            won, pairs = won_pairs(ranks, by_item)
             total += np.divide(won, pairs, out=np.zeros_like(won), where=pairs > 0)
             known += pairs > 0
         return np.divide(total, known, out=np.zeros_like(total), where=known > 0)
@@ -211,19 +224,27 @@ def two_way_of(
     item, residual = item_deviations(by_seed)
     ones = np.ones((1, items))
     differences = np.array([sign * (first(ones) - second(ones))[0] for first, second in pairs])
-    n, mean = len(pairs), float(differences.mean())
-    of_seeds = float(differences.var(ddof=1)) / n if n > 1 else 0.0
+    n = len(pairs)
+    error, freedom = crossed_error(differences, item, units)
+    mean, half = float(differences.mean()), float(stats.t.ppf((1 + confidence) / 2, freedom)) * error
+    drawn = f"{items} items" if numbers is None else f"{units} groups of {items} items"
+    method = f"t interval over {n} seed{'s' if n > 1 else ''} and {drawn}"
+    return TwoWay(Interval(mean, mean - half, mean + half, n, method), error, freedom, item, residual, resamples)
+
+
+def crossed_error(values: np.ndarray, item: float, units: int) -> tuple[float, float]:
+    """Return the standard error of the mean of ``values`` [n], one per seed, and its degrees of freedom.
+
+    item: the standard error that the choice of items leaves; units: how many items or groups are drawn.
+    """
+    n = len(values)
+    of_seeds = float(values.var(ddof=1)) / n if n > 1 else 0.0
     variance = of_seeds + item**2
     parts = [(of_seeds, n - 1), (item**2, units - 1)]
     freedom = math.inf
     if variance > 0:
         freedom = variance**2 / max(sum(part**2 / max(degrees, 1) for part, degrees in parts), 1e-300)
-    half = float(stats.t.ppf((1 + confidence) / 2, freedom)) * math.sqrt(variance)
-    drawn = f"{items} items" if numbers is None else f"{units} groups of {items} items"
-    method = f"t interval over {n} seed{'s' if n > 1 else ''} and {drawn}"
-    return TwoWay(
-        Interval(mean, mean - half, mean + half, n, method), math.sqrt(variance), freedom, item, residual, resamples
-    )
+    return math.sqrt(variance), freedom
 
 
 def group_numbers(groups: Sequence | np.ndarray | None, items: int) -> np.ndarray | None:

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 BLUE, VERMILLION, GREY = "#0072B2", "#D55E00", "#6B7280"
 ORANGE, SKY = "#E69F00", "#56B4E9"
+GREEN, PURPLE = "#009E73", "#CC79A7"
 INK, RULE_LINE = "#1F2933", "#D5DAE1"
 STYLE = {
     "font.family": "DejaVu Sans",
@@ -43,6 +44,10 @@ STYLE = {
 DPI = 150
 WIDE = 30  # the largest loss over the least: beyond it their scale is logarithmic
 COLUMNS = 3
+# Of each class a small panel.
+CLASS_COLUMNS, CLASS_SIDE = 5, 2.1
+# Fewer answers than this say little of a share.
+FEWEST_IN_BIN = 20
 # A confusion matrix of more classes than this has no room for its numbers.
 MOST_CLASSES_WITH_NUMBERS = 12
 MOST_CLASSES_WITH_NAMES = 30
@@ -149,6 +154,52 @@ def reliability(table: pd.DataFrame, path: Path) -> None:
                 axes.set_ylabel("accuracy")
                 counts.set_ylabel("share")
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=3)
+
+
+def roc_by_class(table: pd.DataFrame, path: Path) -> None:
+    """Draw the ROC curves of all variants, a panel per class."""
+    with class_panels(table, path, "false positive rate", "true positive rate") as drawn:
+        for axes, mine, colour, name in drawn:
+            axes.plot(mine["false_positive_rate"], mine["true_positive_rate"], color=colour, linewidth=1.3, label=name)
+
+
+def calibration_by_class(table: pd.DataFrame, path: Path) -> None:
+    """Draw the share that came true at each probability of all variants, a panel per class."""
+    with class_panels(table, path, "probability", "share that has it") as drawn:
+        for axes, mine, colour, name in drawn:
+            mine = mine[mine["count"] >= FEWEST_IN_BIN]
+            axes.plot(mine["confidence"], mine["share"], "o-", color=colour, linewidth=1.1, markersize=2.8, label=name)
+
+
+@contextmanager
+def class_panels(
+    table: pd.DataFrame, path: Path, across: str, up: str
+) -> Iterator[Iterator[tuple[Axes, pd.DataFrame, str, str]]]:
+    """A square panel per class with its diagonal; yields (axes, rows of the table, colour, variant) to draw."""
+    classes, variants = (list(dict.fromkeys(table[column])) for column in ("label", "variant"))
+    columns = min(CLASS_COLUMNS, len(classes))
+    rows = math.ceil(len(classes) / columns)
+    colours = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, GREY)
+    with picture(path, 0.4 + CLASS_SIDE * columns, 0.8 + CLASS_SIDE * rows) as figure:
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+        for unused in grid[len(classes) :]:
+            unused.set_axis_off()
+
+        def drawn() -> Iterator[tuple[Axes, pd.DataFrame, str, str]]:
+            for place, (label, axes) in enumerate(zip(classes, grid, strict=False)):
+                axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
+                axes.set(xlim=(0, 1), ylim=(0, 1.02), box_aspect=1, xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+                axes.set_title(str(label).replace("_", " "), size=9)
+                axes.tick_params(labelsize=7, labelbottom=place + columns >= len(classes))
+                for number, name in enumerate(variants):
+                    mine = table[(table["label"] == label) & (table["variant"] == name)]
+                    yield axes, mine, colours[number % len(colours)], str(name)
+
+        yield drawn()
+        figure.supxlabel(across, size=9)
+        figure.supylabel(up, size=9)
+        handles, names = grid[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside upper left", ncols=min(4, len(variants)))
 
 
 def confusion_matrices(table: pd.DataFrame, path: Path) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+import kinds
 from evaluation import pictures, tables
-from evaluation.attention import has_attention, write_attention_page
 from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
+from evaluation.by_class import write_class_figures
 from evaluation.ledger import SplitRead, earlier_reads, reads_of
 from evaluation.metrics import HIGHER_IS_BETTER, TITLES, metric_names
 from evaluation.page import render
@@ -75,8 +76,9 @@ def evaluate_experiment(
         # Only the chosen trials of a grid are drawn; the tables have all.
         shown_variants = {one["chosen"] for one in metrics.get("tuned", {}).values()} or set(metrics["variants"])
         drawn = write_tables_and_pictures(records, verdicts, split, shown_variants, working)
-        shown = write_attention(metrics, records, split, working)
         decoded = draw_reconstructions(metrics, records, split, working)
+        by_class = write_class_figures(records, split, shown_variants, working)
+        explanations = write_explanations(metrics, records, split, working)
         page = render(
             "report.html",
             experiment=experiment,
@@ -88,8 +90,9 @@ def evaluate_experiment(
             times=times,
             pictures=drawn,
             folder=working,
-            attention=shown,
             reconstructions=decoded,
+            by_class=by_class,
+            explanations=explanations,
             titles=TITLES,
             higher=HIGHER_IS_BETTER,
             rule=RULE,
@@ -204,15 +207,15 @@ def write_tables_and_pictures(
     records: Sequence[RunRecord], verdicts: Sequence[Verdict], split: str, variants: Set[str], folder: Path
 ) -> dict[str, dict[str, str]]:
     """Write the CSV files and a picture of ``variants`` for each data set; returns file names by data set and kind."""
-    kinds = {
+    figures = {
         "curves": (tables.curves(records), pictures.learning_curves),
         "calibration": (tables.calibration(records, split), pictures.reliability),
         "confusion": (tables.confusion(records, split), pictures.confusion_matrices),
     }
     drawn: dict[str, dict[str, str]] = {}
     if len(learnt := tables.betas(records)):
-        kinds["betas"] = (learnt, pictures.betas)
-    for kind, (table, draw) in kinds.items():
+        figures["betas"] = (learnt, pictures.betas)
+    for kind, (table, draw) in figures.items():
         tables.write_table(table, folder / f"{kind}.csv")
         for data, mine in table[table["variant"].isin(variants)].groupby("data", sort=False):
             name = f"{kind}-{data}.png"
@@ -225,21 +228,27 @@ def write_tables_and_pictures(
     return drawn
 
 
-def write_attention(metrics: Mapping[str, Any], records: Sequence[RunRecord], split: str, folder: Path) -> str | None:
-    """Write the attention page of the first variant with attention, at its best seed; returns the variant's name.
+def write_explanations(
+    metrics: Mapping[str, Any], records: Sequence[RunRecord], split: str, folder: Path
+) -> list[kinds.Explanation]:
+    """Write for each kind of data the page that explains the first of its variants that can be, at its best seed.
 
-    It shows documents of the test split, so an experiment that may not read it has no such page.
+    It shows rows of the test split, so an experiment that may not read it has no such page.
     """
     if split != "test":
-        return None
+        return []
+    found: dict[str, kinds.Explanation] = {}
     for name, variant in metrics["variants"].items():
         best = next(one for one in records if one.variant == name and one.seed == variant["best_seed"])
+        kind = best.description["kind"]
+        explain = kinds.kind(kind).explain
+        if kind in found or explain is None:
+            continue
         prepared = open_prepared(best.prepared_directory, verify=False)
-        if has_attention(best.run_directory, prepared):
-            title = f"What {name} attends to (seed {best.seed})"
-            write_attention_page(best.run_directory, prepared, title, folder / "attention.html")
-            return name
-    return None
+        page = kinds.load(explain)(best, prepared, folder)
+        if page is not None:
+            found[kind] = page
+    return list(found.values())
 
 
 def draw_reconstructions(

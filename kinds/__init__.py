@@ -136,6 +136,15 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Explanation:
+    """A page beside a report: its file's name, its title, and what it shows, as the end of a sentence."""
+
+    file: str
+    title: str
+    shows: str
+
+
+@dataclass(frozen=True)
 class Kind:
     """What one kind of data needs.
 
@@ -165,6 +174,9 @@ class Kind:
     Evaluation and serving:
 
     baselines     what the networks are compared with; may be none
+    explain       f(record, prepared, folder) -> Explanation or None; writes into ``folder`` a page of what a network's
+                  answers to rows of the test split rest on; record: evaluation.records.RunRecord; None where the
+                  network has nothing to show, or its weights are not there
     reader        class that reads a user's input for a served model, a Reader; None: models are not served
     """
 
@@ -178,6 +190,7 @@ class Kind:
     row_array: str
     augmented: bool = False
     libraries: Entry | None = None
+    explain: Entry | None = None
     baselines: tuple[Baseline, ...] = ()
     reader: Entry | None = None
 

@@ -9,9 +9,14 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """How images become arrays. rows_per_class: at most this many rows per class in each split; None: all."""
+    """How images become arrays.
+
+    rows_per_class  at most this many rows per class in each split; None: all
+    size            images are reduced to size x size pixels, each the mean of its area; None: as they are stored
+    """
 
     rows_per_class: Annotated[int, Range(1)] | None = None
+    size: Annotated[int, Range(1, 4096)] | None = None
 
 
 KIND = Kind(
@@ -25,6 +30,7 @@ KIND = Kind(
     row_array="images",
     augmented=True,
     reader="preprocessing.reading_images:ImageReader",
+    explain="evaluation.class_activation:explain",
     baselines=(
         Baseline(
             name="linear",

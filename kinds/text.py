@@ -53,6 +53,7 @@ KIND = Kind(
     collator="batches.text:Collator",
     row_array="word_counts",
     reader="preprocessing.reading:TextReader",
+    explain="evaluation.attention:explain",
     baselines=(
         Baseline(
             name="tf-idf",

@@ -5,6 +5,8 @@ DEBUG      Settings of a size for tests
 build      build(settings, description) -> torch.nn.Module, description being the data set's prepared.json
 KIND       optional: "text" or "image", the only kind of data that the network reads
 SIZES      optional: named sizes, {"bc-100-12": {"depth": 100, "growth_rate": 12}}; ``network: {size: bc-100-12}``
+load_initial_weights   optional: load_initial_weights(network, settings) puts weights of a file that the settings name
+           into a new network
 """
 
 from collections.abc import Mapping
@@ -79,7 +81,15 @@ def debug(model: str) -> Any:
 
 
 def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]) -> "nn.Module":
-    """The untrained network, its weights drawn from torch's global generator."""
+    """Build a network to be trained: its weights are drawn from torch's global generator, or read from a file where
+    its settings name one."""
+    built = _build(model, network, description)
+    if load_initial_weights := getattr(REGISTRY.module(model), "load_initial_weights", None):
+        load_initial_weights(built, settings(model, network))
+    return built
+
+
+def _build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]) -> "nn.Module":
     refuse_other_kind(model, description["name"], description["kind"])
     return REGISTRY.module(model).build(settings(model, network), description)
 
@@ -99,7 +109,7 @@ def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
     run = RunFolder(Path(run_directory))
     job = read_object(run.directory / JOB, "model", "network")
     _refuse_other_weights(run)
-    network = build(job["model"], job["network"], description)
+    network = _build(job["model"], job["network"], description)
     try:
         network.load_state_dict(load_file(run.weights))
     except RuntimeError as error:

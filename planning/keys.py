@@ -20,8 +20,8 @@ from storage.source import ROOT, numeric_digest, numeric_files
 ROOTS = ("training.loop",)
 # Entries of prepared.json that name or describe the arrays and change nothing that is computed.
 NOT_NUMERIC_ENTRIES = ("schema", "name", "settings", "data_version", "cut", "arrays")
-# Arrays that no network reads: where rows come from.
-NOT_READ = ("raw_indices", "groups")
+# Arrays that no network reads: where rows come from, and where classes are to be seen.
+NOT_READ = ("raw_indices", "groups", "boxes")
 MACHINE_HINT = "write it on the machine that trains, by `python -m training.machine > machine.json`"
 MACHINE_NAMES = ("torch", "cuda", "cudnn", "numpy", "device", "kernels")
 

@@ -7,22 +7,21 @@ Shape legend: N images of H x W pixels and C channels.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import reduce
-from operator import add
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kinds.image import Settings as ImageSettings
-from preprocessing.raw_images import ImageDataSet
+from preprocessing.raw_images import ImageDataSet, move_boxes, parts, write_images
+from preprocessing.reduction import reduce_images
 from preprocessing.rows import choose_rows
 from storage.errors import InputError
 
 LARGEST_PIXEL = 255
-ROWS_AT_A_TIME = 4096
 
 
 @dataclass(frozen=True)
@@ -76,25 +75,36 @@ def pixel_sums(images: np.ndarray) -> PixelSums:
 def prepare(data: ImageDataSet, settings: ImageSettings, working: Path) -> dict[str, Any]:
     """Write the arrays of an image data set into ``working`` and return their entries for prepared.json.
 
-    images.npy uint8 [N, H, W, C], unchanged; labels.npy int32 [N] or uint8 [N, K];
-    raw_indices.npy int64 [N], each row's number in the data's files.
+    images.npy uint8 [N, H, W, C], reduced to ``settings.size`` where there is one; labels.npy int32 [N] or
+    uint8 [N, K]; raw_indices.npy int64 [N], each row's number in the data's files; and where there are boxes,
+    boxes.npy float64 [B, 6]: row, class, left, top, width and height, the last four as shares of the image.
     """
     labels = [(label,) for label in data.labels.tolist()] if data.labels.ndim == 1 else _class_numbers(data.labels)
     ids = [str(number) for number in range(len(data.images))]
     rows = choose_rows(data.name, data.split, labels, ids, settings.rows_per_class)
     np.save(working / "labels.npy", data.labels[rows.source], allow_pickle=False)
     np.save(working / "raw_indices.npy", rows.source, allow_pickle=False)
+    if data.boxes is not None:
+        places = np.full(len(data.images), -1)
+        places[rows.source] = np.arange(len(rows.source))
+        np.save(working / "boxes.npy", move_boxes(data.boxes, places), allow_pickle=False)
 
-    shape = (len(rows.source), *data.images.shape[1:])
-    images = np.lib.format.open_memmap(working / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
-    for start in range(0, len(images), ROWS_AT_A_TIME):
-        images[start : start + ROWS_AT_A_TIME] = data.images[rows.source[start : start + ROWS_AT_A_TIME]]
-    images.flush()
+    _, height, width, channels = data.images.shape
+    sides = (settings.size, settings.size) if settings.size else (height, width)
+    last = rows.splits["train"][1]
+    sums = PixelSums(0, (0,) * channels, (0,) * channels)
 
-    train = images[: rows.splits["train"][1]]
-    parts = (pixel_sums(train[start : start + ROWS_AT_A_TIME]) for start in range(0, len(train), ROWS_AT_A_TIME))
-    sums = reduce(add, parts)
+    def written() -> Iterator[np.ndarray]:
+        nonlocal sums
+        for part in parts(data.images):
+            images = data.images[rows.source[part]]
+            if settings.size:
+                images = reduce_images(images, settings.size)
+            sums += pixel_sums(images[: max(0, last - part.start)])
+            yield images
+
     try:
+        write_images(working / "images.npy", (len(rows.source), *sides, channels), written())
         return {"splits": rows.splits, "mean": sums.mean(), "deviation": sums.deviation()}
     except InputError as error:
         raise InputError(f"data set '{data.name}': {error}") from None

@@ -85,7 +85,9 @@ def ingest(
 def read_rows(
     name: str, source: ModuleType, archives_directory: Path, mirror: Path | None, progress: Callable[[str], None]
 ) -> Any:
-    """Return the rows that ``source`` makes, of its archives where it has some."""
+    """Return the rows that ``source`` makes, of its archives or of the files that it finds where it has some."""
+    if hasattr(source, "find"):
+        return source.rows(source.find(Path(mirror) / name if mirror else None), progress)
     if not hasattr(source, "ARCHIVES"):
         return source.rows(progress)
     archives = [find_archive(archive, name, archives_directory, mirror, progress) for archive in source.ARCHIVES]

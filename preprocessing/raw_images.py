@@ -1,10 +1,12 @@
-"""Raw images: data/NAME/images.npy with labels.npy, split.npy and, where groups are known, groups.npy.
+"""Raw images: data/NAME/images.npy with labels.npy, split.npy and, where they are known, groups.npy and boxes.npy.
 
-Shape legend: N rows, H x W x C an image, K classes.
+Images are read and written a few at a time, so that memory does not grow with their number.
+
+Shape legend: N rows, H x W x C an image, K classes, B boxes.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -18,7 +20,9 @@ from storage.errors import InputError
 from storage.files import canonical_json
 from storage.prepared import SPLITS
 
-IMAGES, LABELS, SPLIT, GROUPS = "images.npy", "labels.npy", "split.npy", "groups.npy"
+IMAGES, LABELS, SPLIT, GROUPS, BOXES = "images.npy", "labels.npy", "split.npy", "groups.npy", "boxes.npy"
+BOX_COLUMNS = 6
+BYTES_AT_A_TIME = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,8 @@ class ImageRows:
     """The images that a source makes.
 
     images uint8 [N, H, W, C]; labels int32 [N] or uint8 [N, K]; split uint8 [N], 0 to 2 in the order of SPLITS; groups:
-    N names (patients, for example), rows with the same name not being independent of one another.
+    N names (patients, for example), rows with the same name not being independent of one another. boxes: where classes
+    are to be seen, float64 [B, 6]: row, class, left, top, width and height, the last four as shares of the image.
     """
 
     about: About
@@ -34,6 +39,7 @@ class ImageRows:
     labels: np.ndarray
     split: np.ndarray
     groups: Sequence[str] | np.ndarray | None = None
+    boxes: np.ndarray | None = None
     kind: ClassVar[str] = "image"
 
 
@@ -42,7 +48,8 @@ class ImageDataSet:
     """An opened image data set, memory-mapped, its bytes checked against the manifest.
 
     images uint8 [N, H, W, C]; labels int32 [N] (single-label) or uint8 [N, K] (multi-label);
-    split uint8 [N]: 0 train, 1 validation, 2 test (the order of SPLITS); group_names str [N] or None.
+    split uint8 [N]: 0 train, 1 validation, 2 test (the order of SPLITS); group_names str [N] or None; boxes as
+    ImageRows has them, or None.
     """
 
     name: str
@@ -52,6 +59,7 @@ class ImageDataSet:
     labels: np.ndarray = field(repr=False)
     split: np.ndarray = field(repr=False)
     group_names: np.ndarray | None = field(repr=False, default=None)
+    boxes: np.ndarray | None = field(repr=False, default=None)
 
     @classmethod
     def open(cls, name: str, directory: Path, entry: DataSetEntry) -> "ImageDataSet":
@@ -60,15 +68,19 @@ class ImageDataSet:
         check_images(images, labels, split, entry.task, len(entry.classes), directory)
         check_corpus(labels, entry, directory)
         groups = load_array(directory / GROUPS) if entry.groups == STORED else None
-        return cls(name, directory, entry, images, labels, split, groups)
+        boxes = load_array(directory / BOXES) if BOXES in entry.files else None
+        return cls(name, directory, entry, images, labels, split, groups, boxes)
 
     def groups(self) -> tuple[np.ndarray, list[str]] | None:
         """Return each row's group as int64 [N] and the groups' names; None where no groups are known."""
         return None if self.group_names is None else number_groups(self.group_names.tolist())
 
     def read(self, rows: Sequence[int]) -> np.ndarray:
-        """Return the images of ``rows``, uint8 [n, H, W, C], in the order given."""
-        return np.asarray(self.images[np.asarray(rows, np.int64)])
+        """Return the images of ``rows``, uint8 [n, H, W, C], in the order given; consecutive ones memory-mapped."""
+        numbers = np.asarray(rows, np.int64)
+        if len(numbers) and np.array_equal(numbers, np.arange(numbers[0], numbers[0] + len(numbers))):
+            return self.images[numbers[0] : numbers[0] + len(numbers)]
+        return np.asarray(self.images[numbers])
 
     def changes(self, rows: ImageRows) -> str:
         """Say how many rows there were and are."""
@@ -105,10 +117,36 @@ def check_images(
         raise InputError(f"{where / SPLIT}: a split is outside 0 to {len(SPLITS) - 1} ({', '.join(SPLITS)})")
 
 
-def write(name: str, directory: Path, rows: ImageRows) -> RawRows:
-    """Write the arrays into ``directory``, by split and then by the sha256 of the row.
+def check_boxes(boxes: np.ndarray, rows: int, classes: int, where: str) -> None:
+    """Raise InputError where boxes are not as ImageRows says."""
+    if boxes.dtype != np.float64 or boxes.ndim != 2 or boxes.shape[1] != BOX_COLUMNS:
+        raise InputError(f"{where}: boxes are float64 [B, {BOX_COLUMNS}], got {boxes.dtype} {list(boxes.shape)}")
+    numbers, corners = boxes[:, :2], boxes[:, 2:]
+    if (numbers < 0).any() or (numbers >= (rows, classes)).any() or (numbers != np.floor(numbers)).any():
+        raise InputError(f"{where}: a box is of row or class {numbers.max(axis=0).tolist()}, which there is not")
+    if not ((corners >= 0) & (corners <= 1)).all() or (corners[:, :2] + corners[:, 2:] > 1 + 1e-9).any():
+        raise InputError(f"{where}: a box is outside of its image: left, top, width and height are shares of it")
 
-    InputError for wrong shapes, dtypes, labels, splits or groups.
+
+def parts(images: np.ndarray) -> Iterator[slice]:
+    """Yield the rows that are read or written at a time."""
+    rows = max(1, BYTES_AT_A_TIME // max(1, images[:1].nbytes))
+    return (slice(start, start + rows) for start in range(0, len(images), rows))
+
+
+def write_images(path: Path, shape: tuple[int, ...], images: Iterator[np.ndarray]) -> None:
+    """Write parts of images, uint8 [N, H, W, C] together, as ``np.save`` writes the whole."""
+    with open(path, "wb") as file:
+        header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.uint8)), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in images:
+            file.write(np.ascontiguousarray(part).data)
+
+
+def write(name: str, directory: Path, rows: ImageRows) -> RawRows:
+    """Write the arrays into ``directory``, by split and then by the sha256 of the row, which has its boxes too.
+
+    InputError for wrong shapes, dtypes, labels, splits, groups or boxes.
     """
     about, groups = rows.about, None if rows.groups is None else np.asarray(rows.groups).astype(str)
     check_images(rows.images, rows.labels, rows.split, about.task, len(about.classes), Path(name))
@@ -117,20 +155,30 @@ def write(name: str, directory: Path, rows: ImageRows) -> RawRows:
     shape = canonical_json(list(rows.images.shape[1:])).encode()
     digests = [
         hashlib.sha256(shape + split.tobytes() + label.astype("<i4").tobytes() + image.tobytes()).digest()
-        for image, label, split in zip(rows.images, rows.labels, rows.split, strict=True)
+        for image, label, split in zip(np.asarray(rows.images), rows.labels, rows.split, strict=True)
     ]
     if groups is not None:
         digests = [
             hashlib.sha256(digest + group.encode()).digest() for digest, group in zip(digests, groups, strict=True)
         ]
+    if rows.boxes is not None:
+        check_boxes(rows.boxes, len(rows.images), len(about.classes), name)
+        for box in rows.boxes[np.lexsort(rows.boxes.T)]:
+            digests[int(box[0])] = hashlib.sha256(digests[int(box[0])] + box[1:].astype("<f8").tobytes()).digest()
     order = sorted(range(len(digests)), key=lambda row: (rows.split[row], digests[row]))
-    arrays = {IMAGES: rows.images, LABELS: rows.labels, SPLIT: rows.split}
+    arrays = {LABELS: rows.labels, SPLIT: rows.split}
     if groups is not None:
         arrays[GROUPS] = groups
     arrays = {file: np.ascontiguousarray(array[order]) for file, array in arrays.items()}
+    if rows.boxes is not None:
+        places = np.empty(len(order))
+        places[order] = np.arange(len(order))
+        arrays[BOXES] = move_boxes(rows.boxes, places)
     for file, array in arrays.items():
         np.save(directory / file, array, allow_pickle=False)
-    images = arrays[IMAGES]
+    write_images(directory / IMAGES, rows.images.shape, (rows.images[order[part]] for part in parts(rows.images)))
+    # A plain view: each row of a memmap is a slower object.
+    images = np.asarray(load_array(directory / IMAGES))
     return RawRows(
         digests=[digests[row] for row in order],
         labels=arrays[LABELS],
@@ -141,6 +189,14 @@ def write(name: str, directory: Path, rows: ImageRows) -> RawRows:
             "normalised": map(normalised_pixels, images),
         },
     )
+
+
+def move_boxes(boxes: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The boxes of rows that are now at ``places`` (int [N], -1 for one that is left out), in one order."""
+    moved = boxes.copy()
+    moved[:, 0] = places[boxes[:, 0].astype(np.int64)]
+    moved = moved[moved[:, 0] >= 0]
+    return moved[np.lexsort(moved.T[::-1])]
 
 
 def normalised_pixels(image: np.ndarray) -> bytes:

@@ -7,7 +7,8 @@ D numbers of a word vector, H x W x C an image, K classes.
             padding, is never there), word_counts int32 [N, S] (0 for a sentence that the document has not),
             sentence_counts int32 [N] (at least 1), and where word vectors were trained word_vectors float32 [V, D] (0
             for padding and for a word that no kept sentence of the training split has)
-    image   images uint8 [N, H, W, C]
+    image   images uint8 [N, H, W, C], and where classes were located boxes float64 [B, 6]: row, class, left, top, width
+            and height, the last four as shares of the image
     all     labels int32 [N] (single-label) or uint8 [N, K] (multi-label), raw_indices int64 [N] (each row's number in
             the data's own files), and where groups are known groups int64 [N] (rows of one patient, film or source file
             share a number, and no group is in two splits)

@@ -13,7 +13,8 @@ planning.validation checks values against the annotations (by pydantic). A machi
 library: it is given resolved JSON, which ``from_json`` turns back into the dataclass.
 
 A field at its default enters no run's key (``without_defaults``), so that a new field changes no key. Therefore a
-default never changes: tests/golden holds them all.
+default never changes: tests/golden holds them all. A field with the metadata {"key": False} enters no key at all: where
+a file is, beside its digest.
 """
 
 import math
@@ -91,7 +92,7 @@ def without_defaults(settings: Any) -> dict[str, Any]:
     hints = get_type_hints(type(settings), include_extras=True)
     default = type(settings)()
     found = {}
-    for name in hints:
+    for name in (one.name for one in fields(settings) if one.metadata.get("key", True)):
         value, usual = (_reduced(hints[name], getattr(one, name)) for one in (settings, default))
         if value != usual:
             found[name] = value

@@ -5,6 +5,8 @@ A source defines
     rows      rows(progress) -> TextRows, ImageRows or the rows of another kind: an embedded data set; or
               rows(archives, progress) -> the same: a published one, made of the files of
     ARCHIVES  optional: preprocessing.download.Archive objects
+    find      optional, in place of ARCHIVES where a source has several forms: find(FOLDER/NAME of the mirror, or None)
+              -> the paths that ``rows`` reads
 
 and, all optional,
 
@@ -21,4 +23,5 @@ SOURCES = REGISTRY = Registry("preprocessing.sources", "data set", requires=("ro
 
 def embedded() -> list[str]:
     """Return the names of the data sets that need no archive. Files are parsed and not imported."""
-    return [name for name in SOURCES.available() if "ARCHIVES" not in defined_names(SOURCES.folder / f"{name}.py")]
+    names = ((name, defined_names(SOURCES.folder / f"{name}.py")) for name in SOURCES.available())
+    return [name for name, defined in names if not defined & {"ARCHIVES", "find"}]

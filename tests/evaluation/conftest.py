@@ -86,8 +86,10 @@ def write_text_data(directory: Path, sizes: dict[str, int], classes: list[str]) 
     return directory
 
 
-def write_image_data(directory: Path, sizes: dict[str, int], classes: list[str], task: str = "single-label") -> Path:
-    """Images of 8 x 8 x 1 with one label, or with several."""
+def write_image_data(
+    directory: Path, sizes: dict[str, int], classes: list[str], task: str = "single-label", side: int = 8, **arrays
+) -> Path:
+    """Images of one channel with one label, or with several; ``arrays`` are written beside them."""
     rng = np.random.default_rng(3)
     rows = sum(sizes.values())
     labels = np.arange(rows, dtype=np.int32) % len(classes)
@@ -106,7 +108,7 @@ def write_image_data(directory: Path, sizes: dict[str, int], classes: list[str],
             "mean": [0.5],
             "deviation": [0.25],
         },
-        {"images": rng.integers(0, 256, (rows, 8, 8, 1), dtype=np.uint8), "labels": labels},
+        {"images": rng.integers(0, 256, (rows, side, side, 1), dtype=np.uint8), "labels": labels, **arrays},
     )
 
 

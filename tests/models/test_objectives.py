@@ -67,3 +67,43 @@ def test_scores_are_the_first_of_several_outputs():
 def test_balanced_weights_of_single_labels_are_refused():
     with pytest.raises(InputError, match="class_weights is balanced, and rows of small have one label"):
         objective(class_weights="balanced")
+
+
+def chexnet(labels=None, task="multi-label"):
+    return make_objective({"name": "chexnet"}, {"task": task, "name": "small"}, labels)
+
+
+def test_chexnet_weighs_each_side_of_a_class_by_the_share_of_the_other():
+    """Two of eight rows have the class: w+ = 6/8, w- = 2/8."""
+    labels = np.array([[1], [1], [0], [0], [0], [0], [0], [0]], np.uint8)
+    logits, target = torch.tensor([[0.3], [-0.8]]), torch.tensor([[1.0], [0.0]])
+    p = torch.sigmoid(logits)
+    expected = -(6 / 8 * p[0].log() + 2 / 8 * (1 - p[1]).log()) / 2
+    weighted = chexnet(labels)
+    for loss in (weighted.loss(None, logits, target, ()), weighted.held_out_loss(logits, target)):
+        torch.testing.assert_close(loss, expected.squeeze())
+    torch.testing.assert_close(
+        chexnet().held_out_loss(logits, target), functional.binary_cross_entropy_with_logits(logits, target)
+    )
+    torch.testing.assert_close(weighted.probabilities(logits), p)
+    assert weighted.correct(logits, target).tolist() == [[True], [True]]
+
+
+def test_chexnet_is_balanced_weights_scaled_per_class():
+    labels = (np.random.default_rng(0).random((200, 3)) < [0.05, 0.3, 0.6]).astype(np.uint8)
+    share = torch.from_numpy(labels.mean(axis=0)).float()
+    torch.testing.assert_close(chexnet(labels).weights, balanced_weights(labels) * 2 * share * (1 - share))
+
+
+def test_chexnet_keeps_its_weights_on_each_device():
+    """A captured CUDA graph goes on reading the GPU's after validation asked for the CPU's."""
+    weighted = chexnet(np.array([[1], [0], [0]], np.uint8))
+    devices = [torch.device("cpu"), torch.device("meta")]
+    first = [weighted.weights_on(device) for device in devices]
+    assert all(weighted.weights_on(device) is one for device, one in zip(devices, first, strict=True))
+    assert [one.device.type for one in first] == ["cpu", "meta"]
+
+
+def test_chexnet_of_single_labels_is_refused():
+    with pytest.raises(InputError, match="chexnet.* small"):
+        chexnet(task="single-label")
