@@ -3,15 +3,15 @@
 Source: Jordan, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU, arXiv 2404.00498, 2024, section 3: a first 2x2
 convolution that whitens patches of the training images and is frozen, three blocks of 3x3 convolutions that begin as
 the identity, norms without a scale whose biases learn 64 times as fast, and a head that is scaled down to one ninth.
-Widths (64, 256, 256) are its airbench94; (128, 384, 384) with 2 and (128, 512, 512) with 3 convolutions a block its
-airbench95 and airbench96. The other parts of its recipe are training's: batches/augmentations/alternating_flip.py,
-``lookahead_decay`` and schedule ``one_cycle``.
+SIZES are its airbench94, 95 and 96. The other parts of its recipe are training's:
+batches/augmentations/alternating_flip.py, ``lookahead_decay`` and schedule ``one_cycle``.
 
 The training is meant for ``deterministic: false``: on a GPU PyTorch has no repeatable gradient of a maximum pooling.
 
 Shape legend: N images, C channels, H x W pixels, F = 8 C filters, K classes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -60,6 +60,11 @@ class Settings:
 
 
 DEBUG = Settings(widths=(8, 8, 8))
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "94": {"widths": [64, 256, 256], "convolutions": 2},
+    "95": {"widths": [128, 384, 384], "convolutions": 2},
+    "96": {"widths": [128, 512, 512], "convolutions": 3},
+}
 
 
 class Block(nn.Module):
