@@ -60,7 +60,7 @@ TRAINING: dict[str, Any] = {
     "objective": {"name": "classification", "label_smoothing": 0.2},
     "augmentation": [{"name": "alternating_flip"}, {"name": "shift", "pixels": 2, "padding": "reflect"}],
     "batch_size": 1000,
-    "max_epochs": 10,
+    "max_epochs": 12,
     "max_grad_norm": 0,
     "lookahead_decay": 0.7738,
     "amp_validation": True,
@@ -89,7 +89,7 @@ RECIPES = {
         {"widths": [128, 512, 512], "convolutions": 3},
         {
             "learning_rate": 1.146,
-            "max_epochs": 40,
+            "max_epochs": 60,
             "augmentation": [
                 {"name": "alternating_flip"},
                 {"name": "shift", "pixels": 4, "padding": "reflect"},
