@@ -1,7 +1,7 @@
 """Rows per second of whole training runs, beside the step alone: ``python -m benchmarks.end_to_end``, on a GPU.
 
 python -m benchmarks.end_to_end han --prepared prepared/KEY       HAN on a prepared text
-python -m benchmarks.end_to_end densenet --prepared prepared/KEY  DenseNet-BC-100-12 on prepared images
+python -m benchmarks.end_to_end densenet --prepared prepared/KEY  DenseNet-BC-100-12 on prepared images, augmented
 python -m benchmarks.end_to_end                                   each on drawn data of the size of IMDB or CIFAR-10
 
 A run is training.loop.train with its validation and checkpoints, in a temporary folder. ``epoch`` is the pace of its
@@ -117,6 +117,7 @@ SUBJECTS = {
             "batch_size": 512,
             "learning_rate": 0.1,
             "optimizer": {"name": "sgd"},
+            "augmentation": [{"name": "flip"}, {"name": "shift"}, {"name": "cutout"}],
             "deterministic": False,
             "amp_validation": True,
             "max_grad_norm": 0,
@@ -192,7 +193,15 @@ def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: 
         "whole": sum(spans.values()),
     }
     pace = {name: len(rows) / statistics.median(seconds[warm:].tolist()) for name, seconds in whole.items()}
-    made = Batches(prepared, rows, device, settings.batch_size, job.seed, ragged=reads_ragged(network, device))
+    made = Batches(
+        prepared,
+        rows,
+        device,
+        settings.batch_size,
+        job.seed,
+        ragged=reads_ragged(network, device),
+        augmentation=settings.augmentation,
+    )
     loading = timed_passes(lambda: list(made.epoch(epochs)), device)
     batches = list(made.epoch(epochs))
     objective = make_objective(settings.objective, prepared.description, prepared.labels[rows])

@@ -58,6 +58,10 @@ class Subject:
 SUBJECTS = {
     "DenseNet-BC-100-12": Subject("densenet", {"depth": 100, "growth_rate": 12}, 512, 32),
     "DenseNet-121": Subject("densenet_imagenet", {"depth": "121"}, 64, 224, 14),
+    "ResNet-18": Subject("resnet18", {}, 512, 32),
+    "pre-activation ResNet-164": Subject("preresnet", {"depth": 164, "block": "bottleneck"}, 256, 32),
+    "WRN-28-10": Subject("wide_resnet", {"depth": 28, "widening": 10}, 256, 32),
+    "ResNeXt-29, 8x64d": Subject("resnext", {"depth": 29, "cardinality": 8, "base_width": 64}, 128, 32),
     "fastnet": Subject("fastnet", {}, 1000, 32),
     "fastnet, ReLU": Subject("fastnet", {"activation": {"name": "relu"}}, 1000, 32),
 }

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.dense import Composite, DenseLayer, ImageClassifier
+from models.layers.views import Views
 from storage.errors import InputError
 from storage.settings import OneOf, Range, Tagged, tagged
 
@@ -29,7 +30,8 @@ STEM = 16  # channels of the stem, where layers have no bottleneck
 class Settings:
     """depth: convolutions and the classifier, 6 n + 4 (without bottlenecks 3 n + 4) for n layers a block; growth_rate:
     channels a layer adds; compression: share of the channels that a transition keeps; dropout: after each convolution
-    of a layer; bottleneck: whether a 1x1 convolution comes before a layer's 3x3."""
+    of a layer; bottleneck: whether a 1x1 convolution comes before a layer's 3x3; views: what evaluation averages the
+    logits of (models/layers/views.py)."""
 
     depth: Annotated[int, Range(10, 1000)] = 16
     growth_rate: Annotated[int, Range(1, 512)] = 8
@@ -37,6 +39,7 @@ class Settings:
     activation: Annotated[Tagged, OneOf("models.activations")] = tagged("relu")
     dropout: Annotated[float, Range(0, 0.95)] = 0.0
     bottleneck: bool = True
+    views: Views = "image"
 
     @property
     def layers(self) -> int:
@@ -96,6 +99,7 @@ class DenseNet(ImageClassifier):
                 body += [Composite(width, kept, 1, activation, dropout), nn.AvgPool2d(2)]
                 width = kept
         super().__init__(body, width, activation, classes)
+        self.views = settings.views
 
 
 def build(settings: Settings, description: dict[str, Any]) -> DenseNet:

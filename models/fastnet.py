@@ -3,15 +3,15 @@
 Source: Jordan, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU, arXiv 2404.00498, 2024, section 3: a first 2x2
 convolution that whitens patches of the training images and is frozen, three blocks of 3x3 convolutions that begin as
 the identity, norms without a scale whose biases learn 64 times as fast, and a head that is scaled down to one ninth.
-Widths (64, 256, 256) are its airbench94; (128, 384, 384) with 2 and (128, 512, 512) with 3 convolutions a block its
-airbench95 and airbench96. The other parts of its recipe are training's: batches/augmentations/alternating_flip.py,
-``lookahead_decay`` and schedule ``one_cycle``.
+SIZES are its airbench94, 95 and 96. The other parts of its recipe are training's:
+batches/augmentations/alternating_flip.py, ``lookahead_decay`` and schedule ``one_cycle``.
 
 The training is meant for ``deterministic: false``: on a GPU PyTorch has no repeatable gradient of a maximum pooling.
 
 Shape legend: N images, C channels, H x W pixels, F = 8 C filters, K classes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from models.activations import make_activation
 from models.layers.norm_activation import norm_activation
+from models.layers.views import ViewAverage, Views
 from models.layers.whitening import Whitening
 from storage.errors import InputError
 from storage.settings import OneOf, Range, Tagged, tagged
@@ -41,8 +42,7 @@ class Settings:
     whitening: false draws and trains the first convolution like the others.
     norm_lr_scale: of the norms' biases, as a share of the learning rate; norm_momentum: of the running statistics, as
     PyTorch counts it; head_scale: factor of the logits.
-    views: what evaluation averages the logits of: the image, its mirror image too, or both also of the image shifted
-    by one pixel along either end of the diagonal. Training reads the image alone.
+    views: what evaluation averages the logits of (models/layers/views.py).
     """
 
     widths: tuple[Annotated[int, Range(1, 4096)], ...] = (64, 256, 256)
@@ -52,7 +52,7 @@ class Settings:
     norm_lr_scale: Annotated[float, Range(0, 1000)] = 64.0
     norm_momentum: Annotated[float, Range(0, 1)] = 0.4
     head_scale: Annotated[float, Range(0, 1000, exclusive=True)] = 1 / 9
-    views: Literal["image", "mirrored", "mirrored_shifted"] = "image"
+    views: Views = "image"
 
     def __post_init__(self) -> None:
         if len(self.widths) != BLOCKS:
@@ -60,6 +60,11 @@ class Settings:
 
 
 DEBUG = Settings(widths=(8, 8, 8))
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "94": {"widths": [64, 256, 256], "convolutions": 2},
+    "95": {"widths": [128, 384, 384], "convolutions": 2},
+    "96": {"widths": [128, 512, 512], "convolutions": 3},
+}
 
 
 class Block(nn.Module):
@@ -82,7 +87,7 @@ class Block(nn.Module):
         return self.activations[2](self.norms[2](self.convolutions[2](x)) + shortcut)
 
 
-class FastNet(nn.Module):
+class FastNet(ViewAverage):
     uses_kernels = True
 
     def __init__(self, settings: Settings, channels: int, classes: int) -> None:
@@ -111,22 +116,6 @@ class FastNet(nn.Module):
             )
             if params
         ]
-
-    def forward(self, images: Tensor) -> Tensor:
-        """images float [N, C, H, W], normalised -> logits float [N, K]."""
-        if self.training or self.views == "image":
-            return self.logits(images)
-        logits = self.logits_both_ways(images)
-        if self.views == "mirrored":
-            return logits
-        height, width = images.shape[2:]
-        padded = functional.pad(images, (1, 1, 1, 1), "reflect")
-        ends = (padded[:, :, :height, :width], padded[:, :, 2:, 2:])
-        return 0.5 * logits + 0.25 * sum(self.logits_both_ways(end) for end in ends)
-
-    def logits_both_ways(self, images: Tensor) -> Tensor:
-        """Mean of the logits of images and of their mirror images."""
-        return 0.5 * (self.logits(images) + self.logits(images.flip(3)))
 
     def logits(self, images: Tensor) -> Tensor:
         """images float [N, C, H, W] -> logits float32 [N, K]."""

@@ -71,10 +71,8 @@ def set_float32_products(amp: str) -> None:
 
     Any other ``amp`` leaves what PyTorch does by itself: convolutions in tf32, other products exactly.
     """
-    products = {"fp32": "ieee", "tf32": "tf32"}
-    torch.backends.cuda.matmul.fp32_precision = products.get(amp, "ieee")
-    torch.backends.cudnn.conv.fp32_precision = products.get(amp, "tf32")
-    torch.backends.cudnn.rnn.fp32_precision = products.get(amp, "tf32")
+    torch.backends.cuda.matmul.allow_tf32 = amp == "tf32"
+    torch.backends.cudnn.allow_tf32 = amp != "fp32"
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from torch.nn import functional
 from cuda_ext import batch_norm_activation as fused
 from models.activations import make_activation
 from models.layers.norm_activation import fuses, norm_activation, trained_beta
+from models.layers.views import ViewAverage
 from storage.settings import Tagged
 
 # Channels are padded to a multiple of it where a matrix product reads them: it then reads 16 bytes at a time.
@@ -87,7 +88,7 @@ class Body(nn.Sequential):
         return x
 
 
-class ImageClassifier(nn.Module):
+class ImageClassifier(ViewAverage):
     """A body that ends in ``width`` channels, norm and activation, the mean over pixels, and a linear classifier."""
 
     def __init__(self, body: Iterable[nn.Module], width: int, activation: Tagged, classes: int) -> None:
@@ -100,8 +101,7 @@ class ImageClassifier(nn.Module):
                 nn.init.kaiming_normal_(module.weight)
         nn.init.zeros_(self.classifier.bias)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """images float [N, C, H, W], normalised -> logits float [N, K]."""
+    def logits(self, images: Tensor) -> Tensor:
         return self.classifier(self.body(images).mean(dim=(2, 3)))
 
 

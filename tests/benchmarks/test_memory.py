@@ -9,6 +9,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarni
 SUBJECTS = [
     Subject("densenet", {"depth": 16, "growth_rate": 4}, 4, 16),
     Subject("densenet_imagenet", {"depth": "13", "growth_rate": 4}, 2, 64),
+    Subject("resnet18", {"width": 4}, 4, 16),
+    Subject("preresnet", {"depth": 8, "width": 4}, 4, 16),
     Subject("fastnet", {"widths": [8, 8, 8]}, 4, 16),
 ]
 

@@ -231,6 +231,21 @@ def test_a_constant_schedule_that_ends_at_its_best_epoch_was_still_improving(tmp
     assert found[records[0].variant]["still_improving_seeds"] == []
 
 
+def test_seconds_and_peak_memory_of_runs_on_a_gpu_are_shown_beside_accuracy(tmp_path, texts):
+    experiment, records = texts
+    evaluate_experiment(experiment, records, {}, tmp_path / "trial")
+    assert "peak GPU memory" not in (tmp_path / "trial" / "report.html").read_text()
+    for record in records:
+        write_json(
+            record.run_directory / "timing.json", {"seconds": 30.0, "peak_memory_bytes": (record.seed + 1) * 2**29}
+        )
+    evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")
+    page = (tmp_path / "trial" / "report.html").read_text()
+    middle = 2**29 * (np.median(SEEDS) + 1)
+    assert page.count("peak GPU memory") == 1 and f"<td>30 s</td><td>{middle / 2**30:.3g} GiB</td>" in page
+    assert read_json(tmp_path / "trial" / "latency.json")["han"]["memory"] == middle
+
+
 def test_the_picture_names_its_confidence_and_method(tmp_path, texts, monkeypatch):
     experiment, records = texts
     labels = []

@@ -101,6 +101,12 @@ CASES = {
     "wide_resnet": Case("wide_resnet", "images", {"depth": 10, "dropout": 0.2}, SLOW),
     "resnext": Case("resnext", "images", {"depth": 11, "cardinality": 2, "base_width": 2, "width": 4}, SLOW),
     "resnet18": Case("resnet18", "images", {"width": 4}, SLOW),
+    "fastnet": Case(
+        "fastnet",
+        "photographs",
+        {"widths": [4, 8, 8], "convolutions": 3, "views": "mirrored_shifted"},
+        SLOW | {"lookahead_decay": 0.5, "augmentation": [{"name": "alternating_flip"}, {"name": "shift", "pixels": 2}]},
+    ),
     "densenet_imagenet-relu": Case(
         "densenet_imagenet", "photographs", PHOTOGRAPHS | {"activation": {"name": "relu"}}, SLOW
     ),

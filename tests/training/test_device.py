@@ -21,20 +21,16 @@ def test_half_precision_is_off_on_the_cpu_and_refused_when_asked_for():
 
 
 def test_each_precision_sets_how_float32_is_multiplied_and_the_next_job_sets_it_again():
-    backends = torch.backends
-
     def products():
-        places = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
-        return [place.fp32_precision for place in places]
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
+    before = products()
     try:
-        for amp, expected in {
-            "fp32": ["ieee"] * 3,
-            "tf32": ["tf32"] * 3,
-            "bf16": ["ieee", "tf32", "tf32"],
-        }.items():
+        for amp, expected in {"fp32": (False, False), "tf32": (True, True), "auto": (False, True)}.items():
             device.set_float32_products(amp)
             assert products() == expected, amp
+        # What PyTorch does by itself.
+        assert products() == before
     finally:
         device.set_float32_products("auto")
 
