@@ -95,13 +95,13 @@ def default_verdicts() -> Table:
             interval(one["over_seeds_and_items"], 4),
             f"{one['holm_p']:.3f}",
         ]
-        for one in read_json("results/evaluate/verdicts.json")["verdicts"]
+        for one in read_json("results/default/verdicts.json")["verdicts"]
     ]
     return header, rows
 
 
 def default_accuracies() -> Table:
-    metrics = read_json("results/evaluate/metrics.json")
+    metrics = read_json("results/default/metrics.json")
     rows = []
     for data, baselines in metrics["baselines"].items():
         for name, variant in metrics["variants"].items():

@@ -22,13 +22,13 @@ from evaluation.run import evaluate_run
 from planning.plan import Plan, make_plan
 from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
-from storage.files import read_json, write_json
+from storage.files import write_json
 from storage.prepared import SPLITS, Prepared, open_prepared
 from storage.run_folder import RunFolder
 from tasks.preprocess import preprocess
 from tasks.progress import say
 from tasks.provenance import commit
-from tasks.step import publish_results, step
+from tasks.step import step
 from tracking.registry import log_model, set_champion
 from tracking.runs import Tracking, open_tracking
 
@@ -201,13 +201,7 @@ def main() -> None:
     arguments = parser.parse_args()
     plan = make_plan(arguments.experiment)
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
-    report = Path(evaluate.fn(plan.to_json(), prepared))
-    publish_results(
-        plan.name,
-        "evaluate",
-        {name: read_json(report / name) for name in ("metrics.json", "verdicts.json", PLAN)}
-        | {table.name: table.read_text(encoding="utf-8") for table in sorted(report.glob("*.csv"))},
-    )
+    evaluate.fn(plan.to_json(), prepared)
 
 
 if __name__ == "__main__":

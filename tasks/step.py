@@ -3,16 +3,14 @@
 import functools
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from planning.runs import RESULTS
 from storage.errors import PassingError
 from storage.files import published_directory, write_json, write_text
-
-RESULTS = Path("results")
 
 
 def _may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
@@ -32,13 +30,17 @@ step = functools.partial(
 )
 
 
-def publish_results(experiment: str, name: str, contents: Mapping[str, Any]) -> None:
-    """Write ``contents`` to results/NAME/ when DVC runs this stage: file name to text, or to a JSON value.
+def publishes(experiment: str) -> bool:
+    """Whether this process is a stage of dvc.yaml, which has the default experiment's graph, and writes to results/.
 
-    A flow writes nothing there, so that a deployment can never change what dvc.lock describes. Nor does a stage of
-    another experiment than the default one, whose graph dvc.yaml has: `reread publish` writes results/EXPERIMENT.
+    A flow writes nothing there, so that a deployment cannot change what dvc.lock describes.
     """
-    if not os.environ.get("DVC_STAGE") or experiment != "default":
+    return bool(os.environ.get("DVC_STAGE")) and experiment == "default"
+
+
+def publish_results(experiment: str, name: str, contents: Mapping[str, Any]) -> None:
+    """Write ``contents`` (file name to text, or to a JSON value) to results/NAME/ where ``publishes`` says so."""
+    if not publishes(experiment):
         return
     with published_directory(RESULTS / name, replace=True) as directory:
         for file, content in contents.items():

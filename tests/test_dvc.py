@@ -13,6 +13,7 @@ from planning.plan import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 LEDGER = "results/test-reads.jsonl"
+RUNS = "results/default/runs.json"
 NEW_NETWORK = '''"""Mean of the word vectors: the smallest reader of documents."""
 
 from dataclasses import dataclass
@@ -86,10 +87,12 @@ def determined(folder: Path) -> dict[str, bytes]:
     }
 
 
-def published(project) -> dict[str, bytes]:
-    """All files of results/ but the ledger of test reads, whose entries have dates."""
+def published(project) -> dict[str, bytes | list]:
+    """All files of results/ but the ledger of test reads, whose entries have dates; runs without their commit."""
     files = {str(path.relative_to(project.directory)): path for path in project.directory.glob("results/**/*.*")}
-    return {name: path.read_bytes() for name, path in files.items() if name != LEDGER}
+    found: dict[str, bytes | list] = {name: path.read_bytes() for name, path in files.items() if name != LEDGER}
+    found[RUNS] = [{**run, "commit": None, "environment": None} for run in json.loads(found[RUNS])]
+    return found
 
 
 def predictions(project) -> dict[str, bytes]:
@@ -120,6 +123,9 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     flow.run("dvc", "repro")
     assert modified(flow) == before
     assert published(flow) == published(stages)
+    runs = json.loads((flow.directory / RUNS).read_text())
+    assert {run["run_key"]: run["weights_sha256"] for run in runs} == run_files(flow)
+    assert {run["commit"] for run in runs} == {flow.git("rev-parse", "HEAD").strip()}
     assert "up to date" in flow.run("dvc", "status", "dvc.yaml").stdout
     assert "up to date" in flow.run("dvc", "repro").stdout
     assert "variants" in flow.run("dvc", "metrics", "show", "--json").stdout
@@ -169,7 +175,7 @@ def stage_dependencies() -> dict[str, list[str]]:
     """The files and folders that each stage which trains depends on."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     others = yaml.safe_load((ROOT / "results/dvc.yaml").read_text())["stages"]
-    return {"train": stages["train"]["do"]["deps"], "experiment": others["experiment"]["do"]["deps"]}
+    return {"train": stages["train"]["deps"], "experiment": others["experiment"]["do"]["deps"]}
 
 
 @pytest.mark.parametrize("stage", ["train", "experiment"])
