@@ -21,6 +21,7 @@ An experiment that ``tunes`` another takes its variants, parameters and defaults
 """
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,23 +52,33 @@ class VariantSettings:
     training: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """One experiment as its files have it, with the settings of each variant merged.
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """What an experiment asks and how it is judged; the same in its files and in a plan.
 
     ``trials`` maps each variant that a grid was applied to, to the variants that it became; empty without a grid.
     """
 
     name: str
     title: str
-    variants: dict[str, VariantSettings]
     seeds: tuple[int, ...]
-    comparisons: tuple[dict[str, Any], ...]
+    comparisons: tuple[Mapping[str, Any], ...]
     equivalence_margin: float
     alpha: float
     evaluate_on: str
-    tuning: dict[str, Any]
-    trials: dict[str, list[str]]
+    tuning: Mapping[str, Any]
+    trials: Mapping[str, list[str]]
+
+    def design(self) -> dict[str, Any]:
+        """Return the fields of a design, by name."""
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(Design)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Design):
+    """One experiment as its files have it, with the settings of each variant merged."""
+
+    variants: dict[str, VariantSettings]
 
 
 def experiments(root: Path = Path()) -> list[str]:

@@ -17,7 +17,7 @@ import models
 from models.layers.embedding import refuse_missing_vectors
 from planning import keys
 from planning.environment import Environment, read_environment
-from planning.experiment import Experiment, VariantSettings, load_experiment, networks
+from planning.experiment import Design, Experiment, VariantSettings, load_experiment, networks
 from planning.schema import SEEDS
 from planning.validation import read
 from preprocessing.manifest import MANIFEST_PATH, Manifest
@@ -54,24 +54,15 @@ class Variant:
         return network, from_json(TrainingSettings, self.training)
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(Design):
     """What will be prepared, trained, evaluated and compared, and where it goes.
 
-    data: of each data set its version, kind and task; None where it is not ingested yet. trials: the variants that each
-    variant of the file became by the grid. partial: variants or seeds were selected, or settings overridden.
+    data: of each data set its version, kind and task; None where it is not ingested yet. partial: variants or seeds
+    were selected, or settings overridden.
     """
 
-    name: str
-    title: str
     variants: Mapping[str, Variant]
-    seeds: tuple[int, ...]
-    comparisons: tuple[Mapping[str, Any], ...]
-    equivalence_margin: float
-    alpha: float
-    evaluate_on: str
-    tuning: Mapping[str, Any]
-    trials: Mapping[str, list[str]]
     overrides: tuple[str, ...]
     partial: bool
     data: Mapping[str, Mapping[str, str] | None]
@@ -287,16 +278,8 @@ def make_plan(
             resolved[name] = _resolve(name, settings, kind, manifest_path)
     used = dict.fromkeys(variant.data for variant in resolved.values())
     plan = Plan(
-        name=experiment,
-        title=chosen.title,
+        **chosen.design(),
         variants=resolved,
-        seeds=chosen.seeds,
-        comparisons=chosen.comparisons,
-        equivalence_margin=chosen.equivalence_margin,
-        alpha=chosen.alpha,
-        evaluate_on=chosen.evaluate_on,
-        tuning=chosen.tuning,
-        trials=chosen.trials,
         overrides=overrides,
         partial=bool(overrides)
         or (list(chosen.variants), set(chosen.seeds)) != (list(whole.variants), set(whole.seeds)),

@@ -50,7 +50,8 @@ def run_records(runs: Mapping[tuple[str, int], Path], without_weights: bool = Fa
 def run_record(directory: Path, variant: str, without_weights: bool = False) -> dict[str, Any]:
     """Return what results/ keeps of a run: key, variant, data, seed, digest of the weights, commit and environment.
 
-    ``variant`` is its name in the experiment: the run may have been trained under another one. InputError where the run is not finished, its weights do not match their digest, or they are missing and
+    ``variant`` is its name in the experiment: the run may have been trained under another one.
+    InputError where the run is not finished, its weights do not match their digest, or they are missing and
     ``without_weights`` does not accept that.
     """
     result = read_object(directory / RESULT, "run_key", "seed", "weights_sha256")
