@@ -17,7 +17,7 @@ from evaluation.attention import has_attention, write_attention_page
 from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
 from evaluation.ledger import SplitRead, earlier_reads, reads_of
-from evaluation.metrics import HIGHER_IS_BETTER, TITLES, metric_names
+from evaluation.metrics import comparison_metrics, higher_is_better, metric_names, metric_title, metric_value
 from evaluation.page import render
 from evaluation.reconstructions import has_reconstructions, write_reconstructions
 from evaluation.records import RunRecord
@@ -90,8 +90,8 @@ def evaluate_experiment(
             folder=working,
             attention=shown,
             reconstructions=decoded,
-            titles=TITLES,
-            higher=HIGHER_IS_BETTER,
+            title=metric_title,
+            higher=higher_is_better,
             rule=RULE,
             margin=experiment["equivalence_margin"],
             reads=reads_of(reads, sorted({record.data for record in records})) if split == "test" else [],
@@ -157,35 +157,37 @@ def measure(
     if not seeds:
         return None
     first = networks[0][seeds[0]]
-    labels, task = first.labels(split), first.description["task"]
+    labels, task, classes = first.labels(split), first.description["task"], first.description["classes"]
     for other in (side[seeds[0]] for side in networks):
         if labels.tobytes() != other.labels(split).tobytes() or first.data != other.data:
             raise InputError(
                 f"comparison '{comparison.name}': {' and '.join(names)} were not measured on the same {split} items: "
                 "give both the same data set"
             )
-    refuse_unknown([metric], metric_names(task), f"the metric of comparison '{comparison.name}' on a {task} data set")
+    allowed = comparison_metrics(task, classes)
+    refuse_unknown([metric], allowed, f"the metric of comparison '{comparison.name}' on a {task} data set")
 
     def measured_side(name: str, runs: Mapping[int, RunRecord]) -> Side:
         if name != comparison.baseline:
-            scores = [runs[seed].metrics([split])[split][metric] for seed in seeds]
+            scores = [metric_value(runs[seed].metrics([split])[split], metric) for seed in seeds]
             return Side(name, scores, [runs[seed].probabilities(split) for seed in seeds])
         there = baselines.get(first.data, {})
         refuse_unknown([name], there, f"comparison '{comparison.name}': the baselines of {first.data}")
         found = there[name]
-        return Side(name, [found.metrics[split][metric]] * len(seeds), [found.probabilities[split]] * len(seeds))
+        score = metric_value(found.metrics[split], metric)
+        return Side(name, [score] * len(seeds), [found.probabilities[split]] * len(seeds))
 
     treatment, control = map(measured_side, names, sides)
     if None in treatment.scores + control.scores:
         raise InputError(
             f"comparison '{comparison.name}': {metric} is not defined on the {split} split, a class is missing"
         )
-    sign = 1 if HIGHER_IS_BETTER[metric] else -1
+    sign = 1 if higher_is_better(metric) else -1
     flags = [
         f"Suspiciously perfect: {side.name} scores exactly 1"
         f"{'' if side.name == comparison.baseline else ' on every seed'}. Rule out a leak of labels first."
         for side in (treatment, control)
-        if HIGHER_IS_BETTER[metric] and all(value == 1.0 for value in side.scores)
+        if higher_is_better(metric) and all(value == 1.0 for value in side.scores)
     ]
     both = two_way(
         treatment.probabilities,
@@ -195,6 +197,7 @@ def measure(
         metric,
         confidence=1 - alpha,
         groups=first.groups(split),
+        classes=classes,
     )
     differences = (sign * (finite(treatment.scores) - finite(control.scores))).tolist()
     return Measured(seeds=seeds, differences=differences, two_way=both, flags=flags)

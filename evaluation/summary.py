@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.baselines import Baseline
-from evaluation.metrics import metric_names, split_metrics
+from evaluation.metrics import all_metric_names, metric_names, split_metrics
 from evaluation.records import RunRecord
 from evaluation.statistics import mean_interval
 
@@ -54,7 +54,7 @@ def summarise(
 def summarise_variant(variant: Mapping[str, Any], records: list[RunRecord], splits: Sequence[str]) -> dict[str, Any]:
     """Summarise one variant over its seeds (``records``, in order of seed)."""
     task = records[0].description["task"]
-    names = metric_names(task)
+    names = all_metric_names(task)
     seeds, splits_by_seed = {}, {}
     for record in records:
         measured = record.metrics(splits)
@@ -134,7 +134,7 @@ def summarise_baseline(baseline: Baseline, splits: Sequence[str]) -> dict[str, A
         "chosen": baseline.chosen,
         "temperature": baseline.temperature,
         "grid": baseline.grid,
-        **{split: {name: baseline.metrics[split][name] for name in metric_names(task)} for split in splits},
+        **{split: {name: baseline.metrics[split][name] for name in all_metric_names(task)} for split in splits},
     }
 
 

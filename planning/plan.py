@@ -20,7 +20,7 @@ from planning.environment import Environment, read_environment
 from planning.experiment import Design, Experiment, VariantSettings, load_experiment, networks
 from planning.schema import SEEDS
 from planning.validation import read
-from preprocessing.manifest import MANIFEST_PATH, Manifest
+from preprocessing.manifest import MANIFEST_PATH, DataSetEntry, Manifest
 from preprocessing.prepare import prepared_key
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, read_json, read_object
@@ -139,7 +139,7 @@ class Plan(Design):
             for name, variant in self.variants.items()
         }
         plan = dataclasses.replace(self, variants=variants, data={**self.data, **new})
-        _check(plan)
+        _check(plan, manifest.datasets)
         return plan
 
     def select_data(self, names: Iterable[str]) -> "Plan":
@@ -287,7 +287,7 @@ def make_plan(
         machine=keys.target_machine(environment),
         environment=environment,
     )
-    _check(plan)
+    _check(plan, known)
     return plan
 
 
@@ -309,7 +309,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _about(entry: Any) -> dict[str, str]:
+def _about(entry: DataSetEntry) -> dict[str, str]:
     return {"version": entry.version, "kind": entry.kind, "task": entry.task}
 
 
@@ -368,9 +368,9 @@ def _with_prepared_key(variant: Variant, kind: str, manifest_path: Path) -> Vari
     return dataclasses.replace(variant, prepared_key=key)
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
     """Refuse a model and data that do not fit, variants that read other rows, and comparisons of what there is not."""
-    from evaluation.metrics import metric_names  # slow to import
+    from evaluation.metrics import comparison_metrics  # slow to import
 
     rows: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, variant in plan.variants.items():
@@ -393,4 +393,5 @@ def _check(plan: Plan) -> None:
             refuse_unknown(
                 sides, (*plan.variants, *(baseline.name for baseline in kinds.kind(about["kind"]).baselines)), where
             )
-            refuse_unknown([comparison["metric"]], metric_names(about["task"]), f"{where}, metric")
+            metrics = comparison_metrics(about["task"], known[data].classes)
+            refuse_unknown([comparison["metric"]], metrics, f"{where}, metric")
