@@ -11,7 +11,7 @@ import sys
 OLDEST = (3, 11)
 
 
-def problem(venv=".venv"):
+def problem(venv: str = ".venv") -> "tuple[str, str] | None":
     """What is wrong and the command that fixes it, or None."""
     made, settings = os.path.isdir(venv), os.path.join(venv, "pyvenv.cfg")
     version = sys.version_info[:2]

@@ -82,7 +82,9 @@ def command(
     freed, in_use = remove(items)
     console.print(f"freed {decimal(freed)}")
     for item in in_use:
-        console.print(f"left: {item.path} is in use by {holder(item.lock)}", markup=False)
+        console.print(
+            f"left: {item.path} is in use by {holder(item.lock) if item.lock else 'another process'}", markup=False
+        )
 
 
 def find() -> list[Item]:

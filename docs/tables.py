@@ -1,4 +1,4 @@
-"""Write the tables of the pages from the committed evidence in results/ and benchmarks/results/.
+"""Write the tables of the pages from the evidence in results/ and benchmarks/results/, and from the code.
 
     python docs/tables.py            # rewrite the marked regions of README.md and docs/
     python docs/tables.py --check    # change nothing; exit with code 1 where a page differs
@@ -83,6 +83,14 @@ def rule() -> str:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["RULE"]
     ]
     return f"```text\n{text.strip()}\n```\n"
+
+
+def environment() -> Table:
+    """Return the variables of planning/environment.py."""
+    sys.path.insert(0, str(ROOT))
+    from planning.environment import table
+
+    return ["variable", "meaning", "default"], [[f"`{name}`", text, default] for name, default, text in table()]
 
 
 def default_verdicts() -> Table:

@@ -64,7 +64,7 @@ def shown_documents(run_directory: Path, prepared: Prepared) -> list[dict[str, A
     shown = read_json(prepared.directory / "example_documents.json")
     documents = []
     with threads(1):
-        network = models.load(run_directory, prepared.description).eval()
+        network: Any = models.load(run_directory, prepared.description).eval()
         for document in shown:
             rows = np.array([document["row"]])
             logits, words, sentences = (part.numpy() for part in network.attend(*inputs(prepared, rows)))

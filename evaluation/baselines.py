@@ -96,8 +96,8 @@ def evaluate_baseline(
     if not (directory / "baseline.json").is_file():
         found = _fit(name, inputs, labels, task, classes)
         with published_directory(directory) as working:
-            for split, probabilities in found.probabilities.items():
-                np.save(working / f"{split}.npy", probabilities, allow_pickle=False)
+            for split, measured in found.probabilities.items():
+                np.save(working / f"{split}.npy", measured, allow_pickle=False)
             kept = ("name", "grid", "chosen", "temperature", "parameters", "metrics")
             write_json(working / "baseline.json", {one: getattr(found, one) for one in kept})
     values = read_json(directory / "baseline.json")
@@ -121,7 +121,8 @@ def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[st
         # Weak regularisation may not be worked out to the end; what it scored is what it is chosen by.
         warnings.simplefilter("ignore", ConvergenceWarning)
         features = read(inputs)
-        best, grid = None, {}
+        best: tuple[tuple[float, float], float, Fitted] | None = None
+        grid = {}
         for strength in baseline.grid:
             fitted = fit(features, labels, len(classes), task, strength)
             measured = split_metrics(fitted.predict(features["validation"]), labels["validation"], task, classes)
@@ -130,6 +131,7 @@ def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[st
             rank = (measured[score] if measured[score] is not None else -1.0, -measured["loss"])
             if best is None or rank > best[0]:
                 best = (rank, strength, fitted)
+        assert best is not None, "the grid is empty"
         _, chosen, fitted = best
         probabilities = {split: fitted.predict(features[split]) for split in others}
     metrics = {split: split_metrics(probabilities[split], labels[split], task, classes) for split in others}

@@ -209,7 +209,10 @@ def two_way(
             f"a paired analysis needs as many seeds on both sides, not {len(treatment)} and {len(control)}"
         )
     pairs = [
-        tuple(resampled_metric(metric, side, labels, task, classes) for side in (first, second))
+        (
+            resampled_metric(metric, first, labels, task, classes),
+            resampled_metric(metric, second, labels, task, classes),
+        )
         for first, second in zip(treatment, control, strict=True)
     ]
     return two_way_of(pairs, len(labels), higher_is_better(metric), confidence, resamples, groups)

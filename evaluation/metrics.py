@@ -210,7 +210,7 @@ def split_metrics(probabilities: np.ndarray, labels: np.ndarray, task: str, clas
             "a probability is not finite: the weights of the run are broken; remove the run and train it again"
         )
     truth, guess = one_hot(labels, len(classes)), one_hot(predicted(probabilities, task), len(classes))
-    present = truth.any(axis=0)
+    present = np.asarray(truth.any(axis=0))
     counts = [(guess & truth).sum(axis=0), guess.sum(axis=0), truth.sum(axis=0)]
     table = calibration_table(probabilities, labels)
     areas = [auroc(probabilities[:, number], truth[:, number]) for number in range(len(classes))]

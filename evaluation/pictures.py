@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,7 +19,7 @@ from matplotlib.figure import Figure
 BLUE, VERMILLION, GREY = "#0072B2", "#D55E00", "#6B7280"
 ORANGE, SKY = "#E69F00", "#56B4E9"
 INK, RULE_LINE = "#1F2933", "#D5DAE1"
-STYLE = {
+STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.edgecolor": RULE_LINE,
@@ -51,14 +52,15 @@ MOST_CLASSES_WITH_NAMES = 30
 @contextmanager
 def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
     """A figure of so many inches in the house style, written as PNG without date or version when the block ends."""
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "agg"}):
+    style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **STYLE, "backend": "agg"}
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
         figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
-def panels(figure: Figure, names: list[str], **keywords) -> dict[str, Axes]:
+def panels(figure: Figure, names: list[str], **keywords: Any) -> dict[str, Axes]:
     """One panel a variant, three a row."""
     columns = min(COLUMNS, len(names))
     rows = math.ceil(len(names) / columns)
@@ -109,7 +111,7 @@ def learning_curves(table: pd.DataFrame, path: Path) -> None:
                 axes.set_yscale("log")
             else:
                 axes.set_ylim(bottom=0)
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.locator_params(axis="x", integer=True)
         first = figure.axes[0]
         first.legend(loc="upper right")
         first.set_ylabel("loss (nats, logarithmic)" if logarithmic else "loss (nats)")

@@ -98,7 +98,8 @@ def reachable(
             else first_known(tuned_deviation(one, name, comparison.metric) for one in evidence)
             for name in sides
         ]
-        known = None if None in deviations else math.hypot(*deviations)
+        found = [one for one in deviations if one is not None]
+        known = math.hypot(*found) if len(found) == 2 else None
         rows = items[comparison.name]
         share = ITEM_SHARE if comparison.baseline is None else ITEM_SHARE_OF_A_BASELINE
         independent = sum(score * (1 - score) for score in scores if score is not None and 0 <= score <= 1)
@@ -188,7 +189,7 @@ def reach(design: Design) -> Reach:
             design.name, enough and fits, enough, enough_for_equivalence, None, None, None, sentences, warnings
         )
     level = design.alpha / design.comparisons
-    error, freedom = standard_error(design, design.seeds)
+    error, freedom = standard_error(design.spread, design.item_deviation, design.seeds)
     least = max(design.margin, float(stats.t.ppf(1 - level / 2, freedom)) * error)
     detectable = least + float(stats.t.ppf(POWER, freedom)) * error
     at_margin = float(stats.t.cdf((design.margin - least) / error, freedom)) if enough else 0.0
@@ -229,9 +230,9 @@ def no_room(design: Design, least: float) -> str:
     )
 
 
-def standard_error(design: Design, seeds: int) -> tuple[float, float]:
+def standard_error(spread: float, item_deviation: float, seeds: int) -> tuple[float, float]:
     """Return the standard error of the mean difference of so many seeds, and its degrees of freedom."""
-    of_seeds, of_items = max(design.spread, 1e-9) ** 2 / seeds, design.item_deviation**2
+    of_seeds, of_items = max(spread, 1e-9) ** 2 / seeds, item_deviation**2
     # Items are many, so their own degrees of freedom are left out.
     freedom = (of_seeds + of_items) ** 2 * max(seeds - 1, 1) / of_seeds**2
     return math.sqrt(of_seeds + of_items), freedom
@@ -239,10 +240,13 @@ def standard_error(design: Design, seeds: int) -> tuple[float, float]:
 
 def seeds_for_equivalence(design: Design) -> int | None:
     """Return the fewest seeds that find equivalence with even odds if there is no difference, or None."""
+    spread = design.spread
+    if spread is None:
+        return None
     level = design.alpha / design.comparisons
 
     def enough(seeds: int) -> bool:
-        error, freedom = standard_error(design, seeds)
+        error, freedom = standard_error(spread, design.item_deviation, seeds)
         inside = design.margin / error - stats.t.ppf(1 - level, freedom)
         return bool(2 * stats.t.cdf(inside, freedom) - 1 >= EVEN_ODDS)
 
@@ -273,10 +277,9 @@ def seeds_needed(
     apart = abs(mean) >= margin - EQUAL
     distance = abs(mean) if apart else margin - abs(mean)
     level, fewest = (levels[0] / 2, least[0]) if apart else (levels[1], least[1])
-    design = Design("", "", "", have, 1, margin, spread=spread, item_deviation=item_deviation)
 
     def enough(seeds: int) -> bool:
-        error, freedom = standard_error(design, seeds)
+        error, freedom = standard_error(spread, item_deviation, seeds)
         return bool(stats.t.ppf(1 - level, freedom) * error < distance)
 
     needed = first_seeds(max(fewest, have + 1), enough)

@@ -178,7 +178,8 @@ def measure(
         return Side(name, [score] * len(seeds), [found.probabilities[split]] * len(seeds))
 
     treatment, control = map(measured_side, names, sides)
-    if None in treatment.scores + control.scores:
+    scores = [[score for score in side.scores if score is not None] for side in (treatment, control)]
+    if any(len(known) < len(seeds) for known in scores):
         raise InputError(
             f"comparison '{comparison.name}': {metric} is not defined on the {split} split, a class is missing"
         )
@@ -199,7 +200,7 @@ def measure(
         groups=first.groups(split),
         classes=classes,
     )
-    differences = (sign * (finite(treatment.scores) - finite(control.scores))).tolist()
+    differences = (sign * (finite(scores[0]) - finite(scores[1]))).tolist()
     return Measured(seeds=seeds, differences=differences, two_way=both, flags=flags)
 
 

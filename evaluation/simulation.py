@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluation.bootstrap import mean_of, two_way_of
-from evaluation.statistics import EQUAL, Interval, paired_interval
+from evaluation.statistics import Interval, paired_interval
 from evaluation.verdicts import EQUIVALENT, REFUTED, SUPPORTED, Comparison, Measured, judge
 
 # Paired differences of n seeds whose true mean is TRUE_MEAN, by distribution.
@@ -91,7 +91,7 @@ def measured(treatment: np.ndarray, control: np.ndarray, confidence: float) -> M
 
 def covers(interval: Interval, truth: float) -> bool:
     """Return whether the interval holds ``truth``, up to rounding."""
-    return interval.low - EQUAL <= truth <= interval.high + EQUAL
+    return not interval.above(truth) and not interval.below(truth)
 
 
 def coverage_over_seeds(

@@ -108,10 +108,11 @@ def was_still_improving(record: RunRecord) -> bool:
 
 def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
     """Return mean, low and high (95 % t interval) and standard deviation over seeds; None where one is undefined."""
-    if any(value is None for value in values):
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
         return {"mean": None, "low": None, "high": None, "deviation": None}
-    found = mean_interval(values)
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    found = mean_interval(known)
+    deviation = float(np.std(known, ddof=1)) if len(known) > 1 else None
     return {"mean": found.mean, "low": found.low, "high": found.high, "deviation": deviation}
 
 

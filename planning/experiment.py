@@ -321,10 +321,10 @@ def _expanded(groups: Iterable[ComparisonGroup], where: str) -> Iterator[dict[st
         about = group.model_dump(include=set(Control.model_fields), exclude_none=True)
         if (group.control is None) == (not group.controls):
             raise InputError(f"{where}: {group.treatment} needs either 'control' or 'controls'")
-        controls = {group.control: {}} if group.control else group.controls
+        controls = {group.control: Control()} if group.control else group.controls
         for control, own in controls.items():
             sides = {"treatment": group.treatment, "control": control}
-            one = {"name": control, **about, **(own.model_dump(exclude_none=True) if own else {}), **sides}
+            one = {"name": control, **about, **own.model_dump(exclude_none=True), **sides}
             for key in ("claim", "source", "metric"):
                 if key not in one:
                     raise InputError(f"{where}: '{one['name']}' has no '{key}': add it")

@@ -179,9 +179,10 @@ class Plan(Design):
         folders = {key: about["directory"] for key, about in self.preparations().items()} | dict(prepared or {})
         descriptions = {key: read_object(Path(folder) / DESCRIPTION, "arrays") for key, folder in folders.items()}
         return [
-            self._job(variant, seed, folders[variant.prepared_key], descriptions[variant.prepared_key])
+            self._job(variant, seed, folders[key], descriptions[key])
             for seed in self.seeds
             for variant in self.variants.values()
+            if (key := variant.prepared_key)
         ]
 
     def unfinished(self, prepared: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

@@ -122,7 +122,8 @@ class ExperimentFile(File):
 class _Loader(yaml.SafeLoader):
     """YAML in which a name stands once: the format's own rule, which PyYAML does not keep."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    # types-PyYAML has the anchor as a mapping.
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # As it is written: what `<<` merges into it later may be named again.
         node = super().compose_mapping_node(anchor)
         keys = [key for key, _ in node.value if key.tag != MERGE]
@@ -130,7 +131,7 @@ class _Loader(yaml.SafeLoader):
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"'{name}' stands here a second time", keys[place].start_mark
+                    None, None, f"'{name}' is here a second time", keys[place].start_mark
                 )
         return node
 

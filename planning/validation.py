@@ -54,7 +54,7 @@ def _is_model(kind: Any) -> bool:
 def _resolved_members(cls: type, mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields of ``cls`` that name registries' members, each as {"name": NAME, every SETTING: VALUE}."""
     hints = get_type_hints(cls, include_extras=True)
-    resolved = {}
+    resolved: dict[str, Any] = {}
     for field in fields(cls):
         usual = field.default if field.default_factory is MISSING else field.default_factory()
         given = mapping.get(field.name, usual)

@@ -1,11 +1,10 @@
 """What every task has in common, with Prefect and without."""
 
-import functools
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
-from prefect import task
+from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 
 from planning.runs import RESULTS
@@ -20,14 +19,20 @@ def _may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
 
 
 # What is finished is found again by its key in runs/ and prepared/, so Prefect caches nothing.
-step = functools.partial(
-    task,
-    cache_policy=NO_CACHE,
-    retries=3,
-    retry_delay_seconds=[2, 10, 30],
-    retry_condition_fn=_may_pass,
-    log_prints=True,
-)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def step(task_run_name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """Make a function a Prefect task, as every task of this project is one."""
+    return task(
+        task_run_name=task_run_name,
+        cache_policy=NO_CACHE,
+        retries=3,
+        retry_delay_seconds=[2, 10, 30],
+        retry_condition_fn=_may_pass,
+        log_prints=True,
+    )
 
 
 def publishes(experiment: str) -> bool:

@@ -57,7 +57,7 @@ def train(job: Mapping[str, Any], fresh: bool = False) -> str:
     return str(run_directory)
 
 
-def _train(job: dict[str, Any], lock: TextIO) -> None:
+def _train(job: dict[str, Any], lock: TextIO | None) -> None:
     tracked = TrackedRun(job, provenance(job), say)
     progress = RunProgress(job)
 
