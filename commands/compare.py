@@ -27,7 +27,7 @@ from storage.run_folder import RunFolder
 
 DIGEST = re.compile(r"[0-9a-f]{32,}")
 
-# What names a run is no difference between two.
+# Names of a run, which are no difference between two.
 NAMES = {"run_key", "variant", "seed"}
 
 
@@ -96,7 +96,7 @@ def _results(a: RunFolder, b: RunFolder) -> tuple[dict[str, Any], dict[str, Any]
     shared = [key for key in evaluations[0] if key in evaluations[1]]
     if shared:
         for results, metrics in zip((of_a, of_b), evaluations, strict=True):
-            # Lists (counts a class, bins of confidence) stay in the report.
+            # Lists (counts per class, bins of confidence) stay in the report.
             numbers = {
                 key: value for key, value in _flat(metrics[shared[-1]]).items() if isinstance(value, int | float)
             }

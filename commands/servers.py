@@ -217,7 +217,7 @@ def prefect_session() -> Iterator[None]:
         free.bind((HOST, 0))
         port = free.getsockname()[1]
     servers = Servers().__enter__()
-    # Prefect's threads deliver their last logs and events when the interpreter ends, and wait for ever for a server
+    # Prefect's threads deliver their last logs and events when the interpreter ends, and wait forever for a server
     # that is gone: it is stopped after them.
     atexit.register(servers.__exit__)
     servers.start(prefect_server(port))

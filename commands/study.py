@@ -59,7 +59,7 @@ def command(
 ) -> None:
     if name is None:
         listed = {study: summary(study) for study in REGISTRY.available()}
-        print_json(listed) if as_json else print(*(f"{one:<12} {said}" for one, said in listed.items()), sep="\n")
+        print_json(listed) if as_json else print(*(f"{one:<12} {line}" for one, line in listed.items()), sep="\n")
         return
     module = REGISTRY.module(name)
     settings = settings_of(module, option or [], debug)

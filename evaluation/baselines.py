@@ -44,7 +44,7 @@ Labels = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Fitted:
-    """A classifier: features of any rows to float32 probabilities [N, K], and how many weights stand behind it."""
+    """A classifier: features of any rows to float32 probabilities [N, K], and its number of weights."""
 
     predict: Callable[[Any], np.ndarray]
     parameters: int
@@ -75,12 +75,12 @@ def evaluate_baseline(
     """Fit on ``train``, choose C on ``validation``, and measure every other split that ``inputs`` has.
 
     name: of kinds.baselines(). inputs: by split, texts or uint8 [N, H, W, C]. labels: by split, int [N] or
-    uint8 [N, K]. cache: a folder in which results lie by the digest of all this and are found again.
+    uint8 [N, K]. cache: a folder that keeps results by the digest of all these.
     """
     refuse_unknown([name], kinds.baselines(), "the baselines")
     for split in ("train", "validation"):
         if not len(inputs.get(split, ())):
-            raise InputError(f"the baseline needs rows in the {split} split and there are none: mend the manifest")
+            raise InputError(f"the baseline needs rows in the {split} split and there are none: correct the manifest")
     if cache is None:
         return _fit(name, inputs, labels, task, classes)
     directory = Path(cache) / content_key(
@@ -118,7 +118,7 @@ def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[st
     score = metric_names(task)[0]
     others = [split for split in inputs if split != "train"]
     with threadpool_limits(1), warnings.catch_warnings():
-        # Weak regularisation may not be worked out to the end; what it scored is what it is chosen by.
+        # Weak regularisation may not converge; its score decides all the same.
         warnings.simplefilter("ignore", ConvergenceWarning)
         features = read(inputs)
         best: tuple[tuple[float, float], float, Fitted] | None = None
@@ -145,7 +145,7 @@ def word_features(texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         features = {"train": vectoriser.fit_transform(texts["train"])}
     except ValueError:
         raise InputError(
-            "no word stands in two training documents: TF-IDF has nothing to count; add documents"
+            "no word occurs in two training documents: TF-IDF has nothing to count; add documents"
         ) from None
     return features | {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
 

@@ -1,6 +1,6 @@
 """The pictures of the report, drawn from evaluation.tables. The same table gives the same bytes.
 
-Colours: Okabe and Ito 2008, "Color Universal Design", told apart by colour-blind readers and in grey.
+Colours: Okabe and Ito 2008, "Color Universal Design", which colour-blind readers and prints in grey distinguish.
 """
 
 import math
@@ -118,7 +118,7 @@ def learning_curves(table: pd.DataFrame, path: Path) -> None:
 
 
 def reliability(table: pd.DataFrame, path: Path) -> None:
-    """Accuracy against confidence of each variant, all seeds together, with how many predictions a bin has."""
+    """Accuracy against confidence of each variant, all seeds together, with the number of predictions per bin."""
     names = list(dict.fromkeys(table["variant"]))
     with picture(path, 10, 0.6 + 3.6 * rows_of(names)) as figure:
         columns = min(COLUMNS, len(names))
@@ -139,8 +139,8 @@ def reliability(table: pd.DataFrame, path: Path) -> None:
             error = (filled["count"] * (filled["confidence"] - filled["accuracy"]).abs()).sum() / filled["count"].sum()
             axes.set_title(name)
             behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2}
-            said = f"ECE of all seeds together {error:.3f}"
-            axes.text(0.96, 0.05, said, transform=axes.transAxes, ha="right", color=INK, bbox=behind)
+            note = f"ECE of all seeds together {error:.3f}"
+            axes.text(0.96, 0.05, note, transform=axes.transAxes, ha="right", color=INK, bbox=behind)
             axes.set(xlim=(0, 1), ylim=(0, 1.02))
             axes.tick_params(labelbottom=False)
             counts = figure.add_subplot(grid[2 * row + 1, column], sharex=axes)
@@ -233,31 +233,31 @@ def paired_differences(table: pd.DataFrame, path: Path) -> None:
             mine = table[table["comparison"] == name].iloc
             place = len(names) - 1 - number
             first = mine[0]
-            said = number == 0
+            legend = number == 0
             margin = float(first["equivalence_margin"])
             axes.fill_between(
                 [-margin, margin], place - 0.45, place + 0.45, color="#EEF1F5", linewidth=0,
-                label="equivalence margin" if said else None,
+                label="equivalence margin" if legend else None,
             )  # fmt: skip
             if not math.isnan(first["low"]):
                 axes.plot(
                     [first["low"], first["high"]], [place, place], color=BLUE, linewidth=4,
-                    solid_capstyle="butt", label=f"{confidence} over seeds ({methods})" if said else None,
+                    solid_capstyle="butt", label=f"{confidence} over seeds ({methods})" if legend else None,
                 )  # fmt: skip
             axes.plot(
                 [first["items_low"], first["items_high"]], [place - 0.16] * 2, color=VERMILLION, linewidth=2.5,
-                solid_capstyle="butt", label=f"{confidence} over seeds and items" if said else None,
+                solid_capstyle="butt", label=f"{confidence} over seeds and items" if legend else None,
             )  # fmt: skip
             seeds = mine[:]
             # Equal differences are stacked.
             above = 0.2 + 0.09 * seeds.groupby(seeds["difference"].round(9)).cumcount()
             axes.plot(
                 seeds["difference"], place + above, "o", color=GREY, markersize=4.5, alpha=0.75,
-                markeredgewidth=0, label="each seed" if said else None,
+                markeredgewidth=0, label="each seed" if legend else None,
             )  # fmt: skip
             axes.plot(
                 [first["mean"]], [place], "D", color="white", markeredgecolor=BLUE, markeredgewidth=1.6, markersize=6,
-                label="mean" if said else None,
+                label="mean" if legend else None,
             )  # fmt: skip
         axes.set_yticks(range(len(names)), [wrapped(table, name) for name in reversed(names)])
         axes.set_ylim(-0.6, len(names) - 0.4)

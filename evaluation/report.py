@@ -64,12 +64,12 @@ def evaluate_experiment(
 
     metrics = summarise(experiment, records, baselines, splits, repeated)
     verdicts = judge_experiment(experiment, records, baselines, split, reads, plan)
-    said = rounded([verdict.as_dict() for verdict in verdicts])
+    judged = rounded([verdict.as_dict() for verdict in verdicts])
     times = latencies(records)
     with published_directory(Path(destination), replace=True) as working:
         write_json(working / "metrics.json", metrics)
         write_json(
-            working / "verdicts.json", {"experiment": experiment["name"], "evaluated_on": split, "verdicts": said}
+            working / "verdicts.json", {"experiment": experiment["name"], "evaluated_on": split, "verdicts": judged}
         )
         write_json(working / "latency.json", times)
         # Only the chosen trials of a grid are drawn; the tables have all.
@@ -81,7 +81,7 @@ def evaluate_experiment(
             "report.html",
             experiment=experiment,
             metrics=metrics,
-            verdicts=said,
+            verdicts=judged,
             split=split,
             sets=[about_data(data, metrics, records) for data in dict.fromkeys(one.data for one in records)],
             settings=settings_table(records),
@@ -100,7 +100,7 @@ def evaluate_experiment(
         )
         write_text(working / "report.html", page)
         names = sorted(path.name for path in working.iterdir())
-    return {"metrics": metrics, "verdicts": said, "files": [str(Path(destination) / name) for name in names]}
+    return {"metrics": metrics, "verdicts": judged, "files": [str(Path(destination) / name) for name in names]}
 
 
 def judge_experiment(

@@ -29,9 +29,7 @@ class Environment(BaseSettings):
         "and none is trained here; by default this machine",
     )
     workers: Count = Field(2, description="runs that train at once")
-    runs_per_gpu: Count = Field(
-        1, description="runs that may share a GPU; the results are the same, the speed is not"
-    )
+    runs_per_gpu: Count = Field(1, description="runs that may share a GPU; the results are the same, the speed is not")
     processes_per_run: Count = Field(1, description="processes that train one run together, each with a GPU of its own")
     preprocessing: Count | Literal["dask"] | None = Field(
         None, description="processes that preprocess, or `dask`; by default one per core"

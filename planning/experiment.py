@@ -127,7 +127,7 @@ def load_experiment(
     trials: dict[str, dict[str, Any]] = {}
     for key, value in file.variants.items():
         grid = _grid(file.grid, f"{path}: grid") if value.grid is None else _grid(value.grid, f"{path}: {key}.grid")
-        if found := {f"{key}/{said}": settings for said, settings in grid}:
+        if found := {f"{key}/{values}": settings for values, settings in grid}:
             trials[key] = found
     names = [one for key in sections for one in trials.get(key, [key])]
     chosen = names if variants is None else list(variants)
@@ -152,9 +152,9 @@ def load_experiment(
     )
 
 
-def _known(name: str, root: Path, said: str) -> str:
+def _known(name: str, root: Path, problem: str) -> str:
     if name not in experiments(root):
-        raise InputError(f"{said}: {nearest(name, experiments(root))}")
+        raise InputError(f"{problem}: {nearest(name, experiments(root))}")
     return name
 
 
@@ -338,16 +338,16 @@ def _comparisons(
 ) -> Iterator[dict[str, Any]]:
     names: set[str] = set()
     for one in _expanded(groups, where):
-        said = f"{where}: '{one['name']}'"
+        place = f"{where}: '{one['name']}'"
         if one["name"] in names:
             raise InputError(f"{where}: two have the name '{one['name']}': give each a name of its own")
         names.add(one["name"])
         if one["treatment"] == one["control"]:
-            raise InputError(f"{said} compares {one['treatment']} with itself: name two variants")
+            raise InputError(f"{place} compares {one['treatment']} with itself: name two variants")
         sides = networks(one)
         if not sides:
-            raise InputError(f"{said} compares two baselines: name a variant on one side")
-        refuse_unknown(sides, variants, f"{said} (a side is a variant, or one of {', '.join(kinds.baselines())})")
+            raise InputError(f"{place} compares two baselines: name a variant on one side")
+        refuse_unknown(sides, variants, f"{place} (a side is a variant, or one of {', '.join(kinds.baselines())})")
         if len({variants[name].data for name in sides}) > 1:
-            raise InputError(f"{said} compares variants on two data sets: choose one data set")
+            raise InputError(f"{place} compares variants on two data sets: choose one data set")
         yield one

@@ -37,7 +37,7 @@ def plan_reach(plan: Plan, root: Path = Path()) -> list[Reach]:
 
 def reach_lines(reaches: list[Reach]) -> list[str]:
     """Return what is printed of each comparison: its sentences, then its warnings."""
-    return [line for one in reaches for line in (*one.sentences, *(f"warning: {said}" for said in one.warnings))]
+    return [line for one in reaches for line in (*one.sentences, *(f"warning: {line}" for line in one.warnings))]
 
 
 def evidence(plan: Plan, root: Path = Path()) -> list[Mapping[str, Any]]:

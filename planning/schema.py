@@ -1,7 +1,7 @@
 """What params.yaml and experiments/NAME.yaml may hold, and how they are read.
 
-Files are read by YAML's safe loader: no tags that make objects. A name may stand once in a mapping, as YAML itself
-says; what ``<<`` merges may be named again.
+Files are read by YAML's safe loader: no tags that make objects. A mapping has each name once, as YAML itself
+requires; a name that ``<<`` merges may be repeated.
 """
 
 from pathlib import Path
@@ -120,7 +120,7 @@ class ExperimentFile(File):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a name stands once: the format's own rule, which PyYAML does not keep."""
+    """YAML whose mappings have each name once: the format's own rule, which PyYAML does not enforce."""
 
     # types-PyYAML has the anchor as a mapping.
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -168,7 +168,7 @@ def parse_yaml(text: str) -> Any:
 def _count_nodes(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> int:
     """The nodes under ``node`` once its aliases are expanded; ValueError for too many, or for one within itself."""
     if id(node) in above:
-        raise ValueError("an alias stands within its own anchor")
+        raise ValueError("an alias is inside its own anchor")
     if id(node) not in known:
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
         inner = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts

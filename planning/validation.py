@@ -98,11 +98,11 @@ def _one_line(error: ValidationError, kind: Any) -> str:
         return f"{parent} has no '{path[-1]}': add it"
     if first["type"] in ("value_error", "assertion_error"):
         return f"{place}: {first['ctx']['error']}"
-    said = f"{place} is {first['input']!r}"
+    problem = f"{place} is {first['input']!r}"
     if first["type"] == "literal_error":
-        return f"{said}: {nearest(str(first['input']), QUOTED.findall(first['ctx']['expected']))}"
+        return f"{problem}: {nearest(str(first['input']), QUOTED.findall(first['ctx']['expected']))}"
     hint = " (YAML reads 1e-3 as text: write 1.0e-3)" if first["type"] == "float_type" else ""
-    return f"{said}: {first['msg'].replace('Input', 'it', 1)}{hint}"
+    return f"{problem}: {first['msg'].replace('Input', 'it', 1)}{hint}"
 
 
 def _names(kind: Any, path: list[int | str]) -> list[str]:

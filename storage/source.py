@@ -95,7 +95,7 @@ def imported_files(path: Path, root: Path = ROOT) -> set[Path]:
 
 
 def closure(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = ()) -> list[Path]:
-    """All the project's files that ``modules`` reach by imports; a package stands for each of its files.
+    """All the project's files that ``modules`` reach by imports; a package means each of its files.
 
     The modules and packages of ``without`` are left out, and so is what only they reach.
     """

@@ -1,7 +1,7 @@
 """What is measured of a trained hierarchical network's gates: their distribution, memory of units, traces over texts.
 
 The network is models/han.py with nn.GRU's cell. Gates are read by cuda_ext.gru.gates, derivatives by autograd in
-float64 on the CPU. Units of both directions stand side by side, those that read forwards first.
+float64 on the CPU. Units of both directions are side by side, the forward ones first.
 
 Shape legend: M words, T steps, H units a direction, D = 2 H units, B bins, n rows, S sentences, K steps back.
 """

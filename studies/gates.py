@@ -418,7 +418,7 @@ def draw_figure(folder: Path, path: Path) -> None:
         first = figure.add_subplot(grid[0, 0])
         histogram_panel(first, tables["histograms"], "words")
         histogram_panel(figure.add_subplot(grid[0, 1], sharey=first), tables["histograms"], "sentences")
-        first.set_ylabel("share of steps and units, a bin")
+        first.set_ylabel("share of steps and units per bin")
         first.legend()
         unit_panel(figure.add_subplot(grid[0, 2]), tables["units"])
         trace_panel(figure.add_subplot(grid[1, :2]), tables["trace"])

@@ -1,4 +1,4 @@
-"""Evaluate the finished runs of an experiment, judge its pairs, write the report, and tell MLflow.
+"""Evaluate the finished runs of an experiment, judge its comparisons, write the report, and log it to MLflow.
 
 python -m tasks.evaluate [--experiment default]
 """
@@ -41,7 +41,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
 
     ``prepared`` maps prepared keys to folders. The report is reports/EXPERIMENT or, of a partial plan,
     reports/EXPERIMENT-part, which leaves the experiment's own report and champions alone. ``evaluate_on: validation``
-    leaves the test split unread. plan.json lies beside the report. InputError where runs are not trained.
+    leaves the test split unread. plan.json is beside the report. InputError where runs are not trained.
     """
     chosen = Plan.from_json(plan)
     experiment, splits = chosen.name, chosen.splits
@@ -73,7 +73,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         baselines,
         destination,
         command=f"reread run --experiment {experiment}",
-        environment={**chosen.machine, "threads a run": jobs[0]["training"]["threads"], **commit()},
+        environment={**chosen.machine, "threads per run": jobs[0]["training"]["threads"], **commit()},
         repeated=repeated,
         reads=reads,
         plan=chosen.key,
@@ -112,7 +112,7 @@ def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, Pre
 
 
 def _baselines(prepared: Prepared, raw: Mapping[str, Any], cache: Path) -> dict[str, Baseline]:
-    """What a user would try first, on the very rows that the networks have, as raw data."""
+    """Return the baselines, on the raw data of the same rows as the networks have."""
     labels = {split: prepared.labels[prepared.rows(split)] for split in raw}
     return {
         baseline.name: evaluate_baseline(baseline.name, raw, labels, prepared.task, prepared.classes, cache)
@@ -121,7 +121,7 @@ def _baselines(prepared: Prepared, raw: Mapping[str, Any], cache: Path) -> dict[
 
 
 def repeated_rows(raw: Mapping[str, Any]) -> np.ndarray:
-    """Which test rows, bool [m], stand byte for byte in the training or validation split too."""
+    """Which test rows, bool [m], occur byte for byte in the training or validation split too."""
 
     def content(row: Any) -> Any:
         return row if isinstance(row, str) else row.tobytes()
@@ -134,7 +134,7 @@ def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tr
     """The report as artifacts; of each variant its best seed as a model; the champion of each data set.
 
     An experiment that tunes registers no model: its variants are settings to choose from, not candidates to serve. Nor
-    is a run whose weights lie on another machine: one line says which are missing.
+    is a run whose weights are on another machine: one line lists the missing ones.
     """
     tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
     tracking.report(
