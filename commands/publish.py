@@ -4,7 +4,8 @@ reread publish imdb
 reread publish imdb --without-weights      runs came back from another machine without their weights
 
 Writes what is committed: metrics.json, verdicts.json, plan.json, the tables (CSV) and differences.png of the report,
-and runs.json with each run's key, seed, sha256 of its weights, environment and commit. Refuses a report of a selection,
+and runs.json with each run's key, seed, sha256 of its weights, environment and commit. DVC gets a stage for the
+experiment (results/experiments.yaml). Refuses a report of a selection,
 of other settings than today's, and of runs whose files do not match their digests.
 """
 
@@ -12,12 +13,18 @@ import shutil
 from typing import Annotated
 
 import typer
+import yaml
 
 from commands.options import EXPERIMENTS, AsJson, plan_of, print_json
+from planning.experiment import EXPERIMENTS as EXPERIMENTS_FOLDER
 from planning.runs import RESULTS, RUNS, run_records
+from planning.schema import read_yaml
 from storage.errors import InputError
-from storage.files import published_directory, read_object, write_json
+from storage.files import published_directory, read_object, write_json, write_text
 
+LISTED = """# The experiments that results/dvc.yaml has a stage of; `reread publish NAME` adds one.
+# of: the file whose variants or comparisons an experiment takes, or params.
+"""
 RECORDS = ("metrics.json", "verdicts.json", "plan.json")
 
 
@@ -54,7 +61,24 @@ def command(
             if (report / name).is_file():
                 shutil.copy2(report / name, folder / name)
         write_json(folder / RUNS, runs)
+    if experiment != "default":  # dvc.yaml has the stages of the default one
+        add_to_dvc(experiment)
     if as_json:
         print_json({"results": str(RESULTS / experiment), "runs": runs})
     else:
         print(f"{RESULTS / experiment}: {len(runs)} runs; commit it")
+
+
+def add_to_dvc(experiment: str) -> None:
+    """Add an experiment to the list for which results/dvc.yaml has a stage."""
+    path = RESULTS / "experiments.yaml"
+    listed = read_yaml(path)["experiments"] if path.is_file() else {}
+    listed[experiment] = {"of": depends_on(experiment)}
+    write_text(path, LISTED + yaml.safe_dump({"experiments": dict(sorted(listed.items()))}, default_flow_style=None))
+
+
+def depends_on(experiment: str) -> str:
+    """Return the file, without .yaml, whose variants or comparisons an experiment takes; params where it takes none."""
+    given = read_yaml(EXPERIMENTS_FOLDER / f"{experiment}.yaml")
+    others = [given.get(key) for key in ("tunes", "comparisons") if isinstance(given.get(key), str)]
+    return str(EXPERIMENTS_FOLDER / others[0]) if others else "params"

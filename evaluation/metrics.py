@@ -50,7 +50,7 @@ def metric_names(task: str) -> list[str]:
 
 
 def all_metric_names(task: str) -> list[str]:
-    """The metrics of a whole split, those that tables show first. Micro F1 and exact match of one label are accuracy."""
+    """The metrics of a whole split, the shown ones first. Micro F1 and exact match of one label are accuracy."""
     left_out = ("micro_f1", "exact_match") if task == "single-label" else ("accuracy",)
     shown = metric_names(task)
     return [*shown, *(name for name in TITLES if name not in (*shown, *left_out))]
