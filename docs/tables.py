@@ -93,6 +93,16 @@ def environment() -> Table:
     return ["variable", "meaning", "default"], [[f"`{name}`", text, default] for name, default, text in table()]
 
 
+def sources() -> Table:
+    """Return the data sets of preprocessing/sources/, each with the first line of its file."""
+    rows = []
+    for path in sorted((ROOT / "preprocessing/sources").glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.FunctionDef) and node.name == "rows" for node in tree.body):
+            rows.append([f"`{path.stem}`", (ast.get_docstring(tree) or "").partition("\n")[0]])
+    return ["name", "content"], rows
+
+
 def default_verdicts() -> Table:
     header = ["claim", "verdict", "difference over seeds", "over seeds and items", "p after Holm"]
     rows = [

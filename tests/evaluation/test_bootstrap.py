@@ -22,7 +22,12 @@ def data_of(task: str, rows: int = 60, classes: int = 3) -> tuple[np.ndarray, np
 
 @pytest.mark.parametrize(
     ("task", "metric"),
-    [(task, name) for task in ("single-label", "multi-label") for name in comparison_metrics(task, ["1"])],
+    [
+        (task, name)
+        for task in ("single-label", "multi-label")
+        for name in comparison_metrics(task, ["1"])
+        if name != "exact_match"  # these rows have different numbers of labels: see test_metrics.py
+    ],
 )
 def test_a_resampled_metric_is_the_metric_of_the_drawn_items(task, metric):
     probabilities, labels = data_of(task)
