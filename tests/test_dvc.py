@@ -52,7 +52,7 @@ def build(settings, description):
 
 
 def make_small(project):
-    """Make the default experiment of a copy small: three variants on two data sets, two seeds, two epochs."""
+    """Make the default experiment of a copy small: three variants on two data sets, one seed, two epochs."""
     small = yaml.safe_load((project.directory / "experiments/tiny.yaml").read_text())
     small["variants"] = {
         "han": {"model": "han", "data": "docstrings"},
@@ -60,6 +60,7 @@ def make_small(project):
         "densenet-swish": {"model": "densenet", "data": "digits", "network": {"activation": "swish", "growth_rate": 5}},
     }
     small["parameters"]["training"] = {"max_epochs": 2}
+    small["seeds"] = [0]
     small["comparisons"] = [one for one in small["comparisons"] if one["name"] == "swish"]
     (project.directory / "experiments/default.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
     (project.directory / "dvc.lock").unlink(missing_ok=True)
@@ -110,7 +111,7 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     assert flow.git("status", "--porcelain", "results").split() == ["M", LEDGER]
     stages.run("dvc", "repro")
 
-    assert len(run_files(flow)) == 6
+    assert len(run_files(flow)) == 3
     assert run_files(flow) == run_files(stages)
     assert predictions(flow) == predictions(stages) != {}
     found = determined(flow.directory / "reports/default")
@@ -129,7 +130,6 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     assert {run["commit"] for run in runs} == {flow.git("rev-parse", "HEAD").strip()}
     assert "up to date" in flow.run("dvc", "status", "dvc.yaml").stdout
     assert "up to date" in flow.run("dvc", "repro").stdout
-    assert "variants" in flow.run("dvc", "metrics", "show", "--json").stdout
     assert flow.run("dvc", "plots", "show").returncode == 0
     assert (flow.directory / "dvc_plots/index.html").is_file()
 
@@ -137,7 +137,7 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     flow.edit("experiments/default.yaml", "growth_rate: 5", "growth_rate: 6")
     flow.run("dvc", "repro", "train")
     assert {key: value for key, value in modified(flow).items() if key in before} == before
-    assert len(modified(flow)) == 8
+    assert len(modified(flow)) == 4
 
     # A new variant is one new file and one line, and retrains nothing else.
     before = modified(flow)
@@ -147,7 +147,7 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     )
     flow.run("dvc", "repro")
     assert {key: value for key, value in modified(flow).items() if key in before} == before
-    assert len(modified(flow)) == 10
+    assert len(modified(flow)) == 5
     metrics = json.loads((flow.directory / "reports/default/metrics.json").read_text())
     assert set(metrics["variants"]) == {"han", "densenet-relu", "densenet-swish", "mean"}
     assert json.loads(flow.run("dvc", "metrics", "diff", "--json").stdout), "dvc metrics diff saw no change"
