@@ -1,4 +1,4 @@
-"""What padding costs: training steps with and without it, on batches of similar length and at random.
+"""The cost of padding: training steps with and without it, on batches of similar length and at random.
 
 python -m benchmarks.padding --experiment quantiles-imdb     at each of its quantiles, on its prepared arrays
 

@@ -51,7 +51,7 @@ DRAWN = 1024
 
 @dataclass(frozen=True)
 class Subject:
-    """What is timed: a network, the rows of prepared arrays that it reads, and their raw texts where there are some."""
+    """The subject of a measurement: a network, the prepared rows that it reads, and their raw texts, if any."""
 
     network: nn.Module
     prepared: Prepared

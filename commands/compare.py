@@ -69,7 +69,7 @@ def compare(a: RunFolder, b: RunFolder) -> dict[str, list[Row]]:
 
 
 def same_outcome(sections: Mapping[str, list[Row]]) -> bool:
-    """Whether weights and results are equal, to the last digit."""
+    """Return whether weights and results are equal to the last digit."""
     return all(row.equal for row in sections["results"])
 
 
@@ -78,7 +78,7 @@ def _parameters(run: RunFolder) -> dict[str, Any]:
 
 
 def _data(run: RunFolder) -> dict[str, Any]:
-    """What the run read: as its prepared.json has it, or the key alone where that is gone."""
+    """Return the run's data: its prepared.json, or the key alone if that file is gone."""
     folder = Path(run.job["prepared"])
     known = {"prepared": folder.name, "arrays": run.job.get("key_parts", {}).get("data")}
     file = folder / DESCRIPTION

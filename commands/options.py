@@ -76,7 +76,7 @@ def first_line(registry: Registry, name: str) -> str:
 
 
 def progress(as_json: bool) -> contextlib.AbstractContextManager:
-    """Where ``as_json``, print progress inside the block to stderr: stdout is for the JSON alone."""
+    """Print progress inside the block to stderr if ``as_json``: stdout is for the JSON alone."""
     return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
 
 

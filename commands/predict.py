@@ -133,7 +133,7 @@ def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:
 
 
 def _caveats(row: Mapping[str, Any]) -> Iterable[Text]:
-    """How much of the document the answer rests on."""
+    """Yield notes on an answer: unknown words and truncation."""
     read, unknown = row["words_read"], row["words_unknown"]
     words = "word" if read == 1 else "words"
     cut = ", the rest of the document was cut" if row["cut"] else ""

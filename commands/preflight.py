@@ -12,7 +12,7 @@ OLDEST = (3, 11)
 
 
 def problem(venv: str = ".venv") -> "tuple[str, str] | None":
-    """What is wrong and the command that fixes it, or None."""
+    """Return the first problem and the command that fixes it, or None."""
     made, settings = os.path.isdir(venv), os.path.join(venv, "pyvenv.cfg")
     version = sys.version_info[:2]
     if os.path.isfile(settings):

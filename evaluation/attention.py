@@ -32,7 +32,7 @@ DARK = ((22, 27, 34), (121, 190, 255))
 
 
 def has_attention(run_directory: Path, prepared: Prepared) -> bool:
-    """Whether the network attends, its weights are still there, and there are words to show it on."""
+    """Return whether the network attends, its weights are still there, and there are words to show it on."""
     if not (prepared.directory / "example_documents.json").is_file():
         return False
     if not (run_directory / WEIGHTS).is_file():

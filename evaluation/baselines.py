@@ -1,4 +1,4 @@
-"""What a user would try first, on the very rows that the networks have.
+"""The baselines: simple classifiers, on the same rows as the networks.
 
 tf-idf   TF-IDF of words with logistic regression
 nb-svm   NB-SVM on unigrams and bigrams (evaluation/nb_svm.py)

@@ -106,7 +106,7 @@ def predicted(probabilities: np.ndarray, task: str) -> np.ndarray:
 
 
 def confidence_and_outcome(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What calibration compares, float64 [N] or [N K] each: the probability given, and whether it came true (0, 1).
+    """Return what calibration compares, float64 [N] or [N K] each: the probability, and the outcome (0 or 1).
 
     One label: the highest probability of a row. Several labels: each row's probability of each label.
     """

@@ -154,7 +154,7 @@ def reliability(table: pd.DataFrame, path: Path) -> None:
 
 
 def confusion_matrices(table: pd.DataFrame, path: Path) -> None:
-    """Of the rows of each class, the share taken for each class, in per cent, all seeds together.
+    """Draw for the rows of each class the percentage predicted as each class, all seeds together.
 
     Of several labels: for each label the share found where it is there, and passed over where it is not.
     """

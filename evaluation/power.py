@@ -1,4 +1,4 @@
-"""What an experiment of a given size can decide, before it runs, and how many seeds an undecided one needs.
+"""The power of an experiment: what its size can decide before it runs, and how many seeds an undecided one needs.
 
 The mean difference over n seeds has the standard error sqrt(S^2 / n + I^2), with S the standard deviation of the
 differences between seeds and I what the choice of test items leaves (evaluation.bootstrap). Power is that of Student's
@@ -52,7 +52,7 @@ class Design:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a design can decide.
+    """The verdicts that a design can reach.
 
     supported, refuted, equivalent: whether the verdict has at least even odds where the truth favours it most (a
     difference as large as the room; no difference). smallest_detectable: the true difference found with a power of

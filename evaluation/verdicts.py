@@ -73,7 +73,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured in a comparison: the paired difference of each seed, and the analysis over seeds and items.
+    """The measurements of a comparison: the paired difference of each seed, and the analysis over seeds and items.
 
     earlier_reads: how often the test split had been read before with other settings.
     """

@@ -138,7 +138,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Kind:
-    """What one kind of data needs.
+    """All that one kind of data needs.
 
     row           what one row is called: "document"
     reads         what its networks read, for a model's card: "documents as raw text"

@@ -9,7 +9,7 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """How images become arrays. rows_per_class: at most this many rows per class in each split; None: all."""
+    """The preparation of images. rows_per_class: at most this many rows per class in each split; None: all."""
 
     rows_per_class: Annotated[int, Range(1)] | None = None
 

@@ -43,7 +43,7 @@ SECTIONS = ("preprocessing", "network", "training")
 
 @dataclass(frozen=True)
 class VariantSettings:
-    """What the files set for one variant; defaults of the code are not filled in yet."""
+    """The settings of one variant in the files; defaults of the code are not filled in yet."""
 
     model: str
     data: str
@@ -54,7 +54,7 @@ class VariantSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """What an experiment asks and how it is judged; the same in its files and in a plan.
+    """The question of an experiment and the rule that judges it; the same in its files and in a plan.
 
     ``trials`` maps each variant that a grid was applied to, to the variants that it became; empty without a grid.
     """
@@ -230,7 +230,7 @@ def _nested(path: Iterable[str], value: Any) -> dict[str, Any]:
 
 
 def _overrides(overrides: Iterable[str], chosen: list[str], names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Which variant each override changes, and what of it: "han", {"training": {"learning_rate": 0.02}}."""
+    """Yield the variant that each override changes, and the change: "han", {"training": {"learning_rate": 0.02}}."""
     for given in overrides:
         where, targets, rest = f"override '{given}'", chosen, given
         if given.startswith("variants."):

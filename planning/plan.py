@@ -56,7 +56,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Design):
-    """What will be prepared, trained, evaluated and compared, and where it goes.
+    """A resolved experiment: all that will be prepared, trained, evaluated and compared, and the folders.
 
     data: of each data set its version, kind and task; None where it is not ingested yet. partial: variants or seeds
     were selected, or settings overridden.
@@ -90,7 +90,7 @@ class Plan(Design):
 
     @property
     def targets_remote_machine(self) -> bool:
-        """Whether jobs are made for another machine than this; then none is trained here."""
+        """Return whether jobs are made for another machine; then none is trained here."""
         return self.environment.machine is not None and self.machine != keys.this_machine()
 
     def to_json(self) -> dict[str, Any]:

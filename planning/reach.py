@@ -1,4 +1,4 @@
-"""What verdicts the size of a plan can reach, computed before anything is trained."""
+"""The verdicts that the size of a plan can reach, computed before anything is trained."""
 
 from collections.abc import Mapping
 from pathlib import Path

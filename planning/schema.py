@@ -1,4 +1,4 @@
-"""What params.yaml and experiments/NAME.yaml may hold, and how they are read.
+"""The schema of params.yaml and experiments/NAME.yaml, and their reader.
 
 Files are read by YAML's safe loader: no tags that make objects. A mapping has each name once, as YAML itself
 requires; a name that ``<<`` merges may be repeated.
@@ -45,7 +45,7 @@ class Parameters(File):
 
 
 class VariantSection(File):
-    """What a variant sets, or (under ``defaults``) what all variants of an experiment share."""
+    """The settings of a variant or, under ``defaults``, of all variants of an experiment."""
 
     model: Text | None = None
     data: Text | None = None
@@ -61,7 +61,7 @@ class Variant(VariantSection):
 
 
 class OwnGrid(File):
-    """What an experiment that tunes another may say of one variant: a grid that replaces the experiment's."""
+    """The grid of one variant in an experiment that tunes another; it replaces the experiment's."""
 
     grid: dict[str, Any]
 
@@ -91,7 +91,7 @@ class ComparisonGroup(Control):
 
 
 class Tuning(BaseModel):
-    """How an experiment was tuned: notes, and what is known of the spread between seeds.
+    """The tuning of an experiment: notes, and the spread between seeds.
 
     evidence: metrics.json of the tuning. spread: the standard deviation of paired differences, used in its place.
     """

@@ -43,7 +43,7 @@ def validate(kind: Any, value: Any, where: str) -> Any:
 
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """What reads {place: value}, so that the place begins the path of an error."""
+    """Return the reader of {place: value}, so that the place begins the path of an error."""
     return TypeAdapter(dict[str, kind], config=None if _is_model(kind) else CONFIG)
 
 

@@ -14,7 +14,7 @@ OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQU
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used. The message is one line: what is wrong, where, and what to do."""
+    """Input that cannot be used. The message is one line: what is wrong, where, and what to do."""
 
 
 class WorkFailed(RuntimeError):

@@ -1,4 +1,4 @@
-"""How far back a gradient reaches, and where the post's algebra slips.
+"""The reach of a gradient into the past, and the errors of the post's algebra.
 
 Measures the norm of dh_T/dh_t against T - t by autograd, in float64, for a recurrent network whose matrix has a given
 spectral radius, with linear g and with tanh, and for the gated cells of models/layers/cells.py; and beside it the
@@ -82,7 +82,7 @@ DEBUG = Settings(units=6, inputs=3, distance=12, seeds=3)
 
 @dataclass(frozen=True)
 class Draw:
-    """What a seed draws: inputs x [T, I], W [H, I] of deviation 1 / sqrt(I), and U [H, H] for each radius."""
+    """The tensors of a seed: inputs x [T, I], W [H, I] of deviation 1 / sqrt(I), and U [H, H] for each radius."""
 
     x: Tensor
     inward: Tensor
@@ -215,7 +215,7 @@ def corrected_interval(values: Sequence[float]) -> Interval:
 
 
 def judged_norms(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
-    """What the norm of g' U decides."""
+    """Return the claims about the norm of g' U."""
     rate = {radius: found.rate("linear", f"{radius:g}") for radius in RADII}
     size = {
         radius: corrected_interval([float(torch.linalg.matrix_norm(draw.matrices[radius], 2)) for draw in draws])
@@ -299,7 +299,7 @@ def judged_algebra(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
 
 
 def judged_gates(found: Measured) -> list[dict[str, Any]]:
-    """What the gates do to the gradient before anything is learnt."""
+    """Return the claims about the gates before anything is learnt."""
     far, most = found.settings.distance, f"bias + {UPDATE_BIASES[-1]:g}"
     kept = found.values("update gate", "z = 1", far)
     drawn, pressed = found.rate("update gate", "as initialised"), found.rate("update gate", most)

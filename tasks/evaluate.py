@@ -121,7 +121,7 @@ def _baselines(prepared: Prepared, raw: Mapping[str, Any], cache: Path) -> dict[
 
 
 def repeated_rows(raw: Mapping[str, Any]) -> np.ndarray:
-    """Which test rows, bool [m], occur byte for byte in the training or validation split too."""
+    """Return which test rows, bool [m], also occur byte for byte in the training or validation split."""
 
     def content(row: Any) -> Any:
         return row if isinstance(row, str) else row.tobytes()

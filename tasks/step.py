@@ -1,4 +1,4 @@
-"""What every task has in common, with Prefect and without."""
+"""Shared parts of the tasks, with Prefect and without."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ def step(task_run_name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
 
 
 def publishes(experiment: str) -> bool:
-    """Whether this process is a stage of dvc.yaml, which has the default experiment's graph, and writes to results/.
+    """Return whether this process is a stage of dvc.yaml, the graph of the default experiment: it writes to results/.
 
     A flow writes nothing there, so that a deployment cannot change what dvc.lock describes.
     """
@@ -44,7 +44,7 @@ def publishes(experiment: str) -> bool:
 
 
 def publish_results(experiment: str, name: str, contents: Mapping[str, Any]) -> None:
-    """Write ``contents`` (file name to text, or to a JSON value) to results/NAME/ where ``publishes`` says so."""
+    """Write ``contents`` (file name to text, or to a JSON value) to results/NAME/ if the process ``publishes``."""
     if not publishes(experiment):
         return
     with published_directory(RESULTS / name, replace=True) as directory:

@@ -152,7 +152,7 @@ class LoadedModel:
 
     @property
     def reads_text(self) -> bool:
-        """Whether a row of a request is a text."""
+        """Return whether a row of a request is a text."""
         return isinstance(self.served.reader.blank()[0], str)
 
 
