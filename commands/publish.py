@@ -80,5 +80,5 @@ def add_to_dvc(experiment: str) -> None:
 def depends_on(experiment: str) -> str:
     """Return the file, without .yaml, whose variants or comparisons an experiment takes; params where it takes none."""
     given = read_yaml(EXPERIMENTS_FOLDER / f"{experiment}.yaml")
-    others = [given.get(key) for key in ("tunes", "comparisons") if isinstance(given.get(key), str)]
+    others = [value for key in ("tunes", "comparisons") if isinstance(value := given.get(key), str)]
     return str(EXPERIMENTS_FOLDER / others[0]) if others else "params"

@@ -27,8 +27,8 @@ def attention_pooling(
 ) -> tuple[Tensor, Tensor]:
     """Pool padded sequences: returns (pooled [N, D], weights [N, T]).
 
-    states: [N, T, D], float64, float32, float16 or bfloat16. Of row n the first lengths[n] steps are real; what stands
-    behind them is never read and gets a gradient of 0. lengths: int32 or int64 [N]; taken as 0 below 0, as T above T.
+    states: [N, T, D], float64, float32, float16 or bfloat16. Of row n the first lengths[n] steps are real; the steps
+    after them are never read and get a gradient of 0. lengths: int32 or int64 [N]; taken as 0 below 0, as T above T.
     weight [A, D], bias [A], context [A]: the projection's and the context vector, in the dtype of states, or all
     three in float32 beside states of half precision, to which the products round them. D and A from 1 to 4096: up to
     128 the kernels on the matrix units take them; above it PyTorch's operations do (a plain, slow kernel if ragged).
