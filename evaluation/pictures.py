@@ -216,7 +216,7 @@ def betas(table: pd.DataFrame, path: Path) -> None:
             axes.plot(wide.index, wide.median(axis=1), color=BLUE, linewidth=2.2, label="median of the seeds")
             axes.set_title(name)
             axes.set_xlabel("layer")
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.locator_params(axis="x", integer=True)
         figure.axes[0].legend(loc="best")
         figure.axes[0].set_ylabel("beta")
 
