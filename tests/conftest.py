@@ -32,7 +32,7 @@ class Project:
     directory: Path
     environment: dict[str, str] = field(repr=False)
 
-    def run(self, *command: str, code: int | None = 0, timeout: float = 300, **environment: str):
+    def run(self, *command: str, code: int | None = 0, timeout: float = 600, **environment: str):
         """Run a command in the copy (``python`` is this Python) and return it with its output; check its exit code."""
         done = subprocess.run(
             [sys.executable if word == "python" else word for word in command],
