@@ -1,4 +1,4 @@
-# reread: one command each. `make doctor` says what is missing and the command that mends it.
+# reread: one target per task. `make doctor` prints what is missing and the command that fixes it.
 
 EXPERIMENT ?= default
 VENV := $(CURDIR)/.venv
@@ -8,11 +8,11 @@ REREAD := $(PYTHON) -m commands
 # DVC starts `python` by name: the environment's own comes first.
 export PATH := $(BIN):$(PATH)
 export REREAD_PROJECT := $(CURDIR)
-# Without --force nothing is accepted that data.dvc does not describe.
-TAKE_UP := dvc commit --quiet data.dvc </dev/null 2>/dev/null
+# Without --force DVC records only data that data.dvc describes already.
+RECORD_DATA := dvc commit --quiet data.dvc </dev/null 2>/dev/null
 NOT_DESCRIBED := data/ is not what data.dvc describes: 'dvc add data' if you added or changed data, then commit \
 data.dvc and data.manifest.json; else remove data/ and run 'make data' again
-# Python 3.11, or the nearest there is.
+# Python 3.11, or else the default one.
 SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 
 .PHONY: install ext checked-data data run repro test test-packages lint format docs docs-check ui serve doctor clean
@@ -22,9 +22,9 @@ run: data
 
 install: $(VENV)/installed
 
-# torch first and by itself: a user's pip takes the build that suits the machine (CPU or CUDA), whose hashes differ.
-# The lock file is complete and is installed as it stands: pip's resolver, let loose on it, takes a new release of a
-# package that another one asks for with extras, and then refuses it for want of a hash. `pip check` has the last word.
+# torch is installed first: pip chooses the build that suits the machine (CPU or CUDA), and their hashes differ.
+# --no-deps: the lock file is complete. pip's resolver would choose a newer release of a package that another one requires
+# with extras, and then reject it because its hash is missing. `pip check` verifies the result.
 $(VENV)/installed: requirements.lock
 	$(SYSTEM_PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
@@ -33,24 +33,24 @@ $(VENV)/installed: requirements.lock
 	$(BIN)/pip check --disable-pip-version-check
 	touch $@
 
-# A DVC remote is asked first, where one is configured. Then data/ is made or checked against data.manifest.json.
+# Pull from a DVC remote, if one is configured. Then build data/ or check it against data.manifest.json.
 checked-data: install
 	@if [ -n "$$(dvc remote list)" ]; then dvc pull data.dvc || echo "no data from the remote: building it here"; fi
 	@$(REREAD) data
 
-# DVC takes data/ up if it is what data.dvc describes. Where it is not, a run needs no more than the manifest.
+# Let DVC cache data/ if data.dvc describes it. If not, print a note: a run needs the manifest only.
 data: checked-data
-	@$(TAKE_UP) || echo "note: $(NOT_DESCRIBED)"
+	@$(RECORD_DATA) || echo "note: $(NOT_DESCRIBED)"
 
-# The CUDA kernels of cuda_ext/, compiled ahead of time: needs nvcc, no GPU.
+# Compile the CUDA kernels of cuda_ext/. This needs nvcc and no GPU.
 ext: install
 	$(PYTHON) -m cuda_ext.build
 
 repro: checked-data
-	@$(TAKE_UP) || { echo "error: $(NOT_DESCRIBED)" >&2; exit 2; }
+	@$(RECORD_DATA) || { echo "error: $(NOT_DESCRIBED)" >&2; exit 2; }
 	dvc repro $(if $(filter default,$(EXPERIMENT)),,results/dvc.yaml:experiment@$(EXPERIMENT))
 
-# What the tests need beside Python: a browser, on machines where Debian's packages can be installed.
+# Install the browser of the tests, in CI on Debian.
 test-packages:
 	@if [ -n "$$CI" ] && ! command -v chromedriver >/dev/null; then \
 	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; fi
@@ -67,7 +67,7 @@ format: install
 	ruff format .
 	ruff check --fix .
 
-# The site, without a network. -W: a broken reference or a module that cannot be imported fails the build.
+# Build the site without a network. A broken reference or a module that cannot be imported is an error.
 docs: install
 	sphinx-build --quiet --fail-on-warning --keep-going -d .cache/docs docs site
 
@@ -84,7 +84,7 @@ serve: install
 doctor:
 	@$(SYSTEM_PYTHON) commands/preflight.py && $(REREAD) doctor
 
-# Caches alone: runs, prepared arrays and what MLflow remembers stay (see `reread prune`).
+# Remove caches only. `reread prune` removes runs and prepared arrays.
 clean:
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .cache/docs site docs/api
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

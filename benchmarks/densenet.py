@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def network(name: str, **settings: Any) -> nn.Module:
-    """Build our network of a step on the GPU, channels-last."""
+    """Build the network of a step on the GPU, channels-last."""
     model, given, _, size, classes = STEPS[name]
     arrays = {"images": {"shape": [1, size, size, 3]}}
     description = {"name": "random", "kind": "image", "classes": list(range(classes)), "arrays": arrays}

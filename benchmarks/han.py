@@ -1,4 +1,4 @@
-"""Documents a second of HAN's training step: ``python -m benchmarks.han [--batch N ...] [--json FILE]``, on a GPU.
+"""Documents per second of HAN's training step: ``python -m benchmarks.han [--batch N ...] [--json FILE]``, on a GPU.
 
 One step is forward pass, loss, backward pass and update, by fused AdamW (the peer's by fused Adam); documents of 20
 sentences of 3 to 30 words, uniformly drawn, a vocabulary of 50,000 vectors of 200, 50 units a direction. Ours is
@@ -69,7 +69,7 @@ class PeerHAN(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.han", description="Time HAN's training step.")
-    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES, help="documents a step")
+    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES, help="documents per step")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -146,7 +146,7 @@ def peer_steps(amp: str, tokens: Tensor, labels: Tensor) -> tuple[Callable[[], o
 
 
 def table(measured: dict[str, Any]) -> str:
-    lines = ["| batch | step | ms | spread | n | documents a second |", f"|{'---|' * 6}"]
+    lines = ["| batch | step | ms | spread | n | documents per second |", f"|{'---|' * 6}"]
     for result in measured["results"]:
         for name, row in result["timed"].items():
             spread = row["high_quartile_ms"] - row["low_quartile_ms"]

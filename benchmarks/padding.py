@@ -1,4 +1,4 @@
-"""What padding costs: training steps with and without it, on batches of similar length and at random.
+"""The cost of padding: training steps with and without it, on batches of similar length and at random.
 
 python -m benchmarks.padding --experiment quantiles-imdb     at each of its quantiles, on its prepared arrays
 
@@ -14,7 +14,7 @@ A step is forward pass, loss, backward pass and update. It is done in these ways
 On a GPU the first and the last are replayed from CUDA graphs. Batches padded to their longest have almost as many
 shapes as there are batches, so no graph is used: the time of small batches is that of launches, not of padding.
 
-Shape legend: n rows of a batch, S sentences, W words, E embedding, H units a direction, K classes.
+Shape legend: n rows of a batch, S sentences, W words, E embedding, H units per direction, K classes.
 """
 
 import argparse

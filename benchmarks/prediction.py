@@ -1,4 +1,4 @@
-"""Documents a second of prediction: one by one and in batches, on one core, on two in two ways, and on a GPU.
+"""Documents per second of prediction: one by one and in batches, on one core, on two in two ways, and on a GPU.
 
 python -m benchmarks.prediction --model runs/KEY        a trained network, on the test documents of its data
 python -m benchmarks.prediction --prepared prepared/KEY    an untrained HAN of --embedding and --hidden, likewise
@@ -39,7 +39,7 @@ from storage.files import read_json, read_object, write_json
 from storage.prepared import Prepared, open_prepared
 from storage.run_folder import JOB
 
-# Documents a batch, and documents a round: enough that a round on two cores takes about a second.
+# Documents per batch, and documents per round: enough that a round on two cores takes about a second.
 ON_CPU = {1: 64, 128: 512}
 ON_GPU = {1: 256, 128: 4096, 1024: 16384}
 # Processes and threads of each. Threads are those of PyTorch: text is read by one.
@@ -51,7 +51,7 @@ DRAWN = 1024
 
 @dataclass(frozen=True)
 class Subject:
-    """What is timed: a network, the rows of prepared arrays that it reads, and their raw texts where there are some."""
+    """The subject of a measurement: a network, the prepared rows that it reads, and their raw texts, if any."""
 
     network: nn.Module
     prepared: Prepared
@@ -145,7 +145,7 @@ def work(span: str, places: np.ndarray, batch: int) -> float:
 
 
 def measure(subject: Subject, about: tuple[Any, ...], rounds: int) -> list[dict[str, Any]]:
-    """Time every span, batch and way, ``rounds`` times; one mapping each, with documents a second."""
+    """Time every span, batch and way, ``rounds`` times; one mapping each, with documents per second."""
     context = get_context("spawn")
     pools = {
         way: [ProcessPoolExecutor(1, context, start, (threads, *about)) for _ in range(processes)]
@@ -245,7 +245,7 @@ def main() -> None:
 
 def table(measured: dict[str, Any]) -> str:
     """The figures as a Markdown table, and for each span and batch the best use of two cores."""
-    columns = ["timed", "batch", "way", "documents a second", "documents a second of processor time", "n"]
+    columns = ["timed", "batch", "way", "documents per second", "documents per second of processor time", "n"]
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     best: dict[str, dict[str, Any]] = {}
     for result in measured["results"]:
@@ -258,7 +258,7 @@ def table(measured: dict[str, Any]) -> str:
         if result["way"] in WAYS and median > best.get(case, {"median": 0})["median"]:
             best[case] = {"way": result["way"], "median": median}
     for case, one in best.items():
-        lines.append(f"best on the CPU, {case}: {one['way']}, {one['median']:,.0f} a second")
+        lines.append(f"best on the CPU, {case}: {one['way']}, {one['median']:,.0f} per second")
     return "\n".join(lines)
 
 

@@ -43,7 +43,7 @@ def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
 def over_seeds(draws: int) -> Iterator[Sequence[str]]:
     for differences in DIFFERENCES:
         for name, method in METHODS.items():
-            # BCa is slow, and needs no second digit to be told from 95 %.
+            # BCa is slow, and one digit already shows that it differs from 95 %.
             many = draws if method is bca else 5 * draws
             found = [coverage_over_seeds(differences, seeds, many, method) for seeds in SEEDS]
             yield [differences, name, *(f"{100 * share:.1f} %" for share in found)]

@@ -4,30 +4,32 @@ reread adopt --experiment imdb --from ../old/runs
 reread adopt --experiment imdb --from runs --epochs 2 --dry-run
 REREAD_MACHINE=machine.json reread adopt --experiment imdb --from runs --proof there/runs
 
-The first seed of each variant is trained again by today's code for some epochs (--epochs), and its history must equal
-the old run's to the last digit. Then each old run of that variant is copied to its key of today; one whose variant is
-trained differently today is left. With --proof the first epochs were trained elsewhere: `reread jobs` writes the jobs,
-`python -m training` trains them there, and their folders are copied to FOLDER.
+Each old run of a variant is copied to its key of today, if today's code computes the same:
+
+- on a CPU, if both sources gave the same golden runs (planning/equivalent_sources.json);
+- otherwise today's code trains the first seed of the variant for some epochs (--epochs), and the history must equal the
+  old run's to the last digit. With --proof another machine trained these epochs: `reread jobs` writes the jobs,
+  `python -m training` trains them there, and their folders are copied to FOLDER.
+
+A variant that today's code trains differently is left as it is, and the exit code is 1.
 """
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from commands.options import Experiment, Variants, plan_of
+from planning.adopt import adopt, golden_runs_are_equal, old_run, require_agreement
 from planning.runs import all_runs
 from storage.errors import InputError
-from storage.files import published_directory, read_json, write_json
 from storage.locks import file_lock, run_lock
-from storage.run_folder import HISTORY, JOB, RESULT, RunFolder
+from storage.run_folder import HISTORY, RunFolder
 
 FOLDER = ".adopted"
-# Parts of a job by which the old runs of one variant must agree, whatever their names were.
-SETTINGS = ("model", "network", "training", "machine", "prepared")
 
 
 def command(
@@ -57,43 +59,27 @@ def command(
     different = 0
     for variant, pairs in found.items():
         require_agreement(variant, [old for _, old in pairs])
-        job, old = pairs[0]
-        then = history(old.directory, epochs)
-        now = (
-            history(proof / job["run_key"], epochs) if proof else train_first_epochs(job, epochs, plan.environment.runs)
-        )
-        if then != now[: len(then)] or not then:
+        equal = evidence(pairs, epochs, proof, plan.environment.runs)
+        if equal is None:
             different += 1
-            epoch = next(
-                (number for number, lines in enumerate(zip(then, now, strict=False), 1) if lines[0] != lines[1]), 0
-            )
-            print(f"{variant}: left, today's code trains it differently (from epoch {epoch} of {old.key})")
+            print(f"{variant}: left, today's code trains it differently (from the first {epochs} epochs on)")
             continue
-        print(f"{variant}: {len(then)} epochs are equal, {len(pairs)} runs are adopted{' (dry run)' * dry_run}")
+        print(f"{variant}: {equal}, {len(pairs)} runs are adopted{' (dry run)' * dry_run}")
         for job, old in pairs if not dry_run else ():
             adopt(job, old)
     return 1 if different else 0
 
 
-def old_run(job: Mapping[str, Any], runs: Iterable[RunFolder]) -> RunFolder | None:
-    """Return the run of the same experiment, variant, data set and seed; InputError where there are several."""
-    names = ("experiment", "variant", "model", "data", "seed")
-    found = [run for run in runs if all(run.job.get(name) == job[name] for name in names)]
-    if len(found) > 1:
-        keys = ", ".join(run.key for run in found[:3])
-        raise InputError(f"{len(found)} runs are of {job['variant']} seed {job['seed']} ({keys}): leave one of them")
-    return found[0] if found else None
-
-
-def require_agreement(variant: str, runs: list[RunFolder]) -> None:
-    """Raise InputError where old runs of a variant differ in more than their seed."""
-    first = runs[0]
-    for run in runs[1:]:
-        for name in SETTINGS:
-            if run.job.get(name) != first.job.get(name):
-                raise InputError(
-                    f"{variant}: runs {first.key} and {run.key} differ in {name}: adopt one experiment's runs"
-                )
+def evidence(
+    pairs: list[tuple[dict[str, Any], RunFolder]], epochs: int, proof: Path | None, runs_root: Path
+) -> str | None:
+    """Return what shows that today's code computes the old runs of a variant, or None where it does not."""
+    if all(golden_runs_are_equal(job, old.job) for job, old in pairs):
+        return "golden runs are equal"
+    job, old = pairs[0]
+    then = history(old.directory, epochs)
+    now = history(proof / job["run_key"], epochs) if proof else train_first_epochs(job, epochs, runs_root)
+    return f"{len(then)} epochs are equal" if then and then == now[: len(then)] else None
 
 
 class Enough(Exception):
@@ -125,17 +111,3 @@ def train_first_epochs(job: Mapping[str, Any], epochs: int, runs_root: Path) -> 
         lines = history(directory, epochs)
         shutil.rmtree(directory)
     return lines
-
-
-def adopt(job: Mapping[str, Any], old: RunFolder) -> None:
-    """Copy an old run to the folder of ``job``, under its key; its evaluations are made again."""
-    import models
-
-    destination = Path(job["run_directory"])
-    with file_lock(run_lock(destination)), published_directory(destination) as folder:
-        ignored = shutil.ignore_patterns("evaluation", ".*", JOB, RESULT)
-        shutil.copytree(old.directory, folder, ignore=ignored, dirs_exist_ok=True)
-        write_json(folder / JOB, {**job, "adopted_from": old.key})
-        result = {**read_json(old.directory / RESULT), "run_key": job["run_key"]}
-        result["network_source"] = models.network_source(job["model"], job["network"])
-        write_json(folder / RESULT, result)

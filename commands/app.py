@@ -1,13 +1,13 @@
 """The command ``reread``. Its subcommands are the files of this folder, and only the one that is called is imported."""
 
-import ast
 import importlib
 import sys
-from pathlib import Path
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from commands.options import first_line
 from storage.errors import InputError, command
 from storage.registry import Registry
 
@@ -18,17 +18,17 @@ INTERRUPTED = 130
 class Subcommands(TyperGroup):
     """The subcommands by name and first line of help; the one that is called is replaced by its own file's command."""
 
-    def resolve_command(self, context, arguments):
-        name, found, rest = super().resolve_command(context, arguments)
-        return name, found and load(name), rest
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # of Typer's own copy of Click
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, load(name) if found and name else None, rest
 
 
-def load(name: str):
+def load(name: str) -> Any:
     """Import commands/NAME.py and make its ``command`` a command of Typer's, with the file's docstring as its help."""
     module = importlib.import_module(f"commands.{name}")
     app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
     # \b keeps the lines of a paragraph as they are.
-    text = module.__doc__.strip().replace("\n\n", "\n\n\b\n")
+    text = (module.__doc__ or "").strip().replace("\n\n", "\n\n\b\n")
     settings = getattr(module, "CONTEXT", {})
     app.command(name, help=text, context_settings={"help_option_names": ["-h", "--help"], **settings})(module.command)
     return typer.main.get_command(app)
@@ -36,7 +36,7 @@ def load(name: str):
 
 def summary(name: str) -> str:
     """The first line of a subcommand's docstring; the file is parsed and not imported."""
-    return ast.get_docstring(ast.parse((Path(__file__).parent / f"{name}.py").read_bytes())).splitlines()[0]
+    return first_line(REGISTRY, name)
 
 
 def make_app() -> typer.Typer:

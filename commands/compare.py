@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -27,7 +27,7 @@ from storage.run_folder import RunFolder
 
 DIGEST = re.compile(r"[0-9a-f]{32,}")
 
-# What names a run is no difference between two.
+# Names of a run, which are no difference between two.
 NAMES = {"run_key", "variant", "seed"}
 
 
@@ -69,7 +69,7 @@ def compare(a: RunFolder, b: RunFolder) -> dict[str, list[Row]]:
 
 
 def same_outcome(sections: Mapping[str, list[Row]]) -> bool:
-    """Whether weights and results are equal, to the last digit."""
+    """Return whether weights and results are equal to the last digit."""
     return all(row.equal for row in sections["results"])
 
 
@@ -78,7 +78,7 @@ def _parameters(run: RunFolder) -> dict[str, Any]:
 
 
 def _data(run: RunFolder) -> dict[str, Any]:
-    """What the run read: as its prepared.json has it, or the key alone where that is gone."""
+    """Return the run's data: its prepared.json, or the key alone if that file is gone."""
     folder = Path(run.job["prepared"])
     known = {"prepared": folder.name, "arrays": run.job.get("key_parts", {}).get("data")}
     file = folder / DESCRIPTION
@@ -91,17 +91,17 @@ def _data(run: RunFolder) -> dict[str, Any]:
 
 def _results(a: RunFolder, b: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
     """Results, and the metrics of the newest evaluation that was made of both in the same way."""
-    found = tuple(_flat({key: value for key, value in run.result.items() if key not in NAMES}) for run in (a, b))
+    of_a, of_b = (_flat({key: value for key, value in run.result.items() if key not in NAMES}) for run in (a, b))
     evaluations = a.evaluations(), b.evaluations()
     shared = [key for key in evaluations[0] if key in evaluations[1]]
     if shared:
-        for results, metrics in zip(found, evaluations, strict=True):
-            # Lists (counts a class, bins of confidence) stay in the report.
+        for results, metrics in zip((of_a, of_b), evaluations, strict=True):
+            # Lists (counts per class, bins of confidence) stay in the report.
             numbers = {
                 key: value for key, value in _flat(metrics[shared[-1]]).items() if isinstance(value, int | float)
             }
             results |= {**numbers, **results}
-    return found
+    return of_a, of_b
 
 
 def _rows(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Row]:
@@ -204,7 +204,7 @@ def list_of_runs() -> list[dict[str, Any]]:
 def table_of_runs(listed: list[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), title=f"{read_environment().runs}/", title_justify="left")
     for name in listed[0]:
-        justify = "right" if name in ("seed", "validation", "epochs") else "left"
+        justify: Literal["left", "right"] = "right" if name in ("seed", "validation", "epochs") else "left"
         # A key that is typed again is not shortened, however narrow the terminal.
         table.add_column(name.replace("_", " "), justify=justify, no_wrap=name == "run_key", overflow="fold")
     for run in listed:

@@ -39,7 +39,7 @@ GIGABYTE, GIBIBYTE = 10**9, 2**30
 
 @dataclass(frozen=True)
 class Check:
-    """What was checked, its state (optional: something is left out without it), what was found, and the fix."""
+    """The result of one check: its state (optional: something is left out without it), the finding, and the fix."""
 
     name: str
     state: str
@@ -141,7 +141,7 @@ def browser() -> Check:
 
 
 def dvc_remote() -> Check:
-    """Where DVC keeps data/ for others, and whether it verifies what it fetches."""
+    """Check whether DVC has a remote for data/, and whether it verifies fetched files."""
     settings = configparser.ConfigParser(interpolation=None)
     settings.read([".dvc/config", ".dvc/config.local"])
     remotes = {name.split('"')[1]: settings[name] for name in settings.sections() if "remote " in name}

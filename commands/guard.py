@@ -19,7 +19,7 @@ def stop(server: psutil.Process) -> None:
     """Ask a server to end, wait, and kill what is left of it and of the processes that it started.
 
     The flow runs of a worker, which lead process groups, end first, while Prefect's server still answers. The worker
-    itself would kill them, and Prefect and MLflow would show them as running for ever. A flow run waits for its
+    itself would kill them, and Prefect and MLflow would show them as running forever. A flow run waits for its
     training processes, and may start another before it reacts to the signal.
     """
     flow_runs = [child for child in server.children() if os.getpgid(child.pid) == child.pid]

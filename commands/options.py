@@ -1,5 +1,6 @@
 """Options that several commands have, with their completion, and how commands print."""
 
+import ast
 import contextlib
 import io
 import json
@@ -8,11 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from planning.experiment import experiments, load_experiment
 from planning.runs import all_runs
+from storage.registry import Registry
 
 if TYPE_CHECKING:
     from planning.plan import Plan
@@ -68,8 +69,14 @@ def plan_of(
     return make_plan(experiment, variants or None, seeds or None, overrides or ())
 
 
+def first_line(registry: Registry, name: str) -> str:
+    """Return the first line of a member's docstring; the file is parsed and not imported."""
+    text = ast.get_docstring(ast.parse((registry.folder / f"{name}.py").read_bytes()))
+    return (text or "").partition("\n")[0]
+
+
 def progress(as_json: bool) -> contextlib.AbstractContextManager:
-    """Where ``as_json``, print progress inside the block to stderr: stdout is for the JSON alone."""
+    """Print progress inside the block to stderr if ``as_json``: stdout is for the JSON alone."""
     return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
 
 
@@ -78,7 +85,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def print_table(table: Table) -> None:
+def print_table(table: RenderableType) -> None:
     """Print a table: as wide as the terminal, or, where stdout is none, as wide as its cells and without padding."""
     if sys.stdout.isatty():
         Console(highlight=False).print(table)

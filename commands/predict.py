@@ -89,7 +89,7 @@ def _read(file: BinaryIO, where: str) -> bytes:
 
 
 def _lines(file: BinaryIO, where: str) -> Iterator[str]:
-    """Each line without its end, an empty one too: answers stand in the order of the lines."""
+    """Each line without its end, also an empty one: the answers are in the order of the lines."""
     for number, line in enumerate(file, 1):
         yield _text(line.removesuffix(b"\n").removesuffix(b"\r"), f"line {number} of {where}")
 
@@ -133,15 +133,15 @@ def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:
 
 
 def _caveats(row: Mapping[str, Any]) -> Iterable[Text]:
-    """How much of the document the answer rests on."""
+    """Yield notes on an answer: unknown words and truncation."""
     read, unknown = row["words_read"], row["words_unknown"]
     words = "word" if read == 1 else "words"
     cut = ", the rest of the document was cut" if row["cut"] else ""
     if not read:
         yield Text("There is no word in the document: this is the answer to nothing.", style="yellow")
     elif unknown == read:
-        said = f"None of its {read} {words} is known{cut}: this is the answer to no word in particular."
-        yield Text(said, style="yellow")
+        note = f"None of its {read} {words} is known{cut}: this is the answer to no word in particular."
+        yield Text(note, style="yellow")
     else:
         yield Text(f"{read} {words} read, {unknown} of them unknown{cut}", style="dim")
 
@@ -154,8 +154,8 @@ def _attended(attention: list[Mapping[str, Any]]) -> Iterable[Text]:
     words = shown[:SHOWN_WORDS] + ["…"] * (len(shown) > SHOWN_WORDS)
     place = f"of {len(attention)} sentences, " if len(attention) > 1 else ""
     yield Text(f"Most attended ({place}weight {most['weight']:.2f}): {_printable(' '.join(words))}")
-    said = ", ".join(f"{word} {weight:.2f}" for weight, word in weighted[:MOST_ATTENDED])
-    yield Text(f"In it: {_printable(said)}")
+    attended = ", ".join(f"{word} {weight:.2f}" for weight, word in weighted[:MOST_ATTENDED])
+    yield Text(f"In it: {_printable(attended)}")
 
 
 def _printable(text: str) -> str:

@@ -11,8 +11,8 @@ import sys
 OLDEST = (3, 11)
 
 
-def problem(venv=".venv"):
-    """What is wrong and the command that fixes it, or None."""
+def problem(venv: str = ".venv") -> "tuple[str, str] | None":
+    """Return the first problem and the command that fixes it, or None."""
     made, settings = os.path.isdir(venv), os.path.join(venv, "pyvenv.cfg")
     version = sys.version_info[:2]
     if os.path.isfile(settings):

@@ -82,11 +82,13 @@ def command(
     freed, in_use = remove(items)
     console.print(f"freed {decimal(freed)}")
     for item in in_use:
-        console.print(f"left: {item.path} is in use by {holder(item.lock)}", markup=False)
+        console.print(
+            f"left: {item.path} is in use by {holder(item.lock) if item.lock else 'another process'}", markup=False
+        )
 
 
 def find() -> list[Item]:
-    """Everything that can go, the kinds in the order above. InputError where an experiment cannot be read."""
+    """Return every item that can be removed, kinds in the order above. InputError if an experiment cannot be read."""
     from planning.plan import make_plan  # torch
 
     wanted = {name: make_plan(name).parts() for name in experiments()}
@@ -154,7 +156,7 @@ def _why_stale(run: RunFolder, wanted: dict[str, dict[str, dict[str, Any]]]) -> 
 
 
 def _changes(job: dict[str, Any], today: dict[str, Any]) -> str:
-    """What of a job differs from the parts of a key today, in words; empty where nothing does."""
+    """Return in words how a job differs from today's parts of its key; empty if it does not."""
     then = job["key_parts"]
     parts = []
     if any(then[name] != today[name] for name in ("model", "network", "training")):
@@ -201,7 +203,7 @@ def _touched(path: Path) -> float:
 
 
 def table(items: list[Item]) -> Table:
-    """What can go, and what it frees in total."""
+    """Return the table of the items and the total that they free."""
     listed = Table(box=None, padding=(0, 3, 0, 0), show_footer=True)
     total = f"{decimal(sum(item.bytes for item in items))} in all"
     for title, footer in (("what", ""), ("where", total), ("why", "")):

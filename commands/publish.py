@@ -4,24 +4,28 @@ reread publish imdb
 reread publish imdb --without-weights      runs came back from another machine without their weights
 
 Writes what is committed: metrics.json, verdicts.json, plan.json, the tables (CSV) and differences.png of the report,
-and runs.json with each run's key, seed, sha256 of its weights, environment and commit. Refuses a report of a selection,
+and runs.json with each run's key, seed, sha256 of its weights, environment and commit. DVC gets a stage for the
+experiment (results/experiments.yaml). Refuses a report of a selection,
 of other settings than today's, and of runs whose files do not match their digests.
 """
 
 import shutil
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+import yaml
 
 from commands.options import EXPERIMENTS, AsJson, plan_of, print_json
+from planning.experiment import EXPERIMENTS as EXPERIMENTS_FOLDER
+from planning.runs import RESULTS, RUNS, run_records
+from planning.schema import read_yaml
 from storage.errors import InputError
-from storage.files import published_directory, read_json, read_object, sha256_file, write_json
-from storage.run_folder import ENVIRONMENT, JOB, RESULT, WEIGHTS
+from storage.files import published_directory, read_object, write_json, write_text
 
-RESULTS = Path("results")
+LISTED = """# The experiments that results/dvc.yaml has a stage of; `reread publish NAME` adds one.
+# of: the file whose variants or comparisons an experiment takes, or params.
+"""
 RECORDS = ("metrics.json", "verdicts.json", "plan.json")
-NOT_PUBLISHED = ("host",)
 
 
 def command(
@@ -44,44 +48,37 @@ def command(
     if record["partial"] or record["key"] != plan.key:
         what = "a selection or override" if record["partial"] else "other settings or data than today's"
         raise InputError(f"{report} is the report of {what}: {again}")
-    measured = {(name, int(seed)) for name, variant in metrics["variants"].items() for seed in variant["seeds"]}
-    if measured != {(name, seed) for name in plan.variants for seed in plan.seeds}:
+    folders = {
+        (name, int(seed)): plan.environment.runs / about["run_key"]
+        for name, variant in metrics["variants"].items()
+        for seed, about in variant["seeds"].items()
+    }
+    if set(folders) != {(name, seed) for name in plan.variants for seed in plan.seeds}:
         raise InputError(f"{report / 'metrics.json'} does not have every variant and seed of the experiment: {again}")
-    runs = [
-        verified_run(plan.environment.runs / about["run_key"], without_weights)
-        for variant in metrics["variants"].values()
-        for about in variant["seeds"].values()
-    ]
+    runs = run_records(folders, without_weights)
     with published_directory(RESULTS / experiment, replace=True) as folder:
         for name in (*RECORDS, *(path.name for path in report.glob("*.csv")), "differences.png"):
             if (report / name).is_file():
                 shutil.copy2(report / name, folder / name)
-        write_json(folder / "runs.json", runs)
+        write_json(folder / RUNS, runs)
+    if experiment != "default":  # dvc.yaml has the stages of the default one
+        add_to_dvc(experiment)
     if as_json:
         print_json({"results": str(RESULTS / experiment), "runs": runs})
     else:
         print(f"{RESULTS / experiment}: {len(runs)} runs; commit it")
 
 
-def verified_run(directory: Path, without_weights: bool) -> dict[str, Any]:
-    """Return what is published of a run; InputError where a file does not match its digest."""
-    result = read_object(directory / RESULT, "run_key", "variant", "seed", "weights_sha256")
-    job = read_object(directory / JOB, "run_key", "data")
-    weights = directory / WEIGHTS
-    if not result["run_key"] == job["run_key"] == directory.name:
-        raise InputError(f"{directory} is not the run of its name: its result.json names run '{result['run_key']}'")
-    if not weights.is_file() and not without_weights:
-        raise InputError(f"{weights} is missing, so its digest cannot be verified: copy it here or --without-weights")
-    if weights.is_file() and sha256_file(weights) != result["weights_sha256"]:
-        raise InputError(f"{weights} does not match the sha256 in result.json: train run {directory.name} again")
-    environment = read_json(directory / ENVIRONMENT)
-    return {
-        "run_key": directory.name,
-        "variant": result["variant"],
-        "data": job["data"],
-        "seed": result["seed"],
-        "weights_sha256": result["weights_sha256"],
-        "weights_verified": weights.is_file(),
-        "commit": environment.get("git_commit"),
-        "environment": {name: value for name, value in environment.items() if name not in NOT_PUBLISHED},
-    }
+def add_to_dvc(experiment: str) -> None:
+    """Add an experiment to the list for which results/dvc.yaml has a stage."""
+    path = RESULTS / "experiments.yaml"
+    listed = read_yaml(path)["experiments"] if path.is_file() else {}
+    listed[experiment] = {"of": depends_on(experiment)}
+    write_text(path, LISTED + yaml.safe_dump({"experiments": dict(sorted(listed.items()))}, default_flow_style=None))
+
+
+def depends_on(experiment: str) -> str:
+    """Return the file, without .yaml, whose variants or comparisons an experiment takes; params where it takes none."""
+    given = read_yaml(EXPERIMENTS_FOLDER / f"{experiment}.yaml")
+    others = [value for key in ("tunes", "comparisons") if isinstance(value := given.get(key), str)]
+    return str(EXPERIMENTS_FOLDER / others[0]) if others else "params"

@@ -122,8 +122,10 @@ def deploy(api: str) -> None:
 
     def prefect(*arguments: str) -> subprocess.CompletedProcess:
         command, environment = _module("prefect", "--no-prompt", *arguments), {**os.environ, "PREFECT_API_URL": api}
-        merged = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.run(command, env=environment, text=True, **merged)
+        return subprocess.run(
+            command, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
     require_answer(api)
     with temporary_settings({PREFECT_API_URL: api}), get_client(sync_client=True) as client:
@@ -153,8 +155,9 @@ class Servers:
         self.guard = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         return self
 
-    def __exit__(self, *_) -> None:
-        self.guard.stdin.close()
+    def __exit__(self, *_: object) -> None:
+        if self.guard.stdin:
+            self.guard.stdin.close()
         for _server, process in reversed(self.running):
             process.wait()
         self.guard.wait()
@@ -214,7 +217,7 @@ def prefect_session() -> Iterator[None]:
         free.bind((HOST, 0))
         port = free.getsockname()[1]
     servers = Servers().__enter__()
-    # Prefect's threads deliver their last logs and events when the interpreter ends, and wait for ever for a server
+    # Prefect's threads deliver their last logs and events when the interpreter ends, and wait forever for a server
     # that is gone: it is stopped after them.
     atexit.register(servers.__exit__)
     servers.start(prefect_server(port))
@@ -248,7 +251,7 @@ def _refuse_taken(server: Server) -> None:
         )
 
 
-def _interrupt(*_) -> None:
+def _interrupt(*_: object) -> None:
     """Treat SIGTERM as Ctrl-C, and ignore every later signal while the servers are being stopped."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -12,7 +12,6 @@ Writes results.json, tables and a figure to results/studies/NAME, or NAME/DATA. 
 evaluate its experiment first, by `reread run`.
 """
 
-import ast
 import contextlib
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from commands.options import EXPERIMENTS, RUNS, AsJson, Overrides, Seeds, completion, plan_of, print_json
+from commands.options import EXPERIMENTS, RUNS, AsJson, Overrides, Seeds, completion, first_line, plan_of, print_json
 from planning.runs import find_run
 from planning.schema import parse_yaml
 from planning.validation import read
@@ -60,7 +59,7 @@ def command(
 ) -> None:
     if name is None:
         listed = {study: summary(study) for study in REGISTRY.available()}
-        print_json(listed) if as_json else print(*(f"{one:<12} {said}" for one, said in listed.items()), sep="\n")
+        print_json(listed) if as_json else print(*(f"{one:<12} {line}" for one, line in listed.items()), sep="\n")
         return
     module = REGISTRY.module(name)
     settings = settings_of(module, option or [], debug)
@@ -74,20 +73,20 @@ def command(
     from runtime.gpu_lease import acquire_gpu
     from studies import study_io
 
-    place = study_io.destination(to, name, source and source.data)
+    place = study_io.destination(to, name, source.data if source else None)
     torch.set_num_threads(1)
     # Only a study of networks computes with them.
     with acquire_gpu() if module.VARIANT else contextlib.nullcontext(torch.device("cpu")) as device:
         set_determinism(True)
         findings = module.study(settings, source, device)
-    provenance = study_io.provenance(source and source.keys())
+    provenance = study_io.provenance(source.keys() if source else None)
     results = study_io.publish(place, findings, provenance, module.draw_figure)
     print_json(results) if as_json else print(study_io.summary(results, place))
 
 
 def summary(name: str) -> str:
     """Return the first line of a study's docstring; the file is parsed and not imported."""
-    return ast.get_docstring(ast.parse((REGISTRY.folder / f"{name}.py").read_bytes())).splitlines()[0]
+    return first_line(REGISTRY, name)
 
 
 def settings_of(module: ModuleType, options: list[str], debug: bool) -> Any:

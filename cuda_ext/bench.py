@@ -96,7 +96,7 @@ def _output(arguments: list[str]) -> str | None:
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of a copy of 4 GiB within the GPU's memory."""
+    """Bytes per second, read and written, of a copy of 4 GiB within the GPU's memory."""
     source = torch.randint(256, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
     destination = torch.empty_like(source)
     return 2 * COPY_BYTES / (time_samples(lambda: destination.copy_(source), calls=1)["median_ms"] / 1e3)

@@ -1,6 +1,6 @@
 """Compile every kernel of this folder into one library, ahead of time: ``python -m cuda_ext.build`` (or ``make ext``).
 
-The library stands on PyTorch's stable ABI, target 2.11, so that one build serves Python 3.11 to 3.13 and torch 2.11 to
+The library uses PyTorch's stable ABI, target 2.11, so that one build serves Python 3.11 to 3.13 and torch 2.11 to
 2.13. Nothing here needs a GPU or PyTorch's CUDA build: nvcc and PyTorch's headers are enough. It holds machine code
 for the GPUs in ``ARCHITECTURES`` and PTX for later ones.
 """
@@ -55,7 +55,7 @@ def main() -> None:
 def build(output: Path = BUILT, gpus: Sequence[tuple[int, int]] = ARCHITECTURES) -> Path:
     """Compile what changed, link, and publish library.json in ``output``. Returns the library's path.
 
-    InputError says in one line what is missing (nvcc, a compiler) or does not fit, and the command that mends it.
+    InputError says in one line what is missing (nvcc, a compiler) or does not fit, and the command that fixes it.
     """
     nvcc = find_nvcc()
     release = check_nvcc(nvcc)

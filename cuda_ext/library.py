@@ -1,7 +1,7 @@
 """The library of compiled kernels: loaded once, when first needed, if it fits this PyTorch and this GPU.
 
 Where it does not fit, each operation runs its reference and warns once with ``ReferenceWarning``; in strict mode it
-refuses instead. Both messages name the reason and the command that mends it. Nothing here compiles anything.
+refuses instead. Both messages name the reason and the command that fixes it. Nothing here compiles anything.
 """
 
 import ctypes
@@ -68,7 +68,7 @@ def kernels(device: torch.device) -> str:
 
 @functools.cache
 def unfit(device: torch.device) -> str | None:
-    """Why no kernel can run on ``device``, with the command that mends it; None if the library is loaded and fits."""
+    """Why no kernel can run on ``device``, with the command that fixes it; None if the library is loaded and fits."""
     if device.type != "cuda":
         return f"the tensors are on the {device.type}: move them to a GPU with .to('cuda')"
     if torch.version.cuda is None:

@@ -80,7 +80,7 @@ def check() -> dict[str, Any]:
 def sanitize(tool: str) -> dict[str, Any]:
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
-        return {"passed": False, "said": "compute-sanitizer is not on the PATH: it comes with the CUDA toolkit"}
+        return {"passed": False, "output": "compute-sanitizer is not on the PATH: it comes with the CUDA toolkit"}
     return run(
         [sanitizer, "--tool", tool, "--error-exitcode", "1", sys.executable, "-m", "cuda_ext.exercise"],
         PYTORCH_NO_CUDA_MEMORY_CACHING="1",
@@ -88,13 +88,16 @@ def sanitize(tool: str) -> dict[str, Any]:
 
 
 def run(arguments: list[str], **environment: str) -> dict[str, Any]:
-    """Run a command in the project's root; ``said`` is its last line, all of it after a failure."""
+    """Run a command in the project's root; ``output`` is its last line, all of it after a failure."""
     done = subprocess.run(
         arguments, cwd=ROOT, env={**os.environ, **environment}, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     output = done.stdout.strip()
-    return {"passed": done.returncode == 0, "said": output.splitlines()[-1] if done.returncode == 0 else output[-4000:]}
+    return {
+        "passed": done.returncode == 0,
+        "output": output.splitlines()[-1] if done.returncode == 0 else output[-4000:],
+    }
 
 
 def commit() -> str | None:
@@ -106,7 +109,7 @@ def commit() -> str | None:
 def markdown(report: dict[str, Any]) -> str:
     environment = report["environment"]
     checks = "\n".join(
-        f"- {name}: {'passed' if check['passed'] else 'FAILED'} ({check['said'].splitlines()[-1].strip('= ')})"
+        f"- {name}: {'passed' if check['passed'] else 'FAILED'} ({check['output'].splitlines()[-1].strip('= ')})"
         for name, check in report["checks"].items()
     )
     return f"""# Kernels on one {environment["gpu"]}, {report["date"]}

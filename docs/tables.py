@@ -1,4 +1,4 @@
-"""Write the tables of the pages from the committed evidence in results/ and benchmarks/results/.
+"""Write the tables of the pages from the evidence in results/ and benchmarks/results/, and from the code.
 
     python docs/tables.py            # rewrite the marked regions of README.md and docs/
     python docs/tables.py --check    # change nothing; exit with code 1 where a page differs
@@ -85,6 +85,24 @@ def rule() -> str:
     return f"```text\n{text.strip()}\n```\n"
 
 
+def environment() -> Table:
+    """Return the variables of planning/environment.py."""
+    sys.path.insert(0, str(ROOT))
+    from planning.environment import table
+
+    return ["variable", "meaning", "default"], [[f"`{name}`", text, default] for name, default, text in table()]
+
+
+def sources() -> Table:
+    """Return the data sets of preprocessing/sources/, each with the first line of its file."""
+    rows = []
+    for path in sorted((ROOT / "preprocessing/sources").glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.FunctionDef) and node.name == "rows" for node in tree.body):
+            rows.append([f"`{path.stem}`", (ast.get_docstring(tree) or "").partition("\n")[0]])
+    return ["name", "content"], rows
+
+
 def default_verdicts() -> Table:
     header = ["claim", "verdict", "difference over seeds", "over seeds and items", "p after Holm"]
     rows = [
@@ -95,13 +113,13 @@ def default_verdicts() -> Table:
             interval(one["over_seeds_and_items"], 4),
             f"{one['holm_p']:.3f}",
         ]
-        for one in read_json("results/evaluate/verdicts.json")["verdicts"]
+        for one in read_json("results/default/verdicts.json")["verdicts"]
     ]
     return header, rows
 
 
 def default_accuracies() -> Table:
-    metrics = read_json("results/evaluate/metrics.json")
+    metrics = read_json("results/default/metrics.json")
     rows = []
     for data, baselines in metrics["baselines"].items():
         for name, variant in metrics["variants"].items():

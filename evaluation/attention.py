@@ -45,7 +45,7 @@ def explain(record: RunRecord, prepared: Prepared, folder: Path) -> Explanation 
 
 
 def has_attention(run_directory: Path, prepared: Prepared) -> bool:
-    """Whether the network attends, its weights are still there, and there are words to show it on."""
+    """Return whether the network attends, its weights are still there, and there are words to show it on."""
     if not (prepared.directory / "example_documents.json").is_file():
         return False
     if not (run_directory / WEIGHTS).is_file():
@@ -73,7 +73,7 @@ def shown_documents(run_directory: Path, prepared: Prepared) -> list[dict[str, A
     shown = read_json(prepared.directory / "example_documents.json")
     documents = []
     with threads(1):
-        network = models.load(run_directory, prepared.description).eval()
+        network: Any = models.load(run_directory, prepared.description).eval()
         for document in shown:
             rows = np.array([document["row"]])
             logits, words, sentences = (part.numpy() for part in network.attend(*inputs(prepared, rows)))

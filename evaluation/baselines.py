@@ -1,4 +1,4 @@
-"""What a user would try first, on the very rows that the networks have.
+"""The baselines: simple classifiers, on the same rows as the networks.
 
 tf-idf   TF-IDF of words with logistic regression
 nb-svm   NB-SVM on unigrams and bigrams (evaluation/nb_svm.py)
@@ -48,7 +48,7 @@ Labels = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Fitted:
-    """A classifier: features of any rows to float32 probabilities [N, K], and how many weights stand behind it."""
+    """A classifier: features of any rows to float32 probabilities [N, K], and its number of weights."""
 
     predict: Callable[[Any], np.ndarray]
     parameters: int
@@ -79,12 +79,12 @@ def evaluate_baseline(
     """Fit on ``train``, choose C on ``validation``, and measure every other split that ``inputs`` has.
 
     name: of kinds.baselines(). inputs: by split, texts or uint8 [N, H, W, C]. labels: by split, int [N] or
-    uint8 [N, K]. cache: a folder in which results lie by the digest of all this and are found again.
+    uint8 [N, K]. cache: a folder that keeps results by the digest of all these.
     """
     refuse_unknown([name], kinds.baselines(), "the baselines")
     for split in ("train", "validation"):
         if not len(inputs.get(split, ())):
-            raise InputError(f"the baseline needs rows in the {split} split and there are none: mend the manifest")
+            raise InputError(f"the baseline needs rows in the {split} split and there are none: correct the manifest")
     if cache is None:
         return _fit(name, inputs, labels, task, classes)
     directory = Path(cache) / content_key(
@@ -100,8 +100,8 @@ def evaluate_baseline(
     if not (directory / "baseline.json").is_file():
         found = _fit(name, inputs, labels, task, classes)
         with published_directory(directory) as working:
-            for split, probabilities in found.probabilities.items():
-                np.save(working / f"{split}.npy", probabilities, allow_pickle=False)
+            for split, measured in found.probabilities.items():
+                np.save(working / f"{split}.npy", measured, allow_pickle=False)
             kept = ("name", "grid", "chosen", "temperature", "parameters", "metrics")
             write_json(working / "baseline.json", {one: getattr(found, one) for one in kept})
     values = read_json(directory / "baseline.json")
@@ -122,10 +122,11 @@ def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[st
     score = metric_names(task)[0]
     others = [split for split in inputs if split != "train"]
     with threadpool_limits(1), warnings.catch_warnings():
-        # Weak regularisation may not be worked out to the end; what it scored is what it is chosen by.
+        # Weak regularisation may not converge; its score decides all the same.
         warnings.simplefilter("ignore", ConvergenceWarning)
         features = read(inputs)
-        best, grid = None, {}
+        best: tuple[tuple[float, float], float, Fitted] | None = None
+        grid = {}
         for strength in baseline.grid:
             fitted = fit(features, labels, len(classes), task, strength)
             measured = split_metrics(fitted.predict(features["validation"]), labels["validation"], task, classes)
@@ -134,6 +135,7 @@ def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[st
             rank = (measured[score] if measured[score] is not None else -1.0, -measured["loss"])
             if best is None or rank > best[0]:
                 best = (rank, strength, fitted)
+        assert best is not None, "the grid is empty"
         _, chosen, fitted = best
         probabilities = {split: fitted.predict(features[split]) for split in others}
     metrics = {split: split_metrics(probabilities[split], labels[split], task, classes) for split in others}
@@ -147,7 +149,7 @@ def word_features(texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         features = {"train": vectoriser.fit_transform(texts["train"])}
     except ValueError:
         raise InputError(
-            "no word stands in two training documents: TF-IDF has nothing to count; add documents"
+            "no word occurs in two training documents: TF-IDF has nothing to count; add documents"
         ) from None
     return features | {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
 

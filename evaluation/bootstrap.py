@@ -13,8 +13,8 @@ Satterthwaite 1946 (Hillis 2007 for readers and cases). docs/verdicts.md has its
 Items that share a group (a patient, a film, a source file) are drawn together, as a cluster bootstrap.
 
 A resample of items is a vector of counts, so that a metric of all resamples is a matrix product: of the counts
-with each item's score (accuracy, loss), with its entries in the confusion matrix (macro F1), with its distance
-in its calibration bin, or a running sum along the sorted scores (AUROC).
+with each item's score (accuracy, loss), with its entries in the confusion matrix (recall, precision, F1), with its
+distance in its calibration bin, or a running sum along the sorted scores (AUROC).
 """
 
 import math
@@ -26,10 +26,12 @@ from scipy import stats
 
 from evaluation.metrics import (
     CALIBRATION_BINS,
-    HIGHER_IS_BETTER,
+    all_metric_names,
     calibration_bin,
+    class_scores,
     confidence_and_outcome,
     exact_matches,
+    higher_is_better,
     one_hot,
     predicted,
     rank_pairs,
@@ -85,17 +87,25 @@ def mean_of(scores: np.ndarray) -> Resampled:
     return lambda counts: counts @ scores.astype(np.float64) / counts.sum(axis=1)
 
 
-def macro_f1(probabilities: np.ndarray, truth: np.ndarray, task: str) -> Resampled:
-    """Return macro F1 over the classes that are present in the resample, as in metrics.split_metrics."""
-    guess = predicted(probabilities, task)
-    guess = one_hot(guess, truth.shape[1]) if guess.ndim == 1 else guess
-    hits, guesses, truths = ((array.astype(np.float64)) for array in (guess & truth, guess, truth))
+def classification(
+    measure: str, average: str | int, probabilities: np.ndarray, truth: np.ndarray, task: str
+) -> Resampled:
+    """Return recall, precision or F1 of a resample, as in metrics.split_metrics.
+
+    average: "macro" (mean over the classes that are present in the resample), "micro", or the number of one class.
+    """
+    guess = one_hot(predicted(probabilities, task), truth.shape[1])
+    parts = [array.astype(np.float64) for array in (guess & truth, guess, truth)]
 
     def resampled(counts: np.ndarray) -> np.ndarray:
-        present = counts @ truths
-        both = counts @ guesses + present
-        f1 = np.divide(2 * (counts @ hits), both, out=np.zeros_like(both), where=both > 0)
-        return (f1 * (present > 0)).sum(axis=1) / np.maximum((present > 0).sum(axis=1), 1)
+        hits, guesses, truths = (counts @ part for part in parts)
+        if average == "micro":
+            return class_scores(measure, *(one.sum(axis=1) for one in (hits, guesses, truths)))
+        scores = class_scores(measure, hits, guesses, truths)
+        if isinstance(average, int):
+            return scores[:, average]
+        present = truths > 0
+        return (scores * present).sum(axis=1) / np.maximum(present.sum(axis=1), 1)
 
     return resampled
 
@@ -142,8 +152,13 @@ def macro_auroc(probabilities: np.ndarray, truth: np.ndarray) -> Resampled:
     return resampled
 
 
-def resampled_metric(metric: str, probabilities: np.ndarray, labels: np.ndarray, task: str) -> Resampled:
-    """Return the named metric of one run's probabilities, float32 [m, K], as a function of the counts of its items."""
+def resampled_metric(
+    metric: str, probabilities: np.ndarray, labels: np.ndarray, task: str, classes: Sequence[str] = ()
+) -> Resampled:
+    """Return the named metric of one run's probabilities, float32 [m, K], as a function of the counts of its items.
+
+    classes: the names of the classes, for a metric of one of them ("recall:CLASS").
+    """
     if metric == "accuracy" and task == "single-label":
         return mean_of(predicted(probabilities, task) == labels)
     if metric == "loss":
@@ -151,14 +166,21 @@ def resampled_metric(metric: str, probabilities: np.ndarray, labels: np.ndarray,
     if metric == "expected_calibration_error":
         return calibration_error(probabilities, labels)
     truth = one_hot(labels, probabilities.shape[1])
-    if metric == "macro_f1":
-        return macro_f1(probabilities, truth, task)
+    measure, colon, one = metric.partition(":")
+    if colon and one in classes:
+        number = list(classes).index(one)
+        if measure == "auroc":
+            return macro_auroc(probabilities[:, [number]], truth[:, [number]])
+        return classification(measure, number, probabilities, truth, task)
+    average, _, measure = metric.partition("_")
     if metric == "macro_auroc":
         return macro_auroc(probabilities, truth)
+    if metric in all_metric_names(task) and average in ("macro", "micro"):
+        return classification(measure, average, probabilities, truth, task)
     matches = exact_matches(probabilities, truth) if metric == "exact_match" else None
     if matches is not None:
         return mean_of(matches)
-    raise InputError(f"no bootstrap of '{metric}' on a {task} data set: {nearest(metric, HIGHER_IS_BETTER)}")
+    raise InputError(f"no bootstrap of '{metric}' on a {task} data set: {nearest(metric, all_metric_names(task))}")
 
 
 def item_counts(
@@ -186,22 +208,27 @@ def two_way(
     confidence: float = CONFIDENCE,
     resamples: int = RESAMPLES,
     groups: Sequence | np.ndarray | None = None,
+    classes: Sequence[str] = (),
 ) -> TwoWay:
     """Return the mean difference ``treatment`` - ``control`` over seeds and items, with its interval.
 
     treatment, control: float32 [m, K] of probabilities for each seed, seeds in the same order, of the same m items.
     A metric that is better when lower (loss) has its difference negated, so that positive always favours ``treatment``.
     groups: the group of each item, [m] of any comparable type (patient, film, source file); None: each item alone.
+    classes: the names of the classes, for a metric of one of them.
     """
     if len(treatment) != len(control) or not treatment:
         raise InputError(
             f"a paired analysis needs as many seeds on both sides, not {len(treatment)} and {len(control)}"
         )
     pairs = [
-        (resampled_metric(metric, first, labels, task), resampled_metric(metric, second, labels, task))
+        (
+            resampled_metric(metric, first, labels, task, classes),
+            resampled_metric(metric, second, labels, task, classes),
+        )
         for first, second in zip(treatment, control, strict=True)
     ]
-    return two_way_of(pairs, len(labels), HIGHER_IS_BETTER.get(metric, True), confidence, resamples, groups)
+    return two_way_of(pairs, len(labels), higher_is_better(metric), confidence, resamples, groups)
 
 
 def two_way_of(

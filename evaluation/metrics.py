@@ -1,21 +1,25 @@
-"""The metrics of one split: accuracy, macro F1, log loss, expected calibration error, AUROC, exact match, confusion.
+"""The metrics of one split: accuracy, recall, precision, F1, AUROC, exact match, log loss, calibration error,
+confusion.
+
+A comparison's metric is a key of TITLES, or recall, precision, f1 or auroc of one class: "recall:CLASS".
 
 Shape legend: N rows, K classes, B calibration bins.
 
 Expected calibration error: Guo, Pleiss, Sun, Weinberger 2017, "On Calibration of Modern Neural Networks",
 section 2, with 15 bins of equal width ((b-1)/B, b/B]. The rest is scikit-learn's.
 
-A class without a single row in the split has no F1 and no AUROC: macro means are taken over the classes that
-are present, and ``absent_classes`` names the others.
+A class without a single row in the split has no recall, precision, F1 and AUROC: macro means are taken over the
+classes that are present, and ``absent_classes`` names the others. A precision without a prediction is 0.
 
 Exact match is for rows that all have the same number of labels k, as MultiMNIST's have two: the share of rows whose k
 most probable classes are their labels.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import confusion_matrix, f1_score
+from sklearn.metrics import confusion_matrix
 
 from storage.errors import InputError
 
@@ -27,25 +31,51 @@ TITLES = {
     "accuracy": "Accuracy",
     "macro_auroc": "Macro AUROC",
     "macro_f1": "Macro F1",
+    "macro_recall": "Macro recall",
+    "macro_precision": "Macro precision",
+    "micro_f1": "Micro F1",
     "loss": "Log loss",
     "expected_calibration_error": "Calibration error",
     "exact_match": "Exact match",
 }
-HIGHER_IS_BETTER = {
-    "accuracy": True,
-    "macro_auroc": True,
-    "macro_f1": True,
-    "loss": False,
-    "expected_calibration_error": False,
-    "exact_match": True,
-}
+LOWER_IS_BETTER = ("loss", "expected_calibration_error")
+OF_A_CLASS = {"recall": "Recall", "precision": "Precision", "f1": "F1", "auroc": "AUROC"}
 
 
 def metric_names(task: str) -> list[str]:
-    """The metrics of a task, the one that chooses the champion first. Accuracy says nothing of many labels."""
+    """The metrics that tables show, the one that chooses the champion first. Accuracy says nothing of many labels."""
     if task == "single-label":
         return ["accuracy", "macro_f1", "loss", "expected_calibration_error"]
     return ["macro_auroc", "macro_f1", "loss", "expected_calibration_error", "exact_match"]
+
+
+def all_metric_names(task: str) -> list[str]:
+    """The metrics of a whole split, the shown ones first. Micro F1 and exact match of one label are accuracy."""
+    left_out = ("micro_f1", "exact_match") if task == "single-label" else ("accuracy",)
+    shown = metric_names(task)
+    return [*shown, *(name for name in TITLES if name not in (*shown, *left_out))]
+
+
+def comparison_metrics(task: str, classes: Iterable[str]) -> list[str]:
+    """Every metric that a comparison may have: those of the whole split, and those of each class ("recall:CLASS")."""
+    of_classes = [f"{name}:{one}" for one in classes for name in OF_A_CLASS]
+    return [*all_metric_names(task), *of_classes]
+
+
+def metric_value(metrics: Mapping[str, Any], name: str) -> float | None:
+    """Return the metric ``name`` of ``split_metrics``; None where it is not defined."""
+    measure, colon, one = name.partition(":")
+    return metrics[measure][one] if colon else metrics[name]
+
+
+def metric_title(name: str) -> str:
+    """Return what a page calls a metric: "Macro F1", "Recall of CLASS"."""
+    measure, colon, one = name.partition(":")
+    return f"{OF_A_CLASS[measure]} of {one}" if colon else TITLES[name]
+
+
+def higher_is_better(name: str) -> bool:
+    return name not in LOWER_IS_BETTER
 
 
 def one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
@@ -57,7 +87,7 @@ def one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
 def row_losses(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Log loss of each row in nats, float64 [N]: cross-entropy of one label, or the mean binary one of K labels.
 
-    Probabilities are float32, so that one of 0 (or 1) means only that it was too small (or near) to be told:
+    Probabilities are float32, so that one of 0 (or 1) means only that it was too small (or near) to be represented:
     it is taken as the last number before it.
     """
     labels = np.asarray(labels)
@@ -76,7 +106,7 @@ def predicted(probabilities: np.ndarray, task: str) -> np.ndarray:
 
 
 def confidence_and_outcome(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What calibration compares, float64 [N] or [N K] each: the probability given, and whether it came true (0, 1).
+    """Return what calibration compares, float64 [N] or [N K] each: the probability, and the outcome (0 or 1).
 
     One label: the highest probability of a row. Several labels: each row's probability of each label.
     """
@@ -117,6 +147,16 @@ def expected_calibration_error(table: list[dict]) -> float:
     return sum(row["count"] * abs(row["confidence"] - row["accuracy"]) for row in filled) / sum(
         row["count"] for row in filled
     )
+
+
+def class_scores(measure: str, hits: np.ndarray, guesses: np.ndarray, truths: np.ndarray) -> np.ndarray:
+    """Return recall, precision or F1 of each class, float64 [..., K], from counts: true, predicted, and both (hits)."""
+    numerator, denominator = {
+        "recall": (hits, truths),
+        "precision": (hits, guesses),
+        "f1": (2 * hits, guesses + truths),
+    }[measure]
+    return np.divide(numerator, denominator, out=np.zeros(np.shape(hits)), where=denominator > 0)
 
 
 def rank_pairs(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -166,31 +206,35 @@ def split_metrics(probabilities: np.ndarray, labels: np.ndarray, task: str, clas
     if probabilities.shape != expected:
         raise InputError(f"probabilities have shape {probabilities.shape} where the labels need {expected}")
     if not np.isfinite(probabilities).all():
-        raise InputError("a probability is not finite: the weights of the run are broken; remove the run, train anew")
-    truth = one_hot(labels, len(classes))
-    present = np.flatnonzero(truth.any(axis=0))
-    guess = predicted(probabilities, task)
+        raise InputError(
+            "a probability is not finite: the weights of the run are broken; remove the run and train it again"
+        )
+    truth, guess = one_hot(labels, len(classes)), one_hot(predicted(probabilities, task), len(classes))
+    present = np.asarray(truth.any(axis=0))
+    counts = [(guess & truth).sum(axis=0), guess.sum(axis=0), truth.sum(axis=0)]
     table = calibration_table(probabilities, labels)
+    areas = [auroc(probabilities[:, number], truth[:, number]) for number in range(len(classes))]
     result: dict[str, Any] = {
         "rows": len(labels),
         "loss": float(row_losses(probabilities, labels).mean()),
         "expected_calibration_error": float(expected_calibration_error(table)),
         "calibration": table,
-        "absent_classes": [name for number, name in enumerate(classes) if number not in present],
+        "absent_classes": [name for name, there in zip(classes, present, strict=True) if not there],
+        "auroc": dict(zip(classes, areas, strict=True)),
+        "macro_auroc": mean_or_none(areas),
     }
+    for measure in ("recall", "precision", "f1"):
+        scores = class_scores(measure, *counts)
+        defined = [float(score) if there else None for score, there in zip(scores, present, strict=True)]
+        result[measure] = dict(zip(classes, defined, strict=True))
+        result[f"macro_{measure}"] = mean_or_none(defined)
     if task == "single-label":
-        result["accuracy"] = float((guess == labels).mean())
-        result["macro_f1"] = float(f1_score(labels, guess, labels=present, average="macro", zero_division=0))
-        result["confusion"] = confusion_matrix(labels, guess, labels=np.arange(len(classes))).tolist()
+        result["accuracy"] = float(truth[guess].mean())
+        result["confusion"] = confusion_matrix(labels, guess.argmax(axis=1), labels=np.arange(len(classes))).tolist()
         return result
-    scores = {name: auroc(probabilities[:, number], truth[:, number]) for number, name in enumerate(classes)}
+    result["micro_f1"] = float(class_scores("f1", *(count.sum() for count in counts))) if present.any() else None
     matches = exact_matches(probabilities, truth)
     result["exact_match"] = None if matches is None else float(matches.mean())
-    known = [score for score in scores.values() if score is not None]
-    result["auroc"] = scores
-    result["macro_auroc"] = float(np.mean(known)) if known else None
-    f1 = [float(f1_score(truth[:, number], guess[:, number], zero_division=0)) for number in present]
-    result["macro_f1"] = float(np.mean(f1)) if f1 else None
     result["confusion"] = {
         name: {
             "true_negative": int((~truth[:, number] & ~guess[:, number]).sum()),
@@ -201,3 +245,9 @@ def split_metrics(probabilities: np.ndarray, labels: np.ndarray, task: str, clas
         for number, name in enumerate(classes)
     }
     return result
+
+
+def mean_or_none(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are defined; None where none is."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

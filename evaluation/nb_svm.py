@@ -79,7 +79,7 @@ class NbSvm:
         )
 
     def scores(self, features: csr_matrix) -> np.ndarray:
-        """float64 [N, K]: how far each document lies on the class's side; infinite for a class that is constant."""
+        """float64 [N, K]: each document's signed distance to the class's boundary; infinite for a constant class."""
         scores = np.zeros((features.shape[0], self.classes))
         found = features @ self.weights + self.intercepts
         if self.single_label and len(self.fitted) == 1:

@@ -1,12 +1,13 @@
 """The pictures of the report, drawn from evaluation.tables. The same table gives the same bytes.
 
-Colours: Okabe and Ito 2008, "Color Universal Design", told apart by colour-blind readers and in grey.
+Colours: Okabe and Ito 2008, "Color Universal Design", which colour-blind readers and prints in grey distinguish.
 """
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -19,7 +20,7 @@ BLUE, VERMILLION, GREY = "#0072B2", "#D55E00", "#6B7280"
 ORANGE, SKY = "#E69F00", "#56B4E9"
 GREEN, PURPLE = "#009E73", "#CC79A7"
 INK, RULE_LINE = "#1F2933", "#D5DAE1"
-STYLE = {
+STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.edgecolor": RULE_LINE,
@@ -56,14 +57,15 @@ MOST_CLASSES_WITH_NAMES = 30
 @contextmanager
 def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
     """A figure of so many inches in the house style, written as PNG without date or version when the block ends."""
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "agg"}):
+    style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **STYLE, "backend": "agg"}
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
         figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
-def panels(figure: Figure, names: list[str], **keywords) -> dict[str, Axes]:
+def panels(figure: Figure, names: list[str], **keywords: Any) -> dict[str, Axes]:
     """One panel a variant, three a row."""
     columns = min(COLUMNS, len(names))
     rows = math.ceil(len(names) / columns)
@@ -114,14 +116,14 @@ def learning_curves(table: pd.DataFrame, path: Path) -> None:
                 axes.set_yscale("log")
             else:
                 axes.set_ylim(bottom=0)
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.locator_params(axis="x", integer=True)
         first = figure.axes[0]
         first.legend(loc="upper right")
         first.set_ylabel("loss (nats, logarithmic)" if logarithmic else "loss (nats)")
 
 
 def reliability(table: pd.DataFrame, path: Path) -> None:
-    """Accuracy against confidence of each variant, all seeds together, with how many predictions a bin has."""
+    """Accuracy against confidence of each variant, all seeds together, with the number of predictions per bin."""
     names = list(dict.fromkeys(table["variant"]))
     with picture(path, 10, 0.6 + 3.6 * rows_of(names)) as figure:
         columns = min(COLUMNS, len(names))
@@ -142,8 +144,8 @@ def reliability(table: pd.DataFrame, path: Path) -> None:
             error = (filled["count"] * (filled["confidence"] - filled["accuracy"]).abs()).sum() / filled["count"].sum()
             axes.set_title(name)
             behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2}
-            said = f"ECE of all seeds together {error:.3f}"
-            axes.text(0.96, 0.05, said, transform=axes.transAxes, ha="right", color=INK, bbox=behind)
+            note = f"ECE of all seeds together {error:.3f}"
+            axes.text(0.96, 0.05, note, transform=axes.transAxes, ha="right", color=INK, bbox=behind)
             axes.set(xlim=(0, 1), ylim=(0, 1.02))
             axes.tick_params(labelbottom=False)
             counts = figure.add_subplot(grid[2 * row + 1, column], sharex=axes)
@@ -203,7 +205,7 @@ def class_panels(
 
 
 def confusion_matrices(table: pd.DataFrame, path: Path) -> None:
-    """Of the rows of each class, the share taken for each class, in per cent, all seeds together.
+    """Draw for the rows of each class the percentage predicted as each class, all seeds together.
 
     Of several labels: for each label the share found where it is there, and passed over where it is not.
     """
@@ -265,7 +267,7 @@ def betas(table: pd.DataFrame, path: Path) -> None:
             axes.plot(wide.index, wide.median(axis=1), color=BLUE, linewidth=2.2, label="median of the seeds")
             axes.set_title(name)
             axes.set_xlabel("layer")
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.locator_params(axis="x", integer=True)
         figure.axes[0].legend(loc="best")
         figure.axes[0].set_ylabel("beta")
 
@@ -282,31 +284,31 @@ def paired_differences(table: pd.DataFrame, path: Path) -> None:
             mine = table[table["comparison"] == name].iloc
             place = len(names) - 1 - number
             first = mine[0]
-            said = number == 0
+            legend = number == 0
             margin = float(first["equivalence_margin"])
             axes.fill_between(
                 [-margin, margin], place - 0.45, place + 0.45, color="#EEF1F5", linewidth=0,
-                label="equivalence margin" if said else None,
+                label="equivalence margin" if legend else None,
             )  # fmt: skip
             if not math.isnan(first["low"]):
                 axes.plot(
                     [first["low"], first["high"]], [place, place], color=BLUE, linewidth=4,
-                    solid_capstyle="butt", label=f"{confidence} over seeds ({methods})" if said else None,
+                    solid_capstyle="butt", label=f"{confidence} over seeds ({methods})" if legend else None,
                 )  # fmt: skip
             axes.plot(
                 [first["items_low"], first["items_high"]], [place - 0.16] * 2, color=VERMILLION, linewidth=2.5,
-                solid_capstyle="butt", label=f"{confidence} over seeds and items" if said else None,
+                solid_capstyle="butt", label=f"{confidence} over seeds and items" if legend else None,
             )  # fmt: skip
             seeds = mine[:]
             # Equal differences are stacked.
             above = 0.2 + 0.09 * seeds.groupby(seeds["difference"].round(9)).cumcount()
             axes.plot(
                 seeds["difference"], place + above, "o", color=GREY, markersize=4.5, alpha=0.75,
-                markeredgewidth=0, label="each seed" if said else None,
+                markeredgewidth=0, label="each seed" if legend else None,
             )  # fmt: skip
             axes.plot(
                 [first["mean"]], [place], "D", color="white", markeredgecolor=BLUE, markeredgewidth=1.6, markersize=6,
-                label="mean" if said else None,
+                label="mean" if legend else None,
             )  # fmt: skip
         axes.set_yticks(range(len(names)), [wrapped(table, name) for name in reversed(names)])
         axes.set_ylim(-0.6, len(names) - 0.4)

@@ -1,4 +1,4 @@
-"""What an experiment of a given size can decide, before it runs, and how many seeds an undecided one needs.
+"""The power of an experiment: what its size can decide before it runs, and how many seeds an undecided one needs.
 
 The mean difference over n seeds has the standard error sqrt(S^2 / n + I^2), with S the standard deviation of the
 differences between seeds and I what the choice of test items leaves (evaluation.bootstrap). Power is that of Student's
@@ -9,7 +9,7 @@ it is an approximation, since S is estimated from few tuning runs.
 import bisect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 import kinds
-from evaluation.metrics import HIGHER_IS_BETTER
+from evaluation.metrics import higher_is_better
 from evaluation.statistics import EQUAL, least_seeds
 
 POWER = 0.8
@@ -52,7 +52,7 @@ class Design:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a design can decide.
+    """The verdicts that a design can reach.
 
     supported, refuted, equivalent: whether the verdict has at least even odds where the truth favours it most (a
     difference as large as the room; no difference). smallest_detectable: the true difference found with a power of
@@ -78,23 +78,28 @@ def reachable(
     margin: float,
     alpha: float,
     items: Mapping[str, int],
-    tuning: Mapping[str, Any] | None = None,
+    evidence: Sequence[Mapping[str, Any]] = (),
     spread: float | None = None,
 ) -> list[Reach]:
     """Return what each comparison of an experiment can decide.
 
-    comparisons: evaluation.verdicts.Comparison. items: rows of the evaluated split by the comparison's name. tuning:
-    metrics.json of the tuning experiment, whose validation scores give the spread between seeds, the item deviation and
-    the room; spread: the standard deviation of paired differences, where the experiment names it instead.
+    comparisons: evaluation.verdicts.Comparison. items: rows of the evaluated split by the comparison's name. evidence:
+    metrics.json of the tuning experiment, then of earlier results. Validation scores give the spread between seeds, the
+    item deviation and the room, each from the first file that has it. spread: the standard deviation of paired
+    differences, where the experiment names it instead.
     """
     designs = []
     for comparison in comparisons:
-        scores = [tuned_score(tuning, name, comparison.metric) for name in (comparison.treatment, comparison.control)]
+        sides = (comparison.treatment, comparison.control)
+        scores = [first_known(tuned_score(one, name, comparison.metric) for one in evidence) for name in sides]
         deviations = [
-            0.0 if name in kinds.baselines() else tuned_deviation(tuning, name, comparison.metric)
-            for name in (comparison.treatment, comparison.control)
+            0.0
+            if name in kinds.baselines()
+            else first_known(tuned_deviation(one, name, comparison.metric) for one in evidence)
+            for name in sides
         ]
-        known = None if None in deviations else math.hypot(*deviations)
+        found = [one for one in deviations if one is not None]
+        known = math.hypot(*found) if len(found) == 2 else None
         rows = items[comparison.name]
         share = ITEM_SHARE if comparison.baseline is None else ITEM_SHARE_OF_A_BASELINE
         independent = sum(score * (1 - score) for score in scores if score is not None and 0 <= score <= 1)
@@ -119,33 +124,35 @@ def room(control: float | None, metric: str) -> float | None:
     """Return the largest gain over a control's score: up to 1, or down to 0 where less is better."""
     if control is None:
         return None
-    return 1 - control if HIGHER_IS_BETTER.get(metric, True) else control
+    return 1 - control if higher_is_better(metric) else control
 
 
-def tuned_trials(tuning: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
-    """Return the trials of variant ``name`` in a tuning's metrics.json: those of its grid, or named NAME-VALUE."""
-    if tuning is None:
-        return []
+def first_known(values: Iterable[float | None]) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def tuned_trials(tuning: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return the trials of variant ``name`` in a metrics.json: those of its grid, or named NAME-VALUE or NAME."""
     if name in tuning.get("tuned", {}):
         return [tuning["variants"][trial] for trial in tuning["tuned"][name]["trials"]]
     trial = re.compile(re.escape(name) + r"(-[0-9.e-]+|/.+)?")
     return [variant for key, variant in tuning["variants"].items() if trial.fullmatch(key)]
 
 
-def tuned_score(tuning: Mapping[str, Any] | None, name: str, metric: str) -> float | None:
+def tuned_score(tuning: Mapping[str, Any], name: str, metric: str) -> float | None:
     """Return the best mean validation score of a variant's trials, or a baseline's; None where there is none."""
     if name in kinds.baselines():
-        found = [one[name]["validation"] for one in (tuning or {}).get("baselines", {}).values() if name in one]
+        found = [one[name]["validation"] for one in tuning.get("baselines", {}).values() if name in one]
         return found[0].get(metric) if found else None
     means = [
         trial["validation"][metric]["mean"]
         for trial in tuned_trials(tuning, name)
         if trial["validation"].get(metric, {}).get("mean") is not None
     ]
-    return (max if HIGHER_IS_BETTER.get(metric, True) else min)(means, default=None)
+    return (max if higher_is_better(metric) else min)(means, default=None)
 
 
-def tuned_deviation(tuning: Mapping[str, Any] | None, name: str, metric: str) -> float | None:
+def tuned_deviation(tuning: Mapping[str, Any], name: str, metric: str) -> float | None:
     """Return the standard deviation between seeds within trials, pooled over a variant's trials of several seeds."""
     deviations = [
         trial["validation"][metric]["deviation"]
@@ -173,7 +180,7 @@ def reach(design: Design) -> Reach:
     if design.spread is None:
         sentences.append(
             f"{design.name}: the spread between seeds is not known, so neither power nor a smallest detectable "
-            "difference can be computed; tune with at least two seeds, or name a spread in the experiment."
+            "difference can be computed; tune with at least two seeds, or set tuning.spread in the experiment."
         )
         fits = design.room is None or design.room >= design.margin
         if not fits:
@@ -182,7 +189,7 @@ def reach(design: Design) -> Reach:
             design.name, enough and fits, enough, enough_for_equivalence, None, None, None, sentences, warnings
         )
     level = design.alpha / design.comparisons
-    error, freedom = standard_error(design, design.seeds)
+    error, freedom = standard_error(design.spread, design.item_deviation, design.seeds)
     least = max(design.margin, float(stats.t.ppf(1 - level / 2, freedom)) * error)
     detectable = least + float(stats.t.ppf(POWER, freedom)) * error
     at_margin = float(stats.t.cdf((design.margin - least) / error, freedom)) if enough else 0.0
@@ -223,9 +230,9 @@ def no_room(design: Design, least: float) -> str:
     )
 
 
-def standard_error(design: Design, seeds: int) -> tuple[float, float]:
+def standard_error(spread: float, item_deviation: float, seeds: int) -> tuple[float, float]:
     """Return the standard error of the mean difference of so many seeds, and its degrees of freedom."""
-    of_seeds, of_items = max(design.spread, 1e-9) ** 2 / seeds, design.item_deviation**2
+    of_seeds, of_items = max(spread, 1e-9) ** 2 / seeds, item_deviation**2
     # Items are many, so their own degrees of freedom are left out.
     freedom = (of_seeds + of_items) ** 2 * max(seeds - 1, 1) / of_seeds**2
     return math.sqrt(of_seeds + of_items), freedom
@@ -233,10 +240,13 @@ def standard_error(design: Design, seeds: int) -> tuple[float, float]:
 
 def seeds_for_equivalence(design: Design) -> int | None:
     """Return the fewest seeds that find equivalence with even odds if there is no difference, or None."""
+    spread = design.spread
+    if spread is None:
+        return None
     level = design.alpha / design.comparisons
 
     def enough(seeds: int) -> bool:
-        error, freedom = standard_error(design, seeds)
+        error, freedom = standard_error(spread, design.item_deviation, seeds)
         inside = design.margin / error - stats.t.ppf(1 - level, freedom)
         return bool(2 * stats.t.cdf(inside, freedom) - 1 >= EVEN_ODDS)
 
@@ -267,10 +277,9 @@ def seeds_needed(
     apart = abs(mean) >= margin - EQUAL
     distance = abs(mean) if apart else margin - abs(mean)
     level, fewest = (levels[0] / 2, least[0]) if apart else (levels[1], least[1])
-    design = Design("", "", "", have, 1, margin, spread=spread, item_deviation=item_deviation)
 
     def enough(seeds: int) -> bool:
-        error, freedom = standard_error(design, seeds)
+        error, freedom = standard_error(spread, item_deviation, seeds)
         return bool(stats.t.ppf(1 - level, freedom) * error < distance)
 
     needed = first_seeds(max(fewest, have + 1), enough)

@@ -8,11 +8,11 @@ Shape legend: n rows, L labels of a row, H x W pixels, K classes, D dimensions o
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from torch import nn
 from torch.nn import functional
 
 import models
@@ -75,7 +75,7 @@ def predicted_labels(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarray
 
 
 @torch.no_grad()
-def drawn(network: nn.Module, prepared: Prepared, rows: np.ndarray, classes: np.ndarray) -> np.ndarray:
+def drawn(network: Any, prepared: Prepared, rows: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Return images and their reconstructions from the capsules of ``classes`` (bool [n, K]): float [2, n, H, W, 3]."""
     capsules = network.capsules(*inputs(prepared, rows))
     size = prepared.arrays["images"].shape[1:3]
@@ -93,7 +93,7 @@ def drawn(network: nn.Module, prepared: Prepared, rows: np.ndarray, classes: np.
 
 
 @torch.no_grad()
-def changed(network: nn.Module, prepared: Prepared, row: np.ndarray, classes: np.ndarray) -> np.ndarray:
+def changed(network: Any, prepared: Prepared, row: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Return the reconstructions of one row (int [1]) with each dimension changed, float [D, len(CHANGES), H, W]."""
     capsules = network.capsules(*inputs(prepared, row))
     number = int(np.flatnonzero(classes[0])[0])

@@ -18,7 +18,7 @@ from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
 from evaluation.by_class import write_class_figures
 from evaluation.ledger import SplitRead, earlier_reads, reads_of
-from evaluation.metrics import HIGHER_IS_BETTER, TITLES, metric_names
+from evaluation.metrics import comparison_metrics, higher_is_better, metric_names, metric_title, metric_value
 from evaluation.page import render
 from evaluation.reconstructions import has_reconstructions, write_reconstructions
 from evaluation.records import RunRecord
@@ -65,12 +65,12 @@ def evaluate_experiment(
 
     metrics = summarise(experiment, records, baselines, splits, repeated)
     verdicts = judge_experiment(experiment, records, baselines, split, reads, plan)
-    said = rounded([verdict.as_dict() for verdict in verdicts])
+    judged = rounded([verdict.as_dict() for verdict in verdicts])
     times = latencies(records)
     with published_directory(Path(destination), replace=True) as working:
         write_json(working / "metrics.json", metrics)
         write_json(
-            working / "verdicts.json", {"experiment": experiment["name"], "evaluated_on": split, "verdicts": said}
+            working / "verdicts.json", {"experiment": experiment["name"], "evaluated_on": split, "verdicts": judged}
         )
         write_json(working / "latency.json", times)
         # Only the chosen trials of a grid are drawn; the tables have all.
@@ -83,7 +83,7 @@ def evaluate_experiment(
             "report.html",
             experiment=experiment,
             metrics=metrics,
-            verdicts=said,
+            verdicts=judged,
             split=split,
             sets=[about_data(data, metrics, records) for data in dict.fromkeys(one.data for one in records)],
             settings=settings_table(records),
@@ -93,8 +93,8 @@ def evaluate_experiment(
             reconstructions=decoded,
             by_class=by_class,
             explanations=explanations,
-            titles=TITLES,
-            higher=HIGHER_IS_BETTER,
+            title=metric_title,
+            higher=higher_is_better,
             rule=RULE,
             margin=experiment["equivalence_margin"],
             reads=reads_of(reads, sorted({record.data for record in records})) if split == "test" else [],
@@ -103,7 +103,7 @@ def evaluate_experiment(
         )
         write_text(working / "report.html", page)
         names = sorted(path.name for path in working.iterdir())
-    return {"metrics": metrics, "verdicts": said, "files": [str(Path(destination) / name) for name in names]}
+    return {"metrics": metrics, "verdicts": judged, "files": [str(Path(destination) / name) for name in names]}
 
 
 def judge_experiment(
@@ -160,35 +160,38 @@ def measure(
     if not seeds:
         return None
     first = networks[0][seeds[0]]
-    labels, task = first.labels(split), first.description["task"]
+    labels, task, classes = first.labels(split), first.description["task"], first.description["classes"]
     for other in (side[seeds[0]] for side in networks):
         if labels.tobytes() != other.labels(split).tobytes() or first.data != other.data:
             raise InputError(
                 f"comparison '{comparison.name}': {' and '.join(names)} were not measured on the same {split} items: "
                 "give both the same data set"
             )
-    refuse_unknown([metric], metric_names(task), f"the metric of comparison '{comparison.name}' on a {task} data set")
+    allowed = comparison_metrics(task, classes)
+    refuse_unknown([metric], allowed, f"the metric of comparison '{comparison.name}' on a {task} data set")
 
     def measured_side(name: str, runs: Mapping[int, RunRecord]) -> Side:
         if name != comparison.baseline:
-            scores = [runs[seed].metrics([split])[split][metric] for seed in seeds]
+            scores = [metric_value(runs[seed].metrics([split])[split], metric) for seed in seeds]
             return Side(name, scores, [runs[seed].probabilities(split) for seed in seeds])
         there = baselines.get(first.data, {})
         refuse_unknown([name], there, f"comparison '{comparison.name}': the baselines of {first.data}")
         found = there[name]
-        return Side(name, [found.metrics[split][metric]] * len(seeds), [found.probabilities[split]] * len(seeds))
+        score = metric_value(found.metrics[split], metric)
+        return Side(name, [score] * len(seeds), [found.probabilities[split]] * len(seeds))
 
     treatment, control = map(measured_side, names, sides)
-    if None in treatment.scores + control.scores:
+    scores = [[score for score in side.scores if score is not None] for side in (treatment, control)]
+    if any(len(known) < len(seeds) for known in scores):
         raise InputError(
             f"comparison '{comparison.name}': {metric} is not defined on the {split} split, a class is missing"
         )
-    sign = 1 if HIGHER_IS_BETTER[metric] else -1
+    sign = 1 if higher_is_better(metric) else -1
     flags = [
         f"Suspiciously perfect: {side.name} scores exactly 1"
         f"{'' if side.name == comparison.baseline else ' on every seed'}. Rule out a leak of labels first."
         for side in (treatment, control)
-        if HIGHER_IS_BETTER[metric] and all(value == 1.0 for value in side.scores)
+        if higher_is_better(metric) and all(value == 1.0 for value in side.scores)
     ]
     both = two_way(
         treatment.probabilities,
@@ -198,8 +201,9 @@ def measure(
         metric,
         confidence=1 - alpha,
         groups=first.groups(split),
+        classes=classes,
     )
-    differences = (sign * (finite(treatment.scores) - finite(control.scores))).tolist()
+    differences = (sign * (finite(scores[0]) - finite(scores[1]))).tolist()
     return Measured(seeds=seeds, differences=differences, two_way=both, flags=flags)
 
 

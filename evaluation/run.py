@@ -11,7 +11,7 @@ import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from batches.inference import predict
 from cuda_ext import library
 from evaluation.metrics import split_metrics
 from models.layers import parameter_count
-from models.objectives import DEFAULT, to_probabilities
+from models.objectives import DEFAULT, Objective, to_probabilities
 from runtime.determinism import determinism, threads
 from runtime.gpu_lease import acquire_gpu
 from storage.errors import InputError
@@ -129,7 +129,8 @@ def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence
             metrics: dict[str, Any] = {"parameters": parameter_count(network)}
             for split in splits:
                 rows = prepared.rows(split)
-                probabilities = to_probabilities(network.objective, predict(network, prepared, rows, BATCH_SIZE))
+                scores = predict(network, prepared, rows, BATCH_SIZE)
+                probabilities = to_probabilities(cast(Objective, network.objective), scores)
                 metrics[split] = split_metrics(probabilities, prepared.labels[rows], prepared.task, prepared.classes)
                 np.save(working / f"{split}.npy", probabilities, allow_pickle=False)
             write_json(working / METRICS, metrics)

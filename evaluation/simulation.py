@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluation.bootstrap import mean_of, two_way_of
-from evaluation.statistics import EQUAL, Interval, paired_interval
+from evaluation.statistics import Interval, paired_interval
 from evaluation.verdicts import EQUIVALENT, REFUTED, SUPPORTED, Comparison, Measured, judge
 
 # Paired differences of n seeds whose true mean is TRUE_MEAN, by distribution.
@@ -34,7 +34,7 @@ RESAMPLES = 200  # of items: the relative standard error of their variance is 10
 
 @dataclass(frozen=True)
 class World:
-    """What the invented networks are drawn from.
+    """The distributions that simulated networks are drawn from.
 
     differences: the true difference in accuracy of each comparison. seed_spread: the deviation of a network's accuracy
     between seeds; item_spread: half the range of b_i. skewed: seeds fail by an exponential amount, the treatment's
@@ -53,7 +53,7 @@ class World:
 
 @dataclass(frozen=True)
 class Rates:
-    """How often an experiment had at least one such verdict, as shares of the draws.
+    """The shares of draws in which an experiment had at least one such verdict.
 
     wrong_direction: supported where the true difference is at most 0, or refuted where it is at least 0.
     wrong_equivalent: equivalent where it is at least the margin. wrong: either. The last two are mean shares of the
@@ -91,7 +91,7 @@ def measured(treatment: np.ndarray, control: np.ndarray, confidence: float) -> M
 
 def covers(interval: Interval, truth: float) -> bool:
     """Return whether the interval holds ``truth``, up to rounding."""
-    return interval.low - EQUAL <= truth <= interval.high + EQUAL
+    return not interval.above(truth) and not interval.below(truth)
 
 
 def coverage_over_seeds(

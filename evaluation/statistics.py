@@ -33,7 +33,7 @@ class Interval:
 
     @property
     def half_width(self) -> float | None:
-        return None if self.low is None else (self.high - self.low) / 2
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
     def above(self, bound: float) -> bool:
         """Return whether the whole interval exceeds ``bound``; an end that equals it up to rounding does not."""
@@ -47,7 +47,7 @@ class Interval:
         return self.above(-bound) and self.below(bound)
 
 
-def finite(values: Sequence[float]) -> np.ndarray:
+def finite(values: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return the values as float64 [n]; InputError when there are none or one is not finite."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
@@ -59,7 +59,7 @@ def are_equal(values: np.ndarray) -> bool:
     return float(np.ptp(values)) <= EQUAL
 
 
-def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+def mean_interval(values: Sequence[float] | np.ndarray, confidence: float = CONFIDENCE) -> Interval:
     """Return the mean over seeds and its t interval; one value has no interval, equal values have a point."""
     array = finite(values)
     mean, n = float(array.mean()), len(array)
@@ -71,7 +71,7 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> In
     return Interval(mean, mean - half, mean + half, n, "t interval")
 
 
-def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+def paired_interval(differences: Sequence[float] | np.ndarray, confidence: float = CONFIDENCE) -> Interval:
     """Return the mean of the paired differences and the interval that inverts the sign-flip test.
 
     The interval holds every mean that the two-sided test does not reject, so it excludes 0 exactly where

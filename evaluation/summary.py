@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.baselines import Baseline
-from evaluation.metrics import metric_names, split_metrics
+from evaluation.metrics import all_metric_names, metric_names, split_metrics
 from evaluation.records import RunRecord
 from evaluation.statistics import mean_interval
 
@@ -54,7 +54,7 @@ def summarise(
 def summarise_variant(variant: Mapping[str, Any], records: list[RunRecord], splits: Sequence[str]) -> dict[str, Any]:
     """Summarise one variant over its seeds (``records``, in order of seed)."""
     task = records[0].description["task"]
-    names = metric_names(task)
+    names = all_metric_names(task)
     seeds, splits_by_seed = {}, {}
     for record in records:
         measured = record.metrics(splits)
@@ -108,10 +108,11 @@ def was_still_improving(record: RunRecord) -> bool:
 
 def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
     """Return mean, low and high (95 % t interval) and standard deviation over seeds; None where one is undefined."""
-    if any(value is None for value in values):
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
         return {"mean": None, "low": None, "high": None, "deviation": None}
-    found = mean_interval(values)
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    found = mean_interval(known)
+    deviation = float(np.std(known, ddof=1)) if len(known) > 1 else None
     return {"mean": found.mean, "low": found.low, "high": found.high, "deviation": deviation}
 
 
@@ -134,7 +135,7 @@ def summarise_baseline(baseline: Baseline, splits: Sequence[str]) -> dict[str, A
         "chosen": baseline.chosen,
         "temperature": baseline.temperature,
         "grid": baseline.grid,
-        **{split: {name: baseline.metrics[split][name] for name in metric_names(task)} for split in splits},
+        **{split: {name: baseline.metrics[split][name] for name in all_metric_names(task)} for split in splits},
     }
 
 

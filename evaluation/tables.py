@@ -109,6 +109,7 @@ def differences(verdicts: Sequence[Verdict]) -> pd.DataFrame:
             verdict.equivalence_margin, 1 - verdict.alpha,
         ]
         for verdict in verdicts
+        if verdict.over_seeds and verdict.over_seeds_and_items
         for seed, difference in zip(verdict.seeds, verdict.differences, strict=True)
     ]  # fmt: skip
     # With a single seed there is no interval, and a column of None alone would not be numeric.

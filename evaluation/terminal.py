@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from evaluation.metrics import HIGHER_IS_BETTER, TITLES, metric_names
+from evaluation.metrics import higher_is_better, metric_names, metric_title
 from evaluation.page import half_width, interval, number, p_value, signed
 from evaluation.verdicts import EQUIVALENT, INCONCLUSIVE, REFUTED, SUPPORTED
 
@@ -36,7 +36,7 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
     table = Table(title=f"{data}, {split} split: mean and 95 % interval over seeds", title_justify="left")
     table.add_column("variant")
     for name in names:
-        table.add_column(TITLES[name] + ("" if HIGHER_IS_BETTER[name] else " ↓"), justify="right")
+        table.add_column(metric_title(name) + ("" if higher_is_better(name) else " ↓"), justify="right")
     table.add_column("seeds", justify="right")
     table.add_column("parameters", justify="right")
     champion = metrics["champions"][data]["variant"]

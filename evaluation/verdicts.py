@@ -73,7 +73,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured in a comparison: the paired difference of each seed, and the analysis over seeds and items.
+    """The measurements of a comparison: the paired difference of each seed, and the analysis over seeds and items.
 
     earlier_reads: how often the test split had been read before with other settings.
     """
@@ -138,7 +138,7 @@ def judge(
     equivalence_margin: float,
     alpha: float = 0.05,
 ) -> list[Verdict]:
-    """Return the verdicts of all comparisons of an experiment by RULE; None stands for a comparison that was not run.
+    """Return the verdicts of all comparisons of an experiment by RULE; None is a comparison that was not run.
 
     All are judged at once because Holm's correction covers all of them: one that was not run counts with p = 1.
     """
@@ -170,12 +170,12 @@ def judge_comparison(
     """Return the verdict of one comparison from its measurements and its p values, corrected over ``comparisons``."""
     least = least_seeds(alpha, comparisons)
     if measured is None:
-        said = f"Not measured: {comparison.treatment} and {comparison.control} have no finished seed in common."
+        text = f"Not measured: {comparison.treatment} and {comparison.control} have no finished seed in common."
         if comparison.baseline:
             treatment_is_baseline = comparison.baseline == comparison.treatment
             network = comparison.control if treatment_is_baseline else comparison.treatment
-            said = f"Not measured: {network} has no finished seed."
-        return Verdict(comparison, INCONCLUSIVE, said, margin, alpha, [], [], least)
+            text = f"Not measured: {network} has no finished seed."
+        return Verdict(comparison, INCONCLUSIVE, text, margin, alpha, [], [], least)
     differences = finite(measured.differences)
     over_seeds, over_items = paired_interval(differences, 1 - alpha), measured.two_way.interval
     mean = over_seeds.mean
@@ -232,10 +232,10 @@ def _seeds_needed(
 def too_few(seeds: int, least: int, comparisons: int, alpha: float) -> str:
     """Return why so few seeds cannot show a difference: the smallest p that they can give."""
     smallest = 2.0 ** (1 - seeds)
-    said = f"With {seeds} seed{'s' if seeds != 1 else ''} no p can be below {smallest:.3g}"
+    text = f"With {seeds} seed{'s' if seeds != 1 else ''} no p can be below {smallest:.3g}"
     if smallest < alpha:
-        said += f", which Holm's correction over {comparisons} comparisons raises to {comparisons * smallest:.3g}"
-    return f"{said}: a direction needs at least {least} seeds per variant to reach {alpha:g}."
+        text += f", which Holm's correction over {comparisons} comparisons raises to {comparisons * smallest:.3g}"
+    return f"{text}: a direction needs at least {least} seeds per variant to reach {alpha:g}."
 
 
 def why_not(mean: float, p: _PValues, margin: float, alpha: float) -> list[str]:
@@ -261,18 +261,18 @@ def sentence(
     size = f"{abs(found.mean):.4f} in {comparison.metric.replace('_', ' ')} over {found.n} seed"
     size += "s" if found.n > 1 else ""
     if verdict == SUPPORTED:
-        said = f"{treatment} is better than {control} by {size}."
+        text = f"{treatment} is better than {control} by {size}."
     elif verdict == REFUTED:
-        said = f"The claim is refuted: {control} is better than {treatment} by {size}."
+        text = f"The claim is refuted: {control} is better than {treatment} by {size}."
     elif verdict == EQUIVALENT:
-        said = f"{treatment} and {control} differ by less than {margin:g} either way ({size})."
+        text = f"{treatment} and {control} differ by less than {margin:g} either way ({size})."
     else:
         shown = round(found.mean, 4)
         direction = f"{'better' if shown > 0 else 'worse'} than {control} by {size}"
         if shown == 0:
             direction = f"level with {control} over {found.n} seeds"
-        said = " ".join([f"{treatment} is {direction}, which is inconclusive.", *reasons])
-    return f"{said} {read_before(earlier_reads)}" if earlier_reads else said
+        text = " ".join([f"{treatment} is {direction}, which is inconclusive.", *reasons])
+    return f"{text} {read_before(earlier_reads)}" if earlier_reads else text
 
 
 def read_before(earlier_reads: int) -> str:

@@ -8,7 +8,7 @@ prefect deployment run train/variant -p experiment=default -p variants='["han"]'
 from typing import Any
 
 from prefect import flow
-from prefect.futures import wait
+from prefect.futures import PrefectFuture, wait
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.preprocess import preprocess
@@ -42,8 +42,9 @@ def train(
     # What a kill left RUNNING in MLflow is settled first.
     open_tracking().reconcile(chosen.environment.runs)
     jobs = chosen.jobs(preprocess(plan=chosen.to_json()))
-    with ThreadPoolTaskRunner(max_workers=chosen.environment.workers) as runner:
-        futures = [runner.submit(train_run, {"job": job, "fresh": fresh}) for job in jobs]
+    runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=chosen.environment.workers)
+    with runner:
+        futures: list[PrefectFuture[str]] = [runner.submit(train_run, {"job": job, "fresh": fresh}) for job in jobs]
         try:
             wait(futures)
         except BaseException:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from storage.errors import InputError
 from storage.registry import Registry
 
 Entry = Callable[..., Any] | str
@@ -146,7 +147,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Kind:
-    """What one kind of data needs.
+    """All that one kind of data needs.
 
     row           what one row is called: "document"
     reads         what its networks read, for a model's card: "documents as raw text"
@@ -215,6 +216,14 @@ def load(entry: Entry) -> Any:
 def _imported(address: str) -> Any:
     module, _, attribute = address.partition(":")
     return attrgetter(attribute)(importlib.import_module(module))
+
+
+def reader(name: str) -> type[Reader]:
+    """Return the reader of kind ``name``; InputError where models of this kind are not served."""
+    entry = kind(name).reader
+    if entry is None:
+        raise InputError(f"models that read {kind(name).reads} are not served: their kind '{name}' has no reader")
+    return load(entry)
 
 
 def module_of(entry: Entry) -> str:

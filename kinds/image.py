@@ -9,7 +9,7 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """How images become arrays.
+    """The preparation of images.
 
     rows_per_class  at most this many rows per class in each split; None: all
     size            images are reduced to size x size pixels, each the mean of its area; None: as they are stored

@@ -28,7 +28,7 @@ class WordVectors:
 
 @dataclass(frozen=True)
 class Settings:
-    """How documents become arrays.
+    """The preparation of documents.
 
     length_quantile  where sentences and documents are truncated
     min_count        a word seen less often in the training split becomes <unk>

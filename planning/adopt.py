@@ -1,86 +1,70 @@
-"""Adoption: a finished run of older source gets its key of today, where golden runs prove both sources equal.
+"""Adoption: a finished run of older code gets its key of today, where both codes are shown to compute the same.
 
+``adopt`` copies the run. What shows it is either the golden runs or the run's own first epochs (commands/adopt.py).
 equivalent_sources.json, committed beside this file, lists for the modules that compute a run the digests of all sources
 that gave the same golden runs. ``python -m tests.golden.equivalent`` runs the golden cases and adds today's source.
 """
 
-import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import models
-from planning import keys
-from planning.runs import all_runs
-from storage.files import read_json, write_json
+from storage.errors import InputError
+from storage.files import published_directory, read_json, write_json
 from storage.locks import file_lock, run_lock
-from storage.run_folder import JOB, RESULT
+from storage.run_folder import JOB, RESULT, RunFolder
 
 FILE = Path(__file__).with_name("equivalent_sources.json")
+# What the old runs of one variant must agree in, whatever their names were.
+SETTINGS = ("model", "network", "training", "machine", "prepared")
 
 
-@dataclass(frozen=True)
-class Adoption:
-    """A run and the key that it has from now on, or why it keeps the one it has."""
+def old_run(job: Mapping[str, Any], runs: Iterable[RunFolder]) -> RunFolder | None:
+    """Return the run of the same experiment, variant, data set and seed; InputError where there are several."""
+    names = ("experiment", "variant", "model", "data", "seed")
+    found = [run for run in runs if all(run.job.get(name) == job[name] for name in names)]
+    if len(found) > 1:
+        keys = ", ".join(run.key for run in found[:3])
+        raise InputError(f"{len(found)} runs are of {job['variant']} seed {job['seed']} ({keys}): leave one of them")
+    return found[0] if found else None
 
-    old: str
-    new: str | None
-    why: str = ""
+
+def require_agreement(variant: str, runs: list[RunFolder]) -> None:
+    """Raise InputError where old runs of a variant differ in more than their seed."""
+    first = runs[0]
+    for run in runs[1:]:
+        for name in SETTINGS:
+            if run.job.get(name) != first.job.get(name):
+                raise InputError(
+                    f"{variant}: runs {first.key} and {run.key} differ in {name}: adopt one experiment's runs"
+                )
 
 
-def adopt(root: Path, dry_run: bool = False, equivalent: Path = FILE) -> list[Adoption]:
-    """Rename each finished run in ``root`` whose source computes what today's does to its key of today.
+def golden_runs_are_equal(job: Mapping[str, Any], old: Mapping[str, Any], equivalent: Path = FILE) -> bool:
+    """Return whether two jobs differ in their source alone, and both sources gave the same golden runs.
 
-    job.json is rewritten and keeps the old key as ``adopted_from``. Runs of today's source are not listed.
+    Never on a GPU: golden runs are of a CPU.
     """
+    parts, before = job["key_parts"], old.get("key_parts", {})
+    if job["machine"].get("cuda") or {**parts, "source": ""} != {**before, "source": ""}:
+        return False
     known = read_json(equivalent) if equivalent.is_file() else {}
-    found = []
-    for run in all_runs(root):
-        job = run.job
-        if not run.finished or "key_parts" not in job:
-            continue
-        # The folder of a process that was killed between rewriting job.json and renaming has its old name.
-        new, why = (job, "") if run.key != job["run_key"] else _job_of_today(job, known)
-        if new is None:
-            if why:
-                found.append(Adoption(run.key, None, why))
-        elif (root / new["run_key"]).exists():
-            found.append(Adoption(run.key, None, f"{new['run_key']} is there already"))
-        else:
-            found.append(Adoption(run.key, new["run_key"]))
-            if not dry_run:
-                _rename(run.directory, {**new, "run_directory": str(root / new["run_key"])})
-    return found
+    equal = known.get(" ".join(job["source"]["modules"]), [])
+    return parts["source"] == before["source"] or {parts["source"], before["source"]} <= set(equal)
 
 
-def _job_of_today(job: dict[str, Any], known: dict[str, list[str]]) -> tuple[dict[str, Any] | None, str]:
-    """The job with today's source, or None and why not; no reason where its source is today's."""
-    modules = job["source"]["modules"]
-    try:
-        source = keys.source_of(modules)
-    except ValueError as error:
-        return None, f"its source has what today's has not ({error})"
-    if source["digest"] == job["key_parts"]["source"]:
-        return None, ""
-    if job["machine"].get("cuda"):
-        return None, "golden runs are of a CPU, and prove nothing of a GPU's code: train its first epochs again"
-    equal = known.get(" ".join(modules), [])
-    if not {source["digest"], job["key_parts"]["source"]} <= set(equal):
-        return None, "no golden run proves its source equal to today's"
-    parts = {**job["key_parts"], "source": source["digest"]}
-    changed = {"key_parts": parts, "source": source, "run_key": keys.run_key(parts), "adopted_from": job["run_key"]}
-    return {**job, **changed}, ""
-
-
-def _rename(directory: Path, job: dict[str, Any]) -> None:
+def adopt(job: Mapping[str, Any], old: RunFolder) -> None:
+    """Copy an old run to the folder of ``job``, under its key; its evaluations are made again."""
     destination = Path(job["run_directory"])
-    with file_lock(run_lock(directory)), file_lock(run_lock(destination)):
-        network_source = models.network_source(job["key_parts"]["model"], job["key_parts"]["network"])
-        result = {**read_json(directory / RESULT), "run_key": job["run_key"], "network_source": network_source}
-        write_json(directory / RESULT, result)
-        write_json(directory / JOB, job)
-        os.replace(directory, destination)
+    with file_lock(run_lock(destination)), published_directory(destination) as folder:
+        ignored = shutil.ignore_patterns("evaluation", ".*", JOB, RESULT)
+        shutil.copytree(old.directory, folder, ignore=ignored, dirs_exist_ok=True)
+        write_json(folder / JOB, {**job, "adopted_from": old.key})
+        result = {**read_json(old.directory / RESULT), "run_key": job["run_key"]}
+        result["network_source"] = models.network_source(job["model"], job["network"])
+        write_json(folder / RESULT, result)
 
 
 def record_source(modules: Iterable[str], digest: str, unchanged: bool, equivalent: Path = FILE) -> None:

@@ -1,6 +1,6 @@
 """The environment: every REREAD_* variable, read once where a command, a deployment or a DVC stage begins.
 
-What lies below planning/ is given the values and reads no variable.
+Rooms below planning/ get the values as arguments and read no variable.
 """
 
 from pathlib import Path
@@ -26,15 +26,13 @@ class Environment(BaseSettings):
     machine: Path | None = Field(
         None,
         description="file that `python -m training.machine` wrote on another machine: jobs are made for that one, "
-        "and none is trained here",
+        "and none is trained here; by default this machine",
     )
-    workers: Count = Field(2, description="runs that train at a time")
-    runs_per_gpu: Count = Field(
-        1, description="runs that share a GPU; what they compute is the same, their pace is not"
-    )
+    workers: Count = Field(2, description="runs that train at once")
+    runs_per_gpu: Count = Field(1, description="runs that may share a GPU; the results are the same, the speed is not")
     processes_per_run: Count = Field(1, description="processes that train one run together, each with a GPU of its own")
     preprocessing: Count | Literal["dask"] | None = Field(
-        None, description="processes that preprocess, or `dask`; by default one for each core"
+        None, description="processes that preprocess, or `dask`; by default one per core"
     )
     dask_scheduler: str | None = Field(
         None,
@@ -42,7 +40,7 @@ class Environment(BaseSettings):
         description="the scheduler of a Dask cluster, which then preprocesses by default",
     )
     mirror: Path | None = Field(
-        None, description="folder with the archives of published data sets, used before the net"
+        None, description="folder with the archives of published data sets, read in place of the network"
     )
     project: Path | None = Field(None, description="folder in which a Prefect worker runs deployments; set by `serve`")
 

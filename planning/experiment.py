@@ -21,6 +21,7 @@ An experiment that ``tunes`` another takes its variants, parameters and defaults
 """
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ SECTIONS = ("preprocessing", "network", "training")
 
 @dataclass(frozen=True)
 class VariantSettings:
-    """What the files set for one variant; defaults of the code are not filled in yet."""
+    """The settings of one variant in the files; defaults of the code are not filled in yet."""
 
     model: str
     data: str
@@ -51,23 +52,33 @@ class VariantSettings:
     training: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """One experiment as its files have it, with the settings of each variant merged.
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """The question of an experiment and the rule that judges it; the same in its files and in a plan.
 
     ``trials`` maps each variant that a grid was applied to, to the variants that it became; empty without a grid.
     """
 
     name: str
     title: str
-    variants: dict[str, VariantSettings]
     seeds: tuple[int, ...]
-    comparisons: tuple[dict[str, Any], ...]
+    comparisons: tuple[Mapping[str, Any], ...]
     equivalence_margin: float
     alpha: float
     evaluate_on: str
-    tuning: dict[str, Any]
-    trials: dict[str, list[str]]
+    tuning: Mapping[str, Any]
+    trials: Mapping[str, list[str]]
+
+    def design(self) -> dict[str, Any]:
+        """Return the fields of a design, by name."""
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(Design)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Design):
+    """One experiment as its files have it, with the settings of each variant merged."""
+
+    variants: dict[str, VariantSettings]
 
 
 def experiments(root: Path = Path()) -> list[str]:
@@ -116,7 +127,7 @@ def load_experiment(
     trials: dict[str, dict[str, Any]] = {}
     for key, value in file.variants.items():
         grid = _grid(file.grid, f"{path}: grid") if value.grid is None else _grid(value.grid, f"{path}: {key}.grid")
-        if found := {f"{key}/{said}": settings for said, settings in grid}:
+        if found := {f"{key}/{values}": settings for values, settings in grid}:
             trials[key] = found
     names = [one for key in sections for one in trials.get(key, [key])]
     chosen = names if variants is None else list(variants)
@@ -141,9 +152,9 @@ def load_experiment(
     )
 
 
-def _known(name: str, root: Path, said: str) -> str:
+def _known(name: str, root: Path, problem: str) -> str:
     if name not in experiments(root):
-        raise InputError(f"{said}: {nearest(name, experiments(root))}")
+        raise InputError(f"{problem}: {nearest(name, experiments(root))}")
     return name
 
 
@@ -219,7 +230,7 @@ def _nested(path: Iterable[str], value: Any) -> dict[str, Any]:
 
 
 def _overrides(overrides: Iterable[str], chosen: list[str], names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Which variant each override changes, and what of it: "han", {"training": {"learning_rate": 0.02}}."""
+    """Yield the variant that each override changes, and the change: "han", {"training": {"learning_rate": 0.02}}."""
     for given in overrides:
         where, targets, rest = f"override '{given}'", chosen, given
         if given.startswith("variants."):
@@ -310,10 +321,10 @@ def _expanded(groups: Iterable[ComparisonGroup], where: str) -> Iterator[dict[st
         about = group.model_dump(include=set(Control.model_fields), exclude_none=True)
         if (group.control is None) == (not group.controls):
             raise InputError(f"{where}: {group.treatment} needs either 'control' or 'controls'")
-        controls = {group.control: {}} if group.control else group.controls
+        controls = {group.control: Control()} if group.control else group.controls
         for control, own in controls.items():
             sides = {"treatment": group.treatment, "control": control}
-            one = {"name": control, **about, **(own.model_dump(exclude_none=True) if own else {}), **sides}
+            one = {"name": control, **about, **own.model_dump(exclude_none=True), **sides}
             for key in ("claim", "source", "metric"):
                 if key not in one:
                     raise InputError(f"{where}: '{one['name']}' has no '{key}': add it")
@@ -327,16 +338,16 @@ def _comparisons(
 ) -> Iterator[dict[str, Any]]:
     names: set[str] = set()
     for one in _expanded(groups, where):
-        said = f"{where}: '{one['name']}'"
+        place = f"{where}: '{one['name']}'"
         if one["name"] in names:
             raise InputError(f"{where}: two have the name '{one['name']}': give each a name of its own")
         names.add(one["name"])
         if one["treatment"] == one["control"]:
-            raise InputError(f"{said} compares {one['treatment']} with itself: name two variants")
+            raise InputError(f"{place} compares {one['treatment']} with itself: name two variants")
         sides = networks(one)
         if not sides:
-            raise InputError(f"{said} compares two baselines: name a variant on one side")
-        refuse_unknown(sides, variants, f"{said} (a side is a variant, or one of {', '.join(kinds.baselines())})")
+            raise InputError(f"{place} compares two baselines: name a variant on one side")
+        refuse_unknown(sides, variants, f"{place} (a side is a variant, or one of {', '.join(kinds.baselines())})")
         if len({variants[name].data for name in sides}) > 1:
-            raise InputError(f"{said} compares variants on two data sets: choose one data set")
+            raise InputError(f"{place} compares variants on two data sets: choose one data set")
         yield one

@@ -17,10 +17,10 @@ import models
 from models.layers.embedding import refuse_missing_vectors
 from planning import keys
 from planning.environment import Environment, read_environment
-from planning.experiment import Experiment, VariantSettings, load_experiment, networks
+from planning.experiment import Design, Experiment, VariantSettings, load_experiment, networks
 from planning.schema import SEEDS
 from planning.validation import read
-from preprocessing.manifest import MANIFEST_PATH, Manifest
+from preprocessing.manifest import MANIFEST_PATH, DataSetEntry, Manifest
 from preprocessing.prepare import prepared_key
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, read_json, read_object
@@ -54,24 +54,15 @@ class Variant:
         return network, from_json(TrainingSettings, self.training)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What will be prepared, trained, evaluated and compared, and where it goes.
+@dataclass(frozen=True, kw_only=True)
+class Plan(Design):
+    """A resolved experiment: all that will be prepared, trained, evaluated and compared, and the folders.
 
-    data: of each data set its version, kind and task; None where it is not ingested yet. trials: the variants that each
-    variant of the file became by the grid. partial: variants or seeds were selected, or settings overridden.
+    data: of each data set its version, kind and task; None where it is not ingested yet. partial: variants or seeds
+    were selected, or settings overridden.
     """
 
-    name: str
-    title: str
     variants: Mapping[str, Variant]
-    seeds: tuple[int, ...]
-    comparisons: tuple[Mapping[str, Any], ...]
-    equivalence_margin: float
-    alpha: float
-    evaluate_on: str
-    tuning: Mapping[str, Any]
-    trials: Mapping[str, list[str]]
     overrides: tuple[str, ...]
     partial: bool
     data: Mapping[str, Mapping[str, str] | None]
@@ -99,7 +90,7 @@ class Plan:
 
     @property
     def targets_remote_machine(self) -> bool:
-        """Whether jobs are made for another machine than this; then none is trained here."""
+        """Return whether jobs are made for another machine; then none is trained here."""
         return self.environment.machine is not None and self.machine != keys.this_machine()
 
     def to_json(self) -> dict[str, Any]:
@@ -148,7 +139,7 @@ class Plan:
             for name, variant in self.variants.items()
         }
         plan = dataclasses.replace(self, variants=variants, data={**self.data, **new})
-        _check(plan)
+        _check(plan, manifest.datasets)
         return plan
 
     def select_data(self, names: Iterable[str]) -> "Plan":
@@ -188,9 +179,10 @@ class Plan:
         folders = {key: about["directory"] for key, about in self.preparations().items()} | dict(prepared or {})
         descriptions = {key: read_object(Path(folder) / DESCRIPTION, "arrays") for key, folder in folders.items()}
         return [
-            self._job(variant, seed, folders[variant.prepared_key], descriptions[variant.prepared_key])
+            self._job(variant, seed, folders[key], descriptions[key])
             for seed in self.seeds
             for variant in self.variants.values()
+            if (key := variant.prepared_key)
         ]
 
     def unfinished(self, prepared: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
@@ -287,16 +279,8 @@ def make_plan(
             resolved[name] = _resolve(name, settings, kind, manifest_path)
     used = dict.fromkeys(variant.data for variant in resolved.values())
     plan = Plan(
-        name=experiment,
-        title=chosen.title,
+        **chosen.design(),
         variants=resolved,
-        seeds=chosen.seeds,
-        comparisons=chosen.comparisons,
-        equivalence_margin=chosen.equivalence_margin,
-        alpha=chosen.alpha,
-        evaluate_on=chosen.evaluate_on,
-        tuning=chosen.tuning,
-        trials=chosen.trials,
         overrides=overrides,
         partial=bool(overrides)
         or (list(chosen.variants), set(chosen.seeds)) != (list(whole.variants), set(whole.seeds)),
@@ -304,7 +288,7 @@ def make_plan(
         machine=keys.target_machine(environment),
         environment=environment,
     )
-    _check(plan)
+    _check(plan, known)
     return plan
 
 
@@ -326,7 +310,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _about(entry: Any) -> dict[str, str]:
+def _about(entry: DataSetEntry) -> dict[str, str]:
     return {"version": entry.version, "kind": entry.kind, "task": entry.task}
 
 
@@ -385,9 +369,9 @@ def _with_prepared_key(variant: Variant, kind: str, manifest_path: Path) -> Vari
     return dataclasses.replace(variant, prepared_key=key)
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
     """Refuse a model and data that do not fit, variants that read other rows, and comparisons of what there is not."""
-    from evaluation.metrics import metric_names  # slow to import
+    from evaluation.metrics import comparison_metrics  # slow to import
 
     rows: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, variant in plan.variants.items():
@@ -410,4 +394,5 @@ def _check(plan: Plan) -> None:
             refuse_unknown(
                 sides, (*plan.variants, *(baseline.name for baseline in kinds.kind(about["kind"]).baselines)), where
             )
-            refuse_unknown([comparison["metric"]], metric_names(about["task"]), f"{where}, metric")
+            metrics = comparison_metrics(about["task"], known[data].classes)
+            refuse_unknown([comparison["metric"]], metrics, f"{where}, metric")

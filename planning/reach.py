@@ -1,4 +1,4 @@
-"""What verdicts the size of a plan can reach, computed before anything is trained."""
+"""The verdicts that the size of a plan can reach, computed before anything is trained."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,18 +8,18 @@ from evaluation.power import Reach, reachable
 from evaluation.verdicts import Comparison
 from planning.experiment import networks
 from planning.plan import Plan
+from planning.runs import RESULTS
 from preprocessing.manifest import MANIFEST_PATH, Manifest
 from storage.files import read_json, read_object
 from storage.prepared import DESCRIPTION
-
-RESULTS = Path("results")
+from storage.run_folder import METRICS
 
 
 def plan_reach(plan: Plan, root: Path = Path()) -> list[Reach]:
     """Return what each comparison of a plan can decide, by its seeds, rows, margin, and the spread that tuning saw.
 
-    The tuning's results are the file that ``tuning.evidence`` names, or results/NAME-tuning/metrics.json;
-    ``tuning.spread`` is used in place of the spread in them. ``root`` is the project's folder.
+    The spread between seeds is ``tuning.spread``, or else that of the tuning's results, or else that of the results of
+    an earlier round (``evidence``). ``root`` is the project's folder.
     InputError where a data set is not ingested yet, and for a file that is no metrics.json.
     """
     manifest = Manifest.load(root / MANIFEST_PATH)
@@ -30,20 +30,24 @@ def plan_reach(plan: Plan, root: Path = Path()) -> list[Reach]:
         plan.equivalence_margin,
         plan.alpha,
         items,
-        tuning_metrics(plan, root),
+        evidence(plan, root),
         plan.tuning.get("spread"),
     )
 
 
 def reach_lines(reaches: list[Reach]) -> list[str]:
     """Return what is printed of each comparison: its sentences, then its warnings."""
-    return [line for one in reaches for line in (*one.sentences, *(f"warning: {said}" for said in one.warnings))]
+    return [line for one in reaches for line in (*one.sentences, *(f"warning: {line}" for line in one.warnings))]
 
 
-def tuning_metrics(plan: Plan, root: Path = Path()) -> Mapping[str, Any] | None:
-    """Return metrics.json of the experiment that tuned this one, or None where there is none."""
-    path = root / plan.tuning.get("evidence", RESULTS / f"{plan.name}-tuning" / "metrics.json")
-    return read_object(path, "variants") if path.is_file() else None
+def evidence(plan: Plan, root: Path = Path()) -> list[Mapping[str, Any]]:
+    """Return metrics.json of the experiment that tuned this one, then of earlier results of this one, where published.
+
+    The first is the file that ``tuning.evidence`` names, or results/NAME-tuning/metrics.json.
+    """
+    tuning = plan.tuning.get("evidence", RESULTS / f"{plan.name}-tuning" / METRICS)
+    paths = (root / tuning, root / RESULTS / plan.name / METRICS)
+    return [read_object(path, "variants") for path in paths if path.is_file()]
 
 
 def evaluated_rows(plan: Plan, name: str, manifest: Manifest, root: Path = Path()) -> int:

@@ -1,11 +1,19 @@
-"""Runs as they lie in runs/: found by their key or its beginning, and what each says of itself."""
+"""The runs in runs/: find one by its key or a prefix of it, and record what results/ keeps of it."""
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from planning.environment import read_environment
 from storage.errors import InputError
-from storage.run_folder import JOB, RunFolder
+from storage.files import read_json, read_object, sha256_file
+from storage.run_folder import ENVIRONMENT, JOB, RESULT, WEIGHTS, RunFolder
+
+# results/EXPERIMENT/runs.json is the list of the experiment's run records.
+RESULTS = Path("results")
+RUNS = "runs.json"
+NOT_PUBLISHED = ("host",)
 
 
 def all_runs(root: Path | None = None) -> list[RunFolder]:
@@ -32,3 +40,37 @@ def find_run(name: str, root: Path | None = None) -> RunFolder:
     close = difflib.get_close_matches(key, beginnings, n=1, cutoff=0.7)
     hint = f"did you mean '{beginnings[close[0]]}'?" if close else "`reread compare` lists them"
     raise InputError(f"no run '{name}' in {root}/: {hint}")
+
+
+def run_records(runs: Mapping[tuple[str, int], Path], without_weights: bool = False) -> list[dict[str, Any]]:
+    """Return the records of runs, given their folders by variant and seed; see ``run_record``."""
+    return [run_record(folder, variant, without_weights) for (variant, _), folder in sorted(runs.items())]
+
+
+def run_record(directory: Path, variant: str, without_weights: bool = False) -> dict[str, Any]:
+    """Return what results/ keeps of a run: key, variant, data, seed, digest of the weights, commit and environment.
+
+    ``variant`` is its name in the experiment: the run may have been trained under another one.
+    InputError where the run is not finished, its weights do not match their digest, or they are missing and
+    ``without_weights`` does not accept that.
+    """
+    result = read_object(directory / RESULT, "run_key", "seed", "weights_sha256")
+    job = read_object(directory / JOB, "run_key", "data")
+    weights = directory / WEIGHTS
+    if not result["run_key"] == job["run_key"] == directory.name:
+        raise InputError(f"{directory} is not the run of its name: its result.json names run '{result['run_key']}'")
+    if not weights.is_file() and not without_weights:
+        raise InputError(f"{weights} is missing, so its digest cannot be verified: copy it here or --without-weights")
+    if weights.is_file() and sha256_file(weights) != result["weights_sha256"]:
+        raise InputError(f"{weights} does not match the sha256 in result.json: train run {directory.name} again")
+    environment = read_json(directory / ENVIRONMENT)
+    return {
+        "run_key": directory.name,
+        "variant": variant,
+        "data": job["data"],
+        "seed": result["seed"],
+        "weights_sha256": result["weights_sha256"],
+        "weights_verified": weights.is_file(),
+        "commit": environment.get("git_commit"),
+        "environment": {name: value for name, value in environment.items() if name not in NOT_PUBLISHED},
+    }

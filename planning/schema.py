@@ -1,7 +1,7 @@
-"""What params.yaml and experiments/NAME.yaml may hold, and how they are read.
+"""The schema of params.yaml and experiments/NAME.yaml, and their reader.
 
-Files are read by YAML's safe loader: no tags that make objects. A name may stand once in a mapping, as YAML itself
-says; what ``<<`` merges may be named again.
+Files are read by YAML's safe loader: no tags that make objects. A mapping has each name once, as YAML itself
+requires; a name that ``<<`` merges may be repeated.
 """
 
 from pathlib import Path
@@ -45,7 +45,7 @@ class Parameters(File):
 
 
 class VariantSection(File):
-    """What a variant sets, or (under ``defaults``) what all variants of an experiment share."""
+    """The settings of a variant or, under ``defaults``, of all variants of an experiment."""
 
     model: Text | None = None
     data: Text | None = None
@@ -61,7 +61,7 @@ class Variant(VariantSection):
 
 
 class OwnGrid(File):
-    """What an experiment that tunes another may say of one variant: a grid that replaces the experiment's."""
+    """The grid of one variant in an experiment that tunes another; it replaces the experiment's."""
 
     grid: dict[str, Any]
 
@@ -91,7 +91,7 @@ class ComparisonGroup(Control):
 
 
 class Tuning(BaseModel):
-    """How an experiment was tuned: notes, and what is known of the spread between seeds.
+    """The tuning of an experiment: notes, and the spread between seeds.
 
     evidence: metrics.json of the tuning. spread: the standard deviation of paired differences, used in its place.
     """
@@ -120,9 +120,10 @@ class ExperimentFile(File):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a name stands once: the format's own rule, which PyYAML does not keep."""
+    """YAML whose mappings have each name once: the format's own rule, which PyYAML does not enforce."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    # types-PyYAML has the anchor as a mapping.
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # As it is written: what `<<` merges into it later may be named again.
         node = super().compose_mapping_node(anchor)
         keys = [key for key, _ in node.value if key.tag != MERGE]
@@ -130,7 +131,7 @@ class _Loader(yaml.SafeLoader):
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"'{name}' stands here a second time", keys[place].start_mark
+                    None, None, f"'{name}' is here a second time", keys[place].start_mark
                 )
         return node
 
@@ -167,7 +168,7 @@ def parse_yaml(text: str) -> Any:
 def _count_nodes(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> int:
     """The nodes under ``node`` once its aliases are expanded; ValueError for too many, or for one within itself."""
     if id(node) in above:
-        raise ValueError("an alias stands within its own anchor")
+        raise ValueError("an alias is inside its own anchor")
     if id(node) not in known:
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
         inner = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts

@@ -43,7 +43,7 @@ def validate(kind: Any, value: Any, where: str) -> Any:
 
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """What reads {place: value}, so that the place begins the path of an error."""
+    """Return the reader of {place: value}, so that the place begins the path of an error."""
     return TypeAdapter(dict[str, kind], config=None if _is_model(kind) else CONFIG)
 
 
@@ -54,7 +54,7 @@ def _is_model(kind: Any) -> bool:
 def _resolved_members(cls: type, mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields of ``cls`` that name registries' members, each as {"name": NAME, every SETTING: VALUE}."""
     hints = get_type_hints(cls, include_extras=True)
-    resolved = {}
+    resolved: dict[str, Any] = {}
     for field in fields(cls):
         usual = field.default if field.default_factory is MISSING else field.default_factory()
         given = mapping.get(field.name, usual)
@@ -98,11 +98,11 @@ def _one_line(error: ValidationError, kind: Any) -> str:
         return f"{parent} has no '{path[-1]}': add it"
     if first["type"] in ("value_error", "assertion_error"):
         return f"{place}: {first['ctx']['error']}"
-    said = f"{place} is {first['input']!r}"
+    problem = f"{place} is {first['input']!r}"
     if first["type"] == "literal_error":
-        return f"{said}: {nearest(str(first['input']), QUOTED.findall(first['ctx']['expected']))}"
+        return f"{problem}: {nearest(str(first['input']), QUOTED.findall(first['ctx']['expected']))}"
     hint = " (YAML reads 1e-3 as text: write 1.0e-3)" if first["type"] == "float_type" else ""
-    return f"{said}: {first['msg'].replace('Input', 'it', 1)}{hint}"
+    return f"{problem}: {first['msg'].replace('Input', 'it', 1)}{hint}"
 
 
 def _names(kind: Any, path: list[int | str]) -> list[str]:

@@ -14,7 +14,7 @@ OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQU
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used. The message is one line: what is wrong, where, and what to do."""
+    """Input that cannot be used. The message is one line: what is wrong, where, and what to do."""
 
 
 class WorkFailed(RuntimeError):
@@ -22,7 +22,7 @@ class WorkFailed(RuntimeError):
 
 
 class PassingError(RuntimeError):
-    """Something outside failed in a way that may pass by itself (a network, a busy database): worth a retry."""
+    """A failure outside this process that may be transient (a network, a busy database): worth a retry."""
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
@@ -36,7 +36,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def refuse_unknown(given: Iterable[object], known: Iterable[str], where: str) -> None:
-    """Raise InputError for the first of ``given`` that is not in ``known``, naming ``where`` it stands."""
+    """Raise InputError for the first of ``given`` that is not in ``known``, naming the place, ``where``."""
     known = list(known)
     for name in given:
         if name not in known:
@@ -61,15 +61,15 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
             print(f"error: {error}; it may pass: run the same command again", file=sys.stderr)
             sys.exit(1)
         except BrokenPipeError:
-            # The reader of our output has gone (head, less): point stdout elsewhere so that no traceback follows.
+            # The reader of our output has gone (head, less): redirect stdout so that no traceback follows.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)
         except OSError as error:
-            # What stands in the way of a file is the user's to mend; anything else is a fault of ours.
+            # A file that cannot be used is the user's problem; any other error is a defect of ours.
             if error.errno not in OF_THE_PLACE or error.filename is None:
                 raise
-            said = f"{error.filename} cannot be used ({error.strerror})"
-            print(f"error: {said}: mend that, and run the same command again", file=sys.stderr)
+            problem = f"{error.filename} cannot be used ({error.strerror})"
+            print(f"error: {problem}: correct that, and run the same command again", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:
             print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr)

@@ -121,7 +121,7 @@ def published_directory(destination: Path, replace: bool = False) -> Iterator[Pa
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Exchange the names of two folders: atomically on Linux, elsewhere by three renames."""
+    """Exchange the names of two folders: atomically on Linux, on other systems by three renames."""
     # Python has no binding for renameat2(2); glibc has one from 2.28 on.
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename and rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:

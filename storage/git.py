@@ -1,4 +1,4 @@
-"""Which commit the source that runs was taken from."""
+"""The commit of the source that runs."""
 
 import subprocess
 from pathlib import Path

@@ -61,10 +61,15 @@ def _defined_names(path: Path, _changed: tuple[int, int]) -> frozenset[str]:
     return frozenset(names)
 
 
+def changed(path: Path) -> tuple[int, int]:
+    """Return the time of a file's last change and its size: what is computed of a file is cached by them."""
+    about = path.stat()
+    return about.st_mtime_ns, about.st_size
+
+
 def defined_names(path: Path) -> frozenset[str]:
     """Return the names that a source file defines at its top level."""
-    about = path.stat()
-    return _defined_names(path, (about.st_mtime_ns, about.st_size))
+    return _defined_names(path, changed(path))
 
 
 def module_file(name: str, root: Path = ROOT) -> Path | None:
@@ -76,26 +81,27 @@ def module_file(name: str, root: Path = ROOT) -> Path | None:
     return None
 
 
+@functools.lru_cache(maxsize=1024)
+def _imported_names(path: Path, _changed: tuple[int, int]) -> frozenset[str]:
+    """The dotted names that a file imports, each with the packages above it."""
+    names: set[str] = set()
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    parts = [name.split(".") for name in names]
+    return frozenset(".".join(name[:end]) for name in parts for end in range(1, len(name) + 1))
+
+
 def imported_files(path: Path, root: Path = ROOT) -> set[Path]:
     """The project's files that ``path`` imports directly, with the ``__init__.py`` of each package on the way."""
-    files: set[Path] = set()
-    for node in ast.walk(parse(path)):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            for end in range(1, len(parts) + 1):
-                file = module_file(".".join(parts[:end]), root)
-                if file:
-                    files.add(file)
-    return files
+    names = _imported_names(path, changed(path))
+    return {file for name in names if (file := module_file(name, root))}
 
 
 def closure(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = ()) -> list[Path]:
-    """All the project's files that ``modules`` reach by imports; a package stands for each of its files.
+    """All the project's files that ``modules`` reach by imports; a package means each of its files.
 
     The modules and packages of ``without`` are left out, and so is what only they reach.
     """
@@ -143,13 +149,24 @@ def normalised_digest(path: Path, root: Path = ROOT, without: frozenset[Path] = 
     What it imports of the project counts by the content of that file, not by its name; imports of the files
     ``without`` do not count.
     """
+    imported = tuple((file, changed(file)) for file in sorted(imported_files(path, root)))
+    return _normalised_digest(path, root, without, changed(path), imported)
+
+
+@functools.lru_cache(maxsize=1024)
+def _normalised_digest(
+    path: Path,
+    root: Path,
+    without: frozenset[Path],
+    _changed: tuple[int, int],
+    _imported: tuple[tuple[Path, tuple[int, int]], ...],
+) -> str:
     return sha256_bytes(_text(_Normalise(root, without).visit(parse(path))).encode())
 
 
 def content_digest(path: Path, root: Path = ROOT) -> str:
     """Return the sha256 of a file's normalised syntax tree without its imports of the project."""
-    about = path.stat()
-    return _content_digest(path, root, (about.st_mtime_ns, about.st_size))
+    return _content_digest(path, root, changed(path))
 
 
 @functools.lru_cache(maxsize=1024)

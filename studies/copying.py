@@ -1,4 +1,4 @@
-"""What each part of a GRU is for, where symbols are to be remembered over growing lags.
+"""The use of each part of a GRU, where symbols are to be remembered over growing lags.
 
 Asks of every cell of models/layers/cells.py what the post "Understanding GRUs" (December 2018) says or leaves open:
 does a gated network remember where the plain one does not; why is there a reset gate when there is an update gate;

@@ -1,4 +1,4 @@
-"""What attention weights are worth: documents without the words that a network attends to most.
+"""The worth of attention weights: documents without the words that a network attends to most.
 
 Trained networks with attention read documents again without the k words that they attended to most (a word's weight is
 its own times its sentence's), without k random words, and without the k words of the largest gradient times input; and

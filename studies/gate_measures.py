@@ -1,7 +1,7 @@
-"""What is measured of a trained hierarchical network's gates: their distribution, memory of units, traces over texts.
+"""Measures of a trained hierarchical network's gates: their distribution, memory of units, traces over texts.
 
 The network is models/han.py with nn.GRU's cell. Gates are read by cuda_ext.gru.gates, derivatives by autograd in
-float64 on the CPU. Units of both directions stand side by side, those that read forwards first.
+float64 on the CPU. Units of both directions are side by side, the forward ones first.
 
 Shape legend: M words, T steps, H units a direction, D = 2 H units, B bins, n rows, S sentences, K steps back.
 """
@@ -31,7 +31,7 @@ CLOSED = 0.2
 
 
 def readable(network: nn.Module) -> bool:
-    """Whether the network has two levels of GRUs whose gates can be read; a subclass holds or ties some of them."""
+    """Return whether the network has two levels of GRUs whose gates can be read; a subclass holds or ties some."""
     return all(type(getattr(network, f"{one}_gru", None)) is BidirectionalGRU for one in ("word", "sentence"))
 
 

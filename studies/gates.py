@@ -1,4 +1,4 @@
-"""What the gates of trained networks do.
+"""The gates of trained networks.
 
 Asks hierarchical attention networks (models/han.py) that were trained on texts what the post "Understanding GRUs"
 (December 2018) says of a GRU's gates:
@@ -131,7 +131,7 @@ DEBUG = Settings(
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured of one network.
+    """The measurements of one network.
 
     units: level, direction, unit, reset, update, memory, time_constant. histograms: level, gate, low, share. trace:
     level, text, place, word, the gates' means and closed shares. at_words: see gate_measures.Distribution. old_share:
@@ -298,7 +298,7 @@ def judged(found: dict[int, Found]) -> list[dict[str, Any]]:
 
 
 def said_of_example(found: dict[int, Found], usually: list[np.ndarray], at_but: list[np.ndarray]) -> str:
-    """How far the reset gate falls at 'but', and what falls furthest in the phrase."""
+    """Return a sentence: how far the reset gate falls at 'but', and what falls furthest in the phrase."""
     fall = paired_interval([float(now.mean() - before.mean()) for before, now in zip(usually, at_but, strict=True)])
     table = phrase_table(found)
     words = table[table["level"] == "words"].pivot_table(index=["word", "gate"], columns="seed", values="above_usual")
@@ -331,7 +331,7 @@ def phrase_table(found: dict[int, Found]) -> pd.DataFrame:
 
 
 def over_seeds(found: dict[int, Found]) -> dict[str, Any]:
-    """What is reported beside the claims, each with its interval over seeds."""
+    """Return the values beside the claims, each with its interval over seeds."""
     table = phrase_table(found)
     units = {seed: one.units for seed, one in found.items()}
 
@@ -418,7 +418,7 @@ def draw_figure(folder: Path, path: Path) -> None:
         first = figure.add_subplot(grid[0, 0])
         histogram_panel(first, tables["histograms"], "words")
         histogram_panel(figure.add_subplot(grid[0, 1], sharey=first), tables["histograms"], "sentences")
-        first.set_ylabel("share of steps and units, a bin")
+        first.set_ylabel("share of steps and units per bin")
         first.legend()
         unit_panel(figure.add_subplot(grid[0, 2]), tables["units"])
         trace_panel(figure.add_subplot(grid[1, :2]), tables["trace"])

@@ -1,4 +1,4 @@
-"""How far back a gradient reaches, and where the post's algebra slips.
+"""The reach of a gradient into the past, and the errors of the post's algebra.
 
 Measures the norm of dh_T/dh_t against T - t by autograd, in float64, for a recurrent network whose matrix has a given
 spectral radius, with linear g and with tanh, and for the gated cells of models/layers/cells.py; and beside it the
@@ -82,7 +82,7 @@ DEBUG = Settings(units=6, inputs=3, distance=12, seeds=3)
 
 @dataclass(frozen=True)
 class Draw:
-    """What a seed draws: inputs x [T, I], W [H, I] of deviation 1 / sqrt(I), and U [H, H] for each radius."""
+    """The tensors of a seed: inputs x [T, I], W [H, I] of deviation 1 / sqrt(I), and U [H, H] for each radius."""
 
     x: Tensor
     inward: Tensor
@@ -188,7 +188,7 @@ class Measured:
         return self._indexed.loc[(panel, curve, norm, distance)].sort_values("seed")["value"].to_numpy()
 
     def rate(self, panel: str, curve: str) -> dict[str, Any]:
-        """The factor a step by which the spectral norm changes over the further half of the distance: geometric mean
+        """The factor per step by which the spectral norm changes over the further half of the distance: geometric mean
         over seeds with its t interval, corrected for the number of claims."""
         far, near = self.settings.distance, self.settings.distance // 2
         logs = np.log(self.values(panel, curve, far) / self.values(panel, curve, near)) / (far - near)
@@ -215,7 +215,7 @@ def corrected_interval(values: Sequence[float]) -> Interval:
 
 
 def judged_norms(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
-    """What the norm of g' U decides."""
+    """Return the claims about the norm of g' U."""
     rate = {radius: found.rate("linear", f"{radius:g}") for radius in RADII}
     size = {
         radius: corrected_interval([float(torch.linalg.matrix_norm(draw.matrices[radius], 2)) for draw in draws])
@@ -228,7 +228,7 @@ def judged_norms(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
             SUPPORTED
             if all(rate[radius]["high"] < 1 for radius in (0.5, 0.9)) and rate[1.5]["low"] > 1
             else INCONCLUSIVE,
-            "With linear g the norm is multiplied by the spectral radius a step. With tanh the slopes press it down: "
+            "With linear g the norm is multiplied by the spectral radius per step. With tanh the slopes press it down: "
             "at spectral radius 1.5 it is multiplied by "
             + " and ".join(f"{one['mean']:.3f} where W x has deviation {drive:g}" for drive, one in with_tanh.items())
             + ".",
@@ -239,8 +239,8 @@ def judged_norms(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
             r"if norm of \partial g U_h is greater than 1 this term will approach infinity",
             REFUTED if size[0.9].above(1) and rate[0.9]["high"] < 1 else INCONCLUSIVE,
             "A norm above 1 is needed for growth and is not enough: with linear g and spectral radius 0.9 the norm of "
-            f"U is {size[0.9].mean:.2f}, and the gradient is multiplied by {rate[0.9]['mean']:.3f} a step. In the long "
-            "run the spectral radius decides.",
+            f"U is {size[0.9].mean:.2f}, and the gradient is multiplied by {rate[0.9]['mean']:.3f} per step. In the "
+            "long run the spectral radius decides.",
             norm_of_U=study_io.interval(size[0.9]),
             rate=rate[0.9],
         ),
@@ -248,7 +248,7 @@ def judged_norms(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
             "or if is less than 1 it will approach zero",
             SUPPORTED if size[0.5].below(1) and rate[0.5]["high"] < 1 else INCONCLUSIVE,
             f"At spectral radius 0.5 the norm of U is {size[0.5].mean:.2f}, and the gradient is multiplied by "
-            f"{rate[0.5]['mean']:.3f} a step.",
+            f"{rate[0.5]['mean']:.3f} per step.",
             norm_of_U=study_io.interval(size[0.5]),
             rate=rate[0.5],
         ),
@@ -299,7 +299,7 @@ def judged_algebra(found: Measured, draws: list[Draw]) -> list[dict[str, Any]]:
 
 
 def judged_gates(found: Measured) -> list[dict[str, Any]]:
-    """What the gates do to the gradient before anything is learnt."""
+    """Return the claims about the gates before anything is learnt."""
     far, most = found.settings.distance, f"bias + {UPDATE_BIASES[-1]:g}"
     kept = found.values("update gate", "z = 1", far)
     drawn, pressed = found.rate("update gate", "as initialised"), found.rate("update gate", most)
@@ -316,10 +316,11 @@ def judged_gates(found: Measured) -> list[dict[str, Any]]:
         claim(
             "Gated recurrent unit solves the problem",
             REFUTED if drawn["high"] < 1 else SUPPORTED if drawn["low"] >= 1 else INCONCLUSIVE,
-            f"As PyTorch initialises a GRU, its gradient is multiplied by {drawn['mean']:.3f} a step, to "
+            f"As PyTorch initialises a GRU, its gradient is multiplied by {drawn['mean']:.3f} per step, to "
             f"{np.median(gru):.0e} over {far} steps, {further.mean():.1f} powers of ten above the plain network's. "
-            f"With {most.split()[-1]} added to the update gate's bias it is {pressed['mean']:.3f} a step. The gate can "
-            "hold a gradient, and must learn to, or be set to: the study of copying shows what training makes of it.",
+            f"With {most.split()[-1]} added to the update gate's bias it is {pressed['mean']:.3f} per step. The gate "
+            "can hold a gradient, and must learn to, or be set to: the study of copying shows what training makes of "
+            "it.",
             narrowed="The gradient of a GRU does not vanish, before it is trained",
             as_initialised=drawn,
             with_bias=pressed,

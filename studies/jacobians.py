@@ -25,7 +25,7 @@ def of_radius(radius: float, units: int, generator: torch.Generator) -> Tensor:
 
 
 def linear_network(inward: Tensor, matrix: Tensor) -> Network:
-    """h_t = W x_t + U h_{t-1}: the recurrent network with g(o) = o. W [H, I], or one a row [N, H, I]."""
+    """h_t = W x_t + U h_{t-1}: the recurrent network with g(o) = o. W [H, I], or one per row [N, H, I]."""
 
     def run(x: Tensor, state: Tensor) -> list[Tensor]:
         states = [state]

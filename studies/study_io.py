@@ -32,7 +32,7 @@ CELL_COLOURS = dict(zip(NAMES, (BLUE, ORANGE, SKY, GREY, INK, VERMILLION), stric
 
 @dataclass(frozen=True)
 class Findings:
-    """What a study found.
+    """The findings of a study.
 
     results: for results.json, with ``claims``, each of them with ``claim``, ``verdict``, ``says`` and ``measured``.
     tables: NAME.csv each.

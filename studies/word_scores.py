@@ -1,4 +1,4 @@
-"""What each word of a document counts for a network: its attention, and its gradient times input.
+"""The score of each word of a document for a network: its attention, and its gradient times input.
 
 Shape legend: M words of all rows.
 """

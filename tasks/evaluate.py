@@ -1,4 +1,4 @@
-"""Evaluate the finished runs of an experiment, judge its pairs, write the report, and tell MLflow.
+"""Evaluate the finished runs of an experiment, judge its comparisons, write the report, and log it to MLflow.
 
 python -m tasks.evaluate [--experiment default]
 """
@@ -23,13 +23,13 @@ from evaluation.run import evaluate_run
 from planning.plan import Plan, make_plan
 from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
-from storage.files import read_json, write_json
+from storage.files import write_json
 from storage.prepared import SPLITS, Prepared, open_prepared
 from storage.run_folder import RunFolder
 from tasks.preprocess import preprocess
 from tasks.progress import say
 from tasks.provenance import commit
-from tasks.step import publish_results, step
+from tasks.step import step
 from tracking.registry import log_model, set_champion
 from tracking.runs import Tracking, open_tracking
 
@@ -42,7 +42,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
 
     ``prepared`` maps prepared keys to folders. The report is reports/EXPERIMENT or, of a partial plan,
     reports/EXPERIMENT-part, which leaves the experiment's own report and champions alone. ``evaluate_on: validation``
-    leaves the test split unread. plan.json lies beside the report. InputError where runs are not trained.
+    leaves the test split unread. plan.json is beside the report. InputError where runs are not trained.
     """
     chosen = Plan.from_json(plan)
     experiment, splits = chosen.name, chosen.splits
@@ -74,7 +74,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         baselines,
         destination,
         command=f"reread run --experiment {experiment}",
-        environment={**chosen.machine, "threads a run": jobs[0]["training"]["threads"], **commit()},
+        environment={**chosen.machine, "threads per run": jobs[0]["training"]["threads"], **commit()},
         repeated=repeated,
         reads=reads,
         plan=chosen.key,
@@ -113,7 +113,7 @@ def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, Pre
 
 
 def _baselines(prepared: Prepared, raw: Mapping[str, Any], cache: Path) -> dict[str, Baseline]:
-    """What a user would try first, on the very rows that the networks have, as raw data."""
+    """Return the baselines, on the raw data of the same rows as the networks have."""
     labels = {split: prepared.labels[prepared.rows(split)] for split in raw}
     return {
         baseline.name: evaluate_baseline(baseline.name, raw, labels, prepared.task, prepared.classes, cache)
@@ -122,7 +122,7 @@ def _baselines(prepared: Prepared, raw: Mapping[str, Any], cache: Path) -> dict[
 
 
 def repeated_rows(raw: Mapping[str, Any]) -> np.ndarray:
-    """Return which test rows, bool [m], are byte for byte in the training or validation split too."""
+    """Return which test rows, bool [m], also occur byte for byte in the training or validation split."""
 
     def content(row: Any) -> str | bytes:
         return row if isinstance(row, str) else hashlib.sha256(np.ascontiguousarray(row)).digest()
@@ -135,7 +135,7 @@ def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tr
     """The report as artifacts; of each variant its best seed as a model; the champion of each data set.
 
     An experiment that tunes registers no model: its variants are settings to choose from, not candidates to serve. Nor
-    is a run whose weights lie on another machine: one line says which are missing.
+    is a run whose weights are on another machine: one line lists the missing ones.
     """
     tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
     tracking.report(
@@ -202,13 +202,7 @@ def main() -> None:
     arguments = parser.parse_args()
     plan = make_plan(arguments.experiment)
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
-    report = Path(evaluate.fn(plan.to_json(), prepared))
-    publish_results(
-        plan.name,
-        "evaluate",
-        {name: read_json(report / name) for name in ("metrics.json", "verdicts.json", PLAN)}
-        | {table.name: table.read_text(encoding="utf-8") for table in sorted(report.glob("*.csv"))},
-    )
+    evaluate.fn(plan.to_json(), prepared)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a person sees while runs train: a live table on a terminal, one line an epoch elsewhere, a bar in Prefect."""
+"""Progress of training: a live table on a terminal, otherwise one line per epoch, and a bar in Prefect."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Where a run comes from: the commit, the data's versions, Prefect's run, the machine. What MLflow keeps as tags."""
+"""The provenance of a run as MLflow's tags: commit, versions of the data, Prefect's run, machine."""
 
 import os
 from pathlib import Path

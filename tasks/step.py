@@ -1,18 +1,15 @@
-"""What every task has in common, with Prefect and without."""
+"""Shared parts of the tasks, with Prefect and without."""
 
-import functools
 import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
-from prefect import task
+from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 
+from planning.runs import RESULTS
 from storage.errors import PassingError
 from storage.files import published_directory, write_json, write_text
-
-RESULTS = Path("results")
 
 
 def _may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
@@ -22,23 +19,33 @@ def _may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
 
 
 # What is finished is found again by its key in runs/ and prepared/, so Prefect caches nothing.
-step = functools.partial(
-    task,
-    cache_policy=NO_CACHE,
-    retries=3,
-    retry_delay_seconds=[2, 10, 30],
-    retry_condition_fn=_may_pass,
-    log_prints=True,
-)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def step(task_run_name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """Make a function a Prefect task, as every task of this project is one."""
+    return task(
+        task_run_name=task_run_name,
+        cache_policy=NO_CACHE,
+        retries=3,
+        retry_delay_seconds=[2, 10, 30],
+        retry_condition_fn=_may_pass,
+        log_prints=True,
+    )
+
+
+def publishes(experiment: str) -> bool:
+    """Return whether this process is a stage of dvc.yaml, the graph of the default experiment: it writes to results/.
+
+    A flow writes nothing there, so that a deployment cannot change what dvc.lock describes.
+    """
+    return bool(os.environ.get("DVC_STAGE")) and experiment == "default"
 
 
 def publish_results(experiment: str, name: str, contents: Mapping[str, Any]) -> None:
-    """Write ``contents`` to results/NAME/ when DVC runs this stage: file name to text, or to a JSON value.
-
-    A flow writes nothing there, so that a deployment can never change what dvc.lock describes. Nor does a stage of
-    another experiment than the default one, whose graph dvc.yaml has: `reread publish` writes results/EXPERIMENT.
-    """
-    if not os.environ.get("DVC_STAGE") or experiment != "default":
+    """Write ``contents`` (file name to text, or to a JSON value) to results/NAME/ if the process ``publishes``."""
+    if not publishes(experiment):
         return
     with published_directory(RESULTS / name, replace=True) as directory:
         for file, content in contents.items():

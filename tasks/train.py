@@ -12,13 +12,15 @@ from typing import Any, TextIO
 
 from planning.keys import this_machine
 from planning.plan import make_plan
+from planning.runs import RESULTS, RUNS, run_records
 from storage.errors import InputError, command
+from storage.files import write_json
 from storage.locks import file_lock, run_lock
 from storage.run_folder import RunFolder
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
-from tasks.step import publish_results, step
+from tasks.step import publishes, step
 from tracking.runs import TrackedRun, record_run
 from training.launcher import STOPPING, TrainingFailed, TrainingStopped, run_training
 from training.state import COLUMNS
@@ -55,7 +57,7 @@ def train(job: Mapping[str, Any], fresh: bool = False) -> str:
     return str(run_directory)
 
 
-def _train(job: dict[str, Any], lock: TextIO) -> None:
+def _train(job: dict[str, Any], lock: TextIO | None) -> None:
     tracked = TrackedRun(job, provenance(job), say)
     progress = RunProgress(job)
 
@@ -94,10 +96,11 @@ def main() -> None:
     plan = make_plan(arguments.experiment, [arguments.variant] if arguments.variant else None)
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
     with ThreadPoolExecutor(plan.environment.workers) as pool:
-        folders = list(pool.map(train.fn, plan.jobs(prepared)))
-    if arguments.variant:
-        results = [RunFolder(Path(folder)).require_result() for folder in folders]
-        publish_results(plan.name, f"train/{arguments.variant}", {"runs.json": results})
+        jobs = plan.jobs(prepared)
+        folders = list(pool.map(train.fn, jobs))
+    if publishes(plan.name):
+        runs = {(job["variant"], job["seed"]): Path(folder) for job, folder in zip(jobs, folders, strict=True)}
+        write_json(RESULTS / plan.name / RUNS, run_records(runs))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Project:
     directory: Path
     environment: dict[str, str] = field(repr=False)
 
-    def run(self, *command: str, code: int | None = 0, timeout: float = 300, **environment: str):
+    def run(self, *command: str, code: int | None = 0, timeout: float = 600, **environment: str):
         """Run a command in the copy (``python`` is this Python) and return it with its output; check its exit code."""
         done = subprocess.run(
             [sys.executable if word == "python" else word for word in command],
@@ -86,24 +86,31 @@ def clean_environment() -> dict[str, str]:
     return kept
 
 
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one copy of the project, committed, that is copied for each test."""
+    if not (ROOT / "data").is_dir():
+        pytest.fail("data/ is missing: run `make data` first")
+    directory = tmp_path_factory.mktemp("template") / "project"
+    for file in project_files():
+        destination = directory / file
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / file, destination)
+    shutil.copytree(ROOT / "data", directory / "data")
+    project = Project(directory, clean_environment())
+    project.git("init", "--quiet", "--initial-branch=main")
+    project.git("add", ".")
+    project.git("-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "copy")
+    return directory
+
+
 @pytest.fixture
-def make_project(tmp_path: Path) -> Callable[[str], Project]:
+def make_project(tmp_path: Path, template: Path) -> Callable[[str], Project]:
     """A function that makes a fresh copy of the project under a name."""
 
     def make(name: str = "project") -> Project:
-        directory = tmp_path / name
-        for file in project_files():
-            destination = directory / file
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / file, destination)
-        if not (ROOT / "data").is_dir():
-            pytest.fail("data/ is missing: run `make data` first")
-        shutil.copytree(ROOT / "data", directory / "data")
-        project = Project(directory, clean_environment())
-        project.git("init", "--quiet", "--initial-branch=main")
-        project.git("add", ".")
-        project.git("-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "copy")
-        return project
+        shutil.copytree(template, tmp_path / name)
+        return Project(tmp_path / name, clean_environment())
 
     return make
 

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import kinds
 import models
@@ -67,8 +67,8 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
         variant_metrics = client.get_run(run.data.tags["mlflow.parentRunId"]).data.metrics
         data = Manifest.load(tracking.root / MANIFEST_PATH).datasets.get(job["data"])
         card = model_card(job, description, vars(data) if data else {}, run.data.metrics, variant_metrics)
-        found = client.search_model_versions(f"name = '{name}' AND tags.run_key = '{job['run_key']}'")
-        found = [version for version in found if version.tags.get("source") == source]
+        versions = client.search_model_versions(f"name = '{name}' AND tags.run_key = '{job['run_key']}'")
+        found = [version for version in versions if version.tags.get("source") == source]
         if found:
             version = str(found[0].version)
         else:
@@ -138,7 +138,7 @@ class LoadedModel:
         """
         from mlflow.exceptions import MlflowException
 
-        reader = kinds.load(kinds.kind(self.kind).reader)
+        reader = kinds.reader(self.kind)
         parameters = {"attention": attention} if "attention" in reader.PARAMETERS else None
         try:
             return self.served.predict(None, reader.model_input(values, self.description), parameters)
@@ -152,7 +152,7 @@ class LoadedModel:
 
     @property
     def reads_text(self) -> bool:
-        """Whether a row of a request is a text."""
+        """Return whether a row of a request is a text."""
         return isinstance(self.served.reader.blank()[0], str)
 
 
@@ -231,13 +231,13 @@ def _fetch(tracking: Tracking, version: "ModelVersion") -> Path:
     """Return the folder of a version's files, or of a copy where a server keeps them."""
     from mlflow.artifacts import download_artifacts
 
-    source = version.source
+    source = str(version.source)
     if source.startswith("models:/"):
         source = tracking.client.get_logged_model(source.removeprefix("models:/")).artifact_location
     return Path(download_artifacts(artifact_uri=source, tracking_uri=tracking.uri))
 
 
-def _locked(tracking: Tracking) -> contextlib.AbstractContextManager[bool]:
+def _locked(tracking: Tracking) -> contextlib.AbstractContextManager[TextIO | None]:
     """Lock the registry for one process: to find or create a version, or to compare and replace a champion."""
     return file_lock(tracking.root / LOCKS / "mlflow-models.lock")
 

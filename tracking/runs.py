@@ -29,7 +29,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from storage.errors import InputError
 from storage.files import content_key, read_json, write_json, write_text
@@ -271,8 +271,7 @@ class Tracking:
         RUN_LOCKS.acquire(lock)
         try:
             run = self._find(experiment_id, "run_key", job["run_key"])
-            finished = run is not None and run.info.status == "FINISHED"
-            run_id = run.info.run_id if finished else self.start(job, {})
+            run_id = run.info.run_id if run and run.info.status == "FINISHED" else self.start(job, {})
             self.finish(run_id, run_directory, evaluation_directory)
         finally:
             RUN_LOCKS.release(lock)
@@ -360,7 +359,7 @@ class Tracking:
 
     # Private parts
 
-    def _locked(self) -> contextlib.AbstractContextManager[bool]:
+    def _locked(self) -> contextlib.AbstractContextManager[TextIO | None]:
         """Lock MLflow for one process: to find or create a run, or to read metrics and replace them. Never nested."""
         return file_lock(self.root / LOCKS / "mlflow.lock")
 
@@ -378,7 +377,8 @@ class Tracking:
         RUN_LOCKS.release(self._run_lock(run.info.experiment_id, run.data.tags["run_key"]))
 
     def _search(self, experiment_ids: list[str], wanted: str) -> list["Run"]:
-        runs, token = [], None
+        runs: list[Run] = []
+        token = None
         while True:
             page = self.client.search_runs(experiment_ids, wanted, max_results=1000, page_token=token)
             runs += page

@@ -26,7 +26,7 @@ import pandas as pd
 import torch
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST
-from mlflow.pyfunc import PythonModel
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 import kinds
 import models
@@ -36,17 +36,18 @@ from storage.prepared import Prepared
 
 
 class ServedModel(PythonModel):
-    def load_context(self, context) -> None:
+    def load_context(self, context: PythonModelContext) -> None:
         folder = Path(context.artifacts["network"])
         self.description = read_json(folder / "prepared.json")
         self.network = models.load(folder, self.description)
         self.network.to("cuda" if torch.cuda.is_available() else "cpu")
-        kind = kinds.kind(self.description["kind"])
-        kinds.load(kind.collator)
-        self.reader = kinds.load(kind.reader)(folder, self.description)
+        kinds.load(kinds.kind(self.description["kind"]).collator)
+        self.reader = kinds.reader(self.description["kind"])(folder, self.description)
 
     # MLflow wants a type here and takes no union: images are a numpy array.
-    def predict(self, context, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+    def predict(
+        self, context: PythonModelContext | None, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    ) -> pd.DataFrame:
         try:
             rows = self.reader.check(model_input)
         except ValueError as error:
@@ -59,7 +60,7 @@ class ServedModel(PythonModel):
 
     def _answer(self, rows: Any, attention: bool) -> pd.DataFrame:
         reading = self.reader.read(rows)
-        prepared = Prepared(Path(), self.description, reading.arrays)
+        prepared = Prepared(Path(), self.description, dict(reading.arrays))
         if attention and reading.words is not None:
             columns = answers.answer_with_attention(self.network, prepared, reading.words)
             order = [*(name for name in columns if name != "attention"), *reading.columns, "attention"]

@@ -126,7 +126,7 @@ def model_card(
     lines += ["", f"Mean and interval (Student's t) are over the seeds of the variant, {seeds} so far."]
     lines += ["", "## Limits", ""]
     lines.append("- Chosen as the best of its seeds on validation: expect the mean of the variant, not better.")
-    lines += [f"- {limit}" for limit in kinds.load(kind.reader).limits(description)]
+    lines += [f"- {limit}" for limit in kinds.reader(description["kind"]).limits(description)]
     lines.append(
         "- Gives one of these labels to anything that it is shown; it does not know when it has not seen the like."
     )

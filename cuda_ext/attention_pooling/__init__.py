@@ -3,7 +3,7 @@
 Source: Yang et al., Hierarchical Attention Networks for Document Classification, NAACL 2016, section 2.2:
 u_t = tanh(W h_t + b), alpha_t = exp(u_t . u_w) / sum over t of exp(u_t . u_w), s = sum over t of alpha_t h_t.
 
-The kernels stand in kernels.cuh: each pass reads the states once and skips padding.
+The kernels are in kernels.cuh: each pass reads the states once and skips padding.
 
 Shape legend: N sequences, T steps of the longest, M steps of all, D width of the states, A units of the projection.
 """
@@ -27,8 +27,8 @@ def attention_pooling(
 ) -> tuple[Tensor, Tensor]:
     """Pool padded sequences: returns (pooled [N, D], weights [N, T]).
 
-    states: [N, T, D], float64, float32, float16 or bfloat16. Of row n the first lengths[n] steps are real; what stands
-    behind them is never read and gets a gradient of 0. lengths: int32 or int64 [N]; taken as 0 below 0, as T above T.
+    states: [N, T, D], float64, float32, float16 or bfloat16. Of row n the first lengths[n] steps are real; the steps
+    after them are never read and get a gradient of 0. lengths: int32 or int64 [N]; taken as 0 below 0, as T above T.
     weight [A, D], bias [A], context [A]: the projection's and the context vector, in the dtype of states, or all
     three in float32 beside states of half precision, to which the products round them. D and A from 1 to 4096: up to
     128 the kernels on the matrix units take them; above it PyTorch's operations do (a plain, slow kernel if ragged).
@@ -46,7 +46,7 @@ def attention_pooling(
 def attention_pooling_ragged(
     states: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor, context: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Pool sequences that lie one behind the other: returns (pooled [N, D], weights [M]).
+    """Pool sequences that are stored one after the other: returns (pooled [N, D], weights [M]).
 
     states: [M, D]; sequence n is its rows offsets[n] to offsets[n + 1] - 1. offsets: int32 or int64 [N + 1], not
     decreasing, within 0 and M; steps of no sequence get weights and gradients of 0. All else as for
@@ -192,7 +192,7 @@ def check(states: Tensor, bounds: Tensor, ragged: bool, weight: Tensor, bias: Te
     ):
         raise ValueError(f"{name} takes weight [A, D], bias [A] and context [A] of states [..., D], got {shapes}")
     if (len(bounds) < 1) if ragged else (len(bounds) != len(states)):
-        raise ValueError(f"{name} takes a length a row, or an offset more than there are sequences, got {shapes}")
+        raise ValueError(f"{name} takes one length per row, or an offset more than there are sequences, got {shapes}")
     if not 1 <= min(weight.shape) <= max(weight.shape) <= WIDEST:
         raise ValueError(f"{name} takes A and D from 1 to {WIDEST}, got {shapes}")
 

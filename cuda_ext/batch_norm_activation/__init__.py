@@ -1,7 +1,7 @@
 """Batch norm and the activation behind it as one operation, f(weight (x - mean) / sqrt(variance + epsilon) + bias), in
 training and in inference, with the parts that a dense block is made of.
 
-The kernels stand in batch_norm_activation.cu. They want channels-last, where the channels of a pixel are neighbours:
+The kernels are in batch_norm_activation.cu. They want channels-last, where the channels of a pixel are neighbours:
 there a tensor is a matrix of rows, one a pixel, and channels, and so is a slice of its channels. The backward pass
 keeps x alone; the normalised value and its activation are computed again.
 """
@@ -54,7 +54,7 @@ def batch_norm_activation(
         return normalise(x, weight, bias, running_mean, running_variance, beta, activation, epsilon, False, pooled)
     rows = x.numel() // max(x.shape[1], 1) if x.ndim > 1 else 0
     if rows == 1:
-        raise ValueError(f"batch norm takes more than one value a channel in training, got {tuple(x.shape)}")
+        raise ValueError(f"batch norm takes more than one value per channel in training, got {tuple(x.shape)}")
     mean, variance = batch_statistics(x) if statistics is None else statistics
     y = normalise(x, weight, bias, mean, variance, beta, activation, epsilon, True, pooled)
     if training and rows and running_mean is not None and running_variance is not None:
@@ -96,7 +96,7 @@ def follow(
     rows: int,
     momentum: float,
 ) -> None:
-    """Move running statistics, several at once, towards those of a batch of ``rows`` values a channel."""
+    """Move running statistics, several at once, towards those of a batch of ``rows`` values per channel."""
     variances = torch._foreach_mul(variances, rows / max(rows - 1, 1))
     running = [*running_means, *running_variances]
     batch = [new.to(old.dtype) for old, new in zip(running, [*means, *variances], strict=True)]

@@ -19,7 +19,7 @@ SIZES = tuple(range(3, 32, 2))
 # In the order of the compiled operation's numbers.
 PADDINGS = ("zeros", "reflect", "replicate")
 KERNELS = ("vanilla", "constant", "tiled", "register")
-# The compiled operation indexes rows and columns, and what lies outside of them, with 32 bits.
+# The compiled operation indexes rows and columns, and the positions outside of them, with 32 bits.
 LONGEST_SIDE = 2**30
 
 
@@ -32,7 +32,7 @@ def conv2d(images: Tensor, weight: Tensor, padding: str = "zeros", kernel: str =
     images: [N, H, W] or [N, 1, H, W], float64, float32, float16 or bfloat16, any strides (what is not contiguous is
     copied first). weight: [k, k] or [1, 1, k, k] of the same dtype and device, k odd from 3 to 31. Arithmetic is in
     float32, or in float64 for float64. Under autocast both are cast to its dtype, as for ``torch.conv2d``.
-    padding: what lies outside an image, as ``torch.nn.functional.pad`` has it: ``zeros``, ``reflect`` (H and W must be
+    padding: the values outside an image, as ``torch.nn.functional.pad`` has it: ``zeros``, ``reflect`` (H and W must be
     larger than k // 2) or ``replicate``.
     kernel: which one runs on a GPU: ``vanilla``, ``constant``, ``tiled``, ``register`` (not in float64) or ``auto``,
     the fastest: ``register``, in float64 ``tiled``. ``constant`` shares one piece of constant memory between the

@@ -1,6 +1,6 @@
 """2D convolution's cases: those that the benchmark times, and small odd ones that compute-sanitizer watches.
 
-Against cuDNN stand the ways in which one can put the convolution to it: as it is, in channels_last, many images as the
+cuDNN is measured in each form that the convolution can have for it: as it is, in channels_last, many images as the
 channels of one grouped convolution, and a row's pixels, 16 at a time, as the channels of a convolution with many
 channels, whose filters hold the filter at 16 places; that is the best way for a filter of 31.
 """
@@ -92,7 +92,7 @@ def _pixels_as_channels(images: Tensor, weight: Tensor) -> Tensor:
     count, height, width = images.shape
     size = weight.shape[-1]
     blocks = -(-(size // 2) // BLOCK)
-    # wide[o, i, y, b]: what pixel i of the block b - blocks away adds to pixel o: the filter's column that lies there.
+    # wide[o, i, y, b]: what pixel i of the block b - blocks away adds to pixel o: the filter's column there.
     place = torch.arange(BLOCK, device=weight.device)
     away = torch.arange(-blocks, blocks + 1, device=weight.device) * BLOCK
     column = away + place[None, :, None] - place[:, None, None] + size // 2

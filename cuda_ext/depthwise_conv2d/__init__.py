@@ -1,6 +1,6 @@
 """Depthwise 2D convolution: each channel of an image by a filter of its own, in the image's size, with both gradients.
 
-The kernels stand in depthwise_*.cu: small filters are bound by memory, large ones by arithmetic. Results are equal bit
+The kernels are in depthwise_*.cu: small filters are bound by memory, large ones by arithmetic. Results are equal bit
 for bit from run to run.
 """
 
@@ -14,7 +14,7 @@ from cuda_ext.library import kernel
 from cuda_ext.operation import define, in_autocast
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# What stands beyond the image's edge, by the number that the kernels take, and functional.pad's name for it.
+# The values beyond the image's edge, by the number that the kernels take, and functional.pad's name for it.
 PADDINGS = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate"}
 LARGEST_FILTER = 31
 

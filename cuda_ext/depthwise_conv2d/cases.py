@@ -43,7 +43,7 @@ def _under(run: Callable[..., Result], **flags: bool) -> Callable[..., Result]:
 
 
 def _in_channels_last(run: Callable[..., Result]) -> Callable[..., Result]:
-    """``run`` on inputs that lie in channels_last already: a whole network would, so the copies are not timed."""
+    """``run`` on inputs that are channels_last already, as in a whole network, so that the copies are not timed."""
     copies: dict[int, tuple[Tensor, ...]] = {}
 
     def copy_and_run(*inputs: Tensor) -> Result:

@@ -9,7 +9,7 @@ The GRU is the one of Cho et al. 2014, arXiv 1406.1078, in PyTorch's form (``tor
     h' = (1 - z) n + z h
 
 Only real steps are read, computed and given gradients. Inside, every batch is ragged: the M real steps of all sequences
-one after another. ``gru_ragged`` takes it so; ``gru`` takes a padded batch and its lengths, and what lies in the
+one after another. ``gru_ragged`` takes it so; ``gru`` takes a padded batch and its lengths, and the
 padding, which may be NaN, is never read.
 
 Shape legend: N sequences, T steps, M real steps, I inputs, H units a direction, d directions, P units padded to a
@@ -323,8 +323,8 @@ def _shape_backward(
 class _InStep(NamedTuple):
     """How the reference goes: step after step, at each the sequences that still run, the longest first.
 
-    counts: how many sequences run at each step. rows, compact [d, M]: where each of these steps lies in x and among the
-    real steps. order [N]: the sequences by falling length. plan, source: as the kernels make them.
+    counts: how many sequences run at each step. rows, compact [d, M]: the place of each of these steps in x and among
+    the real steps. order [N]: the sequences by falling length. plan, source: as the kernels make them.
     """
 
     counts: list[int]

@@ -4,7 +4,7 @@ Source: Ramachandran, Zoph and Le, Searching for Activation Functions, 2017, arX
 Left to autograd the product keeps sigmoid(beta x) beside x; here it is computed again from x, which in a
 DenseNet, where activations fill the memory, saves half of what the activation holds.
 
-The kernels stand in swish.cu. They are bound by memory: one pass each way, which gives beta's gradient too.
+The kernels are in swish.cu. They are bound by memory: one pass each way, which gives beta's gradient too.
 """
 
 import torch
@@ -21,9 +21,9 @@ HALF = (torch.float16, torch.bfloat16)
 def swish(x: Tensor, beta: Tensor | None = None) -> Tensor:
     """Return x sigmoid(beta x), of the shape, dtype and memory order of ``x``; half precision is rounded once.
 
-    x: float64, float32, float16 or bfloat16; [N, C, ...] where beta is one a channel, else any shape and any strides
+    x: float64, float32, float16 or bfloat16; [N, C, ...] where beta is per channel, else any shape and any strides
     (what has gaps or overlaps is copied first).
-    beta: None (which is 1), a scalar tensor, or [C], one a channel; on x's device, of x's dtype or, where x is half,
+    beta: None (which is 1), a scalar tensor, or [C], one per channel; on x's device, of x's dtype or, where x is half,
     float32, under autocast and without. It gets a gradient, in its own dtype, if it asks for one.
     Raises ValueError, naming what came, for anything else.
     """
@@ -62,7 +62,7 @@ def _gate(wide: Tensor, beta: Tensor | None) -> Tensor:
 
 
 def _scaled(wide: Tensor, beta: Tensor | None) -> Tensor:
-    """beta times ``wide``, channel by channel if it is one a channel."""
+    """beta times ``wide``, channel by channel if it is one per channel."""
     if beta is None:
         return wide
     beta = beta.to(wide.dtype)
@@ -90,7 +90,7 @@ def check(x: Tensor, beta: Tensor | None) -> None:
         )
     if beta.ndim != 0 and not (beta.ndim == 1 and x.ndim >= 2 and beta.shape[0] == x.shape[1]):
         raise ValueError(
-            f"beta must be a scalar or one a channel, [C] for x of [N, C, ...], "
+            f"beta must be a scalar or one per channel, [C] for x of [N, C, ...], "
             f"not of shape {tuple(beta.shape)} for x of {tuple(x.shape)}"
         )
 

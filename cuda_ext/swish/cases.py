@@ -33,7 +33,7 @@ def _case(
     backward: bool,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Case:
-    """``kind``: beta fixed at 1, a trained scalar or trained and one a channel, in x's dtype as the peers have it."""
+    """``kind``: beta fixed at 1, a trained scalar or trained and one per channel, in x's dtype as the peers have it."""
 
     def inputs() -> tuple[Tensor, ...]:
         x = torch.randn(shape, device="cuda", dtype=dtype).contiguous(memory_format=memory_format)

@@ -1,6 +1,6 @@
 """Vector addition, z = x + y: the worked example of how a kernel here is built, checked, tested and measured.
 
-The kernel stands in vector_add.cu; it is bound by memory and reads and writes each number once.
+The kernel is in vector_add.cu; it is bound by memory and reads and writes each number once.
 """
 
 import torch

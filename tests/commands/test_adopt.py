@@ -31,6 +31,9 @@ def old(reread, tmp_path, monkeypatch):
     Path(job["run_directory"]).rename(directory)
     for name in ("job.json", "result.json"):
         write_json(directory / name, {**read_json(directory / name), "run_key": directory.name})
+    # Golden runs do not prove this source equal to today's.
+    written = read_json(directory / "job.json")
+    write_json(directory / "job.json", {**written, "key_parts": {**written["key_parts"], "source": "0" * 64}})
     return directory, job
 
 
@@ -51,8 +54,16 @@ def test_a_run_that_is_trained_differently_today_is_left(reread, old):
     directory, job = old
     history = (directory / "history.csv").read_text()
     (directory / "history.csv").write_text(history.replace("\n1,", "\n1,0", 1))
-    assert "epoch 1 of" in reread("adopt", *SELECTED, "--from", "old", code=1)
+    assert "densenet-relu: left" in reread("adopt", *SELECTED, "--from", "old", code=1)
     assert not Path(job["run_directory"]).exists()
+
+
+def test_a_run_whose_source_is_proven_equal_is_adopted_without_training(reread, old):
+    directory, job = old
+    (directory / "history.csv").write_text("")
+    write_json(directory / "job.json", {**read_json(directory / "job.json"), "key_parts": job["key_parts"]})
+    assert "golden runs are equal" in reread("adopt", *SELECTED, "--from", "old")
+    assert Path(job["run_directory"]).is_dir()
 
 
 def test_where_nothing_can_be_adopted_it_is_refused(reread, old):

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import yaml
 
 from planning.plan import make_plan
 from storage.files import read_json, sha256_file, write_json
@@ -48,6 +49,9 @@ def test_one_command_writes_all_that_is_committed(reread, published):
     assert (run["variant"], run["seed"], run["data"], run["commit"]) == ("han", 0, "docstrings", "0" * 40)
     assert run["environment"]["torch"] == "2.13.0" and "host" not in run["environment"]
     assert json.loads(reread("publish", "tiny", "--json"))["results"] == "results/tiny"
+    # DVC has a stage of it from now on.
+    listed = yaml.safe_load((published / "results/experiments.yaml").read_text())
+    assert listed == {"experiments": {"tiny": {"of": "params"}}}
 
 
 def edit_json(path, **values):

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 # The tiny experiment.
-VARIANTS, SEEDS, EPOCHS = ("han", "gru-flat", "densenet-relu", "densenet-swish"), ("0", "1"), 3
+VARIANTS, SEEDS, EPOCHS = ("han", "gru-flat", "densenet-relu", "densenet-swish"), ("0",), 3
 
 
 def free_port() -> int:
@@ -55,6 +55,7 @@ def started(project, *command: str, until: str):
 
 
 def test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it(project):
+    project.edit("experiments/tiny.yaml", "seeds: [0, 1]", "seeds: [0]")
     ports = {"prefect": str(free_port()), "mlflow": str(free_port())}
     page = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     api = f"{page['prefect']}/api"

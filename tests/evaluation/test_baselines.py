@@ -157,7 +157,7 @@ def test_a_test_split_that_is_not_given_is_not_measured():
 
 @pytest.mark.parametrize(
     ("name", "texts", "said"),
-    [("tf-idf", ["one", "two"], "no word stands in two"), ("nb-svm", ["", " "], "no training document has a word")],
+    [("tf-idf", ["one", "two"], "no word occurs in two"), ("nb-svm", ["", " "], "no training document has a word")],
 )
 def test_nothing_to_learn_from_is_refused(name, texts, said):
     with pytest.raises(InputError, match=said):

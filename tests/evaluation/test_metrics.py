@@ -2,10 +2,19 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.metrics import log_loss, precision_recall_fscore_support, roc_auc_score
 
 from evaluation.bootstrap import resampled_metric
-from evaluation.metrics import calibration_table, expected_calibration_error, row_losses, split_metrics
+from evaluation.metrics import (
+    all_metric_names,
+    calibration_table,
+    comparison_metrics,
+    expected_calibration_error,
+    metric_title,
+    metric_value,
+    row_losses,
+    split_metrics,
+)
 from storage.errors import InputError
 
 ROWS = np.array([[0.7, 0.2, 0.1], [0.1, 0.9, 0.0], [0.4, 0.35, 0.25], [0.3, 0.65, 0.05]], np.float32)
@@ -80,6 +89,28 @@ def test_several_labels():
     assert metrics["exact_match"] is None
     assert sum(metrics["confusion"]["a"].values()) == 300
     assert metrics["confusion"]["a"]["true_positive"] == int((labels[:, 0] & (probabilities[:, 0] >= 0.5)).sum())
+
+
+@pytest.mark.parametrize("task", ["single-label", "multi-label"])
+def test_recall_precision_and_f1_agree_with_scikit_learn(task):
+    rng = np.random.default_rng(2)
+    probabilities, names = rng.dirichlet(np.ones(4), 200).astype(np.float32), ["a", "b", "c", "never"]
+    labels = rng.integers(0, 3, 200) if task == "single-label" else (rng.random((200, 4)) < 0.3).astype(np.uint8)
+    if task == "multi-label":
+        labels[:, 3] = 0
+    metrics = split_metrics(probabilities, labels, task, names)
+    guess = probabilities.argmax(1) if task == "single-label" else probabilities >= 0.5
+    expected = precision_recall_fscore_support(labels, guess, labels=range(3), zero_division=0)
+    for measure, values in zip(("precision", "recall", "f1"), expected, strict=False):
+        assert [metrics[measure][name] for name in "abc"] == pytest.approx(values)
+        assert metrics[f"macro_{measure}"] == pytest.approx(values.mean())
+        assert metrics[measure]["never"] is None
+    if task == "multi-label":
+        micro = precision_recall_fscore_support(labels, guess, average="micro", zero_division=0)[2]
+        assert metrics["micro_f1"] == pytest.approx(micro)
+    assert set(all_metric_names(task)) <= set(metrics)
+    assert metric_value(metrics, "recall:b") == metrics["recall"]["b"]
+    assert {metric_title(name) for name in comparison_metrics(task, names)} >= {"Macro F1", "AUROC of never"}
 
 
 @pytest.mark.parametrize(

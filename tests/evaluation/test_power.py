@@ -102,7 +102,7 @@ def test_a_tuning_gives_spread_scores_and_room():
         Comparison("swish", "c", "s", "swish", "relu", "accuracy"),
         Comparison("linear", "c", "s", "relu", "linear", "accuracy", equivalence_margin=0.05),
     ]
-    first, second = reachable(comparisons, 8, 0.01, 0.05, {"swish": 266, "linear": 266}, TUNING)
+    first, second = reachable(comparisons, 8, 0.01, 0.05, {"swish": 266, "linear": 266}, [TUNING])
     spread = math.hypot(0.012, math.sqrt((0.003**2 + 0.004**2) / 2))
     item = math.sqrt(ITEM_SHARE * (0.98 * 0.02 + 0.95 * 0.05) / 266)
     expected = reach(Design("swish", "swish", "relu", 8, 2, 0.01, 0.05, spread, item, 0.02))

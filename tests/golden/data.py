@@ -3,12 +3,15 @@
 Shape legend: N rows, S sentences per document, W words per sentence, K classes.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from storage.files import sha256_file, write_json
+from storage.prepared import SPLITS
 
 ROWS, TRAINING_ROWS, VALIDATION_ROWS = 112, 80, 16
 SENTENCES, WORDS, VOCABULARY, CLASSES, WIDTH = 5, 7, 40, 3, 8
@@ -48,7 +51,7 @@ def _write_documents(directory: Path, labels: np.ndarray, task: str, classes: np
         "labels": labels,
     }
     lengths = {"words": {"kept": WORDS}, "sentences": {"kept": SENTENCES}}
-    _write(directory, arrays, {"kind": "text", "task": task, "vocabulary_size": VOCABULARY, "lengths": lengths})
+    write_prepared(directory, arrays, {"kind": "text", "task": task, "vocabulary_size": VOCABULARY, "lengths": lengths})
 
 
 def write_images(directory: Path) -> None:
@@ -69,7 +72,7 @@ def _write_squares(directory: Path, size: int, channels: int) -> None:
     images[labels == 0, : size // 2, : size // 2] += 120
     images[labels == 1, :, -(size // 4) :] += 120
     more = {"kind": "image", "task": "single-label", "mean": [0.3] * channels, "deviation": [0.2] * channels}
-    _write(directory, {"images": images, "labels": labels}, more)
+    write_prepared(directory, {"images": images, "labels": labels}, more)
 
 
 def write_symbols(directory: Path) -> None:
@@ -85,10 +88,16 @@ def write_symbols(directory: Path) -> None:
     labels = (symbols[:, :positions, None] == np.arange(alphabet)).reshape(ROWS, -1).astype(np.uint8)
     more = {"kind": "symbols", "task": "multi-label", "alphabet": alphabet, "positions": positions}
     classes = [f"{position}:{symbol}" for position in range(positions) for symbol in range(alphabet)]
-    _write(directory, {"codes": codes.astype(np.uint8), "labels": labels}, more | {"classes": classes})
+    write_prepared(directory, {"codes": codes.astype(np.uint8), "labels": labels}, more | {"classes": classes})
 
 
-def _write(directory: Path, arrays: dict[str, np.ndarray], more: dict) -> None:
+def write_prepared(
+    directory: Path,
+    arrays: Mapping[str, np.ndarray],
+    more: Mapping[str, Any],
+    ends: tuple[int, int, int] = (TRAINING_ROWS, TRAINING_ROWS + VALIDATION_ROWS, ROWS),
+) -> Path:
+    """Write prepared arrays of which train, validation and test end at ``ends``; ``more`` is added to prepared.json."""
     directory.mkdir(parents=True, exist_ok=True)
     described = {}
     for name, array in arrays.items():
@@ -100,10 +109,10 @@ def _write(directory: Path, arrays: dict[str, np.ndarray], more: dict) -> None:
             "dtype": str(array.dtype),
             "sha256": sha256_file(path),
         }
-    ends = [0, TRAINING_ROWS, TRAINING_ROWS + VALIDATION_ROWS, ROWS]
-    splits = {name: ends[place : place + 2] for place, name in enumerate(("train", "validation", "test"))}
+    splits = {name: list(pair) for name, pair in zip(SPLITS, itertools.pairwise((0, *ends)), strict=True)}
     description = {"schema": 1, "name": "golden", "classes": ["a", "b", "c"], "splits": splits, "arrays": described}
-    write_json(directory / "prepared.json", description | more)
+    write_json(directory / "prepared.json", description | dict(more))
+    return directory
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {

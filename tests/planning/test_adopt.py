@@ -1,14 +1,15 @@
-"""Runs of older source whose golden runs are unchanged get their key of today."""
+"""Runs of older source are adopted where golden runs prove both sources equal."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 import models
 from planning import keys
-from planning.adopt import FILE, Adoption, adopt, record_source
+from planning.adopt import FILE, adopt, golden_runs_are_equal, old_run, record_source, require_agreement
+from storage.errors import InputError
 from storage.files import read_json, write_json
+from storage.run_folder import RunFolder
 from tests.golden.cases import CASES
 from tests.golden.equivalent import source
 from training.machine import machine
@@ -17,85 +18,77 @@ MODULES = ["training.loop", "models.densenet"]
 OLD, OLDER = "1" * 64, "2" * 64
 
 
-def write_run(root: Path, digest: str, seed: int = 0, finished: bool = True, cuda: str | None = None) -> Path:
-    parts = {"model": "densenet", "network": {}, "training": {}, "seed": seed, "data": "d"}
+def job(root: Path, digest: str, seed: int = 0, cuda: str | None = None, **training) -> dict:
+    parts = {"model": "densenet", "network": {}, "training": training, "seed": seed, "data": "d"}
     parts["machine"] = {**machine(), "cuda": cuda}
     parts["source"] = digest
     key = keys.run_key(parts)
-    job = {
+    return {
         "run_key": key, "key_parts": parts, "source": {"modules": MODULES, "digest": digest, "files": {}},
-        "machine": parts["machine"], "variant": "relu", "seed": seed, "run_directory": str(root / key),
+        "machine": parts["machine"], "experiment": "e", "variant": "relu", "model": "densenet", "network": {},
+        "training": training, "data": "digits", "seed": seed, "run_directory": str(root / key),
     }  # fmt: skip
-    write_json(root / key / "job.json", job)
-    (root / key / "best.safetensors").write_bytes(b"weights")
-    if finished:
-        write_json(root / key / "result.json", {"run_key": key, "weights_sha256": "w"})
-    return root / key
+
+
+def write_run(about: dict) -> RunFolder:
+    folder = Path(about["run_directory"])
+    write_json(folder / "job.json", about)
+    (folder / "best.safetensors").write_bytes(b"weights")
+    write_json(folder / "result.json", {"run_key": about["run_key"], "weights_sha256": "w"})
+    return RunFolder(folder)
 
 
 @pytest.fixture
-def proven(tmp_path) -> Path:
+def today() -> str:
+    return keys.source_of(MODULES)["digest"]
+
+
+@pytest.fixture
+def proven(tmp_path, today) -> Path:
     """A list that has OLD and today's source, and not OLDER."""
     path = tmp_path / "equivalent.json"
     record_source(MODULES, OLD, unchanged=True, equivalent=path)
-    record_source(MODULES, keys.source_of(MODULES)["digest"], unchanged=True, equivalent=path)
+    record_source(MODULES, today, unchanged=True, equivalent=path)
     return path
 
 
-def test_a_run_of_an_equal_source_is_renamed_with_its_job_and_result(tmp_path, proven):
-    root = tmp_path / "runs"
-    old = write_run(root, OLD)
-    assert adopt(root, dry_run=True, equivalent=proven)[0].new and old.is_dir()
-    (adoption,) = adopt(root, equivalent=proven)
-    new = root / adoption.new
-    assert adoption.old == old.name and not old.exists() and (new / "best.safetensors").read_bytes() == b"weights"
-    job = read_json(new / "job.json")
-    assert job["run_key"] == keys.run_key(job["key_parts"]) == new.name == Path(job["run_directory"]).name
-    assert job["adopted_from"] == old.name and job["source"] == keys.source_of(MODULES)
-    source = models.network_source("densenet", {})
-    assert read_json(new / "result.json") == {"run_key": new.name, "weights_sha256": "w", "network_source": source}
-    assert adopt(root, equivalent=proven) == []
+def test_a_run_is_copied_to_the_key_of_today_with_its_job_and_result(tmp_path, today):
+    old, new = write_run(job(tmp_path, OLD)), job(tmp_path, today)
+    adopt(new, old)
+    folder = tmp_path / new["run_key"]
+    assert (folder / "best.safetensors").read_bytes() == b"weights" and old.finished
+    assert read_json(folder / "job.json") == {**new, "adopted_from": old.key}
+    network_source = models.network_source("densenet", {})
+    result = {"run_key": folder.name, "weights_sha256": "w", "network_source": network_source}
+    assert read_json(folder / "result.json") == result
 
 
-def test_a_run_of_another_source_or_without_a_result_is_left(tmp_path, proven):
-    root = tmp_path / "runs"
-    older, unfinished = write_run(root, OLDER), write_run(root, OLD, finished=False)
-    gone = write_run(root, OLD, seed=1)
-    gpu = write_run(root, OLD, cuda="13.0")
-    job = read_json(gone / "job.json")
-    write_json(gone / "job.json", {**job, "source": {**job["source"], "modules": ["training.gone"]}})
-    found = {one.old: one for one in adopt(root, equivalent=proven)}
-    assert set(found) == {older.name, gone.name, gpu.name} and not any(one.new for one in found.values())
-    assert "golden" in found[older.name].why and "training.gone" in found[gone.name].why
-    assert "GPU" in found[gpu.name].why
-    assert older.is_dir() and unfinished.is_dir() and gone.is_dir()
+def test_golden_runs_prove_two_sources_equal_and_nothing_else(tmp_path, proven, today):
+    new = job(tmp_path, today)
+    assert golden_runs_are_equal(new, job(tmp_path, OLD), proven)
+    assert not golden_runs_are_equal(new, job(tmp_path, OLDER), proven)
+    assert not golden_runs_are_equal(new, job(tmp_path, OLD, learning_rate=0.5), proven)
+    assert not golden_runs_are_equal(new, {}, proven)
+    assert not golden_runs_are_equal(job(tmp_path, today, cuda="13.0"), job(tmp_path, OLD, cuda="13.0"), proven)
+    assert not golden_runs_are_equal(new, job(tmp_path, OLD), tmp_path / "missing.json")
 
 
-def test_a_golden_run_that_changed_begins_a_new_list(tmp_path, proven):
-    root = tmp_path / "runs"
-    old = write_run(root, OLD)
-    record_source(MODULES, keys.source_of(MODULES)["digest"], unchanged=False, equivalent=proven)
-    assert adopt(root, equivalent=proven)[0].new is None and old.is_dir()
+def test_a_golden_run_that_changed_begins_a_new_list(tmp_path, proven, today):
+    record_source(MODULES, today, unchanged=False, equivalent=proven)
+    assert not golden_runs_are_equal(job(tmp_path, today), job(tmp_path, OLD), proven)
 
 
-def test_two_runs_with_one_key_of_today_are_not_merged(tmp_path, proven):
-    root = tmp_path / "runs"
-    old = write_run(root, OLD)
-    new = write_run(root, keys.source_of(MODULES)["digest"])
-    assert adopt(root, equivalent=proven) == [Adoption(old.name, None, f"{new.name} is there already")]
+def test_the_old_run_of_a_job_is_found_and_two_are_refused(tmp_path, today):
+    first, other = write_run(job(tmp_path, OLD)), write_run(job(tmp_path, OLD, seed=1))
+    assert old_run(job(tmp_path, today, seed=1), [first, other]) is other
+    assert old_run(job(tmp_path, today, seed=2), [first, other]) is None
+    second = write_run(job(tmp_path, OLDER, learning_rate=0.5))
+    with pytest.raises(InputError, match=r"seed 0"):
+        old_run(job(tmp_path, today), [first, second])
+    with pytest.raises(InputError, match=r"training"):
+        require_agreement("relu", [other, second])
 
 
-def test_a_run_whose_adoption_was_cut_off_is_renamed(tmp_path, proven):
-    root = tmp_path / "runs"
-    old = write_run(root, OLD)
-    before = json.loads((old / "job.json").read_text())
-    (adoption,) = adopt(root, equivalent=proven)
-    # As after a kill before the folder was renamed.
-    (root / adoption.new).rename(old)
-    assert adopt(root, equivalent=proven) == [adoption] and (root / adoption.new).is_dir()
-    assert read_json(root / adoption.new / "job.json")["adopted_from"] == before["run_key"]
-
-
-def test_each_golden_case_has_a_list(tmp_path):
+def test_each_golden_case_has_a_list():
     known = read_json(FILE)
     assert {" ".join(source(case)["modules"]) for case in CASES.values()} <= set(known)

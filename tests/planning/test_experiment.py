@@ -244,6 +244,8 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
         (("comparisons",), [{**COMPARISON, "control": "swish"}], "with itself"),
         (("comparisons",), [COMPARISON] * 2, "two have the name 'p'"),
         (("comparisons",), [{**COMPARISON, "metric": "accurcy"}], "'accuracy'"),
+        (("comparisons",), [{**COMPARISON, "metric": "recall:ten"}], "'recall:ten'"),
+        (("comparisons",), [{**COMPARISON, "metric": "micro_f1"}], "'micro_f1'"),
         (("comparisons",), [{**COMPARISON, "control": "nb-svm"}], "choose from: linear, relu, swish"),
         (("comparisons",), [{**COMPARISON, "treatment": "tf-idf", "control": "nb-svm"}], "two baselines"),
         (("variants", "nb-svm"), EXPERIMENT["variants"]["relu"], "the name of a baseline"),

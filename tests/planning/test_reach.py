@@ -53,6 +53,20 @@ def test_the_results_of_the_tuning_give_the_spread_and_the_room(tmp_path):
         reach(tmp_path)
 
 
+def test_results_of_an_earlier_round_give_the_spread_that_a_tuning_of_one_seed_has_not(tmp_path):
+    one_seed = tuning()
+    for variant in one_seed["variants"].values():
+        variant["validation"]["accuracy"]["deviation"] = None
+    write_json(tmp_path / "results/trial-tuning/metrics.json", one_seed)
+    assert reach(tmp_path).smallest_detectable is None
+    earlier = {"variants": {"relu": trial(0.90, 0.006), "swish": trial(0.90, 0.008)}, "baselines": {}}
+    write_json(tmp_path / "results/trial/metrics.json", earlier)
+    found = reach(tmp_path)
+    write_json(tmp_path / "results/trial-tuning/metrics.json", tuning())
+    # The room is that of the tuning in both.
+    assert found == reach(tmp_path) and found.smallest_detectable is not None
+
+
 def test_a_margin_of_the_comparison_replaces_that_of_the_experiment(tmp_path):
     write_json(tmp_path / "results/trial-tuning/metrics.json", tuning())
     own = {**COMPARISON, "equivalence_margin": 0.03}

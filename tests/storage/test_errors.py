@@ -24,7 +24,7 @@ def failing(error: BaseException):
         (
             PermissionError(errno.EACCES, "Permission denied", "data"),
             2,
-            "error: data cannot be used (Permission denied): mend that, and run the same command again\n",
+            "error: data cannot be used (Permission denied): correct that, and run the same command again\n",
         ),
         (
             KeyboardInterrupt(),

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.files import sha256_file, write_json
+from tests.golden.data import write_prepared
 
 DOCUMENTS, SENTENCES, WORDS, VOCABULARY, CLASSES = 96, 4, 6, 30, 3
-TRAIN, VALIDATION = 64, 80
+ENDS = (64, 80, DOCUMENTS)
 SMALL = {"densenet": {"depth": 10, "growth_rate": 4}, "word_average": {"embedding_dim": 8}}
 
 
@@ -50,7 +50,7 @@ def write_text_data(directory: Path, generator: np.random.Generator, labels: np.
         "labels": labels,
     }
     more = {"kind": "text", "task": task, "vocabulary_size": VOCABULARY, "lengths": {"words": {"kept": WORDS}}}
-    return write_prepared(directory, arrays, more)
+    return write_prepared(directory, arrays, more, ENDS)
 
 
 @pytest.fixture(scope="session")
@@ -62,24 +62,7 @@ def image_directory(tmp_path_factory) -> Path:
     images[labels == 0, :4, :4] += 120
     images[labels == 1, :, 6:] += 120
     more = {"kind": "image", "task": "single-label", "mean": [0.3], "deviation": [0.2]}
-    return write_prepared(tmp_path_factory.mktemp("images"), {"images": images, "labels": labels}, more)
-
-
-def write_prepared(directory: Path, arrays: dict[str, np.ndarray], more: dict) -> Path:
-    about = {}
-    for name, array in arrays.items():
-        path = directory / f"{name}.npy"
-        np.save(path, array)
-        about[name] = {
-            "file": path.name,
-            "shape": list(array.shape),
-            "dtype": str(array.dtype),
-            "sha256": sha256_file(path),
-        }
-    splits = {"train": [0, TRAIN], "validation": [TRAIN, VALIDATION], "test": [VALIDATION, DOCUMENTS]}
-    description = {"schema": 1, "name": "small", "classes": ["a", "b", "c"], "splits": splits, "arrays": about}
-    write_json(directory / "prepared.json", description | more)
-    return directory
+    return write_prepared(tmp_path_factory.mktemp("images"), {"images": images, "labels": labels}, more, ENDS)
 
 
 @pytest.fixture
