@@ -89,8 +89,8 @@ def _class_auroc(
     count = int(positive.sum())
     with_class = count if groups is None else len(np.unique(groups[positive]))
     without = len(positive) - count if groups is None else len(np.unique(groups[~positive]))
-    values = [auroc(one, positive) for one in scores]
-    if any(value is None for value in values):
+    values = [value for one in scores if (value := auroc(one, positive)) is not None]
+    if len(values) < len(scores):
         return ClassAuroc(None, None, None, count, with_class)
     mean = float(np.mean(values))
     defined = drawn[:, ~np.isnan(drawn).any(axis=0)]

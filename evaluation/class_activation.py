@@ -75,9 +75,10 @@ def has_maps(network: nn.Module, images: Tensor) -> bool:
 @torch.no_grad()
 def class_activation_maps(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     """images float [N, C, H, W] as the network reads them -> its maps [N, K, h, w] and logits [N, K]."""
-    features = network.body(images)
-    maps = torch.einsum("kc,nchw->nkhw", network.classifier.weight, features)
-    return maps, network.classifier(features.mean(dim=(2, 3)))
+    body, classifier = network.get_submodule("body"), network.get_submodule("classifier")
+    features = body(images)
+    maps = torch.einsum("kc,nchw->nkhw", classifier.get_parameter("weight"), features)
+    return maps, classifier(features.mean(dim=(2, 3)))
 
 
 def explain(record: RunRecord, prepared: Prepared, folder: Path) -> Explanation | None:

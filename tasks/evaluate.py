@@ -125,7 +125,7 @@ def repeated_rows(raw: Mapping[str, Any]) -> np.ndarray:
     """Return which test rows, bool [m], also occur byte for byte in the training or validation split."""
 
     def content(row: Any) -> str | bytes:
-        return row if isinstance(row, str) else hashlib.sha256(np.ascontiguousarray(row)).digest()
+        return row if isinstance(row, str) else hashlib.sha256(row.tobytes()).digest()
 
     seen = {content(row) for split in ("train", "validation") for row in raw[split]}
     return np.array([content(row) in seen for row in raw["test"]], bool)
