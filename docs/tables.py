@@ -289,6 +289,19 @@ def speed_densenet() -> Table:
     return ["network", "batch", "variant", "images per second", "quartiles, ms per step", "peak GiB"], rows
 
 
+def speed_end_to_end() -> Table:
+    titles = {"han": "HAN", "han-imdb": "HAN as in imdb.yaml", "densenet": "DenseNet-BC-100-12"}
+    rows = []
+    for name, one in read_json("benchmarks/results/2026-11-22-nvidia-h200-end-to-end.json")["results"].items():
+        pace, share = one["rows_per_second"], one["share_of_step"]
+        alone, validated = f"{pace['step alone']:,.0f}", f"{pace['with validation']:,.0f}"
+        rows.append(
+            [titles[name], str(one["training"]["batch_size"]), alone, validated]
+            + [f"{share[part]:.1%}" for part in ("with validation", "whole")]
+        )
+    return ["network", "batch", "step alone", "with validation", "share", "share with checkpoints"], rows
+
+
 def speed_prediction() -> Table:
     rows = []
     for data in ("docstrings", "imdb"):
