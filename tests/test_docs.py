@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.tracking.comparison import published_report
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
@@ -118,6 +120,12 @@ def test_the_runnable_snippets_run_one_after_another(project):
                 ran += 1
     assert ran == 3
     assert (project.directory / "reports/tiny/report.html").is_file()
+
+
+def test_the_report_of_published_results_can_be_drawn(tmp_path):
+    """docs/report.png is a picture of it."""
+    page = published_report(ROOT / "results/default", tmp_path).read_text(encoding="utf-8")
+    assert "han" in page and 'id="curves"' in page
 
 
 def test_the_tables_are_those_of_the_results():

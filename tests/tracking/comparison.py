@@ -233,7 +233,8 @@ def published_report(results: Path, folder: Path) -> Path:
     page = render(
         "report.html", experiment=plan, metrics=metrics, verdicts=read_json(results / "verdicts.json")["verdicts"],
         split=metrics["evaluated_on"], sets=sets, settings={}, times={}, pictures=pictures, folder=folder,
-        attention=None, title=metric_title, higher=higher_is_better, rule=RULE, margin=plan["equivalence_margin"],
+        reconstructions=None, by_class={}, explanations={},
+        title=metric_title, higher=higher_is_better, rule=RULE, margin=plan["equivalence_margin"],
         reads=[], command="", environment={},
     )  # fmt: skip
     (folder / "report.html").write_text(page, encoding="utf-8")
