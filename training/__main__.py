@@ -10,6 +10,7 @@ one line on stderr for each; 1: a failure of another kind among them; 143: stopp
 import argparse
 import contextlib
 import gc
+import os
 import signal
 import sys
 import traceback
@@ -44,10 +45,17 @@ def main(arguments: list[str] | None = None) -> int:
     processes = Processes.of_environment()
     with processes.joined(), contextlib.ExitStack() as stack:
         events = None
-        if options.events is not None:
-            events = stack.enter_context(open(options.events, "w", encoding="utf-8", closefd=options.events > 2))
+        if options.events is not None and processes.main:
+            events = stack.enter_context(open_events(options.events, processes))
         codes = [attempt(path, events, options.locked, processes, options.runs_per_gpu) for path in options.jobs]
     return min((code for code in codes if code), default=0)
+
+
+def open_events(descriptor: int, processes: Processes) -> TextIO:
+    """Open the stream of events. torchrun, the parent of several processes, keeps descriptors above 2 to itself."""
+    if processes.several and descriptor > 2:
+        return open(f"/proc/{os.getppid()}/fd/{descriptor}", "w", encoding="utf-8")
+    return open(descriptor, "w", encoding="utf-8", closefd=descriptor > 2)
 
 
 def attempt(
@@ -97,13 +105,13 @@ def train(
                 warn_of_another_machine(path, given)
             result = run(job, given, progress, locked, processes)
     except SystemExit:
-        progress.failed("stopped by SIGTERM; run the same command again to go on")
+        progress.failed("stopped by SIGTERM; run the same command again to resume", 128 + signal.SIGTERM)
         raise
     except InputError as error:
-        progress.failed(str(error))
+        progress.failed(str(error), 2)
         raise
     except Exception as error:
-        progress.failed(f"{type(error).__name__}: {error}")
+        progress.failed(f"{type(error).__name__}: {error}", 1)
         raise
     progress.finished(result)
 

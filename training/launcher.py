@@ -4,6 +4,8 @@ Training runs in a process of its own (``python -m training JOB.json --events FD
 Prefect nor MLflow, and its crash ends no other process. Events come by a pipe of their own; whatever the process prints
 goes to the run's log.txt. When the launcher ends, by whatever cause, the pipe breaks and the training process ends at
 its next event. It inherits the run's lock, so that the run stays locked until then.
+
+A job of several processes is started by torchrun, which holds the pipe and the lock for them.
 """
 
 import json
@@ -61,7 +63,7 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
     threads = str(job["training"]["threads"])
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "training", str(job_file), "--events", str(writing)]
+    command = [sys.executable, *_torchrun(job), "-m", "training", str(job_file), "--events", str(writing)]
     inherited = [writing]
     if lock is not None:
         command.append("--locked")
@@ -87,14 +89,23 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
             RUNNING.discard(process)
     if code == 0:
         return
+    if failure:
+        # torchrun exits with 1 for whatever ended its processes.
+        code = failure["code"]
     if failure and code == 2:
         raise InputError(failure["message"])
-    if code in STOPPED:
+    if code in STOPPED or STOPPING.is_set():
         raise TrainingStopped(
             f"{job['variant']} seed {job['seed']} was stopped; run again to go on from its last epoch"
         )
     how = _how(code, failure)
     raise TrainingFailed(f"{job['variant']} seed {job['seed']}: {how}; its log: {run_directory / LOG}")
+
+
+def _torchrun(job: dict[str, Any]) -> list[str]:
+    """Return the arguments before ``-m training`` that start the processes of a job, each on a GPU of its own."""
+    several = job.get("processes", 1)
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(several)] if several > 1 else []
 
 
 def _how(code: int, failure: dict[str, Any] | None) -> str:

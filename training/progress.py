@@ -6,7 +6,7 @@ An event is one JSON object per line, flushed, in a stream of its own for the pr
     {"event": "progress", "variant", "seed", "epoch", "step", "steps", "loss", "samples_per_second", "seconds_left"}
     {"event": "epoch", "variant", "seed", then the columns of history.csv, "samples_per_second", "seconds_left"}
     {"event": "finished", "run_key", "variant", "seed", "result": {...}}
-    {"event": "failed", "run_key", "variant", "seed", "message"}
+    {"event": "failed", "run_key", "variant", "seed", "message", "code"}
 
 ``seconds_left`` is counted to the last epoch allowed; patience may end the run before. The line of each epoch goes to
 log.txt as well.
@@ -80,8 +80,9 @@ class Progress:
             f"best {result['best_epoch']} with validation score {result['validation']['score']:.4f}"
         )
 
-    def failed(self, message: str) -> None:
-        self._event("failed", run_key=self.job.run_key, message=message)
+    def failed(self, message: str, code: int) -> None:
+        """code: the exit code of ``python -m training``."""
+        self._event("failed", run_key=self.job.run_key, message=message, code=code)
         if self.live:
             self._print("\n")
         self._log(f"{self._name()}: failed: {message}")

@@ -63,6 +63,36 @@ def test_training_is_allowed_again_after_it_was_stopped(bare, write_job, text_di
     assert (Path(job["run_directory"]) / "result.json").is_file()
 
 
+def test_several_processes_are_started_stopped_and_resumed(bare, write_job, text_directory):
+    many = {"max_epochs": 9000, "patience": 9000, "ema_decay": 0.5}
+    job = {**read_job(write_job(text_directory, model="word_average"), **many), "processes": 2}
+    events = []
+
+    def stop_after_two_epochs(event):
+        events.append(event)
+        if event.get("epoch") == 2 and event["event"] == "epoch":
+            launcher.stop_training()
+
+    try:
+        with pytest.raises(launcher.TrainingStopped):
+            launcher.run_training(job, stop_after_two_epochs)
+    finally:
+        launcher.allow_training()
+    reached = max(event["epoch"] for event in events if event["event"] == "epoch")
+    assert reached >= 2 and not (Path(job["run_directory"]) / "result.json").exists()
+    job["training"] |= {"max_epochs": reached + 3}
+    launcher.run_training(job, events.append)
+    resumed = [event["epoch"] for event in events if event["event"] == "started"]
+    assert len(resumed) == 2 and resumed[1] >= 2 and events[-1]["result"]["epochs"] == reached + 3
+    assert json.loads((Path(job["run_directory"]) / "environment.json").read_text())["processes"] == 2
+
+
+def test_several_processes_that_are_refused_are_an_input_error(bare, write_job, text_directory):
+    job = {**read_job(write_job(text_directory, model="word_average")), "prepared": "nowhere", "processes": 2}
+    with pytest.raises(InputError, match="nowhere"):
+        launcher.run_training(job, lambda event: None)
+
+
 LAUNCH = """
 import json, sys
 from pathlib import Path
