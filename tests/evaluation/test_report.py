@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import vl_convert
 from dvc_render.vega import VegaRenderer
@@ -113,6 +114,22 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
     assert verdict["differences"] == pytest.approx(differences)
     assert verdict["over_seeds_and_items"]["mean"] == pytest.approx(np.mean(differences))
     assert verdict["verdict"] == "supported" and verdict["p"] == 2 / 64
+
+
+def test_a_published_figure_is_compared_with_every_seed(tools, tmp_path, texts, text_data):
+    """Over seeds this is the one-sample sign-flip test; tests of the bootstrap have the variance of its items."""
+    experiment, records = texts
+    pair = {**experiment["comparisons"][0], "control": "reference 0.5", "reference": 0.5}
+    found = evaluate_experiment({**experiment, "comparisons": [pair]}, records, {}, tmp_path / "trial")
+    (verdict,) = found["verdicts"]
+    han = found["metrics"]["variants"]["han"]["seeds"]
+    values = np.array([han[str(seed)]["test"]["accuracy"] for seed in SEEDS])
+    assert verdict["differences"] == pytest.approx(values - 0.5) and verdict["reference"] == 0.5
+    assert verdict["verdict"] == "supported" and verdict["p"] == 2 / 64
+    assert "han is better than reference 0.5" in verdict["sentence"]
+    assert "han − reference 0.5" in pictures.wrapped(pd.read_csv(tmp_path / "trial/differences.csv"), pair["name"])
+    (missing,) = judge_experiment({**experiment, "comparisons": [pair]}, [], {}, "test")
+    assert missing.verdict == "inconclusive" and missing.sentence == "Not measured: han has no finished seed."
 
 
 def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools, tmp_path, texts, text_data):

@@ -230,7 +230,7 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
         (("seeds",), [True], "seeds.0 is True"),
         (("parameters",), {"preprocessing": {"docstring": {}}}, "'docstrings'"),
         (("parameters",), {"models": {"densnet": {}}}, "'densenet'"),
-        (("variants", "swish", "data"), "reviews", "`reviews: {}`"),
+        (("variants", "swish", "data"), "reviews", "'movie_reviews'"),
         (("equivalence_margin",), 2, "equivalence_margin is 2"),
         (("alpha",), 0, "alpha is 0"),
         (("comparisons",), [{**COMPARISON, "treatment": "swsh"}], "'swish'"),
@@ -349,6 +349,43 @@ def test_a_comparison_may_have_a_margin_of_its_own(tmp_path):
     write(tmp_path, {**EXPERIMENT, "comparisons": [{**COMPARISON, "equivalence_margin": 0.03}]})
     own = make_plan("trial", root=tmp_path)
     assert own.key != plain.key
+
+
+def test_a_comparison_may_have_a_published_figure_in_place_of_a_control(tmp_path):
+    group = {key: COMPARISON[key] for key in ("treatment", "source", "metric")}
+    group |= {"reference": 0.955, "claim": "{treatment} is better than {control}."}
+    write(tmp_path, {**EXPERIMENT, "comparisons": [group]})
+    plan = make_plan("trial", root=tmp_path)
+    (found,) = plan.comparisons
+    assert (found["name"], found["control"], found["reference"]) == ("reference 0.955", "reference 0.955", 0.955)
+    assert found["claim"] == "swish is better than reference 0.955." and networks(found) == ["swish"]
+    assert Comparison(**found).networks == ["swish"] and Plan.from_json(plan.to_json()) == plan
+    assert plan.key_parts()["comparisons"][0]["reference"] == 0.955
+    # Another experiment takes it where it has the treatment.
+    variants = {"swish": EXPERIMENT["variants"]["swish"]}
+    write(tmp_path, {**EXPERIMENT, "variants": variants, "comparisons": "trial"}, name="other")
+    assert load_experiment("other", tmp_path).comparisons == plan.comparisons
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"control": "relu"}, "'reference'"), ({"reference": -0.1}, "reference"), ({"reference": 95.5}, "0.955")],
+)
+def test_a_published_figure_is_a_share_and_takes_the_place_of_a_control(tmp_path, change, named):
+    group = {key: COMPARISON[key] for key in ("treatment", "claim", "source", "metric")}
+    write(tmp_path, {**EXPERIMENT, "comparisons": [{**group, "reference": 0.955, **change}]})
+    with pytest.raises(InputError, match="comparison") as refused:
+        make_plan("trial", root=tmp_path)
+    assert named in str(refused.value)
+
+
+def test_a_data_set_needs_no_section_of_its_own(tmp_path):
+    parameters = {**PARAMETERS, "preprocessing": {}}
+    swish = EXPERIMENT["variants"]["swish"]
+    variants = {"swish": swish, "prepared": {**swish, "preprocessing": {"rows_per_class": 5}}}
+    write(tmp_path, {**EXPERIMENT, "variants": variants, "comparisons": []}, parameters)
+    found = load_experiment("trial", tmp_path).variants
+    assert (found["swish"].preprocessing, found["prepared"].preprocessing) == ({}, {"rows_per_class": 5})
 
 
 def test_selecting_variants_drops_the_comparisons_that_lose_a_side(tmp_path):
