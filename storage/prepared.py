@@ -1,6 +1,6 @@
-"""Prepared arrays: what preprocessing writes into prepared/KEY/ and training and evaluation read.
+"""Prepared arrays, which preprocessing writes into prepared/KEY/ and training and evaluation read.
 
-Shape legend: N rows, M words of all rows, S sentences a document has at most, V words of the vocabulary,
+Shape legend: N rows, M words of all rows, S sentences per document has at most, V words of the vocabulary,
 D numbers of a word vector, H x W x C an image, K classes.
 
     text    tokens int32 [M], the kept words of every sentence of every document, one after the other (1 unknown; 0,

@@ -1,4 +1,4 @@
-"""One folder of runs/: the names of its files, and what they hold.
+"""One folder of runs/: its files and their content.
 
 job.json            the resolved job; environment.json and timing.json: where it ran and for how long
 history.csv         one row per epoch; log.txt: the process's log

@@ -194,7 +194,7 @@ def test_predictions_on_a_gpu_repeat_and_are_those_of_the_cpu(run, text_data):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_the_command_evaluates_many_runs_and_tells_which_it_cannot(run, text_data, tools, tmp_path, capsys):
+def test_the_command_evaluates_many_runs_and_prints_which_it_cannot(run, text_data, tools, tmp_path, capsys):
     write_json(run / "job.json", {**read_json(run / "job.json"), "prepared": str(text_data)})
     other = shutil.copytree(run, tmp_path / "runs" / "1")
     write_json(other / "job.json", {**read_json(other / "job.json"), "prepared": "elsewhere"})
@@ -214,13 +214,13 @@ def test_the_command_evaluates_many_runs_and_tells_which_it_cannot(run, text_dat
     assert not list(tmp_path.rglob("test.npy"))
     code, output, _ = call("--test", run)
     assert code == 0 and len(list(tmp_path.rglob("test.npy"))) == 1
-    for wrong, said in (
+    for wrong, fault in (
         ([text_data], "is prepared data and follows no run"),
         ([run, text_data, text_data], "is prepared data and follows no run"),
         ([tmp_path], "is no run and no prepared data"),
     ):
         code, output, errors = call(*wrong)
-        assert (code, output) == (2, "") and said in errors and errors.count("\n") == 1
+        assert (code, output) == (2, "") and fault in errors and errors.count("\n") == 1
 
 
 def test_the_command_needs_what_a_machine_that_trains_has():

@@ -70,7 +70,7 @@ def test_more_comparisons_need_a_larger_difference():
     assert holm([0.02, 1, 1])[0] == pytest.approx(0.06)
 
 
-def test_an_unknown_spread_is_said():
+def test_an_unknown_spread_is_reported():
     found = reach(dataclasses.replace(DESIGN, spread=None, room=0.005))
     assert found.smallest_detectable is None and "spread between seeds is not known" in found.sentences[0]
     assert not found.supported and found.refuted

@@ -204,7 +204,7 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "fault"),
     [
         (("variants", "swish", "model"), "densent", "'densenet'"),
         (("variants", "swish", "network"), {"activaton": "swish"}, "'activation'"),
@@ -269,14 +269,14 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
         (("grid",), {"training": [0.1]}, "grid.training is [0.1]"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(tmp_path, path, value, said):
+def test_what_is_wrong_is_named_with_its_place(tmp_path, path, value, fault):
     experiment = yaml.safe_load(yaml.safe_dump(EXPERIMENT))
     place = experiment
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
     message = refused(write(tmp_path, experiment))
-    assert said in message
+    assert fault in message
     assert "trial" in message or "params.yaml" in message
 
 
@@ -457,7 +457,7 @@ def test_an_experiment_tunes_the_variants_of_another(tmp_path):
     trials = load_experiment("tune", tmp_path).trials
     assert [one.split("/")[1] for one in trials["swish"]] == ["batch_size=8", "batch_size=16", "batch_size=32"]
     assert [one.split("/")[1] for one in trials["relu"]] == ["learning_rate=0.5", "learning_rate=0.25"]
-    for change, said in (
+    for change, fault in (
         ({"tunes": "trail"}, "'trial'"),
         ({"tunes": 1}, "tunes is 1"),
         ({"evaluate_on": "test"}, "validation alone"),
@@ -470,7 +470,7 @@ def test_an_experiment_tunes_the_variants_of_another(tmp_path):
         write(tmp_path, {**tuning, **change}, name="tune")
         with pytest.raises(InputError) as error:
             load_experiment("tune", tmp_path)
-        assert said in str(error.value)
+        assert fault in str(error.value)
 
 
 def test_broken_and_missing_files_are_named(tmp_path):

@@ -86,7 +86,7 @@ def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_direct
     assert json.loads((directory(two) / "environment.json").read_text())["processes"] == 2
 
 
-def test_a_run_goes_on_after_one_of_its_processes_was_killed(write_job, text_directory):
+def test_a_run_resumes_after_one_of_its_processes_was_killed(write_job, text_directory):
     settings = {"max_epochs": 12, "patience": 12}
     whole, killed = (
         write_job(text_directory, name, run_key="same", network=HAN | {"dropout": 0.3}, training=settings)
