@@ -32,7 +32,7 @@ def available() -> list[str]:
 
 
 def kind(model: str) -> str | None:
-    """The only kind of data that ``model`` reads, ``text`` or ``image``; None where it reads both."""
+    """Return the only kind of data that ``model`` reads, ``text`` or ``image``; None where it reads both."""
     return getattr(REGISTRY.module(model), "KIND", None)
 
 
@@ -43,7 +43,7 @@ def refuse_other_kind(model: str, data: str, kind_of_data: str) -> None:
 
 
 def settings_class(model: str) -> type:
-    """The Settings of ``model``, a frozen dataclass; InputError for an unknown model."""
+    """Return the Settings of ``model``, a frozen dataclass; InputError for an unknown model."""
     return REGISTRY.module(model).Settings
 
 

@@ -125,14 +125,14 @@ class FastNet(ViewAverage):
 
 
 def identity_convolution(inputs: int, outputs: int) -> nn.Conv2d:
-    """A 3x3 convolution whose first outputs are its inputs, as it begins."""
+    """Build a 3x3 convolution whose first outputs are initially its inputs."""
     convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     nn.init.dirac_(convolution.weight.data[:inputs])
     return convolution
 
 
 def norm_without_scale(channels: int, momentum: float) -> nn.BatchNorm2d:
-    """Batch normalisation whose scale stays 1."""
+    """Build a batch norm whose scale stays 1."""
     norm = nn.BatchNorm2d(channels, NORM_EPSILON, momentum)
     norm.weight.requires_grad_(False)
     return norm

@@ -1,7 +1,7 @@
 """A flat bidirectional GRU: the document is one sequence of words, with no sentences.
 
-The baseline of models/han.py, with the same inputs: the words of all sentences follow each other in order, and
-the final states of both directions, the mean of all states, or what attention makes of them is the document.
+The baseline of models/han.py, with the same inputs: the words of all sentences follow each other in order. The
+document's vector is the final states of both directions, or the mean or the attention's sum of all states.
 
 Shape legend: N documents, S sentences per document, W words per sentence, T words per document, M words of all
 documents, K classes.

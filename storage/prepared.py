@@ -68,7 +68,7 @@ class Prepared:
         return self.arrays.get("groups")
 
     def rows(self, split: str) -> np.ndarray:
-        """The row numbers of a split, int64."""
+        """Return the row numbers of a split, int64."""
         start, stop = self.description["splits"][split]
         return np.arange(start, stop)
 
@@ -76,8 +76,7 @@ class Prepared:
 def open_prepared(directory: Path, verify: bool = True) -> Prepared:
     """Open prepared/KEY/.
 
-    InputError when a file is missing, has another shape or dtype than prepared.json says or, with ``verify``, another
-    sha256.
+    InputError when a file is missing, or its shape, dtype or (with ``verify``) sha256 is not that of prepared.json.
     """
     directory = Path(directory)
     description = read_object(directory / DESCRIPTION, "name", "kind", "task", "classes", "splits", "arrays")

@@ -46,7 +46,7 @@ class RunFolder:
 
     @property
     def weights(self) -> Path:
-        """The path of the best weights, whether or not they are there."""
+        """The path of the best weights, whether or not they exist."""
         return self.directory / WEIGHTS
 
     @cached_property
@@ -84,7 +84,7 @@ class RunFolder:
             raise InputError(f"{path} cannot be read: remove {self.directory} and train it again") from None
 
     def evaluation(self, key: str) -> Path:
-        """The folder of the evaluation with this key, whether or not it is there."""
+        """Return the folder of the evaluation with this key, whether or not it exists."""
         return self.directory / EVALUATION / key
 
     def evaluations(self) -> dict[str, dict[str, Any]]:

@@ -63,7 +63,7 @@ def from_json(cls: type, values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(cls, include_extras=True)
     unknown = sorted(set(values) - set(hints))
     if unknown:
-        raise InputError(f"unknown setting '{unknown[0]}' for {cls.__module__}: it knows {', '.join(hints)}")
+        raise InputError(f"unknown setting '{unknown[0]}' for {cls.__module__}: choose from {', '.join(hints)}")
     return cls(**{name: _from_json(hints[name], value) for name, value in values.items()})
 
 

@@ -1,9 +1,11 @@
 """Digests of the source that a result depends on, read by ``ast`` and never imported; keys contain them.
 
 ``numeric_digest`` is a digest of the normalised syntax trees of all files that some modules reach by imports. It
-changes with a constant or an operation. It does not change with a docstring, a comment, a position, an annotation, the
-text of an exception or a warning, a new field of a Settings class, a network's named SIZES, a file's name or place, or
-a new file that nothing here imports.
+changes with a constant or an operation. These do not change it:
+
+- docstrings, comments, positions, annotations, and the text of an exception or a warning
+- a new field of a Settings class, and a network's named SIZES
+- the name or place of a file, and a new file that none of these modules imports
 """
 
 import ast
@@ -218,7 +220,7 @@ class _Normalise(ast.NodeTransformer):
         return ast.Assert(self.visit(node.test), None)
 
     def visit_Import(self, node: ast.Import) -> list[ast.AST]:
-        """One statement for each module; `import a.b as c` of the project: the content of a.b, and c."""
+        """Return one statement for each module; `import a.b as c` of the project: the content of a.b, and c."""
         found = (self._imported(alias.name, [ast.alias("", alias.asname)], alias) for alias in node.names)
         return [one for one in found if one]
 

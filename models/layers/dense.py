@@ -2,8 +2,8 @@
 
 Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, section 3.
 
-On a GPU with the library of cuda_ext/ built, norm and activation are one operation, and a dense block is one function
-of its own over one channels-last buffer: each layer writes its new channels next to those it read, without a
+On a GPU with the library of cuda_ext/ built, norm and activation are one operation. A dense block is one function over
+one channels-last buffer: each layer writes its new channels next to those it read, without a
 copy; the mean and variance of a channel are computed once, when it is written, for all layers that read it; and the
 gradient of the buffer is summed in place. Otherwise, under torch.compile, and in a block with dropout, the modules run
 one by one.
@@ -178,7 +178,7 @@ class _Half:
     variance: Tensor
 
     def given(self, block: _Block) -> tuple[Any, ...]:
-        """The arguments that the kernels take after x."""
+        """Return the arguments that the kernels take after x."""
         number = fused.ACTIVATIONS.index(block.activation)
         return self.weight, self.bias, self.mean, self.variance, self.beta, number, block.epsilon
 

@@ -67,7 +67,7 @@ class Classification:
 
 
 def build(settings: Settings, description: Mapping[str, Any], labels: np.ndarray | None) -> Classification:
-    """InputError for balanced class weights where rows have one label."""
+    """Build the objective; InputError for balanced class weights where rows have one label."""
     several = description["task"] == "multi-label"
     balanced = settings.class_weights == "balanced"
     if balanced and not several:

@@ -1,6 +1,7 @@
 """One run from weights to metrics: probabilities, what is left unread, and what is refused."""
 
 import ast
+import contextlib
 import json
 import os
 import shutil
@@ -174,6 +175,24 @@ def test_a_run_that_a_gpu_trained_is_evaluated_on_the_cpu_where_there_is_none(ru
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert evaluate_run(run, text_data) == on_cpu
     assert (on_cpu / "test.npy").read_bytes() == kept["test.npy"]
+
+
+def test_a_run_that_a_gpu_trained_is_evaluated_under_the_gpu_lease(run, text_data, monkeypatch):
+    leases = []
+
+    @contextlib.contextmanager
+    def acquire(slots):
+        leases.append(slots)
+        yield torch.device("cpu")
+        leases.append("released")
+
+    monkeypatch.setattr("evaluation.run.acquire_gpu", acquire)
+    write_json(run / "job.json", read_json(run / "job.json") | {"runs_per_gpu": 3})
+    evaluate_run(run, text_data, ("validation",))
+    assert leases == []
+    write_json(run / "environment.json", {"gpu": "NVIDIA H200"})
+    evaluate_run(run, text_data, ("test",))
+    assert leases == [3, "released"]
 
 
 @pytest.mark.gpu

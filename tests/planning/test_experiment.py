@@ -379,6 +379,12 @@ def test_a_published_figure_is_a_share_and_takes_the_place_of_a_control(tmp_path
     assert named in str(refused.value)
 
 
+def test_the_test_split_is_read_only_where_an_experiment_asks_for_it(tmp_path):
+    assert load_experiment("trial", write(tmp_path)).evaluate_on == "validation"
+    asking = write(tmp_path, {**EXPERIMENT, "evaluate_on": "test"})
+    assert load_experiment("trial", asking).evaluate_on == "test"
+
+
 def test_a_data_set_needs_no_section_of_its_own(tmp_path):
     parameters = {**PARAMETERS, "preprocessing": {}}
     swish = EXPERIMENT["variants"]["swish"]
