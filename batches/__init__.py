@@ -5,7 +5,7 @@
     text, image    collation of documents and of images, named by kinds/KIND.py; array: of rows of one shape
     augmentations  random changes of training images, one file each
     inference      logits of given rows, and answers made of them
-    subsets        parts of a prepared text, in memory
+    subsets        subsets of a prepared text, in memory
 
 Nothing is imported here, so that ``batches.subsets`` needs no torch.
 """

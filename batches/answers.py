@@ -1,6 +1,6 @@
-"""What a network says of inputs, as a person reads it: labels, probabilities by name, and attention by word.
+"""The answers of a network in readable form: labels, probabilities by class name, and attention by word.
 
-Shape legend: n rows, S sentences a document, W words a sentence, K classes.
+Shape legend: n rows, S sentences per document, W words per sentence, K classes.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ ROWS_AT_A_TIME = 128
 
 
 def attends(network: nn.Module) -> bool:
-    """Whether the network has attention to show; a mean or maximum in its place weighs words, and attends to none."""
+    """Return whether the network has attention; a mean or maximum in its place has none."""
     return hasattr(network, "attend") and any(isinstance(part, Attention) for part in network.modules())
 
 
 def answer(network: nn.Module, prepared: Prepared) -> dict[str, list[Any]]:
-    """One entry a row of ``prepared`` in each column: label, probability, probabilities.
+    """Return one entry per row of ``prepared`` in each column: label, probability, probabilities.
 
     label: the likeliest class, and probability its own; where a row can have several labels, the list of those with a
     probability of 0.5 or more, and the list of theirs. probabilities: each class by name.
@@ -38,9 +38,9 @@ def answer(network: nn.Module, prepared: Prepared) -> dict[str, list[Any]]:
 def answer_with_attention(
     network: nn.Module, prepared: Prepared, words: Sequence[Sequence[Sequence[str]]]
 ) -> dict[str, list[Any]]:
-    """``answer`` with a column ``attention`` more, of a network that ``attends``.
+    """Return ``answer`` with a column ``attention``, for a network that ``attends``.
 
-    ``words``: of each row the sentences that it read, each a list of words. Attention of a row: for each of its
+    ``words``: for each row the sentences that were read, each a list of words. Attention of a row: for each of its
     sentences the ``weight``, the ``words``, and the weight of each in the sentence, ``word_weights``.
     """
     device = next(network.parameters()).device

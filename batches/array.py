@@ -23,7 +23,7 @@ class Collator:
         self.array = prepared.arrays[kinds.kind(prepared.kind).row_array]
 
     def sizes(self, rows: np.ndarray) -> np.ndarray:
-        """1 for each row, int64 [n]."""
+        """Return 1 for each row, int64 [n]."""
         return np.ones(len(rows), np.int64)
 
     def collate(self, rows: np.ndarray) -> tuple[Tensor, ...]:
@@ -35,7 +35,7 @@ class Collator:
         return tensors
 
     def resident_bytes(self, rows: np.ndarray) -> int:
-        """The device memory that ``resident`` takes for ``rows``."""
+        """Return the device memory in bytes that ``resident`` takes for ``rows``."""
         return (int(rows.max()) + 1 - int(rows.min())) * math.prod(self.array.shape[1:]) * self.array.itemsize
 
     def resident(self, rows: np.ndarray) -> "ResidentArray":

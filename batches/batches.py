@@ -1,9 +1,9 @@
 """The batches of an epoch, ready on the device.
 
 On a GPU whole splits are copied to its memory where they fit, and batches are gathered there: the host then only
-launches the step, and waits for no copy. The next epoch is laid out while the GPU does the last steps of this one.
+launches the step, and waits for no copy. The next epoch is ordered while the GPU runs the last steps of this one.
 Larger splits are collated in a thread and copied from pinned memory on a stream of their own, two batches ahead. On a
-CPU a batch is collated on request. All ways give the same values.
+CPU a batch is collated on request. All three give the same values.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ PREFETCHED = 2
 
 Way = Literal["resident", "prefetched", "collated"]
 Loaded = tuple[tuple[Tensor, ...], Tensor | None]
-# The rows of each batch, this process's share of them, and the batches loaded.
+# The rows of each batch, this process's share of them, and the loaded batches.
 Epoch = tuple[list[np.ndarray], list[np.ndarray], Iterator[Loaded]]
 
 
@@ -106,7 +106,7 @@ class Loader:
             yield *tensors, target
 
     def _prefetched(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
-        """Collate in a thread. CUDA is called here alone: a call from another thread would spoil a graph's capture."""
+        """Collate in a thread that does not call CUDA: a second thread's call would invalidate a graph's capture."""
         gpu = self.device.type == "cuda"
         stream = torch.cuda.Stream(self.device) if gpu else None
         copied: deque[tuple[tuple[Tensor, ...], Any]] = deque()
@@ -131,7 +131,7 @@ class Loader:
                 pool.shutdown(cancel_futures=True)
 
     def _copy(self, tensors: tuple[Tensor, ...], stream: Any) -> tuple[tuple[Tensor, ...], Any]:
-        """Begin to copy ``tensors`` to the device; the event is when they are there."""
+        """Begin to copy ``tensors`` to the device; the event marks the end of the copy."""
         with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
             pinned = tuple(tensor.pin_memory() for tensor in tensors) if stream else tensors
             copies = to_device(pinned, self.device, non_blocking=True)
@@ -180,7 +180,7 @@ class Batches:
         self._next: tuple[int, Epoch] | None = None
 
     def __len__(self) -> int:
-        """The number of batches of an epoch."""
+        """Return the number of batches per epoch."""
         return -(-len(self.rows) // self.batch_size)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -199,14 +199,14 @@ class Batches:
             self._next = epoch + 1, self._begin(epoch + 1)
 
     def _numbers(self, batches: list[np.ndarray]) -> Iterator[Tensor]:
-        """The row numbers of each batch, on the device, where an augmentation asks for them."""
+        """Return the row numbers of each batch, on the device, where an augmentation uses them."""
         if not self.augment or not self.augment.by_row:
             return iter(())
         numbers = upload(np.concatenate(batches).astype(np.int64, copy=False), self.device)
         return iter(numbers.split([len(rows) for rows in batches]))
 
     def _begin(self, epoch: int) -> Epoch:
-        """Order the rows of ``epoch`` and load its first batch, with which the others are laid out."""
+        """Order the rows of ``epoch`` and load its first batch; loading it also lays out the others."""
         batches = order.batches(self.rows, self.sizes, self.batch_size, self.seed, epoch)
         shares = [rows[self.rank :: self.world_size] for rows in batches]
         loaded = self.loader.load(batches if self.augment else shares)

@@ -12,7 +12,7 @@ from storage.prepared import Prepared
 
 
 class Resident(Protocol):
-    """Rows that are on the device."""
+    """Rows in the device's memory."""
 
     def batches(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
         """Yield what ``KindCollator.collate`` gives for each of ``batches``, on the device."""
@@ -38,25 +38,25 @@ def make_collator(prepared: Prepared, device: torch.device | str = "cpu", ragged
 
 
 def reads_ragged(network: nn.Module, device: torch.device) -> bool:
-    """Whether ``network`` reads text without padding: on a GPU, which has the kernels, where its attribute says so."""
+    """Return whether ``network`` reads text without padding: on a GPU, where its ``reads_ragged`` is true."""
     return device.type == "cuda" and getattr(network, "reads_ragged", False)
 
 
 def inputs(
     prepared: Prepared, rows: np.ndarray, device: torch.device | str = "cpu", ragged: bool = False
 ) -> tuple[Tensor, ...]:
-    """The network's inputs for ``rows`` (int [n]), as the file of the kind of data documents them."""
+    """Return the network's inputs for ``rows`` (int [n]), as the file of the kind of data documents them."""
     collator = make_collator(prepared, device, ragged)
     return collator.finish(to_device(collator.collate(rows), torch.device(device)))
 
 
 def sizes(prepared: Prepared, rows: np.ndarray) -> np.ndarray:
-    """What each row costs to read, int64 [n]: its words, or 1 for an image."""
+    """Return the cost of reading each row, int64 [n]: its words, or 1 for an image."""
     return make_collator(prepared).sizes(rows)
 
 
 def labels(prepared: Prepared, rows: np.ndarray | slice, device: torch.device | str = "cpu") -> Tensor:
-    """The labels of ``rows``: int64 [n] of a single-label task, float32 [n, K] of 0 and 1 of a multi-label task."""
+    """Return the labels of ``rows``: int64 [n] (single-label) or float32 [n, K] of 0 and 1 (multi-label)."""
     dtype = torch.float32 if prepared.task == "multi-label" else torch.int64
     return torch.from_numpy(np.array(prepared.labels[rows])).to(device, dtype)
 

@@ -14,7 +14,7 @@ from storage.prepared import Prepared
 
 
 class Collator(array.Collator):
-    """Collates rows of prepared images for ``device``: uint8 until they are there."""
+    """Collates rows of prepared images for ``device``: uint8 until they are on it."""
 
     def __init__(self, prepared: Prepared, device: torch.device, ragged: bool = False) -> None:
         super().__init__(prepared, device, ragged)

@@ -19,7 +19,7 @@ from models.objectives import scores
 from storage.prepared import Prepared
 
 BATCH_SIZE = 128
-# A GPU validates more rows at a time where they have one shape: so many, if they are not larger than so many bytes.
+# A GPU validates more rows at a time where they have one shape: at most this many rows and this many bytes.
 MOST_ROWS, MOST_BYTES = 1024, 1 << 22
 
 
@@ -51,7 +51,7 @@ class Predictor:
         self.graphs = graphs and device.type == "cuda"
         self.classes = len(prepared.classes)
         batch_size = batch_size or most_rows(make_collator(prepared, device, ragged), rows, device)
-        # A single batch that is read once is copied once, wherever it comes from.
+        # A single batch that is read once is copied once either way.
         way = "collated" if len(rows) <= batch_size and not self.graphs else None
         self.loader = Loader(prepared, rows, device, ragged, way, labelled=False)
         self.order = np.argsort(self.loader.collator.sizes(rows), kind="stable")
@@ -69,7 +69,7 @@ class Predictor:
         network.eval()
         with warnings.catch_warnings():
             if self.loader.device.type == "cpu":
-                # References are what is meant to run on a CPU.
+                # On a CPU, references are expected.
                 warnings.simplefilter("ignore", ReferenceWarning)
             forward = self._forward_of(network)
             found = [forward(*inputs) for inputs, _ in self.loader.load(self.batches)]
@@ -79,7 +79,7 @@ class Predictor:
         return logits
 
     def _forward_of(self, network: nn.Module) -> Callable[..., Tensor]:
-        """The forward pass of ``network``: inputs -> logits float32 [n, K]. The last network's graphs are kept."""
+        """Return the forward pass: inputs -> logits float32 [n, K]. The graphs of the last network are cached."""
         if self._forward is None or self._forward[0] is not network:
 
             def forward(*inputs: Tensor) -> Tensor:
@@ -88,13 +88,13 @@ class Predictor:
                     return scores(network(*inputs)).float()
 
             graphs = Graphs(forward, "this network's forward pass", self.device) if self.graphs else None
-            # The next replay writes over the result.
+            # The next replay overwrites the result.
             self._forward = network, (lambda *inputs: graphs(*inputs).clone()) if graphs else forward
         return self._forward[1]
 
 
 def most_rows(collator: KindCollator, rows: np.ndarray, device: torch.device) -> int:
-    """How many of ``rows`` validation reads at a time.
+    """Return how many of ``rows`` validation reads at a time.
 
     That is BATCH_SIZE, and on a GPU more of rows of one shape: MOST_ROWS, or as many as have MOST_BYTES.
     """

@@ -1,4 +1,4 @@
-"""Parts of a prepared text, in memory: some rows, truncated documents, or documents without some words.
+"""Subsets of a prepared text, in memory: some rows, truncated documents, or documents without some words.
 
 Each result is a ``Prepared`` like any other. Its description is that of the whole data set, except for the splits after
 ``select_rows``. Nothing is written.

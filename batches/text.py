@@ -6,7 +6,7 @@
              counts as above. S is a power of two or all that the data set has. Batches then have few shapes, as CUDA
              graphs need.
 
-Shape legend: n rows of a batch, S sentences a document, W words a sentence, M words of a batch, N resident rows.
+Shape legend: n rows of a batch, S sentences per document, W words per sentence, M words of a batch, N resident rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from torch import Tensor
 from batches.collation import upload
 from storage.prepared import Prepared
 
-# Words that are laid out at a time: of most data sets an epoch. The indices of one layout take 16 bytes a word.
+# Words that are laid out at a time: an epoch of most data sets. The indices of one layout take 16 bytes per word.
 LAYOUT_WORDS = 1 << 24
 # Each batch of a layout begins at a multiple of this many int32 values: 128 bytes, as a fresh allocation would.
 ALIGNMENT = 32
@@ -33,7 +33,7 @@ class Collator:
         self.ragged = ragged
 
     def sizes(self, rows: np.ndarray) -> np.ndarray:
-        """The words of each row, int64 [n]."""
+        """Return the number of words of each row, int64 [n]."""
         return self.prepared.first_words[rows + 1] - self.prepared.first_words[rows]
 
     def collate(self, rows: np.ndarray) -> tuple[Tensor, ...]:
@@ -52,7 +52,7 @@ class Collator:
         return tensors
 
     def resident_bytes(self, rows: np.ndarray) -> int:
-        """The device memory that ``resident`` takes for ``rows``, with its layouts."""
+        """Return the device memory in bytes that ``resident`` takes for ``rows``, with its layouts."""
         first, stop = int(rows.min()), int(rows.max()) + 1
         first_words = self.prepared.first_words
         words = int(first_words[stop] - first_words[first])
@@ -64,7 +64,7 @@ class Collator:
         return ResidentText(self.prepared, rows, self.device, self.ragged)
 
     def _documents(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The words of each row, int32 [its words]: views of the prepared array."""
+        """Return the words of each row, int32 [its words]: views of the prepared array."""
         # Slices of a plain array are much faster to make than slices of numpy's memmap.
         tokens, first_words = np.asarray(self.prepared.arrays["tokens"]), self.prepared.first_words
         bounds = zip(first_words[rows].tolist(), first_words[rows + 1].tolist(), strict=True)
@@ -72,7 +72,7 @@ class Collator:
 
 
 class ResidentText:
-    """Documents on a device, from which an epoch's batches are gathered without any work of the host per batch."""
+    """Documents on a device, from which an epoch's batches are gathered without work of the host per batch."""
 
     def __init__(self, prepared: Prepared, rows: np.ndarray, device: torch.device, ragged: bool) -> None:
         """Copy all rows from the first to the last of ``rows``."""
@@ -147,7 +147,7 @@ def _gather(
     segment; sizes int [batches], the length of each batch's tensor.
     """
     rooms = -(-sizes // ALIGNMENT) * ALIGNMENT
-    # The rest of a batch's room is a segment that begins at the last item and reads nothing else.
+    # The padding of a batch is a segment that begins at the last item and reads nothing else.
     ends = np.append(begins[1:], len(starts))
     rests = rooms - np.add.reduceat(lengths, begins)
     starts, lengths = np.insert(starts, ends, len(source) - 1), np.insert(lengths, ends, rests)
@@ -190,5 +190,5 @@ def round_lengths(words: np.ndarray) -> np.ndarray:
 
 
 def powers_of_two(counts: np.ndarray) -> np.ndarray:
-    """The next power of two of each of int [n], each at least 1."""
+    """Return the next power of two of each of int [n], at least 1."""
     return 1 << np.frexp(counts - 1)[1].astype(np.int64)

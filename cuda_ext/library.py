@@ -6,7 +6,6 @@ refuses instead. Both messages name the reason and the command that fixes it. No
 
 import ctypes
 import functools
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,6 @@ import torch
 
 from cuda_ext import build
 from storage.errors import InputError
-
-# Set to 1, an operation that has no kernel to run is an error.
-STRICT_VARIABLE = "REREAD_STRICT_KERNELS"
 
 
 class ReferenceWarning(UserWarning):
@@ -28,18 +24,14 @@ class KernelError(InputError):
     """Strict mode: an operation that would run its reference is refused."""
 
 
-_strict: bool | None = None
+_strict = False
 _warned: set[str] = set()
 
 
-def strict(on: bool | None) -> None:
-    """Refuse to run a reference (True) or allow it (False); None leaves it to REREAD_STRICT_KERNELS."""
+def strict(on: bool) -> None:
+    """Refuse to run a reference in this process (True), or allow it (False, as at the start)."""
     global _strict
     _strict = on
-
-
-def is_strict() -> bool:
-    return _strict if _strict is not None else os.environ.get(STRICT_VARIABLE, "0") not in ("", "0")
 
 
 def kernel(name: str, device: torch.device) -> Callable | None:
@@ -50,10 +42,8 @@ def kernel(name: str, device: torch.device) -> Callable | None:
     reason = unfit(device)
     if reason is None:
         return getattr(torch.ops.cuda_ext_kernels, name).default
-    if is_strict():
-        raise KernelError(
-            f"{name} has no kernel to run and {STRICT_VARIABLE} or strict() refuses its reference: {reason}"
-        )
+    if _strict:
+        raise KernelError(f"{name} has no kernel to run and strict mode refuses its reference: {reason}")
     if name not in _warned:
         _warned.add(name)
         warnings.warn(f"{name} runs its reference in PyTorch: {reason}", ReferenceWarning, stacklevel=2)

@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT))
 ROOMS = [
     "storage",
     "cuda_ext",
+    "runtime",
     "models",
     "batches",
     "kinds",

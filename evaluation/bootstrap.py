@@ -209,14 +209,20 @@ def two_way(
     resamples: int = RESAMPLES,
     groups: Sequence | np.ndarray | None = None,
     classes: Sequence[str] = (),
+    reference: float | None = None,
 ) -> TwoWay:
     """Return the mean difference ``treatment`` - ``control`` over seeds and items, with its interval.
 
     treatment, control: float32 [m, K] of probabilities for each seed, seeds in the same order, of the same m items.
     A metric that is better when lower (loss) has its difference negated, so that positive always favours ``treatment``.
     groups: the group of each item, [m] of any comparable type (patient, film, source file); None: each item alone.
-    classes: the names of the classes, for a metric of one of them.
+    classes: the names of the classes, for a metric of one of them. reference: a figure in place of ``control``, which
+    is then empty; it does not vary with the items, so all of the treatment's own variance over them counts.
     """
+    if reference is not None and not control:
+        metrics = [resampled_metric(metric, one, labels, task, classes) for one in treatment]
+        fixed = [(one, lambda counts: np.full(len(counts), reference)) for one in metrics]
+        return two_way_of(fixed, len(labels), higher_is_better(metric), confidence, resamples, groups)
     if len(treatment) != len(control) or not treatment:
         raise InputError(
             f"a paired analysis needs as many seeds on both sides, not {len(treatment)} and {len(control)}"

@@ -93,16 +93,20 @@ def reachable(
         sides = (comparison.treatment, comparison.control)
         scores = [first_known(tuned_score(one, name, comparison.metric) for one in evidence) for name in sides]
         deviations = [
-            0.0
-            if name in kinds.baselines()
-            else first_known(tuned_deviation(one, name, comparison.metric) for one in evidence)
+            first_known(tuned_deviation(one, name, comparison.metric) for one in evidence)
+            if name in comparison.networks
+            else 0.0
             for name in sides
         ]
         found = [one for one in deviations if one is not None]
         known = math.hypot(*found) if len(found) == 2 else None
         rows = items[comparison.name]
         share = ITEM_SHARE if comparison.baseline is None else ITEM_SHARE_OF_A_BASELINE
-        independent = sum(score * (1 - score) for score in scores if score is not None and 0 <= score <= 1)
+        varying = scores
+        if comparison.reference is not None:
+            # A published figure is fixed: the treatment's whole variance over the items counts.
+            scores[1], share, varying = comparison.reference, 1.0, scores[:1]
+        independent = sum(score * (1 - score) for score in varying if score is not None and 0 <= score <= 1)
         designs.append(
             Design(
                 comparison.name,

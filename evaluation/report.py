@@ -130,12 +130,15 @@ def judge_experiment(
 
 def data_of(comparison: Comparison, data: Mapping[str, str]) -> str:
     """Return the data set of a comparison, from the data set of each variant."""
-    return data[comparison.control if comparison.baseline == comparison.treatment else comparison.treatment]
+    return data[comparison.networks[0]]
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison, for each seed the metric (None where undefined) and probabilities float32 [m, K]."""
+    """One side of a comparison, for each seed the metric (None where undefined) and probabilities float32 [m, K].
+
+    A published figure has no probabilities.
+    """
 
     name: str
     scores: list[float | None]
@@ -151,11 +154,11 @@ def measure(
 ) -> Measured | None:
     """Return the paired differences over the seeds that both variants have, or None where they have none.
 
-    The one figure of a baseline is paired with every seed of the other side.
+    The one figure of a baseline, or a published one, is paired with every seed of the other side.
     """
     names, metric = (comparison.treatment, comparison.control), comparison.metric
     sides = [{one.seed: one for one in records if one.variant == name} for name in names]
-    networks = [side for side, name in zip(sides, names, strict=True) if name != comparison.baseline]
+    networks = [side for side, name in zip(sides, names, strict=True) if name in comparison.networks]
     seeds = sorted(set.intersection(*(set(side) for side in networks)))
     if not seeds:
         return None
@@ -171,6 +174,8 @@ def measure(
     refuse_unknown([metric], allowed, f"the metric of comparison '{comparison.name}' on a {task} data set")
 
     def measured_side(name: str, runs: Mapping[int, RunRecord]) -> Side:
+        if name == comparison.control and comparison.reference is not None:
+            return Side(name, [comparison.reference] * len(seeds), [])
         if name != comparison.baseline:
             scores = [metric_value(runs[seed].metrics([split])[split], metric) for seed in seeds]
             return Side(name, scores, [runs[seed].probabilities(split) for seed in seeds])
@@ -191,7 +196,7 @@ def measure(
         f"Suspiciously perfect: {side.name} scores exactly 1"
         f"{'' if side.name == comparison.baseline else ' on every seed'}. Rule out a leak of labels first."
         for side in (treatment, control)
-        if higher_is_better(metric) and all(value == 1.0 for value in side.scores)
+        if side.probabilities and higher_is_better(metric) and all(value == 1.0 for value in side.scores)
     ]
     both = two_way(
         treatment.probabilities,
@@ -202,6 +207,7 @@ def measure(
         confidence=1 - alpha,
         groups=first.groups(split),
         classes=classes,
+        reference=comparison.reference,
     )
     differences = (sign * (finite(scores[0]) - finite(scores[1]))).tolist()
     return Measured(seeds=seeds, differences=differences, two_way=both, flags=flags)

@@ -25,6 +25,7 @@ The experiment names its comparisons, their metric, the equivalence margin and a
 A difference is the metric of the treatment minus that of the control, for the same seed on the same test items. For a
 loss or an error, where less is better, it is negated. A positive difference favours the claim.
 A baseline has no seeds: its one figure is compared with each seed of the network, on the same test items.
+A published figure (reference) is compared with each seed as well. It is taken as exact: its own spread is not known.
 
 Two analyses must agree, so the larger of their two p values counts. Over seeds: the sign-flip test, exact up to 20
 seeds, and the interval that inverts it. Over seeds and items: Student's test with the variance between seeds and the
@@ -53,8 +54,8 @@ Where the test split had been read before with other settings, the verdict says 
 class Comparison:
     """A comparison named before the experiment runs: the claim, its source, two variants and a metric.
 
-    One side may be a baseline of the same data, by its name in kinds.baselines(). equivalence_margin: None
-    for the experiment's.
+    One side may be a baseline of the same data, by its name in kinds.baselines(). reference: a published figure of the
+    metric in place of a control; ``control`` is then its title. equivalence_margin: None for the experiment's.
     """
 
     name: str
@@ -64,11 +65,22 @@ class Comparison:
     control: str
     metric: str
     equivalence_margin: float | None = None
+    reference: float | None = None
+
+    @property
+    def networks(self) -> list[str]:
+        """The sides that are variants."""
+        sides = [self.treatment] if self.reference is not None else [self.treatment, self.control]
+        return [name for name in sides if name != self.baseline]
 
     @property
     def baseline(self) -> str | None:
         """The side that is a baseline, or None."""
         return next((name for name in (self.treatment, self.control) if name in kinds.baselines()), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields; ``reference`` only where there is one."""
+        return {name: value for name, value in asdict(self).items() if name != "reference" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -117,7 +129,8 @@ class Verdict:
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as JSON values, with the comparison's fields beside its own."""
         values = asdict(self)
-        return {**values.pop("comparison"), "baseline": self.comparison.baseline, **values}
+        del values["comparison"]
+        return {**self.comparison.as_dict(), "baseline": self.comparison.baseline, **values}
 
 
 @dataclass(frozen=True)
@@ -170,11 +183,9 @@ def judge_comparison(
     """Return the verdict of one comparison from its measurements and its p values, corrected over ``comparisons``."""
     least = least_seeds(alpha, comparisons)
     if measured is None:
-        text = f"Not measured: {comparison.treatment} and {comparison.control} have no finished seed in common."
-        if comparison.baseline:
-            treatment_is_baseline = comparison.baseline == comparison.treatment
-            network = comparison.control if treatment_is_baseline else comparison.treatment
-            text = f"Not measured: {network} has no finished seed."
+        names = comparison.networks
+        lack = "has no finished seed" if len(names) == 1 else "have no finished seed in common"
+        text = f"Not measured: {' and '.join(names)} {lack}."
         return Verdict(comparison, INCONCLUSIVE, text, margin, alpha, [], [], least)
     differences = finite(measured.differences)
     over_seeds, over_items = paired_interval(differences, 1 - alpha), measured.two_way.interval

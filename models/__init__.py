@@ -1,6 +1,6 @@
 """The networks by name. A network is one file, models/NAME.py, with
 
-Settings   a frozen dataclass (storage.settings) of what the network can be told
+Settings   a frozen dataclass (storage.settings) of the network's settings
 DEBUG      Settings of a size for tests
 build      build(settings, description) -> torch.nn.Module, description being the data set's prepared.json
 KIND       optional: "text" or "image", the only kind of data that the network reads
@@ -32,18 +32,18 @@ def available() -> list[str]:
 
 
 def kind(model: str) -> str | None:
-    """The only kind of data that ``model`` reads, ``text`` or ``image``; None where it reads both."""
+    """Return the only kind of data that ``model`` reads, ``text`` or ``image``; None where it reads both."""
     return getattr(REGISTRY.module(model), "KIND", None)
 
 
 def refuse_other_kind(model: str, data: str, kind_of_data: str) -> None:
-    """InputError where ``model`` does not read the kind of data that ``data`` is."""
+    """Raise InputError where ``model`` does not read the kind of data that ``data`` is."""
     if kind(model) not in (None, kind_of_data):
         raise InputError(f"{model} reads {kind(model)}, and {data} is {kind_of_data} data: choose another")
 
 
 def settings_class(model: str) -> type:
-    """The Settings of ``model``, a frozen dataclass; InputError for an unknown model."""
+    """Return the Settings of ``model``, a frozen dataclass; InputError for an unknown model."""
     return REGISTRY.module(model).Settings
 
 
@@ -76,7 +76,7 @@ def with_size(model: str, network: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def debug(model: str) -> Any:
-    """The Settings of ``model`` in the size for tests."""
+    """Return the Settings of ``model`` in the size for tests."""
     return REGISTRY.module(model).DEBUG
 
 
@@ -123,7 +123,7 @@ def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
 
 
 class SourceChanged(InputError):
-    """The code of a network is not the code that its weights were trained with."""
+    """The code of a network has changed since its weights were trained."""
 
 
 def source_modules(model: str, network: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The capsule network: vectors whose length says that a digit is there and whose direction says how it looks.
+"""The capsule network: vectors whose length is the presence of a digit and whose direction is its appearance.
 
 Source: Sabour, Frosst and Hinton, Dynamic Routing Between Capsules, NIPS 2017, section 4 and figures 1 and 2: a 9x9
 convolution of 256 channels with ReLU; primary capsules, a 9x9 convolution of stride 2 to 32 types of 8 dimensions at
@@ -41,9 +41,12 @@ WEIGHT_DEVIATION = 0.1
 
 @dataclass(frozen=True)
 class Settings:
-    """channels: of the first convolution; primary_types: capsules at each position, of primary_dim numbers;
-    capsule_dim: numbers of a class's capsule; routing_gradient: what the gradient passes through, the votes alone or
-    the coupling too; reconstruction: whether there is a decoder, of decoder_units."""
+    """The settings of this network.
+
+    channels: of the first convolution; primary_types: capsules at each position, of primary_dim numbers; capsule_dim:
+    numbers of a class's capsule; routing_gradient: what the gradient passes through, the votes alone or the coupling
+    too; reconstruction: whether there is a decoder, of decoder_units.
+    """
 
     channels: Annotated[int, Range(1, 4096)] = 256
     primary_types: Annotated[int, Range(1, 1024)] = 32
@@ -90,10 +93,10 @@ class CapsuleNetwork(nn.Module):
         return self.routed(self.primary_vectors(self.first_maps(images)))
 
     def first_maps(self, images: Tensor) -> Tensor:
-        """images [N, C, H, W] -> what the first convolution finds, channels-last [N, channels, H - 8, W - 8].
+        """images [N, C, H, W] -> the maps of the first convolution, channels-last [N, channels, H - 8, W - 8].
 
         It is a product of patches and weights. On an H200 cuDNN takes .57 ms for one channel (N = 128, bfloat16, both
-        passes), as long as for the second convolution, which has 23 times the arithmetic.
+        passes). The second convolution has 23 times the arithmetic and takes as long.
         """
         height, width = (pixels - FILTER + 1 for pixels in images.shape[2:])
         dtype = autocast_dtype(images) or images.dtype
@@ -193,7 +196,7 @@ def _decoder(settings: Settings, classes: int, pixels: int) -> nn.Sequential:
 def build(settings: Settings, description: dict[str, Any]) -> CapsuleNetwork:
     """Build the network for a prepared image data set (``description`` is its prepared.json).
 
-    InputError for images that the two convolutions leave nothing of.
+    InputError for images that are too small for the two convolutions.
     """
     _, height, width, channels = description["arrays"]["images"]["shape"]
     if min(height, width) < SMALLEST_IMAGE:

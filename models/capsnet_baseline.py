@@ -26,8 +26,11 @@ CONVOLUTIONS = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """channels: of each convolution; padded: whether these keep the size of an image; units: of each fully connected
-    layer; dropout: before the classifier."""
+    """The settings of this network.
+
+    channels: of each convolution; padded: whether these keep the size of an image; units: of each fully connected
+    layer; dropout: before the classifier.
+    """
 
     channels: tuple[Annotated[int, Range(1, 4096)], ...] = (256, 256, 128)
     padded: bool = True
@@ -36,7 +39,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if len(self.channels) != CONVOLUTIONS:
-            raise InputError(f"channels are {list(self.channels)}: give {CONVOLUTIONS} numbers, one a convolution")
+            raise InputError(f"channels are {list(self.channels)}: give {CONVOLUTIONS} numbers, one per convolution")
 
 
 DEBUG = Settings(channels=(4, 4, 4), units=(8, 8), dropout=0.0)

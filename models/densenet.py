@@ -23,15 +23,18 @@ from storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 BLOCKS = 3
-STEM = 16  # channels of the stem, where layers have no bottleneck
+STEM = 16  # channels of the stem, for layers without a bottleneck
 
 
 @dataclass(frozen=True)
 class Settings:
-    """depth: convolutions and the classifier, 6 n + 4 (without bottlenecks 3 n + 4) for n layers a block; growth_rate:
-    channels a layer adds; compression: share of the channels that a transition keeps; dropout: after each convolution
-    of a layer; bottleneck: whether a 1x1 convolution comes before a layer's 3x3; views: what evaluation averages the
-    logits of (models/layers/views.py)."""
+    """The settings of this network.
+
+    depth: convolutions and the classifier, 6 n + 4 (without bottlenecks 3 n + 4) for n layers per block; growth_rate:
+    channels that a layer adds; compression: share of the channels that a transition keeps; dropout: after each
+    convolution of a layer; bottleneck: whether a 1x1 convolution comes before a layer's 3x3; views: whose logits
+    evaluation averages (models/layers/views.py).
+    """
 
     depth: Annotated[int, Range(10, 1000)] = 16
     growth_rate: Annotated[int, Range(1, 512)] = 8
@@ -43,7 +46,7 @@ class Settings:
 
     @property
     def layers(self) -> int:
-        """Layers of a block."""
+        """The number of layers in a block."""
         return (self.depth - 4) // self._convolutions
 
     @property
@@ -56,7 +59,7 @@ class Settings:
         if (self.depth - 4) % each:
             right = 4 + each * max(1, round((self.depth - 4) / each))
             raise InputError(
-                f"depth is {self.depth}: it must be {each} n + 4 for n layers a block, the nearest is {right}"
+                f"depth is {self.depth}: it must be {each} n + 4 for n layers per block, the nearest is {right}"
             )
 
 
@@ -74,7 +77,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 
 
 class PlainLayer(nn.Module):
-    """A layer without bottleneck: the output of one 3x3 convolution is put beside its input."""
+    """A layer without bottleneck: the output of one 3x3 convolution is concatenated with its input."""
 
     def __init__(self, inputs: int, growth_rate: int, activation: Tagged, dropout: float) -> None:
         super().__init__()
@@ -103,7 +106,7 @@ class DenseNet(ImageClassifier):
 
 
 def build(settings: Settings, description: dict[str, Any]) -> DenseNet:
-    """The network for a prepared image data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared image data set (``description`` is its prepared.json)."""
     _, height, width, channels = description["arrays"]["images"]["shape"]
     if min(height, width) < 2 ** (BLOCKS - 1):
         raise InputError(f"images of {height} x {width} pixels are too small for densenet: it halves them twice")

@@ -66,7 +66,7 @@ class WeightsSettings:
 @dataclass(frozen=True)
 class Settings:
     """depth: convolutions and the classifier, as in the paper's table 1, and 13 for a smallest one; growth_rate:
-    channels a layer adds; dropout: after each convolution of a layer; initial_weights: None for random ones."""
+    channels that a layer adds; dropout: after each convolution of a layer; initial_weights: None for random ones."""
 
     depth: Literal["13", "121", "161", "169", "201", "264"] = "121"
     growth_rate: Annotated[int, Range(1, 512)] = 32
@@ -99,7 +99,7 @@ class DenseNet(ImageClassifier):
 
 
 def build(settings: Settings, description: dict[str, Any]) -> DenseNet:
-    """The network for a prepared image data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared image data set (``description`` is its prepared.json)."""
     _, height, width, channels = description["arrays"]["images"]["shape"]
     if min(height, width) < SHRINKS:
         raise InputError(
@@ -109,7 +109,7 @@ def build(settings: Settings, description: dict[str, Any]) -> DenseNet:
 
 
 def load_initial_weights(network: DenseNet, settings: Settings) -> None:
-    """Copy the weights of ``settings.initial_weights`` into a new network; None: it keeps its random ones.
+    """Copy the weights of ``settings.initial_weights`` into a new network; with None it keeps its random ones.
 
     Of grey images the first convolution is the sum of the file's over its input channels, which gives what the image
     repeated to each channel would. A classifier for another number of classes stays random, and so does a trained beta.

@@ -36,13 +36,14 @@ NORM_EPSILON = 1e-12
 
 @dataclass(frozen=True)
 class Settings:
-    """widths: channels of each block; convolutions: of each block, where three have a residual connection around the
-    last two.
+    """The settings of this network.
 
-    whitening: false draws and trains the first convolution like the others.
-    norm_lr_scale: of the norms' biases, as a share of the learning rate; norm_momentum: of the running statistics, as
-    PyTorch counts it; head_scale: factor of the logits.
-    views: what evaluation averages the logits of (models/layers/views.py).
+    widths: channels of each block; convolutions: of each block, where three have a residual connection around the last
+    two.
+
+    whitening: false draws and trains the first convolution like the others. norm_lr_scale: of the norms' biases, as a
+    share of the learning rate; norm_momentum: of the running statistics, as PyTorch counts it; head_scale: factor of
+    the logits. views: what evaluation averages the logits of (models/layers/views.py).
     """
 
     widths: tuple[Annotated[int, Range(1, 4096)], ...] = (64, 256, 256)
@@ -124,21 +125,21 @@ class FastNet(ViewAverage):
 
 
 def identity_convolution(inputs: int, outputs: int) -> nn.Conv2d:
-    """A 3x3 convolution whose first outputs are its inputs, as it begins."""
+    """Build a 3x3 convolution whose first outputs are initially its inputs."""
     convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     nn.init.dirac_(convolution.weight.data[:inputs])
     return convolution
 
 
 def norm_without_scale(channels: int, momentum: float) -> nn.BatchNorm2d:
-    """Batch normalisation whose scale stays 1."""
+    """Build a batch norm whose scale stays 1."""
     norm = nn.BatchNorm2d(channels, NORM_EPSILON, momentum)
     norm.weight.requires_grad_(False)
     return norm
 
 
 def build(settings: Settings, description: dict[str, Any]) -> FastNet:
-    """The network for a prepared image data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared image data set (``description`` is its prepared.json)."""
     _, height, width, channels = description["arrays"]["images"]["shape"]
     if min(height, width) < SMALLEST:
         raise InputError(f"images of {height} x {width} pixels are too small for fastnet: it needs {SMALLEST}")

@@ -1,9 +1,9 @@
 """A flat bidirectional GRU: the document is one sequence of words, with no sentences.
 
-The baseline of models/han.py, with the same inputs: the words of all sentences follow each other in order, and
-the final states of both directions, the mean of all states, or what attention makes of them is the document.
+The baseline of models/han.py, with the same inputs: the words of all sentences follow each other in order. The
+document's vector is the final states of both directions, or the mean or the attention's sum of all states.
 
-Shape legend: N documents, S sentences a document, W words a sentence, T words a document, M words of all
+Shape legend: N documents, S sentences per document, W words per sentence, T words per document, M words of all
 documents, K classes.
 """
 
@@ -28,10 +28,13 @@ KIND = "text"
 
 @dataclass(frozen=True)
 class Settings:
-    """embedding_dim: numbers per word; hidden_size: units per direction; dropout: of embeddings and of the document;
-    word_dropout: of whole words; embedding_lr_scale: the word vectors' share of the learning rate; word_vectors: what
-    they begin as; pooling: what represents the document, the final states of both directions, the mean of all states,
-    or their sum weighted by attention as in models/han.py."""
+    """The settings of this network.
+
+    embedding_dim: numbers per word; hidden_size: units per direction; dropout: of embeddings and of the document;
+    word_dropout: of whole words; embedding_lr_scale: the word vectors' share of the learning rate; word_vectors: their
+    initial values; pooling: the document's vector, which is the final states of both directions, the mean of all
+    states, or their sum weighted by attention as in models/han.py.
+    """
 
     embedding_dim: Annotated[int, Range(1, 4096)] = 32
     hidden_size: Annotated[int, Range(1, 4096)] = 32
@@ -84,7 +87,7 @@ class FlatGRU(nn.Module):
         return self.classifier(self.dropout(document(tokens, word_counts)))
 
     def read(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
-        """tokens int [N, S, W], word_counts int [N, S] -> one vector a document, float [N, 2H]."""
+        """tokens int [N, S, W], word_counts int [N, S] -> one vector per document, float [N, 2H]."""
         order, counts = in_one_sequence(word_counts, tokens.shape[2])
         states = self.read_states(tokens, order, counts)
         if self.pooling is not None:
@@ -99,7 +102,7 @@ class FlatGRU(nn.Module):
         return self.gru(self.dropout(self.embedding(words)), counts)
 
     def read_ragged(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
-        """tokens int [M], word_counts int [N, S] -> one vector a document, float [N, 2H]."""
+        """tokens int [M], word_counts int [N, S] -> one vector per document, float [N, 2H]."""
         offsets = functional.pad(word_counts.sum(dim=1).cumsum(0), (1, 0))
         states, last = self.gru.read_ragged(self.dropout(self.embedding(tokens)), offsets)
         return last if self.pooling is None else self.pooling.read_ragged(states, offsets)
@@ -107,10 +110,10 @@ class FlatGRU(nn.Module):
 
 class FlatGRUWithAttention(FlatGRU):
     def attend(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The logits [N, K] with the attention: of words [N, S, W] and of sentences [N, S], 0 at padding.
+        """Return the logits [N, K] with the attention: of words [N, S, W] and of sentences [N, S], 0 at padding.
 
-        The network weighs words of the document alone: a sentence has what its words have together, and each of its
-        words its share of that.
+        The network weighs only the words of the document: the weight of a sentence is the sum over its words, and each
+        word has its share of that.
         """
         order, counts = in_one_sequence(word_counts, tokens.shape[2])
         document, of_sequence = self.pooling(self.read_states(tokens, order, counts), counts)
@@ -121,6 +124,6 @@ class FlatGRUWithAttention(FlatGRU):
 
 
 def build(settings: Settings, description: dict[str, Any]) -> FlatGRU:
-    """The network for a prepared text data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared text data set (``description`` is its prepared.json)."""
     network = FlatGRUWithAttention if settings.pooling == "attention" else FlatGRU
     return network(settings, description["vocabulary_size"], len(description["classes"]))

@@ -4,7 +4,7 @@ Source: Yang et al., Hierarchical Attention Networks for Document Classification
 word GRU, word attention, sentence GRU, sentence attention, softmax layer. With the mean or the maximum in place of
 attention it is that paper's HN-AVE or HN-MAX, and each GRU may be another of models/layers/cells.py.
 
-Shape legend: N documents, S sentences a document, W words a sentence, E embedding, H units a direction,
+Shape legend: N documents, S sentences per document, W words per sentence, E embedding, H units per direction,
 M words of all documents, K classes.
 """
 
@@ -25,15 +25,18 @@ from models.layers.recurrent import BidirectionalGRU
 from storage.settings import Range
 
 KIND = "text"
-LENGTH_GROUPS = 2  # of a batch's sentences: on docstrings 2 train a quarter faster than 1, and 3 no faster than 2
+# Per batch of sentences: on docstrings 2 groups train a quarter faster than 1, and 3 no faster than 2.
+LENGTH_GROUPS = 2
 
 
 @dataclass(frozen=True)
 class Settings:
-    """embedding_dim: numbers per word; hidden_size: units per direction of both GRUs; dropout: of embeddings, vectors;
+    """The settings of this network.
+
+    embedding_dim: numbers per word; hidden_size: units per direction of both GRUs; dropout: of embeddings, vectors;
     word_dropout: of whole words; embedding_lr_scale: the word vectors' share of the learning rate, at 0 they stay as
-    they began; word_vectors: what they begin as; pooling: of words and of sentences; cell: of both
-    levels."""
+    they began; word_vectors: their initial values; pooling: of words and of sentences; cell: of both levels.
+    """
 
     embedding_dim: Annotated[int, Range(1, 4096)] = 32
     hidden_size: Annotated[int, Range(1, 4096)] = 32
@@ -88,7 +91,7 @@ class HierarchicalAttentionNetwork(nn.Module):
         return self.attend(tokens, word_counts, sentence_counts)[0]
 
     def attend(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The logits [N, K] with the attention: of words [N, S, W] and of sentences [N, S], 0 at padding."""
+        """Return the logits [N, K] with the attention: of words [N, S, W] and of sentences [N, S], 0 at padding."""
         documents, sentences, _ = tokens.shape
         tokens, word_counts = tokens.flatten(0, 1), word_counts.flatten()
         if torch.compiler.is_exporting():
@@ -100,7 +103,7 @@ class HierarchicalAttentionNetwork(nn.Module):
         return logits, word_weights.unflatten(0, (documents, sentences)), sentence_weights
 
     def read_real_sentences(self, tokens: Tensor, word_counts: Tensor) -> tuple[Tensor, Tensor]:
-        """What ``read_sentences`` gives, in less time: empty sentences are not read, short ones apart from long ones.
+        """Return what ``read_sentences`` returns, faster: skip empty sentences and read short ones apart.
 
         Which they are depends on the data, so an exported graph cannot do this.
         """
@@ -133,5 +136,5 @@ class HierarchicalAttentionNetwork(nn.Module):
 
 
 def build(settings: Settings, description: dict[str, Any]) -> HierarchicalAttentionNetwork:
-    """The network for a prepared text data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared text data set (``description`` is its prepared.json)."""
     return HierarchicalAttentionNetwork(settings, description["vocabulary_size"], len(description["classes"]))

@@ -5,7 +5,7 @@ T = sigmoid(gate(x)), whose bias begins below zero, so that layers begin by pass
 changes the shape between stages.
 
 The paper's networks have no norm, and widths of their own. Here H has a batch norm, and the stages have the channels of
-ResNet (16, 32 and 64), so that the gate is what differs. n layers a stage have as many convolutions as n units of
+ResNet (16, 32 and 64), so that the gate is what differs. n layers per stage have as many convolutions as n units of
 ResNet. Depth 31 on 10 classes has 898,282 parameters (ResNet-56: 853,018).
 
 Shape legend: N images, C channels, H x W pixels, K classes.
@@ -27,8 +27,11 @@ STAGES = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """depth: layers and the classifier, 3 n + 4 for n highway layers a stage; width: channels of the first stage, which
-    each later stage doubles; gate_bias: with which each gate begins."""
+    """The settings of this network.
+
+    depth: layers and the classifier, 3 n + 4 for n highway layers per stage; width: channels of the first stage, which
+    each later stage doubles; gate_bias: with which each gate begins.
+    """
 
     depth: Annotated[int, Range(7, 1000)] = 19
     width: Annotated[int, Range(1, 1024)] = 16
@@ -56,7 +59,7 @@ class HighwayLayer(nn.Module):
 
 
 def build(settings: Settings, description: dict[str, Any]) -> Classifier:
-    """The network for a prepared image data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared image data set (``description`` is its prepared.json)."""
     inputs = image_channels(description, "highway", halvings=STAGES - 1)
     body: list[nn.Module] = []
     for stage in range(STAGES):

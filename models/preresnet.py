@@ -28,8 +28,11 @@ EXPANSION = {"basic": 1, "bottleneck": 4}
 
 @dataclass(frozen=True)
 class Settings:
-    """depth: convolutions and the classifier, 6 n + 2 (bottleneck: 9 n + 2) for n units a stage; block: the kind of
-    unit; width: inner channels of the first stage's units, which each later stage doubles."""
+    """The settings of this network.
+
+    depth: convolutions and the classifier, 6 n + 2 (bottleneck: 9 n + 2) for n units per stage; block: the kind of
+    unit; width: inner channels of the first stage's units, which each later stage doubles.
+    """
 
     depth: Annotated[int, Range(8, 2000)] = 20
     block: Literal["basic", "bottleneck"] = "basic"
@@ -64,7 +67,7 @@ def branch(block: str, inputs: int, inner: int, stride: int, activation: Tagged)
 
 
 def build(settings: Settings, description: dict[str, Any]) -> Classifier:
-    """The network for a prepared image data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared image data set (``description`` is its prepared.json)."""
     channels = image_channels(description, "preresnet", halvings=STAGES - 1)
     block, activation = settings.block, settings.activation
     widths = [EXPANSION[block] * settings.width * 2**stage for stage in range(STAGES)]

@@ -33,8 +33,11 @@ STAGES = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """depth: convolutions and the classifier, 6 n + 2 for n units a stage; width: channels of the first stage, which
-    each later stage doubles; shortcut: ``none`` is the plain network."""
+    """The settings of this network.
+
+    depth: convolutions and the classifier, 6 n + 2 for n units per stage; width: channels of the first stage, which
+    each later stage doubles; shortcut: ``none`` is the plain network.
+    """
 
     depth: Annotated[int, Range(8, 2000)] = 20
     width: Annotated[int, Range(1, 1024)] = 16
@@ -54,7 +57,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(settings: Settings, description: dict[str, Any]) -> Classifier:
-    """The network for a prepared image data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared image data set (``description`` is its prepared.json)."""
     channels, activation = image_channels(description, "resnet", halvings=STAGES - 1), settings.activation
     widths = [settings.width * 2**stage for stage in range(STAGES)]
     body: list[nn.Module] = [convolution(channels, settings.width), NormActivation(settings.width, activation)]

@@ -30,7 +30,10 @@ STAGES, UNITS = 4, 2
 
 @dataclass(frozen=True)
 class Settings:
-    """width: channels of the first stage, which each later stage doubles."""
+    """The settings of this network.
+
+    width: channels of the first stage, which each later stage doubles.
+    """
 
     width: Annotated[int, Range(1, 1024)] = 64
     activation: Annotated[Tagged, OneOf("models.activations")] = tagged("relu")
@@ -40,7 +43,7 @@ DEBUG = Settings(width=4)
 
 
 def build(settings: Settings, description: dict[str, Any]) -> Classifier:
-    """The network for a prepared image data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared image data set (``description`` is its prepared.json)."""
     channels, activation = image_channels(description, "resnet18", halvings=STAGES - 1), settings.activation
     body: list[nn.Module] = [convolution(channels, settings.width), NormActivation(settings.width, activation)]
     widths = [settings.width * 2**stage for stage in range(STAGES)]

@@ -33,8 +33,11 @@ EXPANSION = 4
 
 @dataclass(frozen=True)
 class Settings:
-    """depth: convolutions and the classifier, 9 n + 2 for n units a stage; cardinality: groups; base_width: channels of
-    a group in the first stage; width: channels of the stem, of which the first stage puts out four times as many."""
+    """The settings of this network.
+
+    depth: convolutions and the classifier, 9 n + 2 for n units per stage; cardinality: groups; base_width: channels of
+    a group in the first stage; width: channels of the stem, of which the first stage puts out four times as many.
+    """
 
     depth: Annotated[int, Range(11, 1000)] = 29
     cardinality: Annotated[int, Range(1, 256)] = 8
@@ -53,7 +56,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(settings: Settings, description: dict[str, Any]) -> Classifier:
-    """The network for a prepared image data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared image data set (``description`` is its prepared.json)."""
     channels, activation = image_channels(description, "resnext", halvings=STAGES - 1), settings.activation
     body: list[nn.Module] = [convolution(channels, settings.width), NormActivation(settings.width, activation)]
     widths = [EXPANSION * settings.width * 2**stage for stage in range(STAGES)]

@@ -36,8 +36,11 @@ STAGES = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """depth: convolutions and the classifier, 6 n + 2 for n units a stage; width: channels of the first stage;
-    survival: the probability p_L with which the last unit keeps its branch."""
+    """The settings of this network.
+
+    depth: convolutions and the classifier, 6 n + 2 for n units per stage; width: channels of the first stage; survival:
+    the probability p_L with which the last unit keeps its branch.
+    """
 
     depth: Annotated[int, Range(8, 2000)] = 20
     width: Annotated[int, Range(1, 1024)] = 16
@@ -68,7 +71,7 @@ class StochasticDepth(nn.Module):
         draw_weights(self)
 
     def scales(self) -> Tensor:
-        """Return what multiplies each branch, float [L]: in training 1 with the probability ``survival``, else 0."""
+        """Return the factor of each branch, float [L]: in training 1 with the probability ``survival``, else 0."""
         if not self.training:
             return self.survival
         return (torch.rand_like(self.survival) < self.survival).to(self.survival.dtype)
@@ -82,6 +85,6 @@ class StochasticDepth(nn.Module):
 
 
 def build(settings: Settings, description: dict[str, Any]) -> StochasticDepth:
-    """The network for a prepared image data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared image data set (``description`` is its prepared.json)."""
     channels = image_channels(description, "stochastic_depth", halvings=STAGES - 1)
     return StochasticDepth(settings, channels, len(description["classes"]))

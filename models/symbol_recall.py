@@ -1,4 +1,4 @@
-"""A recurrent layer that is asked at the end of a sequence for the symbols of its beginning (kinds/symbols.py).
+"""A recurrent layer that recalls, at the end of a sequence, the symbols of its beginning (kinds/symbols.py).
 
 Each step reads the symbol, one of A inputs, an input that marks a symbol to be remembered, and one that asks. Scores
 are those of A symbols at each of P positions, in the order of the data's classes.
@@ -22,7 +22,10 @@ KIND = "symbols"
 
 @dataclass(frozen=True)
 class Settings:
-    """hidden_size: units of the recurrent layer; cell: of models/layers/cells.py."""
+    """The settings of this network.
+
+    hidden_size: units of the recurrent layer; cell: of models/layers/cells.py.
+    """
 
     hidden_size: Annotated[int, Range(1, 4096)] = 32
     cell: Name = "gru"

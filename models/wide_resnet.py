@@ -25,8 +25,11 @@ STEM = 16
 
 @dataclass(frozen=True)
 class Settings:
-    """depth: convolutions, 6 n + 4 for n units a stage, with those of three shortcuts; widening: the paper's k, 16 k
-    channels in the first stage; dropout: between the convolutions of a unit."""
+    """The settings of this network.
+
+    depth: convolutions, 6 n + 4 for n units per stage, with those of three shortcuts; widening: the paper's k, 16 k
+    channels in the first stage; dropout: between the convolutions of a unit.
+    """
 
     depth: Annotated[int, Range(10, 1000)] = 16
     widening: Annotated[int, Range(1, 64)] = 1
@@ -45,7 +48,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(settings: Settings, description: dict[str, Any]) -> Classifier:
-    """The network for a prepared image data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared image data set (``description`` is its prepared.json)."""
     channels, activation = image_channels(description, "wide_resnet", halvings=STAGES - 1), settings.activation
     widths = [STEM * settings.widening * 2**stage for stage in range(STAGES)]
     body: list[nn.Module] = [convolution(channels, STEM)]

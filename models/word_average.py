@@ -1,9 +1,10 @@
 """The mean of a document's word vectors and a linear classifier: no order, no sentences, no recurrence.
 
-What a network that reads must beat. Source: Iyyer et al., Deep Unordered Composition Rivals Syntactic Methods for Text
-Classification, ACL 2015, section 2, without its hidden layers; word dropout is of section 3.
+A baseline for networks that read in order. Source: Iyyer et al., Deep Unordered Composition Rivals Syntactic Methods
+for Text Classification, ACL 2015, section 2, without its hidden layers; word dropout is of section 3.
 
-Shape legend: N documents, S sentences a document, W words a sentence, E embedding, M words of all documents, K classes.
+Shape legend: N documents, S sentences per document, W words per sentence, E embedding, M words of all documents,
+K classes.
 """
 
 from dataclasses import dataclass
@@ -22,8 +23,11 @@ KIND = "text"
 
 @dataclass(frozen=True)
 class Settings:
-    """embedding_dim: numbers per word; dropout: of the mean; word_dropout: of whole words;
-    embedding_lr_scale: the word vectors' share of the learning rate; word_vectors: what they begin as."""
+    """The settings of this network.
+
+    embedding_dim: numbers per word; dropout: of the mean; word_dropout: of whole words; embedding_lr_scale: the word
+    vectors' share of the learning rate; word_vectors: their initial values.
+    """
 
     embedding_dim: Annotated[int, Range(1, 4096)] = 32
     dropout: Annotated[float, Range(0, 0.95)] = 0.5
@@ -59,7 +63,7 @@ class WordAverage(nn.Module):
         if tokens.ndim == 1:
             sums = sums_of_sequences(self.embedding(tokens), functional.pad(counts.cumsum(0), (1, 0)))
         else:
-            # Padding stands between the sentences: its vector of zeros adds nothing to a sum.
+            # Padding between the sentences has a vector of zeros, which adds nothing to a sum.
             real = real_steps(word_counts, tokens.shape[2])
             sums = self.embedding(tokens.masked_fill(~real, PADDING)).sum(dim=(1, 2))
         documents = sums / counts.clamp(min=1).unsqueeze(-1)
@@ -67,5 +71,5 @@ class WordAverage(nn.Module):
 
 
 def build(settings: Settings, description: dict[str, Any]) -> WordAverage:
-    """The network for a prepared text data set (``description`` is its prepared.json)."""
+    """Build the network for a prepared text data set (``description`` is its prepared.json)."""
     return WordAverage(settings, description["vocabulary_size"], len(description["classes"]))

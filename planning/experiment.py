@@ -34,6 +34,8 @@ import kinds
 import models
 from planning.schema import ComparisonGroup, Control, ExperimentFile, OwnGrid, Parameters, Text, parse_yaml, read_yaml
 from planning.validation import validate
+from preprocessing.manifest import MANIFEST_PATH, Manifest
+from preprocessing.sources import SOURCES
 from storage.errors import InputError, nearest, refuse_unknown
 
 PARAMETERS_FILE = Path("params.yaml")
@@ -87,8 +89,9 @@ def experiments(root: Path = Path()) -> list[str]:
 
 
 def networks(comparison: Mapping[str, Any]) -> list[str]:
-    """Return the sides of a comparison that are variants: both, or the one that is no baseline."""
-    return [comparison[side] for side in ("treatment", "control") if comparison[side] not in kinds.baselines()]
+    """Return the sides of a comparison that are variants; a baseline and a published figure are none."""
+    sides = ("treatment", "control") if comparison.get("reference") is None else ("treatment",)
+    return [comparison[side] for side in sides if comparison[side] not in kinds.baselines()]
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +139,7 @@ def load_experiment(
     for key, section in sections.items():
         for one, of_the_grid in trials.get(key, {key: {}}).items():
             layers = [defaults, section, of_the_grid, *(change for of, change in changes if of == one)]
-            built[one] = _variant(one, layers, parameters, path)
+            built[one] = _variant(one, layers, parameters, path, root)
     _refuse_unused(file.parameters, written, built, path)
     return Experiment(
         name=name,
@@ -175,9 +178,10 @@ def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict
     if isinstance(given.get("comparisons"), str):
         other = _other(given["comparisons"], f"{path}: comparisons", root)
         groups = validate(list[ComparisonGroup], other.get("comparisons") or [], f"{given['comparisons']}: comparisons")
-        here = {*kinds.baselines(), *(given.get("variants") or ())}
+        here = set(given.get("variants") or ())
         every = _expanded(groups, f"{path}: comparisons")
-        given = {**given, "comparisons": [one for one in every if {one["treatment"], one["control"]} <= here]}
+        # _expanded names the control of a published figure itself, so the file's own form has the figure alone.
+        given = {**given, "comparisons": [_as_written(one) for one in every if set(networks(one)) <= here]}
     return given
 
 
@@ -254,7 +258,9 @@ def _overrides(overrides: Iterable[str], chosen: list[str], names: list[str]) ->
             yield one, change
 
 
-def _variant(name: str, layers: list[dict[str, Any]], parameters: Parameters, path: Path) -> VariantSettings:
+def _variant(
+    name: str, layers: list[dict[str, Any]], parameters: Parameters, path: Path, root: Path
+) -> VariantSettings:
     where = f"{path}: variants.{name}"
     if name in kinds.baselines():
         raise InputError(f"{where} has the name of a baseline ({kinds.baselines()[name].title}): give it another")
@@ -269,17 +275,14 @@ def _variant(name: str, layers: list[dict[str, Any]], parameters: Parameters, pa
         if key not in own:
             raise InputError(f"{where} has no '{key}': add it")
     if own["data"] not in parameters.preprocessing:
-        raise InputError(
-            f"{where}: data '{own['data']}' has no section in {PARAMETERS_FILE}: preprocessing: "
-            f"{nearest(own['data'], parameters.preprocessing)} A data set of your own gets one there: "
-            f"`{own['data']}: {{}}`"
-        )
+        known = {*SOURCES.available(), *Manifest.load(root / MANIFEST_PATH).datasets, *parameters.preprocessing}
+        refuse_unknown([own["data"]], known, f"{where}: data")
     section = parameters.models.get(own["model"])
     network, training = (section.network, section.training) if section else ({}, {})
     return VariantSettings(
         model=own["model"],
         data=own["data"],
-        preprocessing=merged(parameters.preprocessing[own["data"]], own.get("preprocessing", {})),
+        preprocessing=merged(parameters.preprocessing.get(own["data"], {}), own.get("preprocessing", {})),
         network=merged(network, own.get("network", {})),
         training=merged(merged(parameters.training, training), own.get("training", {})),
     )
@@ -316,12 +319,14 @@ def _refuse_unused(
 
 
 def _expanded(groups: Iterable[ComparisonGroup], where: str) -> Iterator[dict[str, Any]]:
-    """One comparison for each control of each group."""
+    """One comparison for each control of each group, or for its published figure."""
     for group in groups:
-        about = group.model_dump(include=set(Control.model_fields), exclude_none=True)
-        if (group.control is None) == (not group.controls):
-            raise InputError(f"{where}: {group.treatment} needs either 'control' or 'controls'")
+        about = group.model_dump(include={*Control.model_fields, "reference"}, exclude_none=True)
+        if sum((group.control is not None, bool(group.controls), group.reference is not None)) != 1:
+            raise InputError(f"{where}: {group.treatment} needs one of 'control', 'controls' and 'reference'")
         controls = {group.control: Control()} if group.control else group.controls
+        if group.reference is not None:
+            controls = {f"reference {group.reference:g}": Control()}
         for control, own in controls.items():
             sides = {"treatment": group.treatment, "control": control}
             one = {"name": control, **about, **own.model_dump(exclude_none=True), **sides}
@@ -331,6 +336,11 @@ def _expanded(groups: Iterable[ComparisonGroup], where: str) -> Iterator[dict[st
             for side, name in sides.items():
                 one["claim"] = one["claim"].replace(f"{{{side}}}", name)
             yield one
+
+
+def _as_written(comparison: Mapping[str, Any]) -> dict[str, Any]:
+    """The comparison as an experiment's file has it."""
+    return {key: value for key, value in comparison.items() if key != "control" or "reference" not in comparison}
 
 
 def _comparisons(

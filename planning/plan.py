@@ -112,7 +112,7 @@ class Plan(Design):
         }
         versions = {f"data {name}": about and about["version"] for name, about in self.data.items()}
         rule = {"equivalence_margin": self.equivalence_margin, "alpha": self.alpha, "evaluate_on": self.evaluate_on}
-        decided_by = ("treatment", "control", "metric", "equivalence_margin")
+        decided_by = ("treatment", "control", "reference", "metric", "equivalence_margin")
         comparisons = [{key: one[key] for key in decided_by if key in one} for one in self.comparisons]
         return _plain({**variants, **versions, "seeds": self.seeds, "comparisons": comparisons, "rule": rule})
 
@@ -371,7 +371,7 @@ def _with_prepared_key(variant: Variant, kind: str, manifest_path: Path) -> Vari
 
 def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
     """Refuse a model and data that do not fit, variants that read other rows, and comparisons of what there is not."""
-    from evaluation.metrics import comparison_metrics  # slow to import
+    from evaluation.metrics import comparison_metrics, higher_is_better  # slow to import
 
     rows: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, variant in plan.variants.items():
@@ -390,9 +390,17 @@ def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
         about = plan.data[data]
         if about:
             where = f"experiment '{plan.name}', comparison '{comparison['name']}' on {data}"
-            sides = (comparison["treatment"], comparison["control"])
+            sides = networks(comparison)
+            if "reference" not in comparison:
+                sides = [comparison["treatment"], comparison["control"]]
             refuse_unknown(
                 sides, (*plan.variants, *(baseline.name for baseline in kinds.kind(about["kind"]).baselines)), where
             )
             metrics = comparison_metrics(about["task"], known[data].classes)
             refuse_unknown([comparison["metric"]], metrics, f"{where}, metric")
+            reference = comparison.get("reference", 0.0)
+            if reference > 1 and higher_is_better(comparison["metric"]):
+                raise InputError(
+                    f"{where}: reference is {reference:g}, but {comparison['metric']} is at most 1: "
+                    f"write {reference / 100:g} for {reference:g} %"
+                )

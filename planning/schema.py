@@ -80,7 +80,7 @@ class Control(File):
 
 
 class ComparisonGroup(Control):
-    """A treatment against one control, or against each of several.
+    """A treatment against one control, against each of several, or against a published figure of the metric.
 
     In ``claim``, {treatment} and {control} are replaced by the names of the two.
     """
@@ -88,6 +88,7 @@ class ComparisonGroup(Control):
     treatment: Text
     control: Text | None = None
     controls: dict[str, Annotated[Control, OrEmpty]] = {}
+    reference: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
 class Tuning(BaseModel):

@@ -23,8 +23,8 @@ DOWNLOAD_AGAIN = "download the archive again"
 def read_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     """Yield (name, content) of the files in a .tar.gz whose name is ``wanted``, in the order of the archive.
 
-    InputError names an archive that is truncated or altered, or a member that is a link or a device, has a name outside
-    the archive, occurs twice or is larger than LARGEST_MEMBER.
+    InputError names an archive that is truncated or altered. It also names a member that is a link or a device, has a
+    name outside the archive, occurs twice or is larger than LARGEST_MEMBER.
     """
     names: set[str] = set()
     try:

@@ -6,7 +6,7 @@ rows into the arrays. Each text is segmented once, and memory holds one block pe
 on which process handles which block, or in which order.
 
 A job is a dictionary of JSON values with absolute paths.
-Shape legend: S sentences a document has at most, K classes; of one block: D documents, T words, M of them kept.
+Shape legend: S sentences per document has at most, K classes; of one block: D documents, T words, M of them kept.
 """
 
 import io

@@ -4,7 +4,7 @@ The file is read once, as a stream of blocks (preprocessing/blocks.py), and each
 and of lengths are exact integers, added up in the order of the file. Memory holds one block per process, the
 vocabulary's counts up to a limit, and a few numbers per block.
 
-Shape legend: N rows, M words of all rows that are kept, S sentences a document has at most, K classes, V words of the
+Shape legend: N rows, M words of all rows that are kept, S sentences per document has at most, K classes, V words of the
 vocabulary, D numbers of a word vector.
 """
 

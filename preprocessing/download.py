@@ -59,9 +59,9 @@ def find_archive(
 
 
 def download(archive: Archive, directory: Path, progress: Callable[[str], None] = lambda line: None) -> Path:
-    """Download ``archive`` to ``directory`` and return its path; what is there and whole is taken as it is.
+    """Download ``archive`` to ``directory`` and return its path; an existing complete file is reused.
 
-    What came before an interruption is kept in FILE.part and gone on from. PassingError when the network or the
+    The part received before an interruption is kept in FILE.part and resumed. PassingError when the network or the
     server fails, InputError when the server has no such file or the checksum is not the published one.
     """
     path = directory / archive.file_name
@@ -81,8 +81,8 @@ def download(archive: Archive, directory: Path, progress: Callable[[str], None] 
         except (http.client.HTTPException, OSError) as error:
             reason = getattr(error, "reason", error)
             raise PassingError(
-                f"{archive.url} cannot be fetched ({reason}): what came is kept and gone on from, and archives at hand "
-                "are read from REREAD_MIRROR=FOLDER"
+                f"{archive.url} cannot be fetched ({reason}): the received part is kept and resumed, and local "
+                "archives are read from REREAD_MIRROR=FOLDER"
             ) from error
         try:
             check(part, archive, "the download was removed, run again")

@@ -1,7 +1,7 @@
 """data.manifest.json, and the raw data whose bytes it records.
 
-The manifest is committed; the data is not. For each data set it has the kind, the task (one label per row or several),
-classes, source, licence, the fixed splits, and for each file of data/NAME its rows, size and sha256. Each time a data
+The manifest is committed; the data is not. An entry has the kind, the task (one label per row or several), classes,
+source, licence and the fixed splits. For each file of data/NAME it has the rows, size and sha256. Each time a data
 set is opened its bytes are checked against the manifest: DVC accepts a corrupt cache object, and an edit of equal size
 and time, without a warning.
 

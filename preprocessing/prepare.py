@@ -1,8 +1,8 @@
 """Prepared arrays of one data set in prepared/KEY/, written once and named by all that they depend on.
 
-The key is made of the settings that differ from their defaults, the data's hashes in the manifest, the numeric source
-of preprocessing, and the versions of numpy and of the libraries that find words and vectors. Equal arrays are never
-made twice, and no array is ever changed. storage/prepared.py describes the folder and opens it.
+The key contains the settings that differ from their defaults, the data's hashes in the manifest and the numeric source
+of preprocessing. It also has the versions of numpy and of the libraries that find words and vectors. Equal arrays are
+never made twice, and no array is ever changed. storage/prepared.py describes the folder and opens it.
 """
 
 import importlib.metadata
@@ -25,7 +25,7 @@ from storage.source import numeric_digest
 
 SCHEMA = 2
 PREPARED_ROOT = Path("prepared")
-# Modules that decide no number: the processes that share the work, and how raw data came to be, which its hashes tell.
+# Modules that affect no number: the processes that share the work, and the sources of raw data, whose hashes count.
 # The settings' values are in the key, and their defaults never change (tests/golden).
 NOT_NUMERIC = (
     "storage",
@@ -81,15 +81,15 @@ def prepare(
     """Prepare data set ``name`` and return its folder; an existing folder is reused unless ``fresh``.
 
     The folder gets its name when it is complete. Of two processes at once the second waits and reuses the first's.
-    InputError for what ``prepared_key`` refuses, for data that is missing or was altered, for a document without a
-    word, and for a group that has rows in two splits.
+    InputError as ``prepared_key``, for data that is missing or was altered, for a document without a word, and for a
+    group that has rows in two splits.
     """
     key = prepared_key(name, settings, manifest_path)
     directory = Path(prepared_root) / key
     if directory.exists() and not fresh:
         return directory
     with file_lock(directory.parent / ".locks" / f"{key}.lock"):
-        # Another process may have published the folder meanwhile. What a killed one left behind is removed.
+        # Another process may have published the folder in the meantime. Remains of a killed process are removed.
         if directory.exists() and not fresh:
             return directory
         for abandoned in directory.parent.glob(f".{key}.*"):

@@ -63,7 +63,7 @@ class ImageDataSet:
 
     @classmethod
     def open(cls, name: str, directory: Path, entry: DataSetEntry) -> "ImageDataSet":
-        """Open the files of data/NAME; InputError for arrays that are not as this class says, or all of one class."""
+        """Open the files of data/NAME; InputError for arrays that do not fit this class, or all of one class."""
         images, labels, split = (load_array(directory / file) for file in (IMAGES, LABELS, SPLIT))
         check_images(images, labels, split, entry.task, len(entry.classes), directory)
         check_corpus(labels, entry, directory)
@@ -98,7 +98,7 @@ def load_array(path: Path) -> np.ndarray:
 def check_images(
     images: np.ndarray, labels: np.ndarray, split: np.ndarray, task: str, classes: int, where: Path
 ) -> None:
-    """Raise InputError where a shape, dtype, label or split is not what ImageDataSet says."""
+    """Raise InputError where a shape, dtype, label or split does not fit ImageDataSet."""
     rows = len(images)
     shape, dtype, highest = (
         ((rows,), np.int32, classes - 1) if task == "single-label" else ((rows, classes), np.uint8, 1)
@@ -118,7 +118,7 @@ def check_images(
 
 
 def check_boxes(boxes: np.ndarray, rows: int, classes: int, where: str) -> None:
-    """Raise InputError where boxes are not as ImageRows says."""
+    """Raise InputError where boxes do not fit ImageRows."""
     if boxes.dtype != np.float64 or boxes.ndim != 2 or boxes.shape[1] != BOX_COLUMNS:
         raise InputError(f"{where}: boxes are float64 [B, {BOX_COLUMNS}], got {boxes.dtype} {list(boxes.shape)}")
     numbers, corners = boxes[:, :2], boxes[:, 2:]
@@ -192,7 +192,7 @@ def write(name: str, directory: Path, rows: ImageRows) -> RawRows:
 
 
 def move_boxes(boxes: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """The boxes of rows that are now at ``places`` (int [N], -1 for one that is left out), in one order."""
+    """Return the boxes of rows that are now at ``places`` (int [N], -1 for one that is left out), in one order."""
     moved = boxes.copy()
     moved[:, 0] = places[boxes[:, 0].astype(np.int64)]
     moved = moved[moved[:, 0] >= 0]

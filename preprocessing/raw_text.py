@@ -202,7 +202,7 @@ def write(name: str, directory: Path, rows: TextRows) -> RawRows:
 
 
 def _fields(document: Document) -> Mapping[str, Any]:
-    """The fields as they are stored: without a group that is not known."""
+    """Return the fields as they are stored: without an unknown group."""
     return {name: value for name, value in document._asdict().items() if value is not None}
 
 

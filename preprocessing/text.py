@@ -95,7 +95,7 @@ def _words(content: bytes) -> tuple[str, np.ndarray]:
     words, starts = np.empty(2 * len(content), np.uint8), np.empty(2 * len(content), np.int32)
     addresses = [ctypes.c_void_p(array.ctypes.data) for array in (words, starts)]
     length = blingfire.blingfire.TextToWordsWithOffsets(content, len(content), *addresses, None, len(words))
-    # A zero byte stands at the end.
+    # A zero byte ends the text.
     found = words[: max(length - 1, 0)].tobytes()
     return found.decode(), starts[: found.count(b" ") + 1 if found else 0].astype(np.int64)
 

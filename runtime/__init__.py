@@ -1,1 +1,1 @@
-"""The process and its device: which GPU it has, and how repeatably it computes. Below training and evaluation."""
+"""The process and its device: GPU leases and determinism, for training and evaluation."""

@@ -1,8 +1,8 @@
-"""One job per GPU, by a file lock that the kernel frees however the process ends.
+"""One job per GPU, by a file lock that the kernel releases when the process ends in any way.
 
 The lock is .locks/gpu-UUID.lock. It names the UUID because a GPU's number changes with CUDA_VISIBLE_DEVICES.
 A small network leaves a large GPU idle: with ``slots`` N, N processes share each GPU by N locks. Sharing
-changes the pace of a process and not its results.
+changes the speed of a process but not its results.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def acquire_gpu(slots: int = 1) -> Iterator[torch.device]:
 def acquire_gpus(count: int, slots: int = 1) -> Iterator[list[int]]:
     """Acquire ``count`` GPUs for the block, all or none, and yield their numbers. Wait while other jobs leave fewer.
 
-    Jobs spread: no GPU gets a second job while another has none.
+    Jobs are spread: no GPU gets a second job while another GPU has none.
     """
     waiting = False
     while True:

@@ -1,4 +1,4 @@
-"""Errors that a user can act on: one line that says what, where and what to do, and exit code 2."""
+"""Errors that a user can act on: one line with what is wrong, where and what to do, and exit code 2."""
 
 import difflib
 import errno
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# A folder that may not be written, a disk that is full, a file where a folder is meant and the other way round.
+# A folder without write permission, a full disk, a file in place of a folder and vice versa.
 OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR)
 
 
@@ -18,7 +18,7 @@ class InputError(ValueError):
 
 
 class WorkFailed(RuntimeError):
-    """Work that was begun has ended without a result. The message is one line: which, how, and where to read on."""
+    """Work that started and ended without a result. The message is one line: which, how, and where its log is."""
 
 
 class PassingError(RuntimeError):
@@ -44,8 +44,10 @@ def refuse_unknown(given: Iterable[object], known: Iterable[str], where: str) ->
 
 
 def command(main: Callable[..., int | None]) -> Callable[..., None]:
-    """Make ``main`` a command. InputError, and a file or folder that cannot be used, are one line on stderr and exit
-    code 2, WorkFailed and PassingError are one with 1, an interrupt with 130."""
+    """Make ``main`` a command that prints errors as one line on stderr.
+
+    Exit codes: 2 for InputError and for a file or folder that cannot be used; 1 for WorkFailed and PassingError; 130
+    for an interrupt."""
 
     @functools.wraps(main)
     def run(*arguments: Any, **keywords: Any) -> None:
@@ -58,10 +60,10 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)
         except PassingError as error:
-            print(f"error: {error}; it may pass: run the same command again", file=sys.stderr)
+            print(f"error: {error}; it may be temporary: run the same command again", file=sys.stderr)
             sys.exit(1)
         except BrokenPipeError:
-            # The reader of our output has gone (head, less): redirect stdout so that no traceback follows.
+            # The reader of the output has exited (head, less): redirect stdout so that no traceback follows.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)
         except OSError as error:
@@ -72,7 +74,7 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
             print(f"error: {problem}: correct that, and run the same command again", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:
-            print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr)
+            print("interrupted: finished work is kept; run the same command again to resume", file=sys.stderr)
             sys.exit(130)
         sys.exit(code or 0)
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: hashing, writing by rename, and folders published once."""
+"""Atomic files: hashing, writing by rename, and folders published once."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,7 @@ from typing import Any
 
 from storage.errors import InputError
 
-# Of Linux: linux/fcntl.h and linux/fs.h.
+# Constants of Linux: linux/fcntl.h and linux/fs.h.
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
@@ -28,30 +28,30 @@ def sha256_file(path: Path) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """One text for equal values: keys sorted, no spaces, no NaN. What keys and digests are made of."""
+    """Return one text for equal values, from which keys and digests are made: keys sorted, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def content_key(value: Any) -> str:
-    """The first 16 hex digits of the sha256 of ``value`` as canonical JSON: what folders are named by."""
+    """Return the first 16 hex digits of the sha256 of ``value`` as canonical JSON; folders are named by it."""
     return sha256_bytes(canonical_json(value).encode())[:16]
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; InputError names the file when it is missing, broken, or no file that can be read."""
+    """Read a JSON file; InputError names the file when it is missing, broken or unreadable."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} is missing") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from None
-    # JSON that is none and bytes that are no UTF-8 are ValueErrors; lists may be nested too deeply.
+    # Invalid JSON and invalid UTF-8 are ValueErrors; deep nesting is a RecursionError.
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error}): restore it or remove it and run again") from None
 
 
 def read_object(path: Path, *names: str) -> dict[str, Any]:
-    """Read a JSON object; InputError as ``read_json``, and where it has not all of ``names``."""
+    """Read a JSON object; InputError as ``read_json``, and where it lacks one of ``names``."""
     value = read_json(path)
     missing = [name for name in names if not isinstance(value, dict) or name not in value]
     if missing:
@@ -60,7 +60,7 @@ def read_object(path: Path, *names: str) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` by rename, flushed to disk: a reader, also after a power cut, sees the old file or the new one."""
+    """Write ``text`` by rename, flushed to disk: readers see the old file or the new one, also after a power cut."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -7,7 +7,7 @@ SOURCE = Path(__file__).resolve().parent.parent
 
 
 def checkout() -> tuple[str, bool] | None:
-    """The commit and whether tracked files differ from it; None without git or outside a checkout."""
+    """Return the commit and whether tracked files differ from it; None without git or outside a checkout."""
     head, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
     return None if head is None or changes is None else (head, bool(changes))
 

@@ -1,4 +1,4 @@
-"""File locks that the kernel releases however their holder ends, and the one lock of a run.
+"""File locks, which the kernel releases when their holder ends in any way, and the lock of a run.
 
 Everything that writes to a folder in runs/, or removes it, holds ``run_lock`` of that folder: training, evaluation,
 reproduction, ``--no-cache`` and prune. The lock is beside the folder, so that it outlives the folder's removal.

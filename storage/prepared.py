@@ -1,6 +1,6 @@
-"""Prepared arrays: what preprocessing writes into prepared/KEY/ and training and evaluation read.
+"""Prepared arrays, which preprocessing writes into prepared/KEY/ and training and evaluation read.
 
-Shape legend: N rows, M words of all rows, S sentences a document has at most, V words of the vocabulary,
+Shape legend: N rows, M words of all rows, S sentences per document has at most, V words of the vocabulary,
 D numbers of a word vector, H x W x C an image, K classes.
 
     text    tokens int32 [M], the kept words of every sentence of every document, one after the other (1 unknown; 0,
@@ -68,7 +68,7 @@ class Prepared:
         return self.arrays.get("groups")
 
     def rows(self, split: str) -> np.ndarray:
-        """The row numbers of a split, int64."""
+        """Return the row numbers of a split, int64."""
         start, stop = self.description["splits"][split]
         return np.arange(start, stop)
 
@@ -76,8 +76,7 @@ class Prepared:
 def open_prepared(directory: Path, verify: bool = True) -> Prepared:
     """Open prepared/KEY/.
 
-    InputError when a file is missing, has another shape or dtype than prepared.json says or, with ``verify``, another
-    sha256.
+    InputError when a file is missing, or its shape, dtype or (with ``verify``) sha256 is not that of prepared.json.
     """
     directory = Path(directory)
     description = read_object(directory / DESCRIPTION, "name", "kind", "task", "classes", "splits", "arrays")

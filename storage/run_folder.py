@@ -1,4 +1,4 @@
-"""One folder of runs/: the names of its files, and what they hold.
+"""One folder of runs/: its files and their content.
 
 job.json            the resolved job; environment.json and timing.json: where it ran and for how long
 history.csv         one row per epoch; log.txt: the process's log
@@ -46,7 +46,7 @@ class RunFolder:
 
     @property
     def weights(self) -> Path:
-        """The path of the best weights, whether or not they are there."""
+        """The path of the best weights, whether or not they exist."""
         return self.directory / WEIGHTS
 
     @cached_property
@@ -84,7 +84,7 @@ class RunFolder:
             raise InputError(f"{path} cannot be read: remove {self.directory} and train it again") from None
 
     def evaluation(self, key: str) -> Path:
-        """The folder of the evaluation with this key, whether or not it is there."""
+        """Return the folder of the evaluation with this key, whether or not it exists."""
         return self.directory / EVALUATION / key
 
     def evaluations(self) -> dict[str, dict[str, Any]]:

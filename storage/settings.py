@@ -1,4 +1,4 @@
-"""The base of settings: plain frozen dataclasses whose annotations say what is allowed.
+"""The base of settings: plain frozen dataclasses whose annotations define the allowed values.
 
 @dataclass(frozen=True)
 class Settings:
@@ -10,7 +10,7 @@ class Settings:
     augmentation: tuple[Annotated[Tagged, OneOf("batches.augmentations")], ...] = ()
 
 planning.validation checks values against the annotations (by pydantic). A machine that trains has no validation
-library: it is given resolved JSON, which ``from_json`` turns back into the dataclass.
+library: it reads resolved JSON, which ``from_json`` turns back into the dataclass.
 
 A field at its default enters no run's key (``without_defaults``), so that a new field changes no key. Therefore a
 default never changes: tests/golden holds them all. A field with the metadata {"key": False} enters no key at all: where
@@ -63,7 +63,7 @@ def from_json(cls: type, values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(cls, include_extras=True)
     unknown = sorted(set(values) - set(hints))
     if unknown:
-        raise InputError(f"unknown setting '{unknown[0]}' for {cls.__module__}: it knows {', '.join(hints)}")
+        raise InputError(f"unknown setting '{unknown[0]}' for {cls.__module__}: choose from {', '.join(hints)}")
     return cls(**{name: _from_json(hints[name], value) for name, value in values.items()})
 
 

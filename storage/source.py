@@ -1,9 +1,11 @@
-"""The source that a result depends on, read by ``ast`` and never imported: what keys name the code by.
+"""Digests of the source that a result depends on, read by ``ast`` and never imported; keys contain them.
 
 ``numeric_digest`` is a digest of the normalised syntax trees of all files that some modules reach by imports. It
-changes with a constant or an operation. It does not change with a docstring, a comment, a position, an annotation, the
-text of an exception or a warning, a new field of a Settings class, a network's named SIZES, a file's name or place, or
-a new file that nothing here imports.
+changes with a constant or an operation. These do not change it:
+
+- docstrings, comments, positions, annotations, and the text of an exception or a warning
+- a new field of a Settings class, and a network's named SIZES
+- the name or place of a file, and a new file that none of these modules imports
 """
 
 import ast
@@ -16,11 +18,11 @@ from typing import Any
 from storage.files import sha256_bytes, sha256_file
 
 ROOT = Path(__file__).resolve().parent.parent
-# Two threads that parse at once can fail with "AST constructor recursion depth mismatch" (CPython issue 106905): ours
-# take turns, and what fails because a library's thread parsed meanwhile is parsed again.
+# Two threads that parse at once can fail with "AST constructor recursion depth mismatch" (CPython issue 106905). A lock
+# serialises this module's threads; a failure caused by a library's thread is retried.
 PARSING = threading.Lock()
 ATTEMPTS = 20
-# What training uses that decides no number.
+# Modules that training uses and that affect no number.
 NOT_NUMERIC = (
     "storage",
     "kinds.__init__",
@@ -37,7 +39,7 @@ NOT_NUMERIC = (
 
 
 def parse(path: Path) -> ast.Module:
-    """The syntax tree of a source file; safe to call from several threads."""
+    """Parse a source file; safe to call from several threads."""
     source = path.read_bytes()
     with PARSING:
         for _ in range(ATTEMPTS - 1):
@@ -62,7 +64,7 @@ def _defined_names(path: Path, _changed: tuple[int, int]) -> frozenset[str]:
 
 
 def changed(path: Path) -> tuple[int, int]:
-    """Return the time of a file's last change and its size: what is computed of a file is cached by them."""
+    """Return a file's modification time and size, by which results computed from it are cached."""
     about = path.stat()
     return about.st_mtime_ns, about.st_size
 
@@ -73,7 +75,7 @@ def defined_names(path: Path) -> frozenset[str]:
 
 
 def module_file(name: str, root: Path = ROOT) -> Path | None:
-    """The file of the project's module ``name`` (dotted), or None where the project has none."""
+    """Return the file of the project's module ``name`` (dotted), or None where the project has none."""
     stem = root.joinpath(*name.split("."))
     for candidate in (stem.with_suffix(".py"), stem / "__init__.py"):
         if candidate.is_file():
@@ -83,7 +85,7 @@ def module_file(name: str, root: Path = ROOT) -> Path | None:
 
 @functools.lru_cache(maxsize=1024)
 def _imported_names(path: Path, _changed: tuple[int, int]) -> frozenset[str]:
-    """The dotted names that a file imports, each with the packages above it."""
+    """Return the dotted names that a file imports, each with the packages above it."""
     names: set[str] = set()
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
@@ -95,13 +97,13 @@ def _imported_names(path: Path, _changed: tuple[int, int]) -> frozenset[str]:
 
 
 def imported_files(path: Path, root: Path = ROOT) -> set[Path]:
-    """The project's files that ``path`` imports directly, with the ``__init__.py`` of each package on the way."""
+    """Return the project's files that ``path`` imports directly, with the ``__init__.py`` of their packages."""
     names = _imported_names(path, changed(path))
     return {file for name in names if (file := module_file(name, root))}
 
 
 def closure(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = ()) -> list[Path]:
-    """All the project's files that ``modules`` reach by imports; a package means each of its files.
+    """Return all files of the project that ``modules`` reach by imports; a package means each of its files.
 
     The modules and packages of ``without`` are left out, and so is what only they reach.
     """
@@ -127,7 +129,7 @@ def _left_out(without: Iterable[str], root: Path) -> frozenset[Path]:
 
 
 def source_digests(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
-    """sha256 of each file of the closure, by its path from the project's root."""
+    """Return the sha256 of each file of the closure, by its path from the project's root."""
     return {path.relative_to(root).as_posix(): sha256_file(path) for path in closure(modules, root)}
 
 
@@ -139,14 +141,14 @@ def numeric_digest(modules: Iterable[str], root: Path = ROOT, without: Iterable[
 
 
 def numeric_files(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> dict[str, str]:
-    """Return the digest of each file's own content, by its path from the project's root: what names a difference."""
+    """Return the digest of each file's own content, by its path from the project's root, to name a difference."""
     return {path.relative_to(root).as_posix(): content_digest(path, root) for path in closure(modules, root, without)}
 
 
 def normalised_digest(path: Path, root: Path = ROOT, without: frozenset[Path] = frozenset()) -> str:
     """Return the sha256 of a file's normalised syntax tree, equal on every version of Python.
 
-    What it imports of the project counts by the content of that file, not by its name; imports of the files
+    Imports of the project count by the content of the imported file, not by its name; imports of the files
     ``without`` do not count.
     """
     imported = tuple((file, changed(file)) for file in sorted(imported_files(path, root)))
@@ -175,7 +177,7 @@ def _content_digest(path: Path, root: Path, _changed: tuple[int, int]) -> str:
 
 
 class _Normalise(ast.NodeTransformer):
-    """Removes what decides no number: docstrings, annotations, messages, the fields of Settings, names of modules.
+    """Removes code that affects no number: docstrings, annotations, messages, the fields of Settings, names of modules.
 
     Values of settings are in keys by themselves, and their defaults never change (tests/golden/defaults.json).
     """
@@ -218,7 +220,7 @@ class _Normalise(ast.NodeTransformer):
         return ast.Assert(self.visit(node.test), None)
 
     def visit_Import(self, node: ast.Import) -> list[ast.AST]:
-        """One statement for each module; `import a.b as c` of the project: the content of a.b, and c."""
+        """Return one statement for each module; `import a.b as c` of the project: the content of a.b, and c."""
         found = (self._imported(alias.name, [ast.alias("", alias.asname)], alias) for alias in node.names)
         return [one for one in found if one]
 
@@ -255,7 +257,7 @@ def _is_own(module: str, root: Path) -> bool:
 
 
 def _text(node: Any) -> str:
-    """A syntax tree as text. ``ast.dump`` writes empty fields by some versions of Python and not by others."""
+    """Return a syntax tree as text. ``ast.dump`` writes empty fields by some versions of Python and not by others."""
     if isinstance(node, ast.AST):
         values = [(name, getattr(node, name, None)) for name in node._fields if name != "kind"]
         inner = ",".join(f"{name}={_text(value)}" for name, value in values if value not in (None, []))

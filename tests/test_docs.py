@@ -61,6 +61,12 @@ def test_a_command_that_a_page_shows_parses(arguments):
         command.make_context(arguments[0], options).close()
 
 
+def test_each_example_of_an_extension_exists():
+    paths = {path for path in re.findall(r"`([a-z_]+/[\w./-]+)`", PAGES["docs/extending.md"]) if "NAME" not in path}
+    assert len(paths) > 15
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
 def test_each_target_of_make_exists():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     shown = {words[0] for words in commands_of("make")}

@@ -105,8 +105,8 @@ def predictions(project) -> dict[str, bytes]:
 def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(make_project):
     flow, stages = make_small(make_project("flow")), make_small(make_project("stages"))
     data_version = (flow.directory / "data.dvc").read_bytes()
-    said = flow.run("python", "-m", "commands", "run").stdout
-    assert "han" in said and "report" in said.lower()
+    printed = flow.run("python", "-m", "commands", "run").stdout
+    assert "han" in printed and "report" in printed.lower()
     # The flow publishes nothing; the ledger has that it read the test split.
     assert flow.git("status", "--porcelain", "results").split() == ["M", LEDGER]
     stages.run("dvc", "repro")

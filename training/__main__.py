@@ -2,9 +2,9 @@
 
 Several processes train each network together:  torchrun --nproc-per-node 2 -m training JOB.json
 
-A run that is finished (it has a result.json) is passed over, one that was killed goes on after its last whole epoch.
-When one of several fails, the others are trained still. Exit code 0: all finished; 2: bad input or a non-finite loss,
-one line on stderr for each; 1: a failure of another kind among them; 143: stopped by SIGTERM, can be resumed.
+A finished run (it has a result.json) is skipped; an interrupted one resumes after its last complete epoch. When one of
+several fails, the others are still trained. Exit code 0: all finished; 2: bad input or a non-finite loss, one line on
+stderr for each; 1: a failure of another kind among them; 143: stopped by SIGTERM, can be resumed.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def train(
         result = processes.lead(lambda: read_json(result_file) if result_file.is_file() else None)
         if result is None:
             refuse_other_sources(path, given)
-            from training.run import run  # torch takes two seconds, and a finished run does without
+            from training.run import run  # torch takes two seconds to import, and a finished run does not need it
 
             if processes.main:
                 warn_of_another_machine(path, given)
@@ -117,7 +117,7 @@ def train(
 
 
 def refuse_other_sources(path: Path, given: dict) -> None:
-    """InputError where the source here computes something else than the source that the job's key names."""
+    """Raise InputError where the source here computes something else than the source that the job's key names."""
     source = given.get("source")
     if source is None:
         return
@@ -133,13 +133,13 @@ def refuse_other_sources(path: Path, given: dict) -> None:
     others = [name for name in sorted({**then, **here}) if then.get(name) != here.get(name)]
     named = (others[0] if others else "") + (f" and {len(others) - 1} more" if len(others) > 1 else "")
     raise InputError(
-        f"{path} was made of another source than this one ({named}): bring the source that it was made of, or write "
-        "the job again where it comes from (`reread jobs`)"
+        f"{path} was made by other source code than this ({named}): use the source that it was made by, or write "
+        "the job again where it came from (`reread jobs`)"
     )
 
 
 def warn_of_another_machine(path: Path, given: dict) -> None:
-    """The job's key names the machine that it was made for: on another one the weights may be others."""
+    """Warn where the job was made for another machine: the weights may differ from those that its key names."""
     from training.machine import machine
 
     meant, here = given.get("machine"), machine()
@@ -151,7 +151,7 @@ def warn_of_another_machine(path: Path, given: dict) -> None:
 
 
 def free_memory() -> None:
-    """Give back what a job held of the GPU: others may share it, and the next job begins with all of it."""
+    """Release the GPU memory of a job: other processes may share the GPU, and the next job starts with all of it."""
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
         gc.collect()

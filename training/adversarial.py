@@ -1,14 +1,14 @@
-"""Adversarial training on word vectors: the loss is added where a small step makes it largest.
+"""Adversarial training on word vectors: adds the loss at the small perturbation that increases it most.
 
 Source: Miyato, Dai and Goodfellow, Adversarial Training Methods for Semi-Supervised Text Classification, ICLR 2017,
-section 3: to all word vectors of a document r = norm g / ||g|| is added, g being the gradient of the document's loss by
-them. There the vectors are normalised, lest they outgrow the norm; here weight decay alone holds them.
+section 3: r = norm g / ||g|| is added to all word vectors of a document, where g is the gradient of the document's loss
+by them. The paper normalises the vectors, so that they do not outgrow the norm; here only weight decay limits them.
 
-A network knows nothing of it. Its words are numbered through the batch, and its embedding looks the numbers up in a
-table of the batch's own vectors: so the same is done to words in rows and to ragged ones, wherever they are read.
+The network needs no change: tokens are replaced by their position in the batch, and the embedding reads a temporary
+table of perturbed vectors. This works for padded rows and for ragged text.
 
-Shape legend: N documents, S sentences a document, W words a sentence, M words of all documents, P places for words
-(N S W, or M of ragged text), E embedding.
+Shape legend: N documents, S sentences per document, W words per sentence, M words of all documents, P positions of
+words (N S W, or M of ragged text), E embedding.
 """
 
 from collections.abc import Iterator
@@ -23,22 +23,22 @@ from models.layers.sequences import owners, sums_of_sequences
 
 
 class Places:
-    """The places for words of one batch, tokens int [N, S, W] or [M]; word dropout is drawn here, once."""
+    """The positions of the words of one batch, tokens int [N, S, W] or [M]. Word dropout is drawn here, once."""
 
     def __init__(self, embedding: WordEmbedding, tokens: Tensor) -> None:
         self.embedding = embedding
         self.words = embedding.word_dropout(tokens).flatten()
         number = torch.arange(1, tokens.numel() + 1, device=tokens.device).view_as(tokens)
-        # What the network is given in place of tokens; padding stays 0.
+        # The network's input in place of tokens; padding stays 0.
         self.numbers = number.masked_fill(tokens == PADDING, PADDING)
 
     def vectors(self) -> Tensor:
-        """The vector at each place, float [P, E]."""
+        """Return the vector at each position, float [P, E]."""
         return functional.embedding(self.words, self.embedding.weight, PADDING)
 
     @contextmanager
     def read_as(self, vectors: Tensor) -> Iterator[None]:
-        """While the block runs, the embedding finds ``vectors`` [P, E] under ``numbers``."""
+        """Let the embedding look up ``vectors`` [P, E] by ``numbers`` for the block."""
         self.embedding.table = functional.pad(vectors, (0, 0, 1, 0))
         try:
             yield
@@ -47,8 +47,9 @@ class Places:
 
 
 def worst(gradient: Tensor, tokens: Tensor, word_counts: Tensor, norm: float) -> Tensor:
-    """gradient float [P, E] by the vectors of tokens [N, S, W] or [M] -> what is added to them, float [P, E]: along it,
-    of Euclidean norm ``norm`` over each document; zero where the gradient is."""
+    """Return the perturbation float [P, E] for the gradient float [P, E] by the vectors of tokens [N, S, W] or [M].
+
+    It has the gradient's direction and the Euclidean norm ``norm`` over each document; 0 where the gradient is 0."""
     squares = gradient.square().sum(dim=-1, keepdim=True)
     if tokens.ndim == 1:
         offsets = functional.pad(word_counts.sum(dim=1).cumsum(0), (1, 0))

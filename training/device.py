@@ -23,7 +23,7 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @contextlib.contextmanager
 def acquire_device(processes: Processes = ONE, runs_per_gpu: int = 1) -> Iterator[torch.device]:
-    """Hold the device of this process for the block: the CPU, or a GPU of its own.
+    """Acquire the device of this process for the block: the CPU, or a GPU of its own.
 
     Several processes get a GPU each, or all of them wait. ``runs_per_gpu`` runs may share a GPU. InputError where a
     node has fewer GPUs than processes.
@@ -57,7 +57,7 @@ def configure(settings: Settings) -> None:
 def mixed_precision(settings: Settings, device: torch.device) -> torch.dtype | None:
     """Return the half-precision type of the forward pass, or None for float32 throughout.
 
-    InputError where there is no GPU for a precision of its own.
+    InputError for a precision that needs a GPU, where there is none.
     """
     if settings.amp not in ("auto", "off", "fp32") and device.type == "cpu":
         raise InputError(f"amp is {settings.amp}, and there is no GPU: set amp to auto, off or fp32")
@@ -69,7 +69,7 @@ def mixed_precision(settings: Settings, device: torch.device) -> torch.dtype | N
 def set_float32_products(amp: str) -> None:
     """Set how a GPU multiplies float32 numbers: ``fp32`` exactly, ``tf32`` of 10 bits of fraction.
 
-    Any other ``amp`` leaves what PyTorch does by itself: convolutions in tf32, other products exactly.
+    Any other ``amp`` keeps PyTorch's default: convolutions in tf32, other products exactly.
     """
     torch.backends.cuda.matmul.allow_tf32 = amp == "tf32"
     torch.backends.cudnn.allow_tf32 = amp != "fp32"
@@ -90,7 +90,7 @@ def peak_memory(device: torch.device) -> Iterator[dict[str, int]]:
 
 
 def environment(device: torch.device, runs_per_gpu: int = 1) -> dict[str, Any]:
-    """Describe what the run runs on. No part of a result, so that equal results stay equal files."""
+    """Describe the machine and software of a run; no part of the result, so that equal results are equal files."""
     gpu = device.type == "cuda"
     commit, dirty = checkout() or (None, None)
     driver = Path("/proc/driver/nvidia/version")

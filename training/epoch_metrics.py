@@ -1,4 +1,4 @@
-"""Losses, right answers and gradient norms of an epoch's steps, kept on the device until they are asked for."""
+"""Losses, right answers and gradient norms of an epoch's steps, kept on the device until they are read."""
 
 import math
 
@@ -11,7 +11,7 @@ from training.step import Outcome
 
 
 class EpochMetrics:
-    """Sums over the steps of an epoch. A GPU is waited for at the intervals of ``progress`` and at the epoch's end."""
+    """Sums over the steps of an epoch. The host waits for a GPU at the intervals of ``progress`` and at the end."""
 
     def __init__(self, epoch: int, steps: int, learning_rate: float, progress: Progress) -> None:
         """steps: of the epoch; learning_rate: as set, for the message where a loss is not finite."""
@@ -25,7 +25,7 @@ class EpochMetrics:
         self._unread: list[tuple[int, Outcome]] = []
 
     def add(self, rows: int, outcome: Outcome) -> None:
-        """Take the outcome of a step on ``rows`` rows of all processes together; InputError as ``read``."""
+        """Add the outcome of a step on ``rows`` rows of all processes together; InputError as ``read``."""
         self._unread.append((rows, outcome))
         if self.progress.step(rows):
             self.progress.show(self.epoch, len(self.norms) + len(self._unread), self.steps, self.read())

@@ -1,9 +1,9 @@
-"""Start a training process, follow its events, and stop it when we are stopped.
+"""Start a training process, follow its events, and stop it when this process is stopped.
 
-Training runs in a process of its own (``python -m training JOB.json --events FD``): it imports torch and neither
-Prefect nor MLflow, and its crash ends no other process. Events come by a pipe of their own; whatever the process prints
-goes to the run's log.txt. When the launcher ends, by whatever cause, the pipe breaks and the training process ends at
-its next event. It inherits the run's lock, so that the run stays locked until then.
+Training runs in a separate process (``python -m training JOB.json --events FD``): it imports torch and neither Prefect
+nor MLflow, and its crash ends no other process. Events have a separate pipe; everything that the process prints goes to
+the run's log.txt. When the launcher ends, for any reason, the pipe breaks and the training process ends at its next
+event. It inherits the run's lock, so that the run stays locked until then.
 
 A job of several processes is started by torchrun, which holds the pipe and the lock for them.
 """
@@ -24,37 +24,37 @@ from storage.run_folder import JOB, LOG
 
 
 class TrainingFailed(WorkFailed):
-    """The training process ended without a result. The message says how, and where its log is."""
+    """The training process ended without a result. The message has the reason and the path of its log."""
 
 
 class TrainingStopped(TrainingFailed):
-    """The training process was stopped from outside, or we are being stopped; it can go on from its last epoch."""
+    """The training process was stopped from outside or with this process; it can resume from its last epoch."""
 
 
-# Exit codes of a process that was asked to end: SIGINT and SIGTERM, by its own exit or by the signal.
+# Exit codes of a process that was stopped by SIGINT or SIGTERM: its own exit, or the signal.
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
 RUNNING: set[subprocess.Popen] = set()
 STOPPING = threading.Event()
 
 
 def stop_training() -> None:
-    """End the training processes of this process, and let no other start: each can go on from its last epoch."""
+    """Stop the training processes of this process, and start no other. Each can be resumed from its last epoch."""
     STOPPING.set()
     for process in list(RUNNING):
         process.terminate()
 
 
 def allow_training() -> None:
-    """Let training start again in this process after ``stop_training``: a new flow has begun."""
+    """Allow training in this process again after ``stop_training``, for a new flow."""
     STOPPING.clear()
 
 
 def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None], lock: TextIO | None = None) -> None:
-    """Train ``job`` in a process of its own and pass each of its events to ``on_event``.
+    """Train ``job`` in a separate process and pass each of its events to ``on_event``.
 
     ``lock``: the open file of the run's lock where the caller holds it; else the training process acquires it.
 
-    Raises InputError when the job itself was refused (exit code 2), TrainingStopped when the process was asked to end,
+    Raises InputError when the job itself was refused (exit code 2), TrainingStopped when the process was stopped,
     TrainingFailed when it died.
     """
     run_directory = Path(job["run_directory"])
@@ -96,7 +96,7 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
         raise InputError(failure["message"])
     if code in STOPPED or STOPPING.is_set():
         raise TrainingStopped(
-            f"{job['variant']} seed {job['seed']} was stopped; run again to go on from its last epoch"
+            f"{job['variant']} seed {job['seed']} was stopped; run again to resume it from its last epoch"
         )
     how = _how(code, failure)
     raise TrainingFailed(f"{job['variant']} seed {job['seed']}: {how}; its log: {run_directory / LOG}")
@@ -114,7 +114,7 @@ def _how(code: int, failure: dict[str, Any] | None) -> str:
     if code < 0:
         name = signal.Signals(-code).name
         hint = " (the kernel does that when memory runs out)" if name == "SIGKILL" else ""
-        return f"the training process was ended by {name}{hint}; run again to go on from its last epoch"
+        return f"the training process was ended by {name}{hint}; run again to resume it from its last epoch"
     return f"the training process ended with exit code {code}"
 
 

@@ -1,4 +1,4 @@
-"""Lookahead: every few steps the trained weights return part of the way to where they last returned to.
+"""Lookahead: every few steps the trained weights are interpolated with slow weights, which then take their values.
 
 Source: Zhang, Lucas, Hinton and Ba, Lookahead Optimizer: k steps forward, 1 step back, NeurIPS 2019; with the share
 that is kept of the slow weights rising as the cube of the share of training done, and the running statistics of norms
@@ -25,7 +25,7 @@ class Lookahead:
         self._slow = [tensor.clone() for tensor in self._fast]
 
     def update(self, step: int) -> None:
-        """Take in the weights as step ``step`` (0, 1, ... of the whole run) has left them.
+        """Update the slow weights after step ``step`` (0, 1, ... of the whole run), where a return is due.
 
         The last step of an epoch returns too, so that a checkpoint of the weights holds the slow ones.
         """

@@ -1,7 +1,7 @@
-"""The training loop: early stopping on the validation split, a checkpoint an epoch. The test split is never read.
+"""The training loop: early stopping on the validation split, one checkpoint per epoch. The test split is never read.
 
-Everything random in an epoch is drawn from (seed, epoch), so a run that was killed and resumed ends with the same
-weights as one that was not.
+Everything random in an epoch is drawn from (seed, epoch), so a resumed run ends with the same weights as an
+uninterrupted one.
 """
 
 from functools import partial
@@ -36,7 +36,8 @@ from training.validation import validate
 def train(
     job: Job, prepared: Prepared, device: torch.device, progress: Progress, processes: Processes = ONE
 ) -> tuple[torch.nn.Module, State]:
-    """Train to the end, from the last checkpoint if there is one; return the network as it last was and the state."""
+    """Train to the end, resuming from the last checkpoint if there is one; return the network after its last epoch and
+    the state."""
     settings = job.training
     seed_epoch(job.seed, epoch=0)
     network = models.build(job.model, job.network, prepared.description)
@@ -50,7 +51,7 @@ def train(
     objective = make_objective(settings.objective, prepared.description, prepared.labels[prepared.rows("train")])
     step = Step(network, objective, optimiser, settings, device, processes)
     average = Average(network, settings.ema_decay)
-    # On a GPU training goes on while a checkpoint is written.
+    # On a GPU, training continues while a checkpoint is written.
     writer = Writer(background=device.type == "cuda")
     checkpoint = Checkpoint(job.run_directory, network, average, optimiser, step.scaler, processes.main, writer)
     state = checkpoint.resume()
@@ -108,7 +109,7 @@ def seed_epoch(seed: int, epoch: int, rank: int = 0) -> None:
 
 
 def refuse_references(network: torch.nn.Module, device: torch.device) -> None:
-    """InputError where ``network`` would run references on a GPU for want of the library."""
+    """Raise InputError where ``network`` would run references on a GPU because the library does not fit."""
     reason = library.unfit(device) if device.type == "cuda" and uses_kernels(network) else None
     if reason:
         raise InputError(

@@ -1,7 +1,7 @@
-"""What of this machine a run's weights depend on:  python -m training.machine > machine.json
+"""The properties of this machine that a run's weights depend on:  python -m training.machine > machine.json
 
-The mapping is a part of the key that names a run. Where jobs are made for another machine, REREAD_MACHINE names the
-file that this command wrote there.
+The mapping is part of a run's key. To make jobs for another machine, set REREAD_MACHINE to the file that this command
+wrote there.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from storage.errors import InputError, command
 def machine() -> dict[str, Any]:
     """Return the versions of torch, numpy, CUDA and cuDNN, the device and its kernels; None for a GPU's on a CPU.
 
-    device: the GPU's name or the CPU's instruction set. kernels: the digest of their CUDA sources, or that no library
-    of them fits. InputError where the visible GPUs are of several kinds, since a run may get any of them.
+    device: the GPU's name or the CPU's instruction set. kernels: the digest of their CUDA sources, or why the library
+    does not fit. InputError where the visible GPUs are of several kinds, since a run may get any of them.
     """
     versions = {"torch": torch.__version__, "numpy": numpy.__version__}
     if not torch.cuda.is_available():

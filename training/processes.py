@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 -m training JOB.json
 
-Each computes its share of every batch; gradients, losses and right answers are summed over all. Rank 0 alone locks,
+Each computes its share of every batch; gradients, losses and right answers are summed over all. Only rank 0 locks,
 writes, logs and prints. Without torchrun's variables there is one process, and nothing is exchanged.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Result = TypeVar("Result")
-# Others wait this long for rank 0, which may wait for a lock that another run holds.
+# How long the others wait for rank 0, which may wait for a lock that another run holds.
 PATIENCE = timedelta(days=7)
 
 
@@ -103,7 +103,7 @@ ONE = Processes()
 
 
 def _of_objects() -> Any:
-    """The group of gloo, by which objects go through the CPU's memory; made once."""
+    """Return the gloo group, which exchanges objects through the CPU's memory; made once."""
     import torch.distributed
 
     global _objects
@@ -116,7 +116,7 @@ _objects: Any = None
 
 
 def refuse_local_statistics(network: "nn.Module", processes: Processes) -> None:
-    """InputError where several processes would each normalise by the statistics of their own share of a batch."""
+    """Raise InputError where several processes would each normalise by the statistics of their share of a batch."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     if processes.several and any(isinstance(module, _BatchNorm) for module in network.modules()):

@@ -1,6 +1,6 @@
-"""What a run tells while it runs: a live line on a terminal, one line an epoch elsewhere, or JSON events.
+"""The progress of a run: a live line on a terminal, otherwise one line per epoch, or JSON events.
 
-An event is one JSON object per line, flushed, in a stream of its own for the program that started the run:
+An event is one JSON object per line, flushed, in a separate stream for the program that started the run:
 
     {"event": "started", "run_key", "variant", "seed", "epoch", "max_epochs", "device"}
     {"event": "progress", "variant", "seed", "epoch", "step", "steps", "loss", "samples_per_second", "seconds_left"}
@@ -8,7 +8,7 @@ An event is one JSON object per line, flushed, in a stream of its own for the pr
     {"event": "finished", "run_key", "variant", "seed", "result": {...}}
     {"event": "failed", "run_key", "variant", "seed", "message", "code"}
 
-``seconds_left`` is counted to the last epoch allowed; patience may end the run before. The line of each epoch goes to
+``seconds_left`` is counted to the last epoch allowed; patience may end the run earlier. The line of each epoch goes to
 log.txt as well.
 """
 
@@ -26,23 +26,23 @@ INTERVAL = 0.5  # seconds between two live lines or progress events
 
 
 class Progress:
-    """The voice of one job."""
+    """Reports the progress of one job."""
 
     def __init__(self, job: Job, events: TextIO | None, quiet: bool = False) -> None:
-        """quiet: show and log nothing, as all but one of several processes do."""
+        """quiet: show and log nothing; so for all but rank 0 of several processes."""
         self.job = job
         self.quiet = quiet
         self.events = None if quiet else events
         self.live = not events and not quiet and sys.stdout.isatty()
         self.log: Path = job.run_directory / LOG
-        # An epoch is announced by the thread that writes its checkpoint.
+        # The thread that writes a checkpoint announces its epoch.
         self._printing = threading.Lock()
         self.began = self.shown = time.perf_counter()
         self.samples = 0
         self.steps = 0
 
     def started(self, epoch: int, device: str) -> None:
-        """Training begins after whole epoch ``epoch`` (0, or where a killed run is taken up)."""
+        """Report that training begins after epoch ``epoch``: 0, or the last complete one of a run that resumes."""
         self.began = self.shown = time.perf_counter()
         maximum = self.job.training.max_epochs
         self._event("started", run_key=self.job.run_key, epoch=epoch, max_epochs=maximum, device=device)
@@ -50,7 +50,7 @@ class Progress:
             self._line(f"{self._name()}: resumed after epoch {epoch}")
 
     def step(self, samples: int) -> bool:
-        """Count a step on ``samples`` rows; whether it is time to read its loss and ``show`` it."""
+        """Count a step on ``samples`` rows; return whether it is time to read its loss and ``show`` it."""
         self.samples += samples
         self.steps += 1
         return not self.quiet and time.perf_counter() - self.shown >= INTERVAL
@@ -65,7 +65,7 @@ class Progress:
             self._print(f"\r{line}\033[K")
 
     def epoch(self, row: dict[str, float], steps: int) -> None:
-        """An epoch has ended: its line of the history."""
+        """Report a finished epoch: its line of the history."""
         pace = self._pace((self.job.training.max_epochs - int(row["epoch"])) * steps)
         self._event("epoch", **row, **pace)
         self._line(
@@ -88,7 +88,7 @@ class Progress:
         self._log(f"{self._name()}: failed: {message}")
 
     def timing(self) -> dict[str, float]:
-        """Seconds and pace of this process: for timing.json."""
+        """Return the seconds and the pace of this process, for timing.json."""
         seconds = time.perf_counter() - self.began
         return {"seconds": seconds, "samples": self.samples, "samples_per_second": self.samples / seconds}
 

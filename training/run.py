@@ -1,4 +1,4 @@
-"""One job from its file to its result: runs/RUN_KEY/ is written here, result.json last of all."""
+"""One job from its file to its result: writes runs/RUN_KEY/, result.json last."""
 
 import contextlib
 import warnings
@@ -30,20 +30,20 @@ def run(
 ) -> dict[str, Any]:
     """Train ``job`` (``given`` is its file's content, kept as job.json) and return its result.
 
-    Of two runs of the same job at once, the second waits and finds the first's result. ``locked``: the launcher of this
-    process holds the run's lock.
+    Of two processes with the same job, the second waits and reuses the first's result. ``locked``: the launcher of
+    this process holds the run's lock.
     """
     with contextlib.ExitStack() as held:
         finished = processes.lead(lambda: begin(job, given, held, locked))
         if finished is not None:
             return finished
         prepared = open_prepared(job.prepared)
-        # Before training: the file may be edited meanwhile.
+        # Read before training: the file may be edited in the meantime.
         network_source = models.network_source(job.model, job.network)
         configure(job.training)
         with acquire_device(processes, job.runs_per_gpu) as device, warnings.catch_warnings():
             if device.type == "cpu":
-                # No kernel runs there, as result.json says.
+                # No kernel runs on a CPU, and result.json records that.
                 warnings.simplefilter("ignore", ReferenceWarning)
             if processes.main:
                 write_json(job.run_directory / ENVIRONMENT, environment(device, job.runs_per_gpu))
@@ -59,7 +59,8 @@ def run(
 
 
 def begin(job: Job, given: dict[str, Any], held: contextlib.ExitStack, locked: bool) -> dict[str, Any] | None:
-    """Lock the run for ``held``, unless its launcher has, and write job.json; the result where the run is finished."""
+    """Acquire the run's lock for ``held``, unless its launcher holds it, and write job.json; return the result of a
+    finished run."""
     directory = job.run_directory
     try:
         run_lock(directory).parent.mkdir(parents=True, exist_ok=True)

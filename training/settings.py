@@ -74,7 +74,7 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read JOB.json. Entries that training does not need (data, experiment) are passed over."""
+        """Read JOB.json. Entries that training does not need (data, experiment) are ignored."""
         given = read_json(path)
         if not isinstance(given, dict):
             raise InputError(f"{path} must hold one JSON object, the job")
@@ -82,7 +82,7 @@ class Job:
         for name in [field for field in cls.__dataclass_fields__ if field != "runs_per_gpu"]:
             if not isinstance(given.get(name), kinds.get(name, str)):
                 kind = {dict: "an object", int: "a whole number", str: "text"}[kinds.get(name, str)]
-                raise InputError(f"{path}: '{name}' must be there and be {kind}, it is {given.get(name)!r}")
+                raise InputError(f"{path}: '{name}' must be {kind}, it is {given.get(name)!r}")
         if not 0 <= given["seed"] < 2**63:
             raise InputError(f"{path}: seed is {given['seed']}: give a whole number from 0")
         return cls(
@@ -95,7 +95,7 @@ class Job:
 
 
 def _training(values: Mapping[str, Any], path: Path) -> Settings:
-    """The settings of a job, which planning has checked: only their names are, where no validation library is."""
+    """Return the settings of a job. Planning has checked their values; only their names are checked again."""
     try:
         return from_json(Settings, values)
     except InputError as error:

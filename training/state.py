@@ -1,4 +1,4 @@
-"""How far a run has come: its epochs, its best, and whether it should stop. What a checkpoint keeps beside tensors."""
+"""The state of a run beside its tensors: completed epochs, the best epoch, and whether training should stop."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -20,7 +20,7 @@ COLUMNS = (
 
 @dataclass
 class State:
-    """epoch: the last whole epoch, 0 before the first. best_epoch: highest score, ties broken by lower loss."""
+    """epoch: the last complete epoch, 0 before the first. best_epoch: highest score, ties broken by lower loss."""
 
     epoch: int = 0
     best_epoch: int = 0
@@ -31,7 +31,7 @@ class State:
     history: list[dict[str, float]] = field(default_factory=list)
 
     def record(self, row: dict[str, float], validation: Validation) -> None:
-        """Take in the epoch that has ended; ``row`` has the values of ``COLUMNS``."""
+        """Record a finished epoch; ``row`` has the values of ``COLUMNS``."""
         self.epoch += 1
         self.history.append(row)
         if validation.loss < self.lowest_loss:
@@ -42,7 +42,7 @@ class State:
             self.best, self.best_epoch = validation, self.epoch
 
     def stopped(self, settings: Settings) -> str | None:
-        """Why the run is over (``patience`` or ``max_epochs``), or None while it is not."""
+        """Return why training ends (``patience`` or ``max_epochs``), or None while it continues."""
         if self.epoch - max(self.lowest_loss_epoch, self.highest_score_epoch) >= settings.patience:
             return "patience"
         return "max_epochs" if self.epoch >= settings.max_epochs else None
@@ -51,7 +51,7 @@ class State:
         return asdict(self.best)
 
     def history_csv(self) -> str:
-        """One line an epoch, numbers of six digits: the same text for the same run."""
+        """Return one line per epoch, numbers of six digits: the same text for the same run."""
         lines = [",".join(f"{row[name]:.6g}" for name in COLUMNS) for row in self.history]
         return "\n".join([",".join(COLUMNS), *lines]) + "\n"
 

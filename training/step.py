@@ -1,9 +1,9 @@
 """One training step: forward pass, loss, backward pass, clipping, update.
 
 On a GPU forward pass, backward pass and clipping replay from a CUDA graph, one for each shape of the batch
-(cuda_ext/graphs.py; batches/text.py sees to it that there are few). The update, a launch or two, stays outside, so
-that the learning rate is a plain number; so does the clipping of a scaled loss's gradients. What is called and what
-replays give the same bits, so that a run that was killed ends as one that was not.
+(cuda_ext/graphs.py; batches/text.py keeps the number of shapes small). The update, one or two launches, stays outside,
+so that the learning rate is a plain number; so does the clipping of a scaled loss's gradients. A call and a replay give
+the same bits, so that a resumed run ends with the same weights as an uninterrupted one.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from training.settings import Settings
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step gave, on the device: reading a value waits for the step.
+    """The results of a step, on the device: reading a value waits for the step.
 
     loss: mean over the batch, float32 []; correct: share of right answers, float64 []; norm: of all gradients together,
     before clipping, float32 [].
@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Step:
-    """Trains ``network`` by one batch a call."""
+    """Trains ``network`` on one batch per call."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Step:
         self.half = mixed_precision(settings, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.half is torch.float16)
         self.graphed = device.type == "cuda" and settings.cuda_graphs
-        # Gradients that are added up over processes, or scaled, are finished after the graph: the scaler keeps on the
-        # host which gradients it has checked. A fused optimiser passes over an overflow without asking the device.
+        # Gradients that are summed over processes, or scaled, are finished after the graph: the scaler records on the
+        # host which gradients it has checked. A fused optimiser skips an overflow without a read from the device.
         self.finishes_apart = processes.several or self.scaler.is_enabled()
         self.parameters = list(network.parameters())
         self.words = word_embedding(network, "adversarial_epsilon", 0) if settings.adversarial_epsilon else None
@@ -65,7 +65,7 @@ class Step:
     def __call__(self, inputs: tuple[Tensor, ...], target: Tensor, rate: float, share: float = 1.0) -> Outcome:
         """Train on one batch (``inputs`` as the network takes them) at learning rate ``rate``.
 
-        share: of the rows of all processes together, those that are here.
+        share: this process's rows as a share of those of all processes.
         """
         set_learning_rate(self.optimiser, rate)
         outcome = self._from_graph(inputs, target) if self._graphs else self._with_gradients(*inputs, target)[0]
@@ -81,18 +81,18 @@ class Step:
         outcome, gradients = self._graphs(*inputs, target)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        # The next replay writes over them.
+        # The next replay overwrites them.
         return Outcome(outcome.loss.clone(), outcome.correct.clone(), outcome.norm.clone())
 
     def _with_gradients(self, *batch: Tensor) -> tuple[Outcome, list[Tensor | None]]:
         """Return the outcome for inputs and target, and the gradient of each parameter."""
-        # Without a gradient to add to, the backward pass makes one, in a graph's own memory where it is captured.
+        # Without an existing gradient the backward pass allocates one; during a capture, in the graph's own memory.
         self.optimiser.zero_grad()
         outcome = self._gradients(batch[:-1], batch[-1])
         return outcome, [parameter.grad for parameter in self.parameters]
 
     def _gradients(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome:
-        """The outcome with all gradients; where they are finished apart, scaled and neither added up nor clipped."""
+        """Return the outcome and compute all gradients: not yet summed or clipped if finished later."""
         backward = self._backward if self.words is None else self._adversarial
         found, loss = backward(inputs, target)
         right = self.objective.correct(found, target).double().mean()
@@ -100,7 +100,7 @@ class Step:
         return Outcome(loss.detach(), right, norm)
 
     def _add_up(self, outcome: Outcome, share: float) -> None:
-        """Make the outcome and the gradients those of all processes together."""
+        """Sum the outcome and the gradients over all processes."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         self.processes.add_up([*gradients, outcome.loss, outcome.correct], share)
 
@@ -114,7 +114,7 @@ class Step:
         return norm
 
     def _backward(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores and loss, whose gradient is added to what is there."""
+        """Return scores and loss; add the loss's gradient to the existing gradients."""
         with torch.autocast(self.device.type, self.half, enabled=self.half is not None, cache_enabled=not self.graphed):
             outputs = self.network(*inputs)
         outputs = tuple(map(Tensor.float, outputs)) if isinstance(outputs, tuple) else outputs.float()
@@ -123,7 +123,7 @@ class Step:
         return scores(outputs), loss
 
     def _adversarial(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores and loss at the words as they are; the gradient is of it and of the loss at perturbed words."""
+        """Return scores and loss at the unperturbed words; the gradient is that of the losses at both."""
         tokens, word_counts, _ = inputs
         places = Places(self.words, tokens)
         vectors = places.vectors()

@@ -1,4 +1,4 @@
-"""How good a network is on the validation split: what early stopping and the best checkpoint follow."""
+"""Loss and score on the validation split, which early stopping and the best checkpoint use."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class Validation:
 
 
 def validate(network: nn.Module, objective: Objective, prepared: Prepared, predictor: Predictor) -> Validation:
-    """Loss, score and accuracy on the rows of ``predictor``, those of the validation split."""
+    """Compute loss, score and accuracy on the rows of ``predictor``, those of the validation split."""
     scores = predictor(network)
     target = labels(prepared, predictor.rows)
     loss = float(objective.held_out_loss(torch.from_numpy(scores), target))
@@ -33,7 +33,7 @@ def validate(network: nn.Module, objective: Objective, prepared: Prepared, predi
 
 
 def macro_auroc(scores: np.ndarray, target: np.ndarray) -> float:
-    """Mean over classes of the area under the ROC curve, scores and target [N, K]; ties count one half.
+    """Return the mean over classes of the area under the ROC curve, scores and target [N, K]; ties count one half.
 
     By ranks (Mann-Whitney). A class that has no row or every row has no area and is left out; 0.5 if all are.
     """

@@ -15,7 +15,10 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """size: pixels of the square's side."""
+    """The settings of this augmentation.
+
+    size: pixels of the square's side.
+    """
 
     size: Annotated[int, Range(1, 1024)] = 16
 

@@ -14,7 +14,10 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """probability: of each image to be mirrored."""
+    """The settings of this augmentation.
+
+    probability: of each image to be mirrored.
+    """
 
     probability: Annotated[float, Range(0, 1)] = 0.5
 

@@ -19,7 +19,10 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """pixels: the largest shift in each direction; padding: what moves in at the edges."""
+    """The settings of this augmentation.
+
+    pixels: the largest shift in each direction; padding: what moves in at the edges.
+    """
 
     pixels: Annotated[int, Range(0, 1024)] = 4
     padding: Literal["zeros", "reflect", "darkest"] = "zeros"

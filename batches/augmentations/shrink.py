@@ -20,8 +20,11 @@ BY_ROW = True
 
 @dataclass(frozen=True)
 class Settings:
-    """pixels: of each side in the stages that come first; epochs: how many each of these stages has. Afterwards images
-    are as large as they are."""
+    """The settings of this augmentation.
+
+    pixels: of each side in the stages that come first; epochs: how many each of these stages has. Afterwards images are
+    as large as they are.
+    """
 
     pixels: tuple[Annotated[int, Range(1, 4096)], ...] = (24,)
     epochs: tuple[Annotated[int, Range(1, 100_000)], ...] = (10,)

@@ -10,7 +10,10 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """alpha: minus the limit below 0."""
+    """The settings of this activation.
+
+    alpha: minus the limit below 0.
+    """
 
     alpha: Annotated[float, Range(0, 100)] = 1.0
 

@@ -8,7 +8,10 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Settings:
-    """approximate: ``tanh`` is the source's own approximation."""
+    """The settings of this activation.
+
+    approximate: ``tanh`` is the source's own approximation.
+    """
 
     approximate: Literal["none", "tanh"] = "none"
 

@@ -10,7 +10,10 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """slope: below 0."""
+    """The settings of this activation.
+
+    slope: below 0.
+    """
 
     slope: Annotated[float, Range(0, 1)] = 0.01
 

@@ -10,7 +10,10 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """beta: how sharp the bend is."""
+    """The settings of this activation.
+
+    beta: how sharp the bend is.
+    """
 
     beta: Annotated[float, Range(0, 100, exclusive=True)] = 1.0
 

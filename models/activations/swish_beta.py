@@ -8,7 +8,10 @@ from models.activations.swish import Swish
 
 @dataclass(frozen=True)
 class Settings:
-    """per: one beta per ``layer`` or per ``channel``, each from 1."""
+    """The settings of this activation.
+
+    per: one beta per ``layer`` or per ``channel``, each from 1.
+    """
 
     per: Literal["layer", "channel"] = "layer"
 

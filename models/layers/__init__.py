@@ -1,4 +1,4 @@
-"""What the networks are made of: recurrence, attention, activations."""
+"""The parts of the networks: recurrence, attention, pooling, residual units."""
 
 from torch import nn
 
@@ -6,16 +6,16 @@ from cuda_ext import library
 
 
 def parameter_count(network: nn.Module) -> int:
-    """The number of trained numbers in ``network``."""
+    """Return the number of trained parameters of ``network``."""
     return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
 
 
 def uses_kernels(network: nn.Module) -> bool:
-    """Whether a layer of ``network`` calls an operation of cuda_ext/: such a layer has ``uses_kernels = True``."""
+    """Return whether a layer of ``network`` calls an operation of cuda_ext/, by its ``uses_kernels``."""
     return any(getattr(module, "uses_kernels", False) for module in network.modules())
 
 
 def kernels(network: nn.Module) -> str:
-    """Which implementation of the operations of cuda_ext/ that ``network`` uses runs on the device where it lies:
+    """Return which implementation of the operations of cuda_ext/ ``network`` uses on its device:
     ``extension KEY``, ``reference (reason)`` or, where it uses none, ``none``."""
     return library.kernels(next(network.parameters()).device) if uses_kernels(network) else "none"

@@ -1,4 +1,4 @@
-"""What a network takes from its training data before the first step."""
+"""Initialisation of a network from its training data, before the first step."""
 
 from torch import nn
 
@@ -8,7 +8,7 @@ from storage.prepared import Prepared
 def begin(network: nn.Module, prepared: Prepared) -> None:
     """Call ``begin(prepared)`` of each layer that has it: word vectors, a whitening. InputError where data is missing.
 
-    A layer may read the training split alone.
+    A layer may read only the training split.
     """
     for layer in network.modules():
         if hasattr(layer, "begin"):

@@ -1,4 +1,4 @@
-"""Recurrent cells as for-loops that show every gate: the GRU by its equations, and the GRU with a part taken away.
+"""Recurrent cells as for-loops that expose every gate: the GRU by its equations, and ablations of the GRU.
 
 The GRU of Cho et al. 2014, arXiv 1406.1078, in PyTorch's form (``torch.nn.GRU``: the reset gate after the matrix):
 
@@ -15,14 +15,14 @@ By name:
     no-reset     r = 1: the candidate always sees the whole state
     no-update    z = 0: the state is the candidate, h_t = h~_t, and nothing is carried over unchanged
     minimal      one gate f for both, r = f and z = 1 - f: the minimal gated unit of Zhou et al. 2016, arXiv 1603.09420,
-                 who have the gate before the matrix; here it stands after it, as the GRU's, so that two gates or one
-                 is all that differs
+                 who apply the gate before the matrix; here it is applied after it, as in the GRU, so that the number of
+                 gates is the only difference
     rnn          r = 1 and z = 0, which leaves h_t = tanh(W_h x_t + U_h h_{t-1} + b_h): equal to nn.RNN
 
-A step costs a dozen small operations, each a launch on a GPU. But each cell is a GRU with gates that are held or tied,
-or with another candidate, and there the GRU's kernel reads its sequences.
+A step costs a dozen small operations, each a launch on a GPU. Each cell is a GRU with fixed or tied gates, or with
+another candidate, so that on a GPU the GRU's kernel reads its sequences.
 
-Shape legend: N rows, T steps, I inputs, H units a direction, G gates and candidate together.
+Shape legend: N rows, T steps, I inputs, H units per direction, G gates and candidate together.
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -36,7 +36,7 @@ from models.layers.sequences import real_steps, reverse_by_length
 
 Name = Literal["gru", "gru-relu", "no-reset", "no-update", "minimal", "rnn"]
 NAMES: tuple[Name, ...] = get_args(Name)
-# Which of nn.GRU's rows, in its order, a cell has; of one gate for both, the gate.
+# The rows of nn.GRU, in its order, that a cell has; for one gate in place of both, that gate.
 PARTS: dict[Name, tuple[str, ...]] = {
     "gru": ("reset", "update", "candidate"),
     "gru-relu": ("reset", "update", "candidate"),
@@ -45,11 +45,11 @@ PARTS: dict[Name, tuple[str, ...]] = {
     "minimal": ("gate", "candidate"),
     "rnn": ("candidate",),
 }
-HELD = 200.0  # the bias of a gate that is held at 1: in each dtype its sigmoid is 1, and that of the opposite 0
+HELD = 200.0  # the bias of a gate that is fixed at 1: in each dtype its sigmoid is 1, and that of its negative 0
 
 
 class Gates(NamedTuple):
-    """What a layer computes at each step, each float [N, T, H] and zero at padding.
+    """The gates and states of a layer at each step, each float [N, T, H] and zero at padding.
 
     A cell without reset gate has reset 1, one without update gate update 0; the minimal unit has reset f, update 1 - f.
     """
@@ -61,7 +61,7 @@ class Gates(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a cell computes at one step, each float [N, H]; None for a gate that it does not have."""
+    """The gates and state of a cell at one step, each float [N, H]; None for a gate that it does not have."""
 
     reset: Tensor | None
     update: Tensor | None
@@ -97,7 +97,7 @@ class Recurrence(nn.Module):
         return states if lengths is None else states * real_steps(lengths, x.shape[1]).unsqueeze(-1)
 
     def gates(self, x: Tensor, lengths: Tensor | None = None, state: Tensor | None = None) -> Gates:
-        """As ``forward``, with every gate beside the states."""
+        """Return the states of ``forward`` with every gate."""
         steps = [
             Gates(
                 torch.ones_like(state) if reset is None else reset,
@@ -146,9 +146,9 @@ class Recurrence(nn.Module):
         return Step(reset, update, candidate, candidate if update is None else candidate.lerp(state, update))
 
     def as_gru(self) -> list[Tensor]:
-        """The parameters of the nn.GRU that this cell is, in its order: [3 H, I], [3 H, H], [3 H] and [3 H].
+        """Return the parameters of the equivalent nn.GRU in its order: [3 H, I], [3 H, H], [3 H] and [3 H].
 
-        A gate that the cell has not is held at 0 or 1 by its bias; of one gate for both, update is sigmoid of the
+        A missing gate is fixed at 0 or 1 by its bias; of one gate for both, update is sigmoid of the
         opposite. gru-relu has a GRU's as they are.
         """
         found = []

@@ -1,11 +1,11 @@
-"""What DenseNets are made of: norm-activation-convolution, and layers whose output is put beside their input.
+"""The parts of DenseNets: norm-activation-convolution, and layers whose output is concatenated with their input.
 
 Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, section 3.
 
-On a GPU with the library of cuda_ext/ built, norm and activation are one operation, and a dense block is one function
-of its own over one channels-last buffer: each layer writes its new channels beside those it read, which copies
-nothing; the mean and variance of a channel are computed once, when it is written, for all layers that read it; and the
-gradient of the buffer is summed in place. Elsewhere, under torch.compile and where a block drops out, the modules run
+On a GPU with the library of cuda_ext/ built, norm and activation are one operation. A dense block is one function over
+one channels-last buffer: each layer writes its new channels next to those it read, without a
+copy; the mean and variance of a channel are computed once, when it is written, for all layers that read it; and the
+gradient of the buffer is summed in place. Otherwise, under torch.compile, and in a block with dropout, the modules run
 one by one.
 
 Shape legend: N images, C channels, H x W pixels, R = N H W rows, k growth rate.
@@ -49,7 +49,7 @@ class Composite(nn.Sequential):
 
 
 class DenseLayer(nn.Module):
-    """Bottleneck of 1x1 and 3x3 convolutions whose output is put beside its input."""
+    """Bottleneck of 1x1 and 3x3 convolutions whose output is concatenated with its input."""
 
     def __init__(self, inputs: int, growth_rate: int, activation: Tagged, dropout: float) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class ImageClassifier(ViewAverage):
 
 
 def _groups(modules: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
-    """What runs as one: the layers of a block; a norm and its activation; a transition; else each alone."""
+    """Group the layers that run as one: a block; a norm and its activation; a transition; any other layer alone."""
     group: list[nn.Module] = []
     for module in modules:
         joins = group and (
@@ -153,8 +153,9 @@ def dense_block(layers: Sequence[DenseLayer], x: Tensor) -> tuple[Tensor, tuple[
 
 @dataclass(frozen=True)
 class _Block:
-    """What all layers of a block share, and the running statistics of their norms, two a layer; ``keeps`` says that a
-    backward pass may follow."""
+    """The values that all layers of a block share, and the running statistics of their norms, two per layer.
+
+    keeps: whether a backward pass may follow."""
 
     activation: str
     epsilon: float
@@ -167,7 +168,7 @@ class _Block:
 
 @dataclass
 class _Half:
-    """Norm, activation and convolution of one half of a layer: what came in, and the statistics that it goes by."""
+    """Norm, activation and convolution of one half of a layer: its input and the statistics that normalise it."""
 
     weight: Tensor
     bias: Tensor
@@ -177,7 +178,7 @@ class _Half:
     variance: Tensor
 
     def given(self, block: _Block) -> tuple[Any, ...]:
-        """The arguments that the kernels take behind x."""
+        """Return the arguments that the kernels take after x."""
         number = fused.ACTIVATIONS.index(block.activation)
         return self.weight, self.bias, self.mean, self.variance, self.beta, number, block.epsilon
 
@@ -279,8 +280,8 @@ class _DenseBlock(torch.autograd.Function):
                 to_matrix = weight_gradient(to_inner, prefix, *norm)
             else:
                 to_matrix = (to_inner.t() @ read)[:, :channels]
-            # A kernel that adds while it multiplies, with x and the gradient asked for before the product, was slower
-            # than both apart: 516 us against 363, 204 channels of 524,288 rows, on an H200.
+            # A kernel that adds while it multiplies, with x and the gradient prefetched before the product, was slower
+            # than both in turn: 516 us against 363, 204 channels of 524,288 rows, on an H200.
             to_first = add_backward(to_inner @ matrix, prefix, *norm, *into)
             for half, (to_half, to_weights) in enumerate([(to_first, to_matrix), (to_second, to_kernel[:growth])]):
                 place = 8 * number + 4 * half
@@ -291,7 +292,7 @@ class _DenseBlock(torch.autograd.Function):
 
 
 def _halves(block: _Block, parameters: Sequence[Tensor | None], number: int, computed: torch.dtype) -> list[_Half]:
-    """Both halves of a layer, with the running statistics: a batch's take their place in training."""
+    """Return both halves of a layer with the running statistics; in training the batch's replace them."""
     halves = []
     for half in (2 * number, 2 * number + 1):
         weight, bias, beta, kernel = parameters[4 * half : 4 * half + 4]
@@ -307,7 +308,7 @@ def _padded(channels: int, multiple: int = PADDED) -> int:
 
 
 def _matrix(kernel: Tensor, dtype: torch.dtype) -> Tensor:
-    """A 1x1 convolution's weights as a matrix of outputs and padded inputs."""
+    """Return a 1x1 convolution's weights as a matrix of outputs and padded inputs."""
     outputs, inputs = kernel.shape[:2]
     if inputs == _padded(inputs):
         return kernel.flatten(1).to(dtype)
@@ -317,7 +318,7 @@ def _matrix(kernel: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _filters(kernel: Tensor, dtype: torch.dtype) -> Tensor:
-    """A 3x3 convolution's weights, channels last, with outputs of zeros put to them up to a padded number.
+    """Return a 3x3 convolution's weights, channels last, with outputs of zeros appended up to a padded number.
 
     On an H200 cuDNN takes 303 us for the three convolutions of 48 channels to 16 (512 images of 32 x 32, bf16), and
     381 us for those to 12.

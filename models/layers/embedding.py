@@ -1,4 +1,4 @@
-"""Word vectors, what they begin as, and the dropout of whole words."""
+"""Word vectors, their initial values, and the dropout of whole words."""
 
 from typing import Literal
 
@@ -11,15 +11,15 @@ from storage.prepared import Prepared
 
 PADDING, UNKNOWN = 0, 1
 DEVIATION = 0.1
-# Drawn at random, or word2vec's of the training split, which preprocessing makes where it is told to. Both are trained.
+# Random, or word2vec of the training split, made by preprocessing where ``word_vectors`` is set. Both are trained.
 Vectors = Literal["random", "word2vec"]
 
 
 class WordDropout(nn.Module):
-    """In training each word becomes the unknown word with a probability, so that no one word is relied on.
+    """Replaces words by the unknown word at random in training, so that the network relies on no single word.
 
-    Sources: Iyyer et al., Deep Unordered Composition Rivals Syntactic Methods for Text Classification, 2015, leave
-    words out; Bowman et al., Generating Sentences from a Continuous Space, 2016, make them unknown, as here.
+    Sources: Iyyer et al., Deep Unordered Composition Rivals Syntactic Methods for Text Classification, 2015, remove
+    words; Bowman et al., Generating Sentences from a Continuous Space, 2016, replace them by the unknown word, as here.
     """
 
     def __init__(self, probability: float) -> None:
@@ -40,8 +40,8 @@ class WordDropout(nn.Module):
 class WordEmbedding(nn.Embedding):
     """A vector for each word, after word dropout; word 0 is padding, whose vector is zero and stays so.
 
-    Drawn with a deviation of 0.1 and not PyTorch's 1: a word that is seen a few times keeps much of what it began
-    with, which at 1 is louder than what is learnt.
+    Drawn with a deviation of 0.1 instead of PyTorch's 1: a rare word keeps much of its initial vector, which at 1 would
+    outweigh the learnt part.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class WordEmbedding(nn.Embedding):
             self.weight[PADDING].zero_()
 
     def begin(self, prepared: Prepared) -> None:
-        """Copy the word vectors of ``prepared`` (float32 [V, D]) where they are asked for, before training.
+        """Copy the word vectors of ``prepared`` (float32 [V, D]) before training, where the settings name them.
 
         InputError where the data set has none, or of another width.
         """
@@ -86,7 +86,7 @@ class WordEmbedding(nn.Embedding):
 
 
 def word_embedding(network: nn.Module, setting: str, off: int) -> WordEmbedding:
-    """The network's word vectors; where it has none, an InputError of ``setting``, which needs them unless ``off``."""
+    """Return the network's word vectors; InputError that names ``setting``, which needs them unless it is ``off``."""
     for module in network.modules():
         if isinstance(module, WordEmbedding):
             return module
@@ -94,7 +94,7 @@ def word_embedding(network: nn.Module, setting: str, off: int) -> WordEmbedding:
 
 
 def refuse_missing_vectors(vectors: Vectors, data: str, there: bool) -> None:
-    """InputError where words are to begin as ``vectors`` of the data set named ``data``, and are not ``there``."""
+    """Raise InputError where ``vectors`` is word2vec and data set ``data`` is prepared without word vectors."""
     if vectors == "word2vec" and not there:
         raise InputError(
             f"word_vectors is word2vec, and {data} is prepared without: set preprocessing.{data}.word_vectors"

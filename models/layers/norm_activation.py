@@ -1,7 +1,7 @@
 """Batch norm and activation, as one operation where a kernel computes both.
 
 cuda_ext/batch_norm_activation runs on a GPU with the library of cuda_ext/ built, and for an activation that names its
-kernel (models/activations). Elsewhere and under torch.compile the modules run one by one.
+kernel (models/activations). Otherwise, and under torch.compile, the modules run one by one.
 
 Shape legend: N images, C channels, H x W pixels.
 """
@@ -41,8 +41,11 @@ def norm_activation(
     statistics: tuple[Tensor, Tensor] | None = None,
     pooled: bool = False,
 ) -> Tensor:
-    """activate(norm(x)), by the kernel where there is one. With the kernel, x's mean and variance may be given if they
-    are known, and the result may be pooled as by ``nn.AvgPool2d(2)``."""
+    """Compute activate(norm(x)), by the kernel where there is one.
+
+    With the kernel, the known mean and variance of x may be passed, and the result may be pooled as by
+    ``nn.AvgPool2d(2)``.
+    """
     if not fuses(x, activate):
         return activate(norm(x))
     if norm.training:
@@ -68,7 +71,7 @@ _by_modules = False
 
 @contextmanager
 def by_modules(on: bool = True) -> Iterator[None]:
-    """Within it the modules run one by one, on a GPU too: what the fused functions are compared with."""
+    """Run the modules one by one within the block, on a GPU too; tests compare the fused functions with them."""
     global _by_modules
     before, _by_modules = _by_modules, on
     try:
@@ -84,7 +87,7 @@ def _has_kernel(x: Tensor) -> bool:
 
 
 def fuses(x: Tensor, activate: nn.Module) -> bool:
-    """Whether norm and ``activate`` run as one kernel on the device of ``x``."""
+    """Return whether norm and ``activate`` run as one kernel on the device of ``x``."""
     return activate.kernel is not None and _has_kernel(x)
 
 

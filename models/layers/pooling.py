@@ -20,7 +20,7 @@ Name = Literal["attention", "mean", "max"]
 
 
 def pooling(name: Name, width: int) -> nn.Module:
-    """The named pooling of states of ``width`` numbers."""
+    """Build the named pooling of states of ``width`` numbers."""
     return Attention(width) if name == "attention" else {"mean": Mean, "max": Max}[name]()
 
 

@@ -4,7 +4,7 @@ The GRU is the one of Cho et al. 2014 in PyTorch's form (``torch.nn.GRU``). The 
 reversed by its own length, so that padding stays at the end in both directions. A packed sequence would do the
 same, but torch.export refuses it. On a GPU a kernel does both directions at once and reads no padding.
 
-Shape legend: N rows, T steps, M real steps, I inputs, H units a direction.
+Shape legend: N rows, T steps, M real steps, I inputs, H units per direction.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from models.layers.sequences import real_steps, reverse_by_length
 
 
 def states_of(network: nn.Module, x: Tensor) -> Tensor:
-    """The states [N, T, H] of a network that gives them alone, or as ``nn.GRU`` before its last state."""
+    """Return the states [N, T, H] of a network that returns only them, or a tuple as ``nn.GRU`` does."""
     found = network(x)
     return found[0] if isinstance(found, tuple) else found
 
@@ -53,5 +53,5 @@ class BidirectionalGRU(nn.Module):
         return states, last.transpose(0, 1).flatten(1)
 
     def flat_parameters(self) -> list[Tensor]:
-        """As a bidirectional ``nn.GRU`` orders them."""
+        """Return the parameters in the order of a bidirectional ``nn.GRU``."""
         return [*self.forwards.parameters(), *self.backwards.parameters()]

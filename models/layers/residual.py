@@ -132,7 +132,7 @@ def unit_shapes(inputs: int, widths: Iterable[int], units: int) -> Iterator[tupl
 
 
 def refuse_depth(depth: int, per_layer: int, others: int) -> None:
-    """InputError with the nearest right depth where ``depth`` is not per_layer n + others for an n from 1."""
+    """Raise InputError with the nearest right depth where ``depth`` is not per_layer n + others for an n from 1."""
     if (depth - others) % per_layer or depth <= others:
         right = others + per_layer * max(1, round((depth - others) / per_layer))
         raise InputError(f"depth is {depth}: it must be {per_layer} n + {others}, the nearest is {right}")

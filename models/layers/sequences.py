@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def real_steps(lengths: Tensor, steps: int) -> Tensor:
-    """The mask bool [N, T] that is true at the first ``lengths[n]`` of ``steps`` steps."""
+    """Return the mask bool [N, T] that is true at the first ``lengths[n]`` of ``steps`` steps."""
     return torch.arange(steps, device=lengths.device) < lengths.unsqueeze(-1)
 
 
@@ -34,7 +34,7 @@ def sums_of_sequences(x: Tensor, offsets: Tensor) -> Tensor:
 
 
 def owners(offsets: Tensor, rows: int) -> Tensor:
-    """The sequence of each of ``rows`` rows, int64 [rows]; rows behind the last sequence are given to it as well."""
+    """Return the sequence of each of ``rows`` rows, int64 [rows]; rows after the last sequence count to it."""
     row = torch.arange(rows, device=offsets.device)
     return (torch.searchsorted(offsets, row, right=True) - 1).clamp(max=len(offsets) - 2)
 

@@ -1,4 +1,4 @@
-"""What a network is trained for, by name. An objective is one file, models/objectives/NAME.py, with
+"""The objectives by name. An objective is one file, models/objectives/NAME.py, with
 
     Settings   a frozen dataclass of its settings
     build      build(settings, description, labels) -> Objective; description: the data set's prepared.json; labels:

@@ -5,8 +5,8 @@ an entry of class k weighs w+ = |N| / (|P| + |N|) where the label is there and w
 with |P| and |N| rows of the training split that have it and lack it. ``classification`` with ``balanced`` weights has
 the same ratio w+ / w-, but gives each class the same total weight; here a class of share p weighs 2 p (1 - p).
 
-Probabilities are sigmoids of the scores. They are those of a split in which each class has as many rows as it lacks, so
-that they rank rows well and are far above the share of a rare class.
+Probabilities are sigmoids of the scores. They are calibrated for a split in which each class has
+as many rows as it lacks: they rank rows well, but are far above the share of a rare class.
 
 Shape legend: n rows, K classes.
 """
@@ -62,7 +62,7 @@ class Chexnet:
 
 
 def build(settings: Settings, description: Mapping[str, Any], labels: np.ndarray | None) -> Chexnet:
-    """InputError where rows have one label."""
+    """Build the objective; InputError where rows have one label."""
     if description["task"] != "multi-label":
         raise InputError(f"objective 'chexnet' does not fit {description['name']}: its rows have one label each")
     return Chexnet(None if labels is None else shares(labels))

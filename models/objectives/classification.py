@@ -22,7 +22,9 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """label_smoothing: the share of a label that is spread over all classes.
+    """The settings of this objective.
+
+    label_smoothing: the share of a label that is spread over all classes.
 
     class_weights: of data with several labels, ``balanced`` gives the rows that have a class and those that lack it the
     same weight together, per class, by their numbers in the training split.
@@ -65,7 +67,7 @@ class Classification:
 
 
 def build(settings: Settings, description: Mapping[str, Any], labels: np.ndarray | None) -> Classification:
-    """InputError for balanced class weights where rows have one label."""
+    """Build the objective; InputError for balanced class weights where rows have one label."""
     several = description["task"] == "multi-label"
     balanced = settings.class_weights == "balanced"
     if balanced and not several:

@@ -26,7 +26,9 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """upper: the length above which a label's capsule costs nothing; lower: the one below which another's does not.
+    """The settings of this objective.
+
+    upper: the length above which a label's capsule costs nothing; lower: the one below which another's does not.
 
     absent_weight: of the capsules of absent classes; reconstruction_weight: of the squared differences of the pixels,
     where the network has a decoder; 0: nothing is decoded. labels_per_row: the most labels that a row has.

@@ -40,7 +40,7 @@ class Positions:
         return self._apart(scores).softmax(dim=2).flatten(1)
 
     def correct(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Whether the highest score of each position is that of its class, bool [n, P]."""
+        """Return whether the highest score of each position is that of its class, bool [n, P]."""
         return self._apart(scores).argmax(dim=2) == self._apart(target).argmax(dim=2)
 
     def _apart(self, values: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Positions:
 
 
 def build(settings: Settings, description: Mapping[str, Any], labels: np.ndarray | None) -> Positions:
-    """InputError where the data has no positions."""
+    """Build the objective; InputError where the data has no positions."""
     if "positions" not in description:
         raise InputError(f"objective 'positions' does not fit {description['name']}: its labels have no positions")
     return Positions(description["positions"])

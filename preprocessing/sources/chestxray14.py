@@ -9,7 +9,7 @@ Benchmarks", CVPR 2017; https://nihcc.app.box.com/v/ChestXray-NIHCC. It is read 
     subset     chestxray14_1089_64.npz (or .npz.xz): images uint8 [N, H, W], labels uint8 [N, 14], files, patients and
                label_names; and BBox_List_2017.csv where it is there
 
-No patient is in two splits. The test split is the published list of 25,596 images, and validation an eighth of the
+No patient is in two splits. The test split is the published list of 25,596 images. Validation is an eighth of the
 patients of the published training list, chosen by the digest of the patient's number. Without lists, shares of the
 images go to test and validation, whole patients in the order of that digest.
 

@@ -5,7 +5,7 @@ to 4 pixels in each direction. The paper says that the boxes of 20 x 20 pixels t
 average; even shifts make that 73 % of their area, 85 % in each direction. Pixels are added and clipped at 255.
 
 Validation and test have one pair for each digit of MNIST's, the other digit drawn from the same split. The training
-split has the single digits, centred: training makes pairs of them anew in each batch, by ``augmentation: [{name: shift,
+split has the single digits, centred: training makes new pairs of them in each batch, by ``augmentation: [{name: shift,
 pixels: 4, padding: darkest}, {name: overlay}]``. The paper draws 1,000 pairs for each digit beforehand, which are
 60 million images.
 """

@@ -47,9 +47,9 @@ def test_each_span_and_batch_is_timed_in_processes_of_its_own(prepared, tmp_path
     monkeypatch.setattr("sys.argv", ["benchmarks.prediction", *small, "--json", str(tmp_path / "figures.json")])
     with pytest.raises(SystemExit, match="0"):
         prediction.main()
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     measured = json.loads((tmp_path / "figures.json").read_text())
-    assert json.loads(said.splitlines()[-1]) == measured
+    assert json.loads(printed.splitlines()[-1]) == measured
     on_cpu = [one for one in measured["results"] if one["way"] != "GPU"]
     assert [(one["span"], one["batch"]) for one in on_cpu] == [
         ("network", 1), ("network", 4), ("answer", 1), ("answer", 4),
@@ -57,7 +57,7 @@ def test_each_span_and_batch_is_timed_in_processes_of_its_own(prepared, tmp_path
     for one in on_cpu:
         for speed in (one["documents_a_second"], one["documents_a_core_second"]):
             assert 0 < speed["lowest"] <= speed["median"] <= speed["highest"] and one["n"] == 2
-    assert "best on the CPU, answer, batch 4: 1 process, " in said
+    assert "best on the CPU, answer, batch 4: 1 process, " in printed
 
 
 def test_without_prepared_data_documents_are_drawn():

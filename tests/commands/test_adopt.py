@@ -72,7 +72,7 @@ def test_where_nothing_can_be_adopted_it_is_refused(reread, old):
     assert "--from" in reread("adopt", *SELECTED, "--from", "old", code=2)
 
 
-def test_the_first_epochs_may_be_trained_elsewhere(reread, old):
+def test_the_first_epochs_may_be_trained_on_another_machine(reread, old):
     directory, job = old
     proof = Path("there") / job["run_key"]
     proof.mkdir(parents=True)

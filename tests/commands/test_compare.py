@@ -83,7 +83,7 @@ def test_metrics_are_compared_only_where_both_were_evaluated_in_the_same_way(fol
     assert not any(row.name.startswith("test.") for row in sections["results"])
 
 
-def test_prepared_arrays_that_are_gone_are_told(folder):
+def test_prepared_arrays_that_are_gone_are_refused(folder):
     (folder / "prepared/data/prepared.json").unlink()
     sections = compare(find_run(RUN_A), find_run(RUN_B))
     assert any("is gone" in str(row.a) for row in sections["data"])

@@ -111,17 +111,17 @@ def test_images_of_another_size_or_type_are_refused_in_one_line(folder, monkeypa
     images = np.zeros((2, height, width, channels), np.uint8)
     assert len(model.predict(images)) == 2
     for given in (images[..., 0], images.astype(np.float32), [[1, 2], [3, 4]]):
-        with pytest.raises(InputError, match=rf"uint8 \[N, {height}, {width}, {channels}\], not") as said:
+        with pytest.raises(InputError, match=rf"uint8 \[N, {height}, {width}, {channels}\], not") as refused:
             model.predict(given)
-        assert "\n" not in str(said.value)
+        assert "\n" not in str(refused.value)
 
 
 def test_a_program_reads_all_of_an_answer(folder):
     file = folder.directory / "documents.txt"
     lines = [SHORT, "", "你好。再见。 مرحبا بالعالم 🙂", "nul \0 in it", "Draw a line. " * 20]
     file.write_bytes("\r\n".join(lines).encode())
-    said = folder.predict("--data", "snippets", "--variant", "han", "--json", "--file", str(file), "--lines")
-    rows = [json.loads(line) for line in said.splitlines()]
+    printed = folder.predict("--data", "snippets", "--variant", "han", "--json", "--file", str(file), "--lines")
+    rows = [json.loads(line) for line in printed.splitlines()]
     assert len(rows) == len(lines)
     for row in rows:
         assert set(row["probabilities"]) == {"read", "draw"} and sum(row["probabilities"].values()) == pytest.approx(1)
@@ -145,32 +145,32 @@ def said_here(monkeypatch, capsys, folder: Path, *arguments: str, given: bytes =
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
     with pytest.raises(SystemExit) as ended:
         main(["predict", *arguments])
-    said = capsys.readouterr()
-    assert ended.value.code == code, said.err
+    printed = capsys.readouterr()
+    assert ended.value.code == code, printed.err
     if code:
-        assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
-    return said.err if code else said.out
+        assert printed.out == "" and printed.err.startswith("error: ") and printed.err.count("\n") == 1
+    return printed.err if code else printed.out
 
 
 def test_a_person_reads_what_an_answer_rests_on(folder, monkeypatch, capsys):
-    def said(*arguments: str, given: bytes = b"") -> str:
+    def printed(*arguments: str, given: bytes = b"") -> str:
         return said_here(monkeypatch, capsys, folder.directory, "--data", "snippets", *arguments, given=given)
 
-    readable = said("--version", "1", SHORT, "", "你好\x1b[2J")
+    readable = printed("--version", "1", SHORT, "", "你好\x1b[2J")
     assert readable.startswith("han, version 1 of reread-snippets")
     assert "8 words read, " in readable and "Most attended (of 2 sentences, weight 0." in readable
     assert "There is no word in the document" in readable and "None of its" in readable
     assert "\x1b" not in readable
-    long = said("--version", "1", ("a" * 5_000 + " ") * 40)
+    long = printed("--version", "1", ("a" * 5_000 + " ") * 40)
     assert "the rest of the document was cut" in long and len(long) < 2000 and "aaa…" in long
     # The champion has no attention. A whole file, and standard input, are one document.
-    whole = said(given=f"{TEXT}\n{TEXT}".encode())
+    whole = printed(given=f"{TEXT}\n{TEXT}".encode())
     assert whole.startswith("gru_flat, version 2") and "the rest of the document was cut" in whole
     assert "Most attended" not in whole
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given", "said"),
+    ("arguments", "given", "fault"),
     [
         (["--data", "snipets", TEXT], b"", "did you mean 'snippets'?"),
         (["--data", "snippets", "--version", "9", TEXT], b"", "no version 9: choose from 1 (han), 2 (gru_flat)"),
@@ -184,8 +184,8 @@ def test_a_person_reads_what_an_answer_rests_on(folder, monkeypatch, capsys):
         (["--data", "snippets", "--lines", TEXT], b"", "choose one"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_one_line(folder, monkeypatch, capsys, arguments, given, said):
-    assert said in said_here(monkeypatch, capsys, folder.directory, *arguments, given=given, code=2)
+def test_what_cannot_be_answered_is_refused_in_one_line(folder, monkeypatch, capsys, arguments, given, fault):
+    assert fault in said_here(monkeypatch, capsys, folder.directory, *arguments, given=given, code=2)
 
 
 def test_where_nothing_is_registered_nothing_is_made(tmp_path, monkeypatch, capsys):
@@ -349,7 +349,7 @@ def test_a_server_answers_any_document(server):
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "fault"),
     [
         (documents(TEXT, None), "row 1 of the column 'text' is null"),
         (documents(3), "row 0 of the column 'text' is of type int"),
@@ -360,6 +360,6 @@ def test_a_server_answers_any_document(server):
         ([TEXT], "must be a JSON dictionary"),
     ],
 )
-def test_a_server_refuses_what_is_no_text_with_400(server, body, said):
+def test_a_server_refuses_what_is_no_text_with_400(server, body, fault):
     status, answer = server(body)
-    assert status == 400 and said in answer["message"] and "stack_trace" not in answer
+    assert status == 400 and fault in answer["message"] and "stack_trace" not in answer

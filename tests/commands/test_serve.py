@@ -61,8 +61,8 @@ def test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it(project):
     api = f"{page['prefect']}/api"
     serve = ["-m", "commands", "serve", "--prefect-port", ports["prefect"]]
     with started(project, *serve, until="Ctrl-C") as (_, output):
-        said = output.read_text()
-        assert f"PREFECT_API_URL={api} .venv/bin/prefect deployment run pipeline/default --watch" in said
+        printed = output.read_text()
+        assert f"PREFECT_API_URL={api} .venv/bin/prefect deployment run pipeline/default --watch" in printed
         deployments = {one["name"]: one for one in call(f"{api}/deployments/filter", {})}
         assert set(deployments) == {"default", "nightly", "variant"}
         assert [one["active"] for one in deployments["nightly"]["schedules"]] == [False]
@@ -139,7 +139,7 @@ def test_a_killed_parent_leaves_no_server(project):
     assert project.processes() == {}
 
 
-def test_a_port_in_use_is_told_in_one_line(project):
+def test_a_port_in_use_is_reported_in_one_line(project):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -150,14 +150,14 @@ def test_a_port_in_use_is_told_in_one_line(project):
             assert done.stderr.count("\n") == 1 and f"port {port}" in done.stderr and "--prefect-port" in done.stderr
 
 
-def test_servers_that_the_environment_names_are_only_told(project):
+def test_servers_that_the_environment_names_are_only_printed(project):
     named = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_URL": "http://127.0.0.1:8/api"}
     done = project.run("python", "-m", "commands", "ui", **named)
     assert "http://127.0.0.1:9 " in done.stdout and "http://127.0.0.1:8 " in done.stdout
     assert project.processes() == {}
 
 
-def test_a_server_that_does_not_come_up_or_answer_is_told_in_one_line(project):
+def test_a_server_that_does_not_come_up_or_answer_is_reported_in_one_line(project):
     named = {"PREFECT_API_URL": "http://127.0.0.1:8/api"}
     done = project.run("python", "-m", "commands", "serve", code=2, **named)
     assert done.stderr.count("\n") == 1 and "PREFECT_API_URL=http://127.0.0.1:8/api does not answer" in done.stderr

@@ -9,5 +9,4 @@ from cuda_ext import library
 def fresh(monkeypatch, request):
     """As a process does: nothing warned of, and not strict; but a GPU's tests are, so that no reference stands in."""
     monkeypatch.setattr(library, "_warned", set())
-    monkeypatch.setattr(library, "_strict", True if request.node.get_closest_marker("gpu") else None)
-    monkeypatch.delenv(library.STRICT_VARIABLE, raising=False)
+    monkeypatch.setattr(library, "_strict", request.node.get_closest_marker("gpu") is not None)

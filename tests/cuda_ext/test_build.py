@@ -129,7 +129,7 @@ def unfit_on_a_gpu(monkeypatch, built):
     return library.unfit.__wrapped__(torch.device("cuda", 0))
 
 
-def test_a_library_that_does_not_fit_says_why_and_what_mends_it(monkeypatch):
+def test_a_library_that_does_not_fit_says_why_and_what_fixes_it(monkeypatch):
     assert unfit_on_a_gpu(monkeypatch, None) == "the library is not built: run `make ext`"
     stale = {"sources": "0" * 16, "architectures": [[8, 0]], "file": "none.so"}
     assert unfit_on_a_gpu(monkeypatch, stale) == "the library was built from other sources: run `make ext`"

@@ -90,12 +90,8 @@ def test_the_reference_warns_once_by_name():
     assert library.kernels(x.device).startswith("reference (the tensors are on the cpu")
 
 
-@pytest.mark.parametrize("by_variable", [True, False])
-def test_strict_mode_refuses_the_reference(monkeypatch, by_variable):
-    if by_variable:
-        monkeypatch.setenv(library.STRICT_VARIABLE, "1")
-    else:
-        library.strict(True)
+def test_strict_mode_refuses_the_reference():
+    library.strict(True)
     with pytest.raises(library.KernelError, match=r"vector_add has no kernel to run .*: the tensors are on the cpu"):
         vector_add(*pair(4))
 

@@ -156,11 +156,11 @@ def test_a_test_split_that_is_not_given_is_not_measured():
 
 
 @pytest.mark.parametrize(
-    ("name", "texts", "said"),
+    ("name", "texts", "fault"),
     [("tf-idf", ["one", "two"], "no word occurs in two"), ("nb-svm", ["", " "], "no training document has a word")],
 )
-def test_nothing_to_learn_from_is_refused(name, texts, said):
-    with pytest.raises(InputError, match=said):
+def test_nothing_to_learn_from_is_refused(name, texts, fault):
+    with pytest.raises(InputError, match=fault):
         evaluate_baseline(
             name,
             {"train": texts, "validation": ["three"]},

@@ -159,3 +159,15 @@ def test_the_item_part_of_normal_scores():
     assert found.item_deviation == pytest.approx(0.05 / math.sqrt(items), rel=0.2)
     assert found.residual_deviation == pytest.approx(0.10 / math.sqrt(items), rel=0.2)
     assert stats.norm.ppf(0.975) * found.item_deviation < found.interval.half_width
+
+
+def test_a_fixed_reference_has_the_whole_variance_of_the_items():
+    """Seeds that answer alike: the standard error of a share of 200 items, and no control that takes any of it away."""
+    labels = np.zeros(200, dtype=np.int64)
+    probabilities = np.tile(np.float32([0.9, 0.1]), (200, 1))
+    probabilities[:40] = [0.2, 0.8]
+    found = two_way([probabilities] * 3, [], labels, "single-label", "accuracy", reference=0.75)
+    assert found.interval.mean == pytest.approx(0.05)
+    assert found.item_deviation == pytest.approx(np.sqrt(0.8 * 0.2 / 200), rel=0.06)
+    loss = two_way([probabilities] * 3, [], labels, "single-label", "loss", reference=1.0)
+    assert loss.interval.mean == pytest.approx(1.0 + 0.8 * np.log(0.9) + 0.2 * np.log(0.2), abs=1e-6)

@@ -1,6 +1,7 @@
 """One run from weights to metrics: probabilities, what is left unread, and what is refused."""
 
 import ast
+import contextlib
 import json
 import os
 import shutil
@@ -176,6 +177,24 @@ def test_a_run_that_a_gpu_trained_is_evaluated_on_the_cpu_where_there_is_none(ru
     assert (on_cpu / "test.npy").read_bytes() == kept["test.npy"]
 
 
+def test_a_run_that_a_gpu_trained_is_evaluated_under_the_gpu_lease(run, text_data, monkeypatch):
+    leases = []
+
+    @contextlib.contextmanager
+    def acquire(slots):
+        leases.append(slots)
+        yield torch.device("cpu")
+        leases.append("released")
+
+    monkeypatch.setattr("evaluation.run.acquire_gpu", acquire)
+    write_json(run / "job.json", read_json(run / "job.json") | {"runs_per_gpu": 3})
+    evaluate_run(run, text_data, ("validation",))
+    assert leases == []
+    write_json(run / "environment.json", {"gpu": "NVIDIA H200"})
+    evaluate_run(run, text_data, ("test",))
+    assert leases == [3, "released"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_predictions_on_a_gpu_repeat_and_are_those_of_the_cpu(run, text_data):
@@ -194,7 +213,7 @@ def test_predictions_on_a_gpu_repeat_and_are_those_of_the_cpu(run, text_data):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_the_command_evaluates_many_runs_and_tells_which_it_cannot(run, text_data, tools, tmp_path, capsys):
+def test_the_command_evaluates_many_runs_and_prints_which_it_cannot(run, text_data, tools, tmp_path, capsys):
     write_json(run / "job.json", {**read_json(run / "job.json"), "prepared": str(text_data)})
     other = shutil.copytree(run, tmp_path / "runs" / "1")
     write_json(other / "job.json", {**read_json(other / "job.json"), "prepared": "elsewhere"})
@@ -214,13 +233,13 @@ def test_the_command_evaluates_many_runs_and_tells_which_it_cannot(run, text_dat
     assert not list(tmp_path.rglob("test.npy"))
     code, output, _ = call("--test", run)
     assert code == 0 and len(list(tmp_path.rglob("test.npy"))) == 1
-    for wrong, said in (
+    for wrong, fault in (
         ([text_data], "is prepared data and follows no run"),
         ([run, text_data, text_data], "is prepared data and follows no run"),
         ([tmp_path], "is no run and no prepared data"),
     ):
         code, output, errors = call(*wrong)
-        assert (code, output) == (2, "") and said in errors and errors.count("\n") == 1
+        assert (code, output) == (2, "") and fault in errors and errors.count("\n") == 1
 
 
 def test_the_command_needs_what_a_machine_that_trains_has():

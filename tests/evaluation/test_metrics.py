@@ -114,13 +114,13 @@ def test_recall_precision_and_f1_agree_with_scikit_learn(task):
 
 
 @pytest.mark.parametrize(
-    ("probabilities", "labels", "said"),
+    ("probabilities", "labels", "fault"),
     [
         (np.zeros((0, 2), np.float32), np.zeros(0, int), "no rows"),
         (np.full((2, 2), np.nan, np.float32), np.array([0, 1]), "not finite"),
         (np.full((2, 3), 0.3, np.float32), np.array([0, 1]), "shape"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(probabilities, labels, said):
-    with pytest.raises(InputError, match=said):
+def test_what_cannot_be_measured_is_refused(probabilities, labels, fault):
+    with pytest.raises(InputError, match=fault):
         split_metrics(probabilities, labels, "single-label", ["a", "b"])

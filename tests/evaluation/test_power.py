@@ -70,7 +70,7 @@ def test_more_comparisons_need_a_larger_difference():
     assert holm([0.02, 1, 1])[0] == pytest.approx(0.06)
 
 
-def test_an_unknown_spread_is_said():
+def test_an_unknown_spread_is_reported():
     found = reach(dataclasses.replace(DESIGN, spread=None, room=0.005))
     assert found.smallest_detectable is None and "spread between seeds is not known" in found.sentences[0]
     assert not found.supported and found.refuted
@@ -111,3 +111,12 @@ def test_a_tuning_gives_spread_scores_and_room():
     assert "0.05" in second.sentences[0] and second.supported
     named = reachable(comparisons[:1], 8, 0.01, 0.05, {"swish": 266}, spread=0.02)[0]
     assert named == reach(Design("swish", "swish", "relu", 8, 1, 0.01, 0.05, 0.02))
+
+
+def test_a_published_figure_has_no_spread_and_leaves_room_below_one():
+    comparison = Comparison("paper", "c", "s", "swish", "reference 0.97", "accuracy", reference=0.97)
+    (found,) = reachable([comparison], 8, 0.01, 0.05, {"paper": 266}, [TUNING])
+    spread, item = tuned_deviation(TUNING, "swish", "accuracy"), math.sqrt(0.95 * 0.05 / 266)
+    expected = reach(Design("paper", "swish", "reference 0.97", 8, 1, 0.01, 0.05, spread, item, 1 - 0.97))
+    assert found.smallest_detectable == pytest.approx(expected.smallest_detectable)
+    assert found.sentences == expected.sentences

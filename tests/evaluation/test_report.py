@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import vl_convert
 from dvc_render.vega import VegaRenderer
@@ -115,7 +116,23 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
     assert verdict["verdict"] == "supported" and verdict["p"] == 2 / 64
 
 
-def test_a_baseline_in_a_pair_stands_beside_every_seed_with_its_one_figure(tools, tmp_path, texts, text_data):
+def test_a_published_figure_is_compared_with_every_seed(tools, tmp_path, texts, text_data):
+    """Over seeds this is the one-sample sign-flip test; tests of the bootstrap have the variance of its items."""
+    experiment, records = texts
+    pair = {**experiment["comparisons"][0], "control": "reference 0.5", "reference": 0.5}
+    found = evaluate_experiment({**experiment, "comparisons": [pair]}, records, {}, tmp_path / "trial")
+    (verdict,) = found["verdicts"]
+    han = found["metrics"]["variants"]["han"]["seeds"]
+    values = np.array([han[str(seed)]["test"]["accuracy"] for seed in SEEDS])
+    assert verdict["differences"] == pytest.approx(values - 0.5) and verdict["reference"] == 0.5
+    assert verdict["verdict"] == "supported" and verdict["p"] == 2 / 64
+    assert "han is better than reference 0.5" in verdict["sentence"]
+    assert "han − reference 0.5" in pictures.wrapped(pd.read_csv(tmp_path / "trial/differences.csv"), pair["name"])
+    (missing,) = judge_experiment({**experiment, "comparisons": [pair]}, [], {}, "test")
+    assert missing.verdict == "inconclusive" and missing.sentence == "Not measured: han has no finished seed."
+
+
+def test_a_baseline_in_a_pair_is_compared_with_every_seed_with_its_one_figure(tools, tmp_path, texts, text_data):
     experiment, records = texts
     svm = replace(baseline_of(tools, text_data, skill=0.5), name="NB-SVM", temperature=0.25)
     experiment = experiment_of(experiment["variants"], [("han", "nb-svm", "accuracy")])
@@ -168,7 +185,7 @@ def test_the_page_is_escaped_self_contained_and_opens_with_the_verdicts(tools, t
     assert "://" not in page
     order = [page.index(f'id="{name}"') for name in re.findall(r'<section id="(\w+)"', page)]
     assert re.findall(r'<section id="(\w+)"', page)[:2] == ["verdicts", "variants"] and order == sorted(order)
-    for said in (
+    for expected in (
         "✓ supported",
         "(schedule completed)",
         "TF-IDF",
@@ -177,7 +194,7 @@ def test_the_page_is_escaped_self_contained_and_opens_with_the_verdicts(tools, t
         "0123abcd",
         "93.1 %",
     ):
-        assert said in page
+        assert expected in page
 
 
 def test_a_second_read_of_the_test_split_is_marked_and_all_are_listed(tmp_path, texts):
@@ -383,8 +400,8 @@ def test_the_terminal_table(tools, tmp_path, texts, text_data):
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(terminal_table(found["metrics"], found["verdicts"]))
     text = console.export_text()
-    for said in ("han ★", "TF-IDF", "supported", CLAIM, "corrected p of a difference 0.0312"):
-        assert said in text
+    for expected in ("han ★", "TF-IDF", "supported", CLAIM, "corrected p of a difference 0.0312"):
+        assert expected in text
 
 
 def test_runs_that_do_not_fit_are_refused(tools, tmp_path, texts):

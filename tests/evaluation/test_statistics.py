@@ -125,12 +125,12 @@ def test_degenerate_differences_have_finite_intervals(differences):
 
 def test_seeds_needed_reach_the_verdict():
     """A mean of .02 is told from 0 by the first n whose two-sided t quantile times the error is below it."""
-    needed, said = seeds_needed(0.02, 0.03, 0.0, 0.01, (0.05, 0.05), (6, 5), 6)
+    needed, sentence = seeds_needed(0.02, 0.03, 0.0, 0.01, (0.05, 0.05), (6, 5), 6)
 
     def reach(n):
         return stats.t.ppf(0.975, n - 1) * 0.03 / math.sqrt(n)
 
-    assert reach(needed) < 0.02 <= reach(needed - 1) and f"{needed} seeds" in said
+    assert reach(needed) < 0.02 <= reach(needed - 1) and f"{needed} seeds" in sentence
     assert seeds_needed(0.02, 0.03, 0.004, 0.01, (0.05, 0.05), (6, 5), 6)[0] > needed
     # A mean of .002 needs its distance to the margin, .008, one-sided.
     inside, _ = seeds_needed(-0.002, 0.03, 0.0, 0.01, (0.05, 0.05), (6, 5), 6)
@@ -138,9 +138,9 @@ def test_seeds_needed_reach_the_verdict():
 
 
 def test_items_that_no_seed_can_replace():
-    needed, said = seeds_needed(0.01, 0.01, 0.01, 0.01, (0.05, 0.05), (6, 5), 6)
+    needed, sentence = seeds_needed(0.01, 0.01, 0.01, 0.01, (0.05, 0.05), (6, 5), 6)
     # (1.96 * 0.01 / 0.01)^2 times the items
-    assert needed is None and "more seeds cannot settle it" in said and "3.8 times the test items" in said
+    assert needed is None and "more seeds cannot settle it" in sentence and "3.8 times the test items" in sentence
 
 
 def test_nothing_finite_is_refused():

@@ -65,7 +65,7 @@ def child_runs(project) -> list:
     return [run for run in client.search_runs([experiment.experiment_id]) if "run_key" in run.data.tags]
 
 
-def test_a_killed_flow_goes_on_from_its_last_epoch_and_ends_with_the_same_weights(project):
+def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weights(project):
     lengthen(project)
     flow = start(project)
     run = wait_for_epoch(project, 3, flow)

@@ -24,7 +24,7 @@ def test_each_entry_is_there(name):
         assert callable(kinds.load(baseline.features)) and callable(kinds.load(baseline.fit))
 
 
-def test_an_unknown_kind_is_told_the_nearest():
+def test_an_unknown_kind_is_refused_with_the_nearest():
     with pytest.raises(InputError, match="'texts': did you mean 'text'"):
         kinds.kind("texts")
 

@@ -78,8 +78,7 @@ def test_imagenet_s_divides_images_by_32_and_refuses_smaller_ones():
 @pytest.fixture
 def by_references(monkeypatch):
     """The path that a GPU takes, with the kernels' references in their place."""
-    monkeypatch.setattr(library, "_strict", None)
-    monkeypatch.delenv(library.STRICT_VARIABLE, raising=False)
+    monkeypatch.setattr(library, "_strict", False)
     monkeypatch.setattr(norm_activation, "_has_kernel", lambda x: not norm_activation._by_modules)
 
 

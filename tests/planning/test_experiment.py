@@ -204,7 +204,7 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "fault"),
     [
         (("variants", "swish", "model"), "densent", "'densenet'"),
         (("variants", "swish", "network"), {"activaton": "swish"}, "'activation'"),
@@ -230,7 +230,7 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
         (("seeds",), [True], "seeds.0 is True"),
         (("parameters",), {"preprocessing": {"docstring": {}}}, "'docstrings'"),
         (("parameters",), {"models": {"densnet": {}}}, "'densenet'"),
-        (("variants", "swish", "data"), "reviews", "`reviews: {}`"),
+        (("variants", "swish", "data"), "reviews", "'movie_reviews'"),
         (("equivalence_margin",), 2, "equivalence_margin is 2"),
         (("alpha",), 0, "alpha is 0"),
         (("comparisons",), [{**COMPARISON, "treatment": "swsh"}], "'swish'"),
@@ -269,14 +269,14 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
         (("grid",), {"training": [0.1]}, "grid.training is [0.1]"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(tmp_path, path, value, said):
+def test_what_is_wrong_is_named_with_its_place(tmp_path, path, value, fault):
     experiment = yaml.safe_load(yaml.safe_dump(EXPERIMENT))
     place = experiment
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
     message = refused(write(tmp_path, experiment))
-    assert said in message
+    assert fault in message
     assert "trial" in message or "params.yaml" in message
 
 
@@ -351,6 +351,49 @@ def test_a_comparison_may_have_a_margin_of_its_own(tmp_path):
     assert own.key != plain.key
 
 
+def test_a_comparison_may_have_a_published_figure_in_place_of_a_control(tmp_path):
+    group = {key: COMPARISON[key] for key in ("treatment", "source", "metric")}
+    group |= {"reference": 0.955, "claim": "{treatment} is better than {control}."}
+    write(tmp_path, {**EXPERIMENT, "comparisons": [group]})
+    plan = make_plan("trial", root=tmp_path)
+    (found,) = plan.comparisons
+    assert (found["name"], found["control"], found["reference"]) == ("reference 0.955", "reference 0.955", 0.955)
+    assert found["claim"] == "swish is better than reference 0.955." and networks(found) == ["swish"]
+    assert Comparison(**found).networks == ["swish"] and Plan.from_json(plan.to_json()) == plan
+    assert plan.key_parts()["comparisons"][0]["reference"] == 0.955
+    # Another experiment takes it where it has the treatment.
+    variants = {"swish": EXPERIMENT["variants"]["swish"]}
+    write(tmp_path, {**EXPERIMENT, "variants": variants, "comparisons": "trial"}, name="other")
+    assert load_experiment("other", tmp_path).comparisons == plan.comparisons
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"control": "relu"}, "'reference'"), ({"reference": -0.1}, "reference"), ({"reference": 95.5}, "0.955")],
+)
+def test_a_published_figure_is_a_share_and_takes_the_place_of_a_control(tmp_path, change, named):
+    group = {key: COMPARISON[key] for key in ("treatment", "claim", "source", "metric")}
+    write(tmp_path, {**EXPERIMENT, "comparisons": [{**group, "reference": 0.955, **change}]})
+    with pytest.raises(InputError, match="comparison") as refused:
+        make_plan("trial", root=tmp_path)
+    assert named in str(refused.value)
+
+
+def test_the_test_split_is_read_only_where_an_experiment_asks_for_it(tmp_path):
+    assert load_experiment("trial", write(tmp_path)).evaluate_on == "validation"
+    asking = write(tmp_path, {**EXPERIMENT, "evaluate_on": "test"})
+    assert load_experiment("trial", asking).evaluate_on == "test"
+
+
+def test_a_data_set_needs_no_section_of_its_own(tmp_path):
+    parameters = {**PARAMETERS, "preprocessing": {}}
+    swish = EXPERIMENT["variants"]["swish"]
+    variants = {"swish": swish, "prepared": {**swish, "preprocessing": {"rows_per_class": 5}}}
+    write(tmp_path, {**EXPERIMENT, "variants": variants, "comparisons": []}, parameters)
+    found = load_experiment("trial", tmp_path).variants
+    assert (found["swish"].preprocessing, found["prepared"].preprocessing) == ({}, {"rows_per_class": 5})
+
+
 def test_selecting_variants_drops_the_comparisons_that_lose_a_side(tmp_path):
     group = {**COMPARISON, "name": "b", "control": "linear"}
     write(tmp_path, {**EXPERIMENT, "comparisons": [COMPARISON, group]})
@@ -420,7 +463,7 @@ def test_an_experiment_tunes_the_variants_of_another(tmp_path):
     trials = load_experiment("tune", tmp_path).trials
     assert [one.split("/")[1] for one in trials["swish"]] == ["batch_size=8", "batch_size=16", "batch_size=32"]
     assert [one.split("/")[1] for one in trials["relu"]] == ["learning_rate=0.5", "learning_rate=0.25"]
-    for change, said in (
+    for change, fault in (
         ({"tunes": "trail"}, "'trial'"),
         ({"tunes": 1}, "tunes is 1"),
         ({"evaluate_on": "test"}, "validation alone"),
@@ -433,7 +476,7 @@ def test_an_experiment_tunes_the_variants_of_another(tmp_path):
         write(tmp_path, {**tuning, **change}, name="tune")
         with pytest.raises(InputError) as error:
             load_experiment("tune", tmp_path)
-        assert said in str(error.value)
+        assert fault in str(error.value)
 
 
 def test_broken_and_missing_files_are_named(tmp_path):

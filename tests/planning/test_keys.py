@@ -240,7 +240,7 @@ def test_the_machine_of_a_file_stands_for_this_one(tmp_path, monkeypatch, machin
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "fault"),
     [
         ([], "no mapping"),
         ({"torch": "2.11.0"}, "'numpy'"),
@@ -250,11 +250,11 @@ def test_the_machine_of_a_file_stands_for_this_one(tmp_path, monkeypatch, machin
         ({**CPU, "kernels": "x"}, "'kernels' is 'x'"),
     ],
 )
-def test_a_file_that_no_machine_wrote_is_refused(tmp_path, given, said):
+def test_a_file_that_no_machine_wrote_is_refused(tmp_path, given, fault):
     write_json(tmp_path / "machine.json", given)
     with pytest.raises(InputError, match=r"REREAD_MACHINE=.*machine\.json") as refused:
         keys.read_machine(tmp_path / "machine.json")
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert fault in str(refused.value) and "\n" not in str(refused.value)
     with pytest.raises(InputError, match="is missing"):
         keys.read_machine(tmp_path / "none.json")
 

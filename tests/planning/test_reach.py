@@ -99,7 +99,7 @@ def test_each_claim_of_the_default_experiment_can_hold_or_fail():
     plan = make_plan("default", root=ROOT, environment=Environment())
     for one in plan_reach(plan, ROOT):
         assert one.supported and one.refuted and one.equivalent, (one.sentences, one.warnings)
-        assert not any("cannot be supported" in said for said in one.warnings)
+        assert not any("cannot be supported" in warning for warning in one.warnings)
 
 
 def test_the_default_experiment_trains_on_300_digits_and_is_judged_on_all_of_the_test_split():

@@ -64,7 +64,7 @@ def test_runs_of_another_machine_come_back_without_their_weights(project):
     write(root / "broken.json", {})
     trained = project.run("python", "-m", "training", files[0], "broken.json", *files[1:], code=2)
     assert trained.stdout.count("stopped by") == 2
-    assert "error: broken.json: 'run_key' must be there" in trained.stderr
+    assert "error: broken.json: 'run_key' must be" in trained.stderr
     assert trained.stderr.count("was made for another machine (torch 2.11.0+elsewhere and not ") == 2
     runs = {Path(file).parent.name: json.loads((root / file).read_text()) for file in files}
     evaluated = project.run("python", "-m", "evaluation", "--test", *(f"runs/{key}" for key in runs))

@@ -150,14 +150,14 @@ def test_a_changed_pin_is_a_new_version_that_must_be_accepted(folder, corpus_of)
     )
     assert "scipy" not in str(error.value)
     assert (folder.bytes("docstrings"), folder.manifest.read_bytes()) == before
-    said = []
-    new = folder.ingest("docstrings", accept_new_version=True, progress=said.append)
+    lines = []
+    new = folder.ingest("docstrings", accept_new_version=True, progress=lines.append)
     assert new.version != old.version and new.packages["pandas"] == "1.1" and new.rows == 5
-    assert "1 documents added" in said[-1]
+    assert "1 documents added" in lines[-1]
     assert len(open_data_set("docstrings", folder.data, folder.manifest).labels) == 5
 
 
-def test_without_the_old_data_the_refusal_tells_versions_and_counts(folder, corpus_of):
+def test_without_the_old_data_the_refusal_names_versions_and_counts(folder, corpus_of):
     corpus_of("1.0", "One.", "Two.", "Three.", "Four.")
     folder.ingest("docstrings")
     shutil.rmtree(folder.data / "docstrings")
@@ -174,7 +174,7 @@ def test_a_changed_pin_with_the_same_content_is_the_same_version(folder, corpus_
     assert folder.ingest("docstrings") == old
 
 
-def test_an_unknown_data_set_is_told_the_nearest(folder):
+def test_an_unknown_data_set_is_refused_with_the_nearest(folder):
     with pytest.raises(InputError, match="'docstring': did you mean 'docstrings'"):
         folder.ingest("docstring")
     assert not folder.data.exists()

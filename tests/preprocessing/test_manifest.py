@@ -118,7 +118,7 @@ def test_the_manifest_is_the_same_after_a_round_trip(folder):
     assert folder.manifest.read_bytes() == before and before.endswith(b"}\n")
 
 
-def test_an_unknown_name_is_told_the_nearest(folder):
+def test_an_unknown_name_is_refused_with_the_nearest(folder):
     folder.add("weather", TextRows(ABOUT, documents()))
     with pytest.raises(InputError, match="no data set 'wether' in .*: did you mean 'weather'"):
         folder.open("wether")

@@ -243,7 +243,7 @@ def test_images(place):
         prepare("pictures", None)
 
 
-def test_what_is_there_is_not_made_again_and_fresh_makes_it_anew(place):
+def test_what_is_there_is_not_made_again_and_fresh_makes_it_again(place):
     write_corpus(HAND_MADE)
     directory = prepare("corpus", WHOLE)
     (directory / "mark").touch()
@@ -263,11 +263,13 @@ def test_two_processes_at_once_make_one_folder(place):
         subprocess.Popen([sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    said = [process.communicate()[0] for process in started]
+    printed = [process.communicate()[0] for process in started]
     assert [process.returncode for process in started] == [0, 0]
-    assert said[0] == said[1]
-    assert [path.name for path in Path("prepared").iterdir() if path.name != ".locks"] == [Path(said[0].strip()).name]
-    open_prepared(Path(said[0].strip()))
+    assert printed[0] == printed[1]
+    assert [path.name for path in Path("prepared").iterdir() if path.name != ".locks"] == [
+        Path(printed[0].strip()).name
+    ]
+    open_prepared(Path(printed[0].strip()))
 
 
 def test_what_a_killed_process_left_goes(place):

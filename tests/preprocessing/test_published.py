@@ -189,13 +189,13 @@ def test_cifar100_has_the_fine_labels_and_their_names(tmp_path, monkeypatch):
     assert entry.classes == tuple(names) and entry.splits["test"] == 100
     opened = open_data_set("cifar100", data, manifest)
     assert Counter(opened.labels[opened.split == 2].tolist()) == dict.fromkeys(range(100), 1)
-    for number, (name, content, said) in enumerate(
+    for number, (name, content, fault) in enumerate(
         [
             (cifar100.TRAIN, b"x", "1 bytes in .*train.bin"),
             (cifar100.NAMES, b"apple\n", "1 names in .*fine_label_names"),
         ]
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=fault):
             cifar100.rows([pack(tmp_path / f"{number}.tar.gz", members | {name: content})])
     del members[cifar100.TEST]
     with pytest.raises(InputError, match="no member 'cifar-100-binary/test.bin'"):

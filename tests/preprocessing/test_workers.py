@@ -77,16 +77,16 @@ def test_a_refused_document_is_the_same_line_from_another_process(corpus, corpus
     rows = [json.loads(line) for line in Path("data/corpus/documents.jsonl").read_text().splitlines()]
     rows[333]["text"] = "\u200b"
     corpus_of(rows)
-    said = []
+    lines = []
     for how in (1, 2):
         with pytest.raises(InputError) as caught:
             prepared("prepared", how)
-        said.append(str(caught.value))
-    assert said[0] == said[1] and "'d333' has no word" in said[0]
+        lines.append(str(caught.value))
+    assert lines[0] == lines[1] and "'d333' has no word" in lines[0]
     assert [path.name for path in Path("prepared").iterdir()] == [".locks"]
 
 
-def test_a_killed_worker_is_told_and_leaves_nothing(corpus, monkeypatch):
+def test_a_killed_worker_is_reported_and_leaves_nothing(corpus, monkeypatch):
     added = []
     add = documents._Found.add
 
@@ -127,7 +127,7 @@ def test_workers_end_when_who_started_them_is_killed(corpus):
 
 
 @pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1:9", "spam://127.0.0.1:9"])
-def test_a_scheduler_that_is_not_there_is_told_in_one_line(corpus, monkeypatch, address):
+def test_a_scheduler_that_is_not_there_is_reported_in_one_line(corpus, monkeypatch, address):
     monkeypatch.setattr(workers, "SECONDS_TO_CONNECT", 0.5)
     with pytest.raises(InputError, match=f"the scheduler {address}: no scheduler answers") as caught:
         prepared("prepared", None, address)

@@ -15,7 +15,7 @@ from storage.files import published_directory, read_json, read_object, write_jso
 from storage.prepared import DESCRIPTION, open_prepared
 
 
-def test_what_is_no_file_to_be_read_is_told(tmp_path):
+def test_what_is_no_file_to_be_read_is_refused(tmp_path):
     (tmp_path / "file").write_text("{}")
     with pytest.raises(InputError, match="missing.json is missing"):
         read_json(tmp_path / "missing.json")
@@ -30,7 +30,7 @@ def test_what_is_no_file_to_be_read_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("value", [{}, [], None, {"name": "small", "kind": "text"}])
-def test_an_object_without_what_is_asked_of_it_is_told(tmp_path, value):
+def test_an_object_without_what_is_asked_of_it_is_refused(tmp_path, value):
     write_json(tmp_path / DESCRIPTION, value)
     with pytest.raises(InputError, match="prepared.json has no 'task'|prepared.json has no 'name'"):
         open_prepared(tmp_path)

@@ -42,7 +42,7 @@ def test_what_a_library_s_thread_made_fail_is_parsed_again(monkeypatch):
     assert not failing
 
 
-def test_a_file_that_is_no_python_is_told_at_once(tmp_path):
+def test_a_file_that_is_no_python_is_refused_at_once(tmp_path):
     (tmp_path / "wrong.py").write_text("def")
     with pytest.raises(SyntaxError, match=r"wrong\.py"):
         parse(tmp_path / "wrong.py")

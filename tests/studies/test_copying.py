@@ -208,7 +208,7 @@ def test_what_does_not_fit_is_refused(source):
 
 def test_the_committed_evidence_follows_from_its_tables():
     folder = Path(ROOT, "results", "studies", "copying")
-    said, recall = json.loads((folder / "results.json").read_text()), pd.read_csv(folder / "recall.csv")
+    written, recall = json.loads((folder / "results.json").read_text()), pd.read_csv(folder / "recall.csv")
     for (cell, lag), mine in recall.groupby(["cell", "lag"]):
-        found, expected = said["recall"][cell][str(lag)], mean_interval(mine["recall"].to_list())
+        found, expected = written["recall"][cell][str(lag)], mean_interval(mine["recall"].to_list())
         assert (found["mean"], found["low"], found["n"]) == pytest.approx((expected.mean, expected.low, expected.n))

@@ -134,7 +134,7 @@ def test_an_option_is_a_setting_of_the_study_and_json_is_what_is_written(source,
 
 
 def test_the_evidence_has_every_cell_and_the_claim_follows_from_it(evidence):
-    said, table = json.loads((evidence / "results.json").read_text()), pd.read_csv(evidence / "deletion.csv")
+    written, table = json.loads((evidence / "results.json").read_text()), pd.read_csv(evidence / "deletion.csv")
     of_words = {("words", method, k) for method in (ATTENDED, GRADIENT, RANDOM) for k in (0, *DEBUG.words)}
     of_sentences = {("sentences", method, k) for method in (ATTENDED, RANDOM) for k in (0, *DEBUG.sentences)}
     assert set(table[["level", "method", "removed"]].itertuples(index=False, name=None)) == of_words | of_sentences
@@ -142,14 +142,14 @@ def test_the_evidence_has_every_cell_and_the_claim_follows_from_it(evidence):
     assert (table[table["removed"] == 0]["fall"] == 0).all()
     wide = table[(table["level"] == "words") & (table["removed"] == DEBUG.primary_words)]
     wide = wide.pivot(index="seed", columns="method", values="fall")
-    (claim,) = said["claims"]
+    (claim,) = written["claims"]
     assert claim["measured"]["differences"] == pytest.approx((wide[ATTENDED] - wide[RANDOM]).to_list(), abs=1e-5)
     # Two seeds cannot decide.
     assert claim["verdict"] == "inconclusive" and "at least 6 seeds" in claim["says"]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "fault"),
     [
         (lambda runs, flat: [*runs, flat], "variant gru_flat"),
         (lambda runs, flat: [*runs, runs[0]], "seed 0"),
@@ -161,9 +161,9 @@ def test_the_evidence_has_every_cell_and_the_claim_follows_from_it(evidence):
         (lambda runs, flat: [*runs, "--variant", "han"], "--variant"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, said, source, flat_run, study, tmp_path):
+def test_what_does_not_fit_is_refused(change, fault, source, flat_run, study, tmp_path):
     given = change([run.directory for run in source.runs.values()], flat_run.directory)
-    assert said in study("deletion", *given, "--debug", "--to", tmp_path, code=2)
+    assert fault in study("deletion", *given, "--debug", "--to", tmp_path, code=2)
     assert not list(tmp_path.iterdir())
 
 

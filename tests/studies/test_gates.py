@@ -169,19 +169,19 @@ def test_claims_are_judged_by_the_projects_rule_with_holm_over_all_four():
         return [one["verdict"] for one in claims], [one["measured"]["holm_p"] for one in claims]
 
     # A correlation of .35 and 8 seeds: p is 2^-7 for each claim, four times that after Holm's correction.
-    said, p = verdicts(8, 0.4, 0.6)
-    assert said == [REFUTED, SUPPORTED, REFUTED, SUPPORTED] and p == pytest.approx([4 * 2**-7] * 4)
+    outcomes, p = verdicts(8, 0.4, 0.6)
+    assert outcomes == [REFUTED, SUPPORTED, REFUTED, SUPPORTED] and p == pytest.approx([4 * 2**-7] * 4)
     # With 7 seeds p is 2^-6 and below .05 for each alone; four together cannot be decided.
-    said, p = verdicts(7, 0.4, 0.6)
-    assert said == [INCONCLUSIVE] * 4 and p == pytest.approx([4 * 2**-6] * 4)
+    outcomes, p = verdicts(7, 0.4, 0.6)
+    assert outcomes == [INCONCLUSIVE] * 4 and p == pytest.approx([4 * 2**-6] * 4)
     # The other way round, and nothing at all.
     assert verdicts(8, -0.4, 0.0)[0] == [SUPPORTED, REFUTED, SUPPORTED, SUPPORTED]
     assert verdicts(8, 0.0, 0.1)[0][:3] == [EQUIVALENT] * 3
 
 
 def test_it_runs_as_a_command_and_repeats_byte_for_byte(evidence, source, study, tmp_path):
-    said = study("gates", *(run.directory for run in source.runs.values()), "--debug", "--to", tmp_path)
-    assert "A reset gate of 0 forgets all of the state" in said
+    printed = study("gates", *(run.directory for run in source.runs.values()), "--debug", "--to", tmp_path)
+    assert "A reset gate of 0 forgets all of the state" in printed
     again = tmp_path / "gates" / "small"
     names = ["figure.png", "histograms.csv", "phrase.csv", "results.json", "trace.csv", "units.csv"]
     assert sorted(path.name for path in again.iterdir()) == names
@@ -190,20 +190,20 @@ def test_it_runs_as_a_command_and_repeats_byte_for_byte(evidence, source, study,
 
 
 def test_what_is_said_follows_from_the_tables(evidence):
-    said, units = json.loads((evidence / "results.json").read_text()), pd.read_csv(evidence / "units.csv")
+    written, units = json.loads((evidence / "results.json").read_text()), pd.read_csv(evidence / "units.csv")
     assert set(units.groupby(["seed", "level", "direction"]).size()) == {4}
     words = units[units["level"] == "words"]
     expected = [
         np.mean([spearmanr(one["reset"], one["memory"]).statistic for _, one in mine.groupby("direction")])
         for _, mine in words.groupby("seed")
     ]
-    assert said["claims"][1]["measured"]["differences"] == pytest.approx(expected)
-    assert said["claims"][2]["measured"]["differences"] == pytest.approx([-one for one in expected])
+    assert written["claims"][1]["measured"]["differences"] == pytest.approx(expected)
+    assert written["claims"][2]["measured"]["differences"] == pytest.approx([-one for one in expected])
     # Two seeds cannot decide what many must.
-    assert {one["verdict"] for one in said["claims"]} == {INCONCLUSIVE}
+    assert {one["verdict"] for one in written["claims"]} == {INCONCLUSIVE}
     phrase = pd.read_csv(evidence / "phrase.csv")
     but = phrase[(phrase["word"] == "but") & (phrase["gate"] == "reset")]
-    assert said["claims"][3]["measured"]["differences"] == pytest.approx((-but["above_usual"]).to_list(), abs=1e-5)
+    assert written["claims"][3]["measured"]["differences"] == pytest.approx((-but["above_usual"]).to_list(), abs=1e-5)
 
 
 def test_networks_without_two_levels_are_refused(flat_run):

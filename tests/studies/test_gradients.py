@@ -41,8 +41,8 @@ def test_it_reads_no_run(study, tmp_path):
 def test_another_folder_is_not_taken_for_evidence(study, tmp_path):
     (tmp_path / "gradients").mkdir()
     (tmp_path / "gradients" / "precious.txt").write_text("mine")
-    said = study("gradients", "--debug", "--to", tmp_path, code=2)
-    assert f"{tmp_path}/gradients" in said and "--to" in said
+    printed = study("gradients", "--debug", "--to", tmp_path, code=2)
+    assert f"{tmp_path}/gradients" in printed and "--to" in printed
     assert [path.name for path in (tmp_path / "gradients").iterdir()] == ["precious.txt"]
 
 
@@ -64,17 +64,17 @@ def test_the_figure_is_drawn_from_the_data_file_alone(evidence, tmp_path):
 
 
 def test_what_is_committed_is_what_the_code_says_with_its_verdicts():
-    said = json.loads((COMMITTED / "results.json").read_text())
-    assert said["settings"] == json.loads(json.dumps(dataclasses.asdict(gradients.Settings())))
-    assert len(said["claims"]) == gradients.CLAIMS
-    assert max(said["closed_form_from_autograd"].values()) < 1e-10
-    verdicts = {one["sentence"]: one["verdict"] for one in said["claims"]}
+    written = json.loads((COMMITTED / "results.json").read_text())
+    assert written["settings"] == json.loads(json.dumps(dataclasses.asdict(gradients.Settings())))
+    assert len(written["claims"]) == gradients.CLAIMS
+    assert max(written["closed_form_from_autograd"].values()) < 1e-10
+    verdicts = {one["sentence"]: one["verdict"] for one in written["claims"]}
     assert verdicts["Gated recurrent unit solves the problem"] == "refuted"
     assert [verdict for sentence, verdict in verdicts.items() if "alpha_{t-2}" in sentence] == ["refuted"]
     assert "inconclusive" not in verdicts.values()
     table = pd.read_csv(COMMITTED / "curves.csv", dtype={"curve": str})
-    assert set(table["n"]) == {said["settings"]["seeds"]}
-    far = table[(table["norm"] == "spectral") & (table["distance"] == said["settings"]["distance"])]
+    assert set(table["n"]) == {written["settings"]["seeds"]}
+    far = table[(table["norm"] == "spectral") & (table["distance"] == written["settings"]["distance"])]
     far = far.set_index(["panel", "curve"])["median"]
     # The order that docs/results/gru.md gives.
     linear = [far["linear", f"{radius:g}"] for radius in gradients.RADII]

@@ -125,15 +125,15 @@ def changed(plan: Plan, name: str, **values) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "fault"),
     [
         ({"network": {"hidden_size": 5}}, "another network"),
         ({"preprocessing": {"length_quantile": {"words": 0.5, "sentences": 0.9}}}, "length_quantile"),
         ({"preprocessing": {"length_quantile": {"words": 0.5, "sentences": 0.5}}}, "each its own"),
     ],
 )
-def test_variants_that_differ_in_more_are_refused(source, change, said):
-    with pytest.raises(InputError, match=said):
+def test_variants_that_differ_in_more_are_refused(source, change, fault):
+    with pytest.raises(InputError, match=fault):
         quantiles.quantiles_of(replace(source, plan=changed(source.plan, "q100", **change)))
 
 

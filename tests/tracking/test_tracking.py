@@ -215,7 +215,7 @@ def test_runs_of_another_folder_are_left_to_it(folder, tmp_path_factory, monkeyp
     open_tracking().fail(run_id)
 
 
-def test_a_deleted_database_is_written_anew(folder):
+def test_a_deleted_database_is_written_again(folder):
     job = make_job(folder, prepared_text(folder), "han")
     run = finish_run(job)
     evaluation = evaluate_run(run)

@@ -63,7 +63,7 @@ MAKERS |= {"counting": lambda network: Counting(network.parameters(), {"lr": 0.1
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_a_resumed_optimiser_goes_on_as_one_that_was_not_stopped(make, tmp_path):
+def test_a_resumed_optimiser_continues_as_one_that_was_not_stopped(make, tmp_path):
     whole, optimiser, _ = made(make, tmp_path)
     steps(whole, optimiser, 5)
     first, optimiser, kept = made(make, tmp_path)

@@ -5,6 +5,7 @@ import torch
 
 from storage.errors import InputError
 from training import device
+from training.machine import machine
 from training.settings import Settings
 
 CPU = torch.device("cpu")
@@ -41,3 +42,13 @@ def test_a_gpu_is_named_in_the_environment():
     with device.acquire_device() as gpu:
         found = device.environment(gpu)
     assert found["gpu"] and found["cuda"] and found["driver"]
+
+
+def test_visible_gpus_of_several_kinds_are_refused(monkeypatch):
+    """A run may get any of them, and its key names one."""
+    names = ["NVIDIA H100", "NVIDIA A100"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+    with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES"):
+        machine()

@@ -72,7 +72,7 @@ def test_word_vectors_decay_as_other_matrices_by_their_rate():
     torch.testing.assert_close(network[0].weight, before * (1 - 0.2 * 0.5 * 0.1))
 
 
-def test_sgd_is_nesterov_s_unless_it_is_told_otherwise():
+def test_sgd_is_nesterov_s_unless_set_otherwise():
     for nesterov, steps in ((True, (-1.5, -1.5 - 1.75)), (False, (-1.0, -2.5))):
         network = one_weight(0.0)
         optimiser = optimiser_of(network, 1.0, name="sgd", momentum=0.5, weight_decay=0, nesterov=nesterov)
@@ -82,7 +82,7 @@ def test_sgd_is_nesterov_s_unless_it_is_told_otherwise():
             assert network.weight.item() == pytest.approx(expected)
 
 
-def test_sgd_decays_vectors_too_where_it_is_told_to():
+def test_sgd_decays_vectors_too_where_set():
     """As the authors' code of DenseNet does: one weight decay for every parameter."""
     torch.manual_seed(0)
     network, other = (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)) for _ in range(2))

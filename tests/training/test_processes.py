@@ -58,16 +58,12 @@ def workers(process):
     return found
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"ema_decay": 0.9, "max_grad_norm": 0.5},
-        {"batch_size": 7, "adversarial_epsilon": 0.5, "optimizer": {"name": "sgd", "weight_decay": 0.01}},
-    ],
-)
-def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_directory, settings):
+def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_directory):
     """64 rows in batches of at most 7 are batches of 6 and 7: a process has 3 or 4 rows of each."""
-    settings = {"max_epochs": 3} | settings
+    settings = {
+        "max_epochs": 3, "batch_size": 7, "ema_decay": 0.9, "max_grad_norm": 0.5, "adversarial_epsilon": 0.5,
+        "optimizer": {"name": "sgd", "weight_decay": 0.01},
+    }  # fmt: skip
     one, two = (write_job(text_directory, name, network=HAN, training=settings) for name in ("one", "two"))
     finish(start(one, "-m", "training"))
     events = finish(start(two, *TORCHRUN))
@@ -80,13 +76,12 @@ def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_direct
         assert other == pytest.approx(row, rel=2e-5)
     weights, others = (load_file(directory(job) / "best.safetensors") for job in (one, two))
     for name, weight in weights.items():
-        # AdamW scales a rounding error of a gradient near zero up to a step's size, 0.01.
-        torch.testing.assert_close(others[name], weight, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(others[name], weight, rtol=1e-4, atol=1e-6)
     assert len((directory(two) / "log.txt").read_text().splitlines()) == 3
     assert json.loads((directory(two) / "environment.json").read_text())["processes"] == 2
 
 
-def test_a_run_goes_on_after_one_of_its_processes_was_killed(write_job, text_directory):
+def test_a_run_resumes_after_one_of_its_processes_was_killed(write_job, text_directory):
     settings = {"max_epochs": 12, "patience": 12}
     whole, killed = (
         write_job(text_directory, name, run_key="same", network=HAN | {"dropout": 0.3}, training=settings)

@@ -134,7 +134,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(who
         {"optimizer": {"name": "muon"}, "schedule": {"name": "one_cycle"}},
     ],
 )
-def test_a_run_taken_up_ends_with_the_same_bytes_with_averages_and_perturbations(
+def test_a_resumed_run_ends_with_the_same_bytes_with_averages_and_perturbations(
     train_here, write_job, text_directory, monkeypatch, settings
 ):
     network = {"embedding_dim": 8, "hidden_size": 4, "word_dropout": 0.2}
@@ -280,7 +280,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_leaves_no_result(writ
 
 
 @pytest.mark.parametrize("killed_at", ["history", "checkpoint"])
-def test_a_run_killed_as_its_last_epoch_is_written_has_it_when_taken_up(
+def test_a_run_killed_as_its_last_epoch_is_written_has_it_when_resumed(
     train_here, write_job, text_directory, monkeypatch, killed_at
 ):
     jobs = [
@@ -320,7 +320,7 @@ def test_a_run_killed_as_its_last_epoch_is_written_has_it_when_taken_up(
     [
         ({"network": {"hiden": 1}}, "'hiden'"),
         ({"prepared": "nowhere"}, "prepared.json is missing"),
-        ({"network": {"word_vectors": "word2vec"}}, "small is prepared without: set preprocessing.small.word_vectors"),
+        ({"network": {"word_vectors": "word2vec"}}, "is prepared without: set preprocessing."),
     ],
 )
 def test_bad_input_is_refused(train_here, write_job, text_directory, change, message):
@@ -390,7 +390,7 @@ def test_the_test_split_is_never_read(train_here, write_job, text_directory, tmp
         assert (clean / name).read_bytes() == (other / name).read_bytes()
 
 
-def test_a_terminal_has_a_live_line_and_elsewhere_one_line_an_epoch(write_job, text_directory):
+def test_a_terminal_has_a_live_line_and_otherwise_one_line_per_epoch(write_job, text_directory):
     job = write_job(text_directory, "plain", training={"max_epochs": 2})
     lines = train(job).splitlines()
     assert len(lines) == 3 and lines[0].startswith("han seed 3  epoch   1  loss ")

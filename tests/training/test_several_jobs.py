@@ -94,7 +94,7 @@ def test_a_job_of_other_sources_is_refused_before_anything_is_written(train, wri
     assert train(path)[0] == 0
 
 
-def test_a_job_of_another_machine_is_told(train, write_job, image_directory):
+def test_a_job_of_another_machine_is_refused(train, write_job, image_directory):
     small = {"max_epochs": 2}
     here = write_job(image_directory, "here", "densenet", training=small, machine=machine())
     other = write_job(image_directory, "other", "densenet", training=small, machine={**machine(), "device": "H200"})

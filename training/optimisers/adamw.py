@@ -11,8 +11,11 @@ from training.optimisers import decaying
 
 @dataclass(frozen=True)
 class Settings:
-    """weight_decay: as a share of the learning rate, on matrices alone; beta1, beta2: decay of the mean gradient and of
-    its mean square; epsilon: added to the root of the latter."""
+    """The settings of this optimiser.
+
+    weight_decay: as a share of the learning rate, on matrices alone; beta1, beta2: decay of the mean gradient and of
+    its mean square; epsilon: added to the root of the latter.
+    """
 
     weight_decay: Annotated[float, Range(0, 10)] = 0.1
     beta1: Annotated[float, Range(0, 0.99999)] = 0.9

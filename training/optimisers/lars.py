@@ -22,8 +22,11 @@ from training.optimisers import decaying
 
 @dataclass(frozen=True)
 class Settings:
-    """momentum: decay of the velocity; weight_decay: added to the gradient of matrices; trust_coefficient: a matrix's
-    step at learning rate 1, as a share of its norm."""
+    """The settings of this optimiser.
+
+    momentum: decay of the velocity; weight_decay: added to the gradient of matrices; trust_coefficient: a matrix's step
+    at learning rate 1, as a share of its norm.
+    """
 
     momentum: Annotated[float, Range(0, 0.9999)] = 0.9
     weight_decay: Annotated[float, Range(0, 10)] = 0.0005

@@ -27,8 +27,11 @@ MATCHES_ADAMW = 0.2
 
 @dataclass(frozen=True)
 class Settings:
-    """momentum: decay of the mean gradient of matrices; weight_decay: as a share of the learning rate, on matrices
-    alone; beta1, beta2: AdamW's, for all that is no matrix."""
+    """The settings of this optimiser.
+
+    momentum: decay of the mean gradient of matrices; weight_decay: as a share of the learning rate, on matrices alone;
+    beta1, beta2: AdamW's, for all that is no matrix.
+    """
 
     momentum: Annotated[float, Range(0, 0.9999)] = 0.95
     weight_decay: Annotated[float, Range(0, 10)] = 0.1
@@ -54,7 +57,7 @@ class Muon(torch.optim.AdamW):
         return loss
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # AdamW's own asks every parameter's state for AdamW's step.
+        # AdamW's own method reads AdamW's step from every parameter's state.
         torch.optim.Optimizer.__setstate__(self, state)
 
     def _step_matrices(self, group: dict[str, Any]) -> None:

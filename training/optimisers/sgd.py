@@ -11,8 +11,11 @@ from training.optimisers import decaying
 
 @dataclass(frozen=True)
 class Settings:
-    """momentum: decay of the velocity; nesterov: look ahead along the velocity, where there is momentum; weight_decay:
-    added to the gradient of matrices, with ``decay_vectors`` to that of biases, norms and betas too."""
+    """The settings of this optimiser.
+
+    momentum: decay of the velocity; nesterov: look ahead along the velocity, where there is momentum; weight_decay:
+    added to the gradient of matrices, with ``decay_vectors`` to that of biases, norms and betas too.
+    """
 
     momentum: Annotated[float, Range(0, 0.9999)] = 0.9
     nesterov: bool = True

@@ -1,4 +1,4 @@
-"""The peak to the end."""
+"""The peak rate until the end."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,7 +8,10 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """warmup_epochs: epochs, or parts of one, of a linear rise to the peak."""
+    """The settings of this schedule.
+
+    warmup_epochs: epochs, or parts of one, of a linear rise to the peak.
+    """
 
     warmup_epochs: Annotated[float, Range(0, 1000)] = 1.0
 

@@ -10,7 +10,10 @@ from training.schedules import share_done
 
 @dataclass(frozen=True)
 class Settings:
-    """warmup_epochs: epochs, or parts of one, of a linear rise to the peak."""
+    """The settings of this schedule.
+
+    warmup_epochs: epochs, or parts of one, of a linear rise to the peak.
+    """
 
     warmup_epochs: Annotated[float, Range(0, 1000)] = 1.0
 

@@ -12,8 +12,10 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """rise: share of all steps up to the peak; start, end: the first and the last step's shares of
-    the peak."""
+    """The settings of this schedule.
+
+    rise: share of all steps up to the peak; start, end: the first and the last step's shares of the peak.
+    """
 
     rise: Annotated[float, Range(0.001, 0.999)] = 0.3
     start: Annotated[float, Range(0, 1)] = 0.04

@@ -9,7 +9,10 @@ from training.schedules import share_done
 
 @dataclass(frozen=True)
 class Settings:
-    """warmup_epochs: epochs, or parts of one, of a linear rise to the peak; power: of the share that is left."""
+    """The settings of this schedule.
+
+    warmup_epochs: epochs, or parts of one, of a linear rise to the peak; power: of the share that is left.
+    """
 
     warmup_epochs: Annotated[float, Range(0, 1000)] = 1.0
     power: Annotated[float, Range(0, 10, exclusive=True)] = 2.0

@@ -9,8 +9,11 @@ from storage.settings import Range
 
 @dataclass(frozen=True)
 class Settings:
-    """warmup_epochs: epochs, or parts of one, of a linear rise to the peak; milestones: rising shares of all epochs;
-    gamma: the factor at each."""
+    """The settings of this schedule.
+
+    warmup_epochs: epochs, or parts of one, of a linear rise to the peak; milestones: rising shares of all epochs;
+    gamma: the factor at each.
+    """
 
     warmup_epochs: Annotated[float, Range(0, 1000)] = 0.0
     milestones: tuple[Annotated[float, Range(0, 1)], ...] = (0.5, 0.75)
