@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from storage.errors import InputError
-from storage.files import fsync_path, published_directory, read_object, sha256_file, write_json
+from storage.files import json_text, published_directory, read_object, sha256_file
 
 DIGESTS = "digests.json"
 # A file that was changed this recently may change again within the resolution of its time.
@@ -23,36 +23,35 @@ class Damaged(InputError):
     """A file is missing or is not the one that was written. The message is half a line, without what to do."""
 
 
-def write_digests(folder: Path, known: Mapping[str, str] | None = None) -> None:
-    """Flush the files of ``folder`` to disk and write its digests.json. ``known``: digests that are not computed."""
-    digests = dict(known or {})
-    for path in sorted(path for path in folder.iterdir() if path.is_file() and path.name != DIGESTS):
-        if path.name not in digests:
-            digests[path.name] = sha256_file(path)
-            fsync_path(path)
-    write_json(folder / DIGESTS, {"files": digests})
-
-
 @contextlib.contextmanager
 def digested_directory(
     destination: Path, replace: bool = False, known: Mapping[str, str] | None = None
 ) -> Iterator[Path]:
-    """Do as ``published_directory`` does, and write digests.json when the block has ended."""
+    """Do as ``published_directory`` does, and write digests.json when the block has ended.
+
+    ``known``: digests of files that are not computed.
+    """
     with published_directory(destination, replace) as working:
         yield working
-        write_digests(working, known)
+        digests = dict(known or {})
+        for path in working.iterdir():
+            if path.is_file() and path.name not in digests:
+                digests[path.name] = sha256_file(path)
+        (working / DIGESTS).write_text(json_text({"files": digests}), encoding="utf-8")
 
 
 def read_digests(folder: Path) -> dict[str, str]:
     """Return the sha256 of each file by its name; Damaged where digests.json is missing or cannot be read."""
+    path = folder / DIGESTS
     try:
-        digests = read_object(folder / DIGESTS, "files")["files"]
-    except InputError:
-        raise Damaged(f"{folder / DIGESTS} is missing or damaged") from None
+        written = read_object(path, "files")
+        whole = path.read_bytes() == json_text(written).encode() and isinstance(written["files"], dict)
+    except ValueError:
+        raise Damaged(f"{path} is missing or damaged") from None
     # Names alone: no digest leads out of the folder.
-    if not isinstance(digests, dict) or any(Path(name).name != name for name in digests):
-        raise Damaged(f"{folder / DIGESTS} is damaged")
-    return digests
+    if not whole or any(Path(name).name != name for name in written["files"]):
+        raise Damaged(f"{path} is damaged")
+    return written["files"]
 
 
 def refuse_damaged_folder(folder: Path) -> None:
@@ -71,8 +70,11 @@ def refuse_damaged(path: Path, digest: str) -> None:
 
 
 def compare(path: Path) -> None:
-    """Raise Damaged where digests.json beside a file names another sha256; pass where there is no digests.json."""
-    if (path.parent / DIGESTS).is_file() and (digest := read_digests(path.parent).get(path.name)):
+    """Raise Damaged where digests.json beside a file does not name its sha256; pass where there is no digests.json."""
+    if (path.parent / DIGESTS).exists():
+        digest = read_digests(path.parent).get(path.name)
+        if digest is None:
+            raise Damaged(f"{path.parent / DIGESTS} does not name {path.name}")
         refuse_damaged(path, digest)
 
 

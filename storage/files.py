@@ -53,11 +53,11 @@ def read_json(path: Path) -> Any:
 def read_object(path: Path, *names: str) -> dict[str, Any]:
     """Read a JSON object; InputError as ``read_json``, and where it has not all of ``names``."""
     value = read_json(path)
-    if not isinstance(value, dict):
-        raise InputError(f"{path} is no JSON object: restore it or remove it and run again")
-    missing = [name for name in names if name not in value]
+    missing = [name for name in names if not isinstance(value, dict) or name not in value]
     if missing:
         raise InputError(f"{path} has no '{missing[0]}': restore it or remove it and run again")
+    if not isinstance(value, dict):
+        raise InputError(f"{path} is no JSON object: restore it or remove it and run again")
     return value
 
 

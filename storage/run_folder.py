@@ -61,6 +61,8 @@ class RunFolder:
     @cached_property
     def result(self) -> dict[str, Any]:
         """result.json, {} where the run has not finished; InputError where it is damaged."""
+        if self.finished:
+            whole(self.directory / RESULT, self._mend)
         return self._read(RESULT)
 
     @cached_property
@@ -125,7 +127,7 @@ class RunFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.directory / name
-        return read_json(whole(path, self._mend)) if path.is_file() else {}
+        return read_json(path) if path.is_file() else {}
 
 
 def write_result(run_directory: Path, result: dict[str, Any]) -> None:

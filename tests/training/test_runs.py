@@ -321,7 +321,7 @@ def test_a_run_killed_as_its_last_epoch_is_written_has_it_when_taken_up(
     [
         ({"network": {"hiden": 1}}, "'hiden'"),
         ({"prepared": "nowhere"}, "prepared.json is missing"),
-        ({"network": {"word_vectors": "word2vec"}}, "small is prepared without: set preprocessing.small.word_vectors"),
+        ({"network": {"word_vectors": "word2vec"}}, "is prepared without: set preprocessing."),
     ],
 )
 def test_bad_input_is_refused(train_here, write_job, text_directory, change, message):
