@@ -53,6 +53,7 @@ Overrides = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="Override a setting, as training.learning_rate=0.02; repeatable."),
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse what is finished: make it again.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Fail where another process trains a run; default: wait.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 RunKey = Annotated[str, typer.Argument(metavar="RUN", help="A run's key or its beginning.", autocompletion=RUNS)]
 

@@ -4,7 +4,7 @@ reread prune --dry-run      list what can go and leave it
 reread prune                ask, then remove
 reread prune --yes          remove without asking
 
-checkpoint  last.safetensors of a finished run: only an unfinished one is resumed from it
+checkpoint  checkpoints/ of a finished run: only an unfinished or a damaged one is resumed from them
 run         a run that no experiment would reuse, whichever its seed: its variant is gone, or its parameters, data or
             source are different today
 prepared    arrays that neither an experiment nor a kept run refers to
@@ -15,8 +15,6 @@ A run whose lock is held (it is being trained, evaluated or reproduced) is not r
 """
 
 import contextlib
-import os
-import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -36,9 +34,10 @@ from planning.environment import read_environment
 from planning.experiment import experiments
 from planning.runs import all_runs
 from storage.errors import InputError
+from storage.files import remove_directory
 from storage.locks import file_lock, holder, is_held, run_lock
 from storage.prepared import DESCRIPTION
-from storage.run_folder import RunFolder
+from storage.run_folder import CHECKPOINTS, RunFolder
 
 # A hidden file younger than this may be one that somebody writes now.
 SETTLED_SECONDS = 3600
@@ -105,8 +104,9 @@ def find() -> list[Item]:
             continue
         kept.append(run)
         if run.finished:
-            for file in sorted(run.directory.glob("last.*")):
-                items.append(Item("checkpoint", file, "the run is finished", _size(file), lock))
+            checkpoints = run.directory / CHECKPOINTS
+            if checkpoints.is_dir():
+                items.append(Item("checkpoint", checkpoints, "the run is finished", _size(checkpoints), lock))
     used = {Path(run.job["prepared"]).name for run in kept}
     used |= {one["prepared_key"] for variants in wanted.values() for one in variants.values()}
     for folder in sorted(prepared_root.glob(f"*/{DESCRIPTION}")):
@@ -128,10 +128,7 @@ def remove(items: Iterable[Item]) -> tuple[int, list[Item]]:
                 in_use.append(item)
                 continue
             if item.path.is_dir():
-                # By another name first, so that a folder is whole or gone, also when we are killed here.
-                doomed = item.path.with_name(f".{item.path.name.lstrip('.')}.pruned")
-                os.replace(item.path, doomed)
-                shutil.rmtree(doomed)
+                remove_directory(item.path)
             else:
                 item.path.unlink(missing_ok=True)
             freed += item.bytes
@@ -176,7 +173,9 @@ def _leftovers(found: set[Path]) -> Iterator[Item]:
     environment = read_environment()
     roots = (environment.runs, environment.prepared, environment.reports, Path("data"))
     hidden = [path for root in roots for path in root.glob(".*")]
-    hidden += [path for run in all_runs() if run.directory not in found for path in run.directory.glob(".*.*")]
+    for run in all_runs():
+        if run.directory not in found:
+            hidden += [*run.directory.glob(".*.*"), *run.directory.glob(f"{CHECKPOINTS}/.*")]
     hidden += Path().glob(".mlflow.db.*")
     for path in sorted(hidden):
         if path.name in (".locks", ".gitignore") or any(map(is_held, path.glob(".locks/*.lock"))):

@@ -22,6 +22,7 @@ from commands.options import (
     AsJson,
     Experiment,
     NoCache,
+    NoWait,
     Overrides,
     Seeds,
     Variants,
@@ -45,6 +46,7 @@ def command(
     seeds: Seeds = None,
     overrides: Overrides = None,
     no_cache: NoCache = False,
+    no_wait: NoWait = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and which verdicts it can reach; start nothing.")
     ] = False,
@@ -63,7 +65,7 @@ def command(
     from tasks.progress import say
 
     with progress(as_json), prefect_session():
-        report = Path(pipeline(experiment, plan=plan.to_json(), fresh=no_cache))
+        report = Path(pipeline(experiment, plan=plan.to_json(), fresh=no_cache, wait=not no_wait))
     metrics, verdicts = read_json(report / "metrics.json"), read_json(report / "verdicts.json")["verdicts"]
     if as_json:
         print_json({"report": str(report), "metrics": metrics, "verdicts": verdicts})

@@ -5,7 +5,7 @@ reread train --experiment imdb --variant han --seed 0
 reread train --experiment tiny --set training.optimizer=sgd --no-cache
 """
 
-from commands.options import Experiment, NoCache, Overrides, Seeds, Variants, plan_of
+from commands.options import Experiment, NoCache, NoWait, Overrides, Seeds, Variants, plan_of
 
 
 def command(
@@ -14,6 +14,7 @@ def command(
     seeds: Seeds = None,
     overrides: Overrides = None,
     no_cache: NoCache = False,
+    no_wait: NoWait = False,
 ) -> None:
     plan = plan_of(experiment, variants, seeds, overrides)
 
@@ -23,4 +24,4 @@ def command(
     # Training fetches no data, as `reread run` does: what is missing is refused before a server is started.
     plan.preparations()
     with prefect_session():
-        train(experiment, plan=plan.to_json(), fresh=no_cache)
+        train(experiment, plan=plan.to_json(), fresh=no_cache, wait=not no_wait)

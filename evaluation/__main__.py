@@ -17,7 +17,7 @@ from evaluation.run import evaluate_run
 from storage.errors import InputError, command
 from storage.files import read_object
 from storage.prepared import DESCRIPTION
-from storage.run_folder import JOB
+from storage.run_folder import JOB, RunFolder
 
 
 def pairs(folders: Sequence[Path]) -> list[tuple[Path, Path | None]]:
@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     for run, prepared in pairs(options.folders):
         try:
+            RunFolder(run).refuse_damage()
             prepared = prepared or Path(read_object(run / JOB, "prepared")["prepared"])
             print(evaluate_run(run, prepared, splits), flush=True)
         except InputError as error:

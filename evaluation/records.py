@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from storage.digests import whole
 from storage.errors import InputError
 from storage.files import read_json
 from storage.prepared import DESCRIPTION, open_prepared
-from storage.run_folder import HISTORY, LATENCY, METRICS, RunFolder
+from storage.run_folder import HISTORY, LATENCY, METRICS, RunFolder, evaluate_again
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class RunRecord:
 
     @property
     def latency(self) -> dict[str, Any]:
-        return read_json(Path(self.evaluation_directory) / LATENCY)
+        return read_json(self._file(LATENCY))
 
     @property
     def training_seconds(self) -> float | None:
@@ -68,7 +69,7 @@ class RunRecord:
 
     def metrics(self, splits: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return the metrics of each of ``splits``; the others are not read."""
-        found = read_json(Path(self.evaluation_directory) / METRICS)
+        found = read_json(self._file(METRICS))
         for split in splits:
             if split not in found:
                 raise InputError(
@@ -78,10 +79,15 @@ class RunRecord:
 
     def probabilities(self, split: str) -> np.ndarray:
         """Return float32 [rows, K]."""
-        path = Path(self.evaluation_directory) / f"{split}.npy"
+        path = self._file(f"{split}.npy")
         if not path.is_file():
-            raise InputError(f"{path} is missing: remove {self.evaluation_directory} and evaluate the run again")
+            raise InputError(f"{path} is missing: {evaluate_again(path.parent)}")
         return np.load(path, allow_pickle=False)
+
+    def _file(self, name: str) -> Path:
+        """Return the path of a file of the evaluation; InputError where it is damaged."""
+        directory = Path(self.evaluation_directory)
+        return whole(directory / name, evaluate_again(directory))
 
     def groups(self, split: str) -> np.ndarray | None:
         """Return the number of each row's group, int64 [rows], or None where no groups are known."""

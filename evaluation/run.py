@@ -26,8 +26,9 @@ from models.layers import parameter_count
 from models.objectives import DEFAULT, Objective, to_probabilities
 from runtime.determinism import determinism, threads
 from runtime.gpu_lease import acquire_gpu
+from storage.digests import digested_directory as published_directory
 from storage.errors import InputError
-from storage.files import content_key, published_directory, write_json
+from storage.files import content_key, write_json
 from storage.locks import file_lock, run_lock
 from storage.prepared import SPLITS, Prepared, open_prepared
 from storage.run_folder import LATENCY, METRICS, RunFolder

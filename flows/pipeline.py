@@ -17,15 +17,17 @@ def pipeline(
     seeds: list[int] | None = None,
     overrides: list[str] | None = None,
     fresh: bool = False,
+    wait: bool = True,
     plan: dict[str, Any] | None = None,
 ) -> str:
     """Ingest, preprocess, train and evaluate an experiment; return the folder of its report.
 
     ``variants``, ``seeds`` and ``overrides`` (training.learning_rate=0.02) select and change what the experiment's
-    files say; a command hands down its ``plan`` instead. Finished runs are reused unless ``fresh``.
+    files say; a command hands down its ``plan`` instead. Finished runs are reused unless ``fresh``. A run that
+    another process trains is waited for, or fails unless ``wait``.
     """
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
     ingest(plan=chosen.to_json())
     value = chosen.with_data().to_json()
-    train(plan=value, fresh=fresh)
+    train(plan=value, fresh=fresh, wait=wait)
     return evaluate(plan=value)

@@ -8,7 +8,8 @@ prefect deployment run train/variant -p experiment=default -p variants='["han"]'
 from typing import Any
 
 from prefect import flow
-from prefect.futures import PrefectFuture, wait
+from prefect.futures import PrefectFuture
+from prefect.futures import wait as wait_for
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.preprocess import preprocess
@@ -29,11 +30,13 @@ def train(
     seeds: list[int] | None = None,
     overrides: list[str] | None = None,
     fresh: bool = False,
+    wait: bool = True,
     plan: dict[str, Any] | None = None,
 ) -> list[str]:
     """Train the runs of an experiment, or of some variants and seeds; return their folders in runs/.
 
-    When one fails the others still finish, and then the flow fails.
+    A run that another process trains is waited for, or fails unless ``wait``. When one fails the others still finish,
+    and then the flow fails.
     """
     allow_training()
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
@@ -44,12 +47,13 @@ def train(
     jobs = chosen.jobs(preprocess(plan=chosen.to_json()))
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=chosen.environment.workers)
     with runner:
-        futures: list[PrefectFuture[str]] = [runner.submit(train_run, {"job": job, "fresh": fresh}) for job in jobs]
+        options = {"fresh": fresh, "wait": wait}
+        futures: list[PrefectFuture[str]] = [runner.submit(train_run, {"job": job, **options}) for job in jobs]
         try:
-            wait(futures)
+            wait_for(futures)
         except BaseException:
             # Cancelled or interrupted: the tasks' threads end when their processes do, then tell Prefect and MLflow.
             stop_training()
-            wait(futures, timeout=STOP_SECONDS)
+            wait_for(futures, timeout=STOP_SECONDS)
             raise
     return [future.result() for future in futures]

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import models
+from storage.digests import DIGESTS
 from storage.errors import InputError
 from storage.files import published_directory, read_json, write_json
 from storage.locks import file_lock, run_lock
-from storage.run_folder import JOB, RESULT, RunFolder
+from storage.run_folder import CHECKPOINTS, JOB, RESULT, RunFolder, write_result
 
 FILE = Path(__file__).with_name("equivalent_sources.json")
 # What the old runs of one variant must agree in, whatever their names were.
@@ -59,12 +60,12 @@ def adopt(job: Mapping[str, Any], old: RunFolder) -> None:
     """Copy an old run to the folder of ``job``, under its key; its evaluations are made again."""
     destination = Path(job["run_directory"])
     with file_lock(run_lock(destination)), published_directory(destination) as folder:
-        ignored = shutil.ignore_patterns("evaluation", ".*", JOB, RESULT)
+        ignored = shutil.ignore_patterns("evaluation", CHECKPOINTS, ".*", JOB, RESULT, DIGESTS)
         shutil.copytree(old.directory, folder, ignore=ignored, dirs_exist_ok=True)
         write_json(folder / JOB, {**job, "adopted_from": old.key})
-        result = {**read_json(old.directory / RESULT), "run_key": job["run_key"]}
+        result = {**old.require_result(), "run_key": job["run_key"]}
         result["network_source"] = models.network_source(job["model"], job["network"])
-        write_json(folder / RESULT, result)
+        write_result(folder, result)
 
 
 def record_source(modules: Iterable[str], digest: str, unchanged: bool, equivalent: Path = FILE) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planning.environment import read_environment
+from storage.digests import whole
 from storage.errors import InputError
 from storage.files import read_json, read_object, sha256_file
 from storage.run_folder import ENVIRONMENT, JOB, RESULT, WEIGHTS, RunFolder
@@ -54,7 +55,8 @@ def run_record(directory: Path, variant: str, without_weights: bool = False) -> 
     InputError where the run is not finished, its weights do not match their digest, or they are missing and
     ``without_weights`` does not accept that.
     """
-    result = read_object(directory / RESULT, "run_key", "seed", "weights_sha256")
+    again = f"train run {directory.name} again"
+    result = read_object(whole(directory / RESULT, again), "run_key", "seed", "weights_sha256")
     job = read_object(directory / JOB, "run_key", "data")
     weights = directory / WEIGHTS
     if not result["run_key"] == job["run_key"] == directory.name:
@@ -62,7 +64,7 @@ def run_record(directory: Path, variant: str, without_weights: bool = False) -> 
     if not weights.is_file() and not without_weights:
         raise InputError(f"{weights} is missing, so its digest cannot be verified: copy it here or --without-weights")
     if weights.is_file() and sha256_file(weights) != result["weights_sha256"]:
-        raise InputError(f"{weights} does not match the sha256 in result.json: train run {directory.name} again")
+        raise InputError(f"{weights} does not match the sha256 in result.json: {again}")
     environment = read_json(directory / ENVIRONMENT)
     return {
         "run_key": directory.name,

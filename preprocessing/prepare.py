@@ -17,7 +17,8 @@ import kinds
 from preprocessing.manifest import DATA_DIRECTORY, MANIFEST_PATH, Manifest, open_data_set
 from preprocessing.raw import refuse_shared_groups
 from preprocessing.settings import settings_for
-from storage.files import content_key, published_directory, read_json, sha256_file, write_json
+from storage.digests import digested_directory as published_directory
+from storage.files import content_key, read_json, sha256_file, write_json
 from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
 from storage.settings import to_json, without_defaults

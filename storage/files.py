@@ -56,6 +56,8 @@ def read_object(path: Path, *names: str) -> dict[str, Any]:
     missing = [name for name in names if not isinstance(value, dict) or name not in value]
     if missing:
         raise InputError(f"{path} has no '{missing[0]}': restore it or remove it and run again")
+    if not isinstance(value, dict):
+        raise InputError(f"{path} is no JSON object: restore it or remove it and run again")
     return value
 
 
@@ -86,9 +88,22 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def json_text(value: Any) -> str:
+    """Return ``value`` as indented JSON with sorted keys: what ``write_json`` writes."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON with sorted keys, by rename."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a folder that is whole or gone at every moment: it gets a hidden name first."""
+    doomed = path.with_name(f".{path.name.lstrip('.')}.removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.replace(path, doomed)
+    shutil.rmtree(doomed)
 
 
 @contextlib.contextmanager

@@ -7,9 +7,11 @@ reproduction, ``--no-cache`` and prune. The lock is beside the folder, so that i
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
+
+from storage.errors import InputError
 
 
 @contextlib.contextmanager
@@ -29,6 +31,24 @@ def file_lock(path: Path, blocking: bool = True) -> Iterator[TextIO | None]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
+        yield file
+
+
+@contextlib.contextmanager
+def run_locked(
+    run_directory: Path, wait: bool = True, say: Callable[[str], None] = lambda line: None
+) -> Iterator[TextIO]:
+    """Hold the lock of a run. Where another process holds it, ``say`` which, and wait; InputError unless ``wait``."""
+    path = run_lock(run_directory)
+    with file_lock(path, blocking=False) as file:
+        if file:
+            yield file
+            return
+    if not wait:
+        raise InputError(f"{run_directory} is in use by {holder(path)}: wait until that ends, then run again")
+    say(f"{run_directory} is in use by {holder(path)}: waiting until that ends")
+    with file_lock(path) as file:
+        assert file
         yield file
 
 

@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from storage.digests import current_sha256, whole
 from storage.errors import InputError
-from storage.files import read_object, sha256_file
+from storage.files import read_object
 
 DESCRIPTION = "prepared.json"
 SPLITS = ("train", "validation", "test")
@@ -79,21 +80,29 @@ def open_prepared(directory: Path, verify: bool = True) -> Prepared:
     InputError when a file is missing, or its shape, dtype or (with ``verify``) sha256 is not that of prepared.json.
     """
     directory = Path(directory)
-    description = read_object(directory / DESCRIPTION, "name", "kind", "task", "classes", "splits", "arrays")
+    again = f"remove {directory} and run again, it will be prepared again"
+    description = read_object(
+        whole(directory / DESCRIPTION, again), "name", "kind", "task", "classes", "splits", "arrays"
+    )
     arrays = {}
     for name, about in description["arrays"].items():
+        if Path(about["file"]).name != about["file"]:
+            raise InputError(
+                f"{directory / DESCRIPTION} names the file '{about['file']}' outside of its folder: {again}"
+            )
         path = directory / about["file"]
         if not path.is_file():
-            raise InputError(f"{path} is missing: remove {directory} and run again, it will be prepared again")
-        if verify and sha256_file(path) != about["sha256"]:
-            raise InputError(
-                f"{path} does not match its sha256: remove {directory} and run again, it will be prepared again"
-            )
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+            raise InputError(f"{path} is missing: {again}")
+        if verify and current_sha256(path) != about["sha256"]:
+            raise InputError(f"{path} does not match its sha256: {again}")
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise InputError(f"{path} is no array ({error}): {again}") from None
         if (list(array.shape), str(array.dtype)) != (about["shape"], about["dtype"]):
             raise InputError(
                 f"{path} is {array.dtype} {list(array.shape)}, {DESCRIPTION} says {about['dtype']} {about['shape']}: "
-                f"remove {directory} and run again, it will be prepared again"
+                f"{again}"
             )
         arrays[name] = array
     return Prepared(directory, description, arrays)

@@ -2,10 +2,12 @@
 
 job.json            the resolved job; environment.json and timing.json: where it ran and for how long
 history.csv         one row per epoch; log.txt: the process's log
-last.safetensors    the checkpoint of the last epoch, for resuming
-best.safetensors    the weights of the best epoch
+checkpoints/EPOCH/  training.safetensors, the state of training after an epoch, from which it resumes; best.safetensors,
+                    the weights of the best epoch so far; digests.json, the sha256 of both
+best.safetensors    the weights of the best epoch, written at the end
+digests.json        the sha256 of history.csv and result.json, which has that of the weights
 result.json         written last: a run that has it is finished
-evaluation/KEY/     metrics.json, latency.json and SPLIT.npy, the probabilities float32 [rows, classes]
+evaluation/KEY/     metrics.json, latency.json and SPLIT.npy, the probabilities float32 [rows, classes]; digests.json
 """
 
 import csv
@@ -14,8 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from storage.digests import DIGESTS, compare, refuse_damaged, whole
 from storage.errors import InputError
-from storage.files import read_json
+from storage.files import json_text, read_json, read_object, sha256_bytes, sha256_file, write_json, write_text
 
 JOB = "job.json"
 RESULT = "result.json"
@@ -23,7 +26,8 @@ ENVIRONMENT = "environment.json"
 TIMING = "timing.json"
 HISTORY = "history.csv"
 LOG = "log.txt"
-CHECKPOINT = "last.safetensors"
+CHECKPOINTS = "checkpoints"
+CHECKPOINT = "training.safetensors"
 WEIGHTS = "best.safetensors"
 EVALUATION = "evaluation"
 METRICS = "metrics.json"
@@ -56,6 +60,9 @@ class RunFolder:
 
     @cached_property
     def result(self) -> dict[str, Any]:
+        """result.json, {} where the run has not finished; InputError where it is damaged."""
+        if self.finished:
+            whole(self.directory / RESULT, self._mend)
         return self._read(RESULT)
 
     @cached_property
@@ -72,9 +79,33 @@ class RunFolder:
             raise InputError(f"{self.directory} has no {RESULT}: the run has not finished, train it again to resume it")
         return self.result
 
+    def damage(self) -> str | None:
+        """Return in words which file of a finished run is damaged: result, history or weights; None if they are whole.
+
+        Weights that are on another machine are not damaged.
+        """
+        try:
+            for name in (RESULT, HISTORY):
+                compare(self.directory / name)
+            result = read_object(self.directory / RESULT)
+            if self.weights.is_file() and "weights_sha256" in result:
+                refuse_damaged(self.weights, result["weights_sha256"])
+        except InputError as error:
+            return str(error)
+        return None
+
+    def refuse_damage(self) -> None:
+        """Raise InputError where a file of a finished run is damaged."""
+        if self.finished and (damage := self.damage()):
+            raise InputError(f"{damage}; {self._mend}")
+
+    @property
+    def _mend(self) -> str:
+        return f"train it again (`python -m training {self.directory / JOB}`): its last checkpoint restores it"
+
     def history(self) -> list[dict[str, float]]:
         """Return the rows of history.csv, one per epoch; InputError where it is missing or not readable."""
-        path = self.directory / HISTORY
+        path = whole(self.directory / HISTORY, self._mend)
         try:
             with open(path, encoding="utf-8", newline="") as file:
                 return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
@@ -92,8 +123,21 @@ class RunFolder:
         files = sorted(
             self.directory.glob(f"{EVALUATION}/*/{METRICS}"), key=lambda path: (path.stat().st_mtime_ns, path)
         )
-        return {path.parent.name: read_json(path) for path in files}
+        return {path.parent.name: read_json(whole(path, evaluate_again(path.parent))) for path in files}
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.directory / name
         return read_json(path) if path.is_file() else {}
+
+
+def write_result(run_directory: Path, result: dict[str, Any]) -> None:
+    """Write digests.json of a run and then result.json, by which the run is finished."""
+    text = json_text(result)
+    digests = {HISTORY: sha256_file(run_directory / HISTORY), RESULT: sha256_bytes(text.encode())}
+    write_json(run_directory / DIGESTS, {"files": digests})
+    write_text(run_directory / RESULT, text)
+
+
+def evaluate_again(evaluation_directory: Path) -> str:
+    """Return what mends a damaged evaluation."""
+    return f"remove {evaluation_directory} and evaluate the run again"

@@ -90,6 +90,8 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
 
 def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracking: Tracking) -> RunRecord:
     run_directory, prepared = Path(job["run_directory"]), Path(job["prepared"])
+    # Where an evaluation exists, the weights are not opened.
+    RunFolder(run_directory).refuse_damage()
     evaluation = evaluate_run(run_directory, prepared, splits)
     tracking.record(run_directory, evaluation, job=job)
     return RunRecord(job["variant"], job["data"], job["seed"], run_directory, prepared, evaluation)

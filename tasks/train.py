@@ -4,7 +4,6 @@ python -m tasks.train [--variant han] [--experiment default]
 """
 
 import argparse
-import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +13,8 @@ from planning.keys import this_machine
 from planning.plan import make_plan
 from planning.runs import RESULTS, RUNS, run_records
 from storage.errors import InputError, command
-from storage.files import write_json
-from storage.locks import file_lock, run_lock
+from storage.files import remove_directory, write_json
+from storage.locks import run_locked
 from storage.run_folder import RunFolder
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
@@ -27,10 +26,11 @@ from training.state import COLUMNS
 
 
 @step(task_run_name="train-{job[variant]}-{job[seed]}")
-def train(job: Mapping[str, Any], fresh: bool = False) -> str:
+def train(job: Mapping[str, Any], fresh: bool = False, wait: bool = True) -> str:
     """Train a job of ``Plan.jobs``; return its folder in runs/.
 
-    A finished run is reused and a stopped one resumed after its last epoch; ``fresh`` trains from the start.
+    A finished run is reused and a stopped one resumed after its last epoch; ``fresh`` trains from the start. Where
+    another process trains the run, say which and ``wait`` for it, or raise InputError.
     InputError for a run that is not finished and whose job was made for another machine.
     """
     job = dict(job)
@@ -41,10 +41,14 @@ def train(job: Mapping[str, Any], fresh: bool = False) -> str:
     here = this_machine()
     remote = any(job["machine"][part] != here[part] for part in here)
     # Another process may train the very same run (a deployment beside `dvc repro`): it is trained once.
-    with file_lock(run_lock(run_directory)) as lock:
+    with run_locked(run_directory, wait, say) as lock:
         if fresh and run_directory.exists() and not remote:
-            shutil.rmtree(run_directory)
-        if RunFolder(run_directory).finished:
+            remove_directory(run_directory)
+        run = RunFolder(run_directory)
+        damage = run.damage() if run.finished else None
+        if damage:
+            say(f"{damage}: the run is restored from its last checkpoint")
+        elif run.finished:
             record_run(run_directory, job, say)
             say(f"{_summary(job)} (finished before, {run_directory})")
             return str(run_directory)

@@ -31,11 +31,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from storage.digests import whole
 from storage.errors import InputError
 from storage.files import content_key, read_json, write_json, write_text
 from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
-from storage.run_folder import ENVIRONMENT, HISTORY, JOB, LATENCY, LOG, METRICS, RESULT, TIMING, RunFolder
+from storage.run_folder import (
+    ENVIRONMENT,
+    HISTORY,
+    JOB,
+    LATENCY,
+    LOG,
+    METRICS,
+    RESULT,
+    TIMING,
+    RunFolder,
+    evaluate_again,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -229,7 +241,9 @@ class Tracking:
             figures[score] = result["validation"]["score"]
         figures |= {name: folder.timing[name] for name in TIMING_METRICS if name in folder.timing}
         if evaluation_directory is not None:
-            figures |= dict(_numbers(read_json(Path(evaluation_directory) / METRICS)))
+            figures |= dict(
+                _numbers(read_json(whole(Path(evaluation_directory) / METRICS, evaluate_again(evaluation_directory))))
+            )
             latency = _read_if_exists(Path(evaluation_directory) / LATENCY)
             figures |= {f"latency.{name}": latency[name] for name in LATENCY_METRICS if name in latency}
         layers = result.get("betas", {}).values()

@@ -20,7 +20,7 @@ from typing import TextIO
 
 from storage.errors import InputError, command
 from storage.files import read_json
-from storage.run_folder import RESULT
+from storage.run_folder import RunFolder
 from storage.source import numeric_digest, numeric_files
 from training.processes import Processes
 from training.progress import Progress
@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--locked", action="store_true", help="the launcher holds the run's lock")
     parser.add_argument("--runs-per-gpu", type=int, metavar="N", help="let N runs share a GPU; default: the job's")
+    parser.add_argument("--no-wait", action="store_true", help="end where another process trains the run")
     options = parser.parse_args(arguments)
     if options.runs_per_gpu is not None and options.runs_per_gpu < 1:
         raise InputError(f"--runs-per-gpu is {options.runs_per_gpu}: give a whole number from 1 up")
@@ -47,7 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
         events = None
         if options.events is not None and processes.main:
             events = stack.enter_context(open_events(options.events, processes))
-        codes = [attempt(path, events, options.locked, processes, options.runs_per_gpu) for path in options.jobs]
+        codes = [
+            attempt(path, events, options.locked, processes, options.runs_per_gpu, not options.no_wait)
+            for path in options.jobs
+        ]
     return min((code for code in codes if code), default=0)
 
 
@@ -59,21 +63,28 @@ def open_events(descriptor: int, processes: Processes) -> TextIO:
 
 
 def attempt(
-    path: Path, events: TextIO | None, locked: bool, processes: Processes, runs_per_gpu: int | None = None
+    path: Path,
+    events: TextIO | None,
+    locked: bool,
+    processes: Processes,
+    runs_per_gpu: int | None = None,
+    wait: bool = True,
 ) -> int:
     """Train the job of a file and return the exit code; a failure is printed on stderr.
 
     One of several processes exits at its first failure, upon which torchrun ends the others.
     """
-    code = _attempt(path, events, locked, processes, runs_per_gpu)
+    code = _attempt(path, events, locked, processes, runs_per_gpu, wait)
     if code and processes.several:
         sys.exit(code)
     return code
 
 
-def _attempt(path: Path, events: TextIO | None, locked: bool, processes: Processes, runs_per_gpu: int | None) -> int:
+def _attempt(
+    path: Path, events: TextIO | None, locked: bool, processes: Processes, runs_per_gpu: int | None, wait: bool
+) -> int:
     try:
-        train(path, events, locked, processes, runs_per_gpu)
+        train(path, events, locked, processes, runs_per_gpu, wait)
     except InputError as error:
         if processes.main:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -87,23 +98,28 @@ def _attempt(path: Path, events: TextIO | None, locked: bool, processes: Process
 
 
 def train(
-    path: Path, events: TextIO | None, locked: bool, processes: Processes, runs_per_gpu: int | None = None
+    path: Path,
+    events: TextIO | None,
+    locked: bool,
+    processes: Processes,
+    runs_per_gpu: int | None = None,
+    wait: bool = True,
 ) -> None:
     job = Job.read(path)
     if runs_per_gpu is not None:
         job = replace(job, runs_per_gpu=runs_per_gpu)
     given = read_json(path)
     progress = Progress(job, events, quiet=not processes.main)
-    result_file = job.run_directory / RESULT
+    folder = RunFolder(job.run_directory)
     try:
-        result = processes.lead(lambda: read_json(result_file) if result_file.is_file() else None)
+        result = processes.lead(lambda: folder.result if folder.finished and not folder.damage() else None)
         if result is None:
             refuse_other_sources(path, given)
             from training.run import run  # torch takes two seconds to import, and a finished run does not need it
 
             if processes.main:
                 warn_of_another_machine(path, given)
-            result = run(job, given, progress, locked, processes)
+            result = run(job, given, progress, locked, processes, wait)
     except SystemExit:
         progress.failed("stopped by SIGTERM; run the same command again to resume", 128 + signal.SIGTERM)
         raise

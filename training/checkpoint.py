@@ -1,18 +1,20 @@
-"""Checkpoints that outlive kill -9: safetensors, each published by rename at the end of an epoch.
+"""Checkpoints that survive a kill, a power cut and a damaged file: folders published by rename, one an epoch.
 
-last.safetensors   network, its average where there is one, optimiser and, as JSON in its header, the run's state: one
-                   file, so that they always agree.
-best.safetensors   the network alone, or its average, of the best epoch.
+checkpoints/EPOCH/
+    training.safetensors  network, its average where there is one, optimiser and, as JSON in its header, the run's state
+    best.safetensors      the network alone, or its average, of the best epoch so far: a hard link while it is the same
+    digests.json          the sha256 of both, written last
 
-No generator's state is kept: weights, order and dropout of an epoch are functions of (seed, epoch). history.csv is
-written first, so that no run resumes after an epoch that it lacks, then ``last``, then ``best``. A kill between the
-last two leaves a ``last`` that is the best, from which resuming writes ``best`` again.
+Two are kept. Training resumes from the newest one whose digests are right, else from the beginning, and ends with the
+same weights. No generator's state is kept: weights, order and dropout of an epoch are functions of (seed, epoch).
 
 While a GPU trains, a thread writes copies of the tensors. It uses CUDA only to wait for them.
 """
 
 import json
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,14 +28,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from storage.digests import Damaged, digested_directory, read_digests, refuse_damaged, refuse_damaged_folder
 from storage.errors import InputError
-from storage.files import fsync_path, write_text
-from storage.run_folder import CHECKPOINT, HISTORY, WEIGHTS
+from storage.files import fsync_path, remove_directory, write_text
+from storage.run_folder import CHECKPOINT, CHECKPOINTS, HISTORY, WEIGHTS
 from training.average import Average
 from training.state import State
 
 # Bytes to which the copies of a snapshot are aligned.
 ALIGNMENT = 64
+KEPT = 2
 
 
 class Writer:
@@ -103,7 +107,7 @@ class Snapshot:
 class Checkpoint:
     """What is kept of a run in ``directory``: the objects are read from and written to in place.
 
-    writes: whether resuming may write; one of several processes alone does. writer: of what is saved.
+    writes: whether resuming may write and print; one of several processes alone does. writer: of what is saved.
     """
 
     directory: Path
@@ -116,7 +120,7 @@ class Checkpoint:
     _snapshot: Snapshot = field(default_factory=Snapshot)
 
     def save(self, state: State, announce: Callable[[], None] = lambda: None) -> None:
-        """Publish the history, the end of an epoch, and the best network where this epoch's is it; then ``announce``.
+        """Publish the history, then the state after an epoch and the best network so far; then ``announce``.
 
         InputError where a file cannot be written. With a writer in the background this returns before they are, and
         ``announce`` is called in its thread; an error is raised by the next ``save`` or at the end.
@@ -139,36 +143,58 @@ class Checkpoint:
         if self.writer.background:
             tensors = self._snapshot.take(tensors)
         best = state.best_epoch == state.epoch
-        self.writer.submit(partial(self._write, tensors, json.dumps(header), state.history_csv(), best, announce))
+        texts = (json.dumps(header), state.history_csv())
+        self.writer.submit(partial(self._write, state.epoch, tensors, *texts, best, announce))
 
     def _write(
-        self, tensors: dict[str, Tensor], header: str, history: str, best: bool, announce: Callable[[], None]
+        self,
+        epoch: int,
+        tensors: dict[str, Tensor],
+        header: str,
+        history: str,
+        best: bool,
+        announce: Callable[[], None],
     ) -> None:
         self._snapshot.wait()
+        previous = _folder(self.directory, epoch - 1)
         try:
             write_text(self.directory / HISTORY, history)
-            # One entry alone in the header: safetensors writes several in no fixed order.
-            _publish(tensors, self.directory / CHECKPOINT, {"run": header})
-            if best:
-                kept = _under("average." if self.average.decay else "network.", tensors)
-                _publish(kept, self.directory / WEIGHTS, None)
-        except (OSError, SafetensorError) as error:
+            # The digest as well: one computed again would hide that the file was damaged since.
+            known = {} if best else {WEIGHTS: read_digests(previous)[WEIGHTS]}
+            with digested_directory(_folder(self.directory, epoch), replace=True, known=known) as working:
+                # One entry alone in the header: safetensors writes several in no fixed order.
+                _save(tensors, working / CHECKPOINT, {"run": header})
+                if best:
+                    _save(_under("average." if self.average.decay else "network.", tensors), working / WEIGHTS, None)
+                else:
+                    _link(previous / WEIGHTS, working / WEIGHTS)
+            self._remove_others(epoch)
+        except (OSError, SafetensorError, Damaged) as error:
             raise InputError(
                 f"the checkpoint in {self.directory} cannot be written ({error}): make room, then run again"
             ) from None
         announce()
 
     def resume(self) -> State:
-        """Load the last whole epoch into network, average, optimiser and scaler; a fresh state where there is none."""
-        path = self.directory / CHECKPOINT
-        if not path.is_file():
-            return State()
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {})["run"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, KeyError) as error:
-            raise InputError(f"{path} is not a whole checkpoint ({error}): remove it to train anew") from None
+        """Load the newest checkpoint that is whole into network, average, optimiser and scaler; return its state.
+
+        Return a new state where there is none. One line on stderr names a damaged checkpoint.
+        """
+        damaged = None
+        for folder in reversed(checkpoints(self.directory)):
+            try:
+                refuse_damaged_folder(folder)
+                header, tensors = _read(folder / CHECKPOINT)
+            except (Damaged, OSError, SafetensorError, KeyError, ValueError) as error:
+                damaged = damaged or error
+                continue
+            state = self._load(header, tensors)
+            self._resumed(state, damaged)
+            return state
+        self._resumed(State(), damaged)
+        return State()
+
+    def _load(self, header: dict[str, Any], tensors: dict[str, Tensor]) -> State:
         self.network.load_state_dict(_under("network.", tensors))
         if self.average.decay:
             self.average.network.load_state_dict(_under("average.", tensors))
@@ -178,20 +204,75 @@ class Checkpoint:
         }
         self.optimiser.load_state_dict({"state": saved, "param_groups": header["optimiser"]["groups"]})
         self.scaler.load_state_dict(header["scaler"])
-        state = State.from_json(header["state"])
-        if self.writes and state.best_epoch == state.epoch:
-            _publish(_prefixed("", self.average.network.state_dict()), self.directory / WEIGHTS, None)
-        return state
+        return State.from_json(header["state"])
+
+    def _resumed(self, state: State, damaged: Exception | None) -> None:
+        """Name a damaged checkpoint; make history.csv that of ``state``; remove what a killed process left."""
+        if not self.writes:
+            return
+        if damaged:
+            goes_on = f"resumes after epoch {state.epoch}" if state.epoch else "starts from the beginning"
+            print(f"warning: {damaged}: training {goes_on}", file=sys.stderr, flush=True)
+        for unfinished in self.directory.glob(f"{CHECKPOINTS}/.*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        history = self.directory / HISTORY
+        if state.epoch and (not history.is_file() or history.read_bytes() != state.history_csv().encode()):
+            write_text(history, state.history_csv())
+
+    def _remove_others(self, epoch: int) -> None:
+        """Remove all checkpoints but those of ``epoch`` and the ones before it that are kept.
+
+        A later one was damaged, or training had not resumed after an earlier epoch.
+        """
+        folders = checkpoints(self.directory)
+        kept = [folder for folder in folders if int(folder.name) <= epoch][-KEPT:]
+        for folder in folders:
+            if folder not in kept:
+                remove_directory(folder)
 
 
-def _publish(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
-    """Write ``tensors`` to ``path`` by rename, flushed to disk."""
+def checkpoints(run_directory: Path) -> list[Path]:
+    """Return the checkpoints of a run, damaged or not, the oldest first."""
+    folders = (run_directory / CHECKPOINTS).glob("*")
+    return sorted(folder for folder in folders if folder.name.isascii() and folder.name.isdecimal())
+
+
+def publish_best_weights(run_directory: Path) -> None:
+    """Copy the best weights of the newest checkpoint to the run's folder. InputError where they are damaged."""
+    newest, path = checkpoints(run_directory)[-1], run_directory / WEIGHTS
     unfinished = path.with_name(f".{path.name}.partial")
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, unfinished, metadata)
-    os.chmod(unfinished, 0o644)
+    # A copy and no link, so that not both are damaged at once.
+    shutil.copyfile(newest / WEIGHTS, unfinished)
+    try:
+        refuse_damaged(unfinished, read_digests(newest)[WEIGHTS])
+    except Damaged as error:
+        raise InputError(f"{error}: run again to go on from the last checkpoint that is whole") from None
     fsync_path(unfinished)
     os.replace(unfinished, path)
-    fsync_path(path.parent)
+    fsync_path(run_directory)
+
+
+def _folder(run_directory: Path, epoch: int) -> Path:
+    return run_directory / CHECKPOINTS / f"{epoch:06}"
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        header = json.loads((file.metadata() or {})["run"])
+        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, metadata)
+    os.chmod(path, 0o644)
+
+
+def _link(source: Path, destination: Path) -> None:
+    """Link a file, or copy it where the file system has no hard links."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copyfile(source, destination)
 
 
 def _layout(tensors: dict[str, Tensor]) -> list[tuple[str, torch.Size, torch.dtype]]:

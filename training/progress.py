@@ -12,6 +12,7 @@ An event is one JSON object per line, flushed, in a separate stream for the prog
 log.txt as well.
 """
 
+import contextlib
 import json
 import sys
 import threading
@@ -120,9 +121,11 @@ class Progress:
     def _log(self, text: str) -> None:
         if self.quiet:
             return
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.log, "a", encoding="utf-8") as file:
-            file.write(text + "\n")
+        # A disk that is full or may not be written is refused where a checkpoint is.
+        with contextlib.suppress(OSError):
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.log, "a", encoding="utf-8") as file:
+                file.write(text + "\n")
 
 
 def _spoken(pace: dict[str, float]) -> str:

@@ -1,6 +1,7 @@
 """One job from its file to its result: writes runs/RUN_KEY/, result.json last."""
 
 import contextlib
+import sys
 import warnings
 from typing import Any
 
@@ -13,10 +14,11 @@ from cuda_ext.library import ReferenceWarning
 from models.layers import kernels, parameter_count
 from models.layers.betas import learnt_betas
 from storage.errors import InputError
-from storage.files import read_json, sha256_file, write_json
-from storage.locks import file_lock, run_lock
+from storage.files import sha256_file, write_json
+from storage.locks import run_lock, run_locked
 from storage.prepared import open_prepared
-from storage.run_folder import ENVIRONMENT, JOB, RESULT, TIMING, WEIGHTS
+from storage.run_folder import ENVIRONMENT, JOB, RESULT, TIMING, WEIGHTS, RunFolder, write_result
+from training.checkpoint import checkpoints, publish_best_weights
 from training.device import acquire_device, configure, environment, peak_memory
 from training.loop import train
 from training.processes import ONE, Processes
@@ -26,15 +28,20 @@ from training.state import State
 
 
 def run(
-    job: Job, given: dict[str, Any], progress: Progress, locked: bool = False, processes: Processes = ONE
+    job: Job,
+    given: dict[str, Any],
+    progress: Progress,
+    locked: bool = False,
+    processes: Processes = ONE,
+    wait: bool = True,
 ) -> dict[str, Any]:
     """Train ``job`` (``given`` is its file's content, kept as job.json) and return its result.
 
-    Of two processes with the same job, the second waits and reuses the first's result. ``locked``: the launcher of
-    this process holds the run's lock.
+    Of two processes with the same job, the second waits and reuses the first's result; unless ``wait`` it ends with an
+    InputError. ``locked``: the launcher of this process holds the run's lock.
     """
     with contextlib.ExitStack() as held:
-        finished = processes.lead(lambda: begin(job, given, held, locked))
+        finished = processes.lead(lambda: begin(job, given, held, locked, wait))
         if finished is not None:
             return finished
         prepared = open_prepared(job.prepared)
@@ -58,25 +65,39 @@ def run(
         return processes.lead(lambda: finish(job, network, network_source, state, progress.timing() | peak))
 
 
-def begin(job: Job, given: dict[str, Any], held: contextlib.ExitStack, locked: bool) -> dict[str, Any] | None:
+def begin(
+    job: Job, given: dict[str, Any], held: contextlib.ExitStack, locked: bool, wait: bool = True
+) -> dict[str, Any] | None:
     """Acquire the run's lock for ``held``, unless its launcher holds it, and write job.json; return the result of a
-    finished run."""
+    finished run.
+
+    A finished run with a damaged file is restored from its checkpoints; InputError where it has none.
+    """
     directory = job.run_directory
     try:
         run_lock(directory).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{directory}, the run's folder, cannot be made ({error.strerror})") from None
     if not locked:
-        held.enter_context(file_lock(run_lock(directory)))
-    if (directory / RESULT).is_file():
-        return read_json(directory / RESULT)
+        held.enter_context(run_locked(directory, wait, warn))
+    finished = RunFolder(directory)
+    if finished.finished:
+        damage = finished.damage()
+        if damage is None:
+            return finished.result
+        # Weights that are trained again on a GPU need not be those that were evaluated.
+        if not checkpoints(directory):
+            raise InputError(f"{damage}, and no checkpoint of the run is left: remove {directory} and run again")
+        warn(f"warning: {damage}: the run is restored from its last checkpoint")
+        (directory / RESULT).unlink()
     directory.mkdir(exist_ok=True)
     write_json(directory / JOB, given)
     return None
 
 
 def finish(job: Job, network: nn.Module, network_source: str, state: State, timing: dict[str, float]) -> dict[str, Any]:
-    """Write timing.json and result.json, and return the result."""
+    """Write best.safetensors, timing.json, digests.json and result.json, and return the result."""
+    publish_best_weights(job.run_directory)
     write_json(job.run_directory / TIMING, timing)
     result = {
         "run_key": job.run_key,
@@ -93,5 +114,9 @@ def finish(job: Job, network: nn.Module, network_source: str, state: State, timi
     }
     if betas := learnt_betas(network, load_file(job.run_directory / WEIGHTS)):
         result["betas"] = betas
-    write_json(job.run_directory / RESULT, result)
+    write_result(job.run_directory, result)
     return result
+
+
+def warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

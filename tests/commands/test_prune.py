@@ -58,7 +58,8 @@ def write_run(seed, finished=True, changed=(), **entries):
     key = content_key(job)[:16] if entries else job["run_key"]
     directory = Path("runs") / key
     write_json(directory / "job.json", {**job, "run_key": key, "run_directory": str(directory)})
-    (directory / "last.safetensors").write_bytes(b"l" * 1000)
+    (directory / "checkpoints" / "000003").mkdir(parents=True)
+    (directory / "checkpoints" / "000003" / "training.safetensors").write_bytes(b"l" * 1000)
     (directory / "best.safetensors").write_bytes(b"b" * 100)
     if finished:
         write_json(directory / "result.json", {"run_key": key})
@@ -78,12 +79,12 @@ def test_of_a_finished_run_the_last_checkpoint_goes_and_the_best_stays(prepared)
     finished = write_run(0)
     unfinished = write_run(1, finished=False)
     beyond_the_list = write_run(7)
-    assert set(found("checkpoint")) == {finished / "last.safetensors", beyond_the_list / "last.safetensors"}
+    assert set(found("checkpoint")) == {finished / "checkpoints", beyond_the_list / "checkpoints"}
     assert not found("run") and not found("prepared")
     freed, in_use = remove(find())
     assert (freed, in_use) == (2000, [])
     assert sorted(path.name for path in finished.glob("*.safetensors")) == ["best.safetensors"]
-    assert (unfinished / "last.safetensors").exists()
+    assert (unfinished / "checkpoints" / "000003").exists()
     assert find() == []
 
 
@@ -117,15 +118,14 @@ def test_a_run_whose_lock_is_held_is_left_alone(prepared):
     with file_lock(run_lock(stale)):
         freed, in_use = remove(items)
     assert [item.path for item in in_use] == [stale] and stale.is_dir()
-    assert freed == 1000 and not (finished / "last.safetensors").exists()
+    assert freed == 1000 and not (finished / "checkpoints").exists()
 
 
 def test_a_run_that_begins_to_train_between_list_and_removal_is_left_alone(prepared):
     """By its job alone, as on a machine without the flows."""
     many = {**make_job()["training"], "max_epochs": 9000, "patience": 9000}
     stale = write_run(0, finished=False, changed={"training": {"max_epochs": 9000}}, training=many)
-    for checkpoint in stale.glob("*.safetensors"):
-        checkpoint.unlink()
+    shutil.rmtree(stale / "checkpoints")
     items = find()
     assert [item.path for item in items] == [stale]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -166,7 +166,7 @@ def test_what_a_dead_process_left_goes_after_an_hour(prepared):
     for path in [*old, Path("prepared/.4567.def")]:
         path.mkdir()
         (path / "part").write_bytes(b"p" * 10)
-    partial = run / ".last.safetensors.partial"
+    partial = run / ".best.safetensors.partial"
     partial.write_bytes(b"p")
     for path in [*old, partial]:
         make_old(path)
@@ -186,7 +186,7 @@ def test_a_broken_experiment_stops_it(prepared):
 def test_it_asks_first(prepared, reread, folder, monkeypatch):
     monkeypatch.chdir(folder)
     stale = write_run(0, changed={"source": "0" * 64}, variant="gone")
-    size = sum(file.stat().st_size for file in stale.iterdir())
+    size = sum(file.stat().st_size for file in stale.rglob("*") if file.is_file())
     (listed,) = json.loads(reread("prune", "--dry-run", "--json"))
     assert (listed["path"], listed["kind"], listed["bytes"]) == (str(stale), "run", size)
     assert str(stale) in reread("prune", "--dry-run")

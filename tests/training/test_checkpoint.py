@@ -4,13 +4,15 @@ import threading
 
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch import nn
 
+from storage.digests import DIGESTS, refuse_damaged_folder
 from storage.errors import InputError
-from storage.run_folder import CHECKPOINT, HISTORY, WEIGHTS
+from storage.run_folder import CHECKPOINT, CHECKPOINTS, HISTORY, WEIGHTS
 from training import checkpoint
 from training.average import Average
-from training.checkpoint import Checkpoint, Writer
+from training.checkpoint import Checkpoint, Writer, checkpoints
 from training.optimisers import REGISTRY, make_optimiser
 from training.settings import Settings
 from training.state import COLUMNS, State
@@ -94,7 +96,8 @@ def gate(monkeypatch):
 
 
 def bytes_of(folder):
-    return {name: (folder / name).read_bytes() for name in (HISTORY, CHECKPOINT, WEIGHTS)}
+    files = [folder / HISTORY, *sorted(folder.glob("checkpoints/*/*"))]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def test_a_writer_in_the_background_writes_what_was_there_when_it_was_asked_to(gate, tmp_path):
@@ -135,9 +138,9 @@ def test_an_epoch_is_announced_when_its_files_are_there_and_before_the_next_is_w
 
 
 @pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("name", [HISTORY, CHECKPOINT, WEIGHTS])
+@pytest.mark.parametrize("name", [HISTORY, CHECKPOINTS])
 def test_a_file_that_cannot_be_written_is_refused_where_training_runs(background, name, tmp_path):
-    (tmp_path / name).mkdir()
+    (tmp_path / HISTORY).mkdir() if name == HISTORY else (tmp_path / CHECKPOINTS).touch()
     writer = Writer(background)
     network, optimiser, kept = made(MAKERS["adamw"], tmp_path, writer)
     state, announced = State(), []
@@ -170,3 +173,78 @@ def test_an_error_of_training_is_raised_when_the_last_write_is_done(gate, tmp_pa
     with pytest.raises(SystemExit):
         train()
     assert made(MAKERS["adamw"], tmp_path)[2].resume().epoch == 1
+
+
+def saved_epochs(directory, scores):
+    """Epochs with these validation scores, each saved with other weights; the state and what they are made of."""
+    network, optimiser, kept = made(MAKERS["adamw"], directory)
+    state = State()
+    for score in scores:
+        steps(network, optimiser, 1)
+        end_epoch(state, score)
+        kept.save(state)
+    return network
+
+
+def test_two_checkpoints_are_kept_and_each_has_the_best_weights_of_its_time(tmp_path):
+    saved_epochs(tmp_path, (0.5, 0.1, 0.2, 0.9, 0.3))
+    assert [folder.name for folder in checkpoints(tmp_path)] == ["000004", "000005"]
+    fourth, fifth = checkpoints(tmp_path)
+    assert (fourth / WEIGHTS).samefile(fifth / WEIGHTS), "weights that stay the best are linked"
+    saved_epochs(tmp_path / "first", (0.5, 0.1))
+    first, second = checkpoints(tmp_path / "first")
+    assert load_file(second / WEIGHTS).keys() == {"weight", "bias"}
+    assert (first / WEIGHTS).read_bytes() == (second / WEIGHTS).read_bytes() != (fourth / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize("damaged", [CHECKPOINT, WEIGHTS, DIGESTS])
+def test_training_resumes_from_the_newest_checkpoint_that_is_whole(damaged, tmp_path, capsys):
+    network = saved_epochs(tmp_path, (0.1, 0.2, 0.3))
+    flip(checkpoints(tmp_path)[-1] / damaged, 0.7)
+    other, _, kept = made(MAKERS["adamw"], tmp_path)
+    state = kept.resume()
+    assert state.epoch == 2 and not torch.equal(other.weight, network.weight)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "000003" in said and "resumes after epoch 2" in said
+    assert len((tmp_path / HISTORY).read_text().splitlines()) == 3, "the history is that of the checkpoint"
+    # A damaged checkpoint is replaced, and those that training left behind are removed.
+    end_epoch(state)
+    kept.save(state)
+    flip(checkpoints(tmp_path)[0] / damaged, 0.7)
+    assert made(MAKERS["adamw"], tmp_path)[2].resume().epoch == 3
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_whole_checkpoint_training_starts_from_the_beginning(tmp_path, capsys):
+    saved_epochs(tmp_path, (0.3, 0.2, 0.1))
+    for folder in checkpoints(tmp_path):
+        (folder / CHECKPOINT).write_bytes(b"")
+    (tmp_path / CHECKPOINTS / ".000004.killed").mkdir()
+    network, _, kept = made(MAKERS["adamw"], tmp_path)
+    before = network.weight.clone()
+    state = kept.resume()
+    assert state.epoch == 0 and torch.equal(network.weight, before)
+    assert "starts from the beginning" in capsys.readouterr().err
+    end_epoch(state)
+    kept.save(state)
+    assert [folder.name for folder in (tmp_path / CHECKPOINTS).iterdir()] == ["000001"]
+
+
+def test_weights_that_were_damaged_since_are_not_linked_as_whole(tmp_path):
+    *_, kept = made(MAKERS["adamw"], tmp_path)
+    state = State()
+    end_epoch(state, 0.9)
+    kept.save(state)
+    flip(checkpoints(tmp_path)[0] / WEIGHTS, 0.9)
+    end_epoch(state, 0.1)
+    kept.save(state)
+    with pytest.raises(InputError, match=r"best\.safetensors is damaged"):
+        refuse_damaged_folder(checkpoints(tmp_path)[-1])
+    assert made(MAKERS["adamw"], tmp_path)[2].resume().epoch == 0
+
+
+def flip(path, share, bit=3):
+    """Flip one bit of the byte at ``share`` of a file."""
+    content = bytearray(path.read_bytes())
+    content[int(share * len(content))] ^= 1 << bit
+    path.write_bytes(content)

@@ -6,7 +6,7 @@ from torch import nn
 
 from storage.run_folder import CHECKPOINT, HISTORY, WEIGHTS
 from training.average import Average
-from training.checkpoint import Checkpoint, Writer
+from training.checkpoint import Checkpoint, Writer, checkpoints
 from training.optimisers import make_optimiser
 from training.settings import Settings
 from training.state import COLUMNS, State
@@ -43,5 +43,6 @@ def test_what_a_gpu_saves_in_the_background_is_what_it_saves_at_once(tmp_path, o
             with torch.no_grad():
                 for tensor in network.state_dict().values():
                     tensor.zero_()
-        ends.append([(folder / name).read_bytes() for name in (HISTORY, CHECKPOINT, WEIGHTS)])
+        newest = checkpoints(folder)[-1]
+        ends.append([path.read_bytes() for path in (folder / HISTORY, newest / CHECKPOINT, newest / WEIGHTS)])
     assert ends[0] == ends[1]

@@ -11,6 +11,8 @@ from cuda_ext.graphs import GraphWarning
 from cuda_ext.library import ReferenceWarning
 from models.objectives import make_objective
 from storage.files import sha256_file
+from storage.run_folder import CHECKPOINT, WEIGHTS
+from training.checkpoint import checkpoints
 from training.optimisers import make_optimiser
 from training.progress import Progress
 from training.run import run
@@ -33,7 +35,8 @@ def train(path):
         # Without the library, which this does not need, the references run.
         warnings.simplefilter("ignore", ReferenceWarning)
         run(job, json.loads(path.read_text()), Progress(job, events=False))
-    return {name: sha256_file(job.run_directory / name) for name in ("best.safetensors", "last.safetensors")}
+    files = (job.run_directory / WEIGHTS, checkpoints(job.run_directory)[-1] / CHECKPOINT)
+    return {path.name: sha256_file(path) for path in files}
 
 
 STEPS = [

@@ -1,0 +1,111 @@
+"""A run where it cannot write, where another trains it, and in a poor environment: it works, or says why in a line."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from storage.source import ROOT
+from tests.training.outcome import outcome
+
+POOR = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "LC_ALL": "C", "PATH": ""}
+FOLDER = "Läufe – mit Leerzeichen"
+
+
+def start(job, *options, **keywords):
+    """Train with no HOME, no git, no language and warnings as errors."""
+    command = [sys.executable, "-W", "error", "-m", "training", str(job), *options]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+    return subprocess.Popen(command, cwd=job.parent, env=POOR, **streams, **keywords)
+
+
+def finish(process):
+    output, errors = process.communicate(timeout=120)
+    return process.returncode, output, errors
+
+
+def write_in(folder, job):
+    """A copy of a job in a folder, which trains there."""
+    folder.mkdir()
+    copied = folder / f"{job.stem} ü.json"
+    given = json.loads(job.read_text()) | {"run_directory": str(folder / "runs" / "key")}
+    copied.write_text(json.dumps(given))
+    return copied
+
+
+def limit(size):
+    """Let the process write no file beyond a size, as on a disk that is full."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def test_a_full_disk_is_one_line_and_training_resumes_when_there_is_room(write_job, text_directory, tmp_path):
+    settings = {"max_epochs": 3}
+    whole = write_job(text_directory, "whole", model="word_average", run_key="key", training=settings)
+    code, _, errors = finish(start(whole))
+    assert (code, errors) == (0, "")
+    job = write_in(tmp_path / FOLDER, whole)
+    folder = job.parent / "runs" / "key"
+    code, _, errors = finish(start(job, preexec_fn=limit(3000)))
+    assert code == 2 and errors.count("\n") == 1 and "make room" in errors and FOLDER in errors
+    assert not (folder / "result.json").exists() and not list(folder.glob("checkpoints/*"))
+    code, _, errors = finish(start(job))
+    assert (code, errors) == (0, "")
+    assert outcome(folder) == outcome(tmp_path / "runs" / "whole")
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment.get("git_commit") is None
+
+
+def test_a_folder_that_may_not_be_written_is_one_line(write_job, text_directory):
+    # Of the kernel's: not even root makes a folder there.
+    job = write_job(text_directory, run_directory="/sys/kernel/runs/key")
+    code, _, errors = finish(start(job))
+    assert code == 2 and errors.count("\n") == 1 and "/sys/kernel/runs/key" in errors
+
+
+def test_of_two_that_train_a_run_the_second_names_the_first_and_starts_at_once_when_that_is_killed(
+    write_job, text_directory
+):
+    job = write_job(text_directory, "key", training={"max_epochs": 10_000, "patience": 10_000})
+    first = start(job, "--events")
+    assert '"started"' in first.stdout.readline()
+    code, _, errors = finish(start(job, "--no-wait"))
+    assert code == 2 and errors.count("\n") == 1 and f"process {first.pid}" in errors
+    second = start(job, "--events")
+    assert f"process {first.pid}" in second.stderr.readline()
+    while json.loads(first.stdout.readline())["event"] != "epoch":
+        pass
+    assert second.poll() is None
+    first.send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    started = json.loads(second.stdout.readline())
+    assert started["event"] == "started" and started["epoch"] >= 1 and time.monotonic() - killed < 20
+    second.send_signal(signal.SIGTERM)
+    assert finish(second)[0] == 143
+    finish(first)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_loss_that_is_not_finite_leaves_the_checkpoint_as_it_was(write_job, text_directory, exists):
+    settings = {"max_epochs": 3, "optimizer": {"name": "sgd", "weight_decay": 10.0}, "max_grad_norm": 0}
+    job = write_job(text_directory, "key", training=settings | {"learning_rate": 0.001 if exists else 1e30})
+    folder = job.parent / "runs" / "key"
+    if exists:
+        process = start(job, "--events")
+        while json.loads(process.stdout.readline())["event"] != "epoch":
+            pass
+        process.kill()
+        finish(process)
+        given = json.loads(job.read_text())
+        given["training"]["learning_rate"] = 1e30
+        job.write_text(json.dumps(given))
+    before = {path: path.read_bytes() for path in folder.glob("checkpoints/*/*")}
+    assert bool(before) == exists
+    code, _, errors = finish(start(job))
+    assert code == 2 and errors.count("\n") == 1 and "lower learning_rate" in errors
+    assert {path: path.read_bytes() for path in folder.glob("checkpoints/*/*")} == before
+    assert not os.path.exists(folder / "result.json")
