@@ -22,8 +22,7 @@ from torch import Tensor
 
 from cuda_ext import build, library
 from cuda_ext.case import Case
-from storage.errors import InputError, command, refuse_unknown
-from storage.files import write_json
+from cuda_ext.errors import KernelError, command
 
 # Folders with a cases.py.
 KERNELS = tuple(sorted(path.parent.name for path in build.SOURCES.glob("*/cases.py")))
@@ -40,16 +39,17 @@ def main() -> None:
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"which: {', '.join(KERNELS)} (default: all)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    refuse_unknown(arguments.kernels, KERNELS, "the arguments")
+    if unknown := set(arguments.kernels) - set(KERNELS):
+        raise KernelError(f"unknown kernel '{min(unknown)}': choose from {', '.join(KERNELS)}")
     measured = measure_all(arguments.kernels or KERNELS)
     print(table(measured))
     print(json.dumps(measured))
     if arguments.json:
-        write_json(arguments.json, measured)
+        arguments.json.write_text(json.dumps(measured, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def measure_all(kernels: Sequence[str] = KERNELS) -> dict[str, Any]:
-    """Measure every case of ``kernels``; InputError if there is no GPU or no library for it."""
+    """Measure every case of ``kernels``; KernelError if there is no GPU or no library for it."""
     refuse_without_kernels()
     torch.manual_seed(0)
     bandwidth = copy_bandwidth()
@@ -61,11 +61,11 @@ def measure_all(kernels: Sequence[str] = KERNELS) -> dict[str, Any]:
 
 
 def refuse_without_kernels() -> None:
-    """InputError if there is no GPU or no library for it."""
+    """KernelError if there is no GPU or no library for it."""
     if not torch.cuda.is_available():
-        raise InputError("the benchmark times kernels on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
+        raise KernelError("the benchmark times kernels on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
     if reason := library.unfit(torch.device("cuda", torch.cuda.current_device())):
-        raise InputError(f"there is no kernel to time: {reason}")
+        raise KernelError(f"there is no kernel to time: {reason}")
 
 
 def all_cases(kernels: Sequence[str]) -> Iterator[Case]:

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ext.case import Case
-from cuda_ext.gru import GRU, gru
+from cuda_ext.gru import gru
+from cuda_ext.gru.module import GRU
 
 # How many sentences have 0, 1, ... 29, and 30 or more words: 19.4 on average.
 SENTENCES = (
@@ -91,7 +92,7 @@ def bench_cases() -> Iterator[Case]:
 def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
     """One case of the forward pass and one of both; in the second the gradient comes last."""
     units = shape.units * (1 + shape.bidirectional)
-    ours = GRU(shape.inputs, shape.units, shape.bidirectional).to("cuda", dtype)
+    ours = GRU(shape.inputs, shape.units, batch_first=True, bidirectional=shape.bidirectional).to("cuda", dtype)
     theirs = nn.GRU(shape.inputs, shape.units, batch_first=True, bidirectional=shape.bidirectional).to("cuda", dtype)
     theirs.load_state_dict(ours.state_dict())
     theirs.flatten_parameters()
@@ -126,7 +127,7 @@ def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
     rate = PRODUCTS_PER_SECOND / (3 if dtype == torch.float32 else 1)
 
     def own(x: Tensor, lengths: Tensor) -> tuple[Tensor]:
-        return (ours(x, lengths)[0],)
+        return (ours(x, lengths=lengths)[0],)
 
     yield Case(
         "gru",
@@ -210,7 +211,7 @@ def exercise() -> None:
     for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
         for sequences, steps, inputs, units, both in SMALL:
             theirs = nn.GRU(inputs, units, batch_first=True, bidirectional=both, dtype=torch.float64).cuda()
-            ours = GRU(inputs, units, both).to("cuda", dtype)
+            ours = GRU(inputs, units, batch_first=True, bidirectional=both).to("cuda", dtype)
             ours.load_state_dict(theirs.state_dict())
             theirs.load_state_dict(ours.state_dict())
             lengths = torch.randint(1, steps + 1, (sequences,))
@@ -218,7 +219,7 @@ def exercise() -> None:
             wide = x.detach().double().requires_grad_()
             packed = nn.utils.rnn.pack_padded_sequence(wide, lengths, batch_first=True, enforce_sorted=False)
             exact = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True, total_length=steps)[0]
-            found = ours(x, lengths.cuda())[0]
+            found = ours(x, lengths=lengths.cuda())[0]
             gradient = torch.randn_like(found)
             results = [found, *torch.autograd.grad(found, [x, *ours.parameters()], gradient)]
             expected = [exact, *torch.autograd.grad(exact, [wide, *theirs.parameters()], gradient.double())]

@@ -189,7 +189,7 @@ def test_what_it_does_not_take_is_refused_with_what_came():
         attention_pooling_ragged(states, LENGTHS, *parameters)
     with pytest.raises(ValueError, match=r"weight \[A, D\], .*, got .* weight \(5, 3\)"):
         attention_pooling(states, LENGTHS, weight.t(), bias, context)
-    with pytest.raises(ValueError, match=r"a length a row, .*, got .* lengths \(3,\)"):
+    with pytest.raises(ValueError, match=r"one length per row, .*, got .* lengths \(3,\)"):
         attention_pooling(states, LENGTHS[:3], *parameters)
     with pytest.raises(ValueError, match="an offset more than there are sequences"):
         attention_pooling_ragged(states[0], LENGTHS[:0], *parameters)

@@ -8,6 +8,10 @@ from storage.errors import InputError, PassingError, WorkFailed, command
 from storage.files import write_text
 
 
+class OfAnotherPackage(ValueError):
+    exit_code = 2
+
+
 def failing(error: BaseException):
     def main() -> None:
         raise error
@@ -19,6 +23,7 @@ def failing(error: BaseException):
     ("error", "code", "said"),
     [
         (InputError("no such thing: choose another"), 2, "error: no such thing: choose another\n"),
+        (OfAnotherPackage("no kernel"), 2, "error: no kernel\n"),
         (WorkFailed("training failed"), 1, "error: training failed\n"),
         (PassingError("no answer"), 1, "error: no answer; it may pass: run the same command again\n"),
         (
