@@ -21,8 +21,8 @@ from cuda_ext.errors import KernelError
 STRICT_VARIABLE = "REREAD_STRICT_KERNELS"
 # The first GPUs with bulk copies, clusters and programmatic launch.
 HOPPER = (9, 0)
-# Bytes of shared memory that a block of an operation's largest kernel takes, where some GPU that the library is compiled
-# for has less: sm_80 has 166,912, sm_86, sm_89 and sm_120 have 101,376, sm_90 and sm_100 have 232,448.
+# Bytes of shared memory that a block of an operation's largest kernel takes, where some GPU that the library serves may
+# have less: sm_80 has 166,912, sm_86, sm_89 and sm_120 have 101,376, sm_90 and sm_100 have 232,448.
 SHARED_MEMORY = {
     # gru_backward.cu: recur_back of 128 units in float32 with what goes out by bulk copies.
     "gru_forward": 118_784,

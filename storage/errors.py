@@ -47,8 +47,8 @@ def refuse_unknown(given: Iterable[object], known: Iterable[str], where: str) ->
 
 def command(main: Callable[..., int | None]) -> Callable[..., None]:
     """Make ``main`` a command. InputError, and a file or folder that cannot be used, are one line on stderr and exit
-    code 2, WorkFailed and PassingError are one with 1, an interrupt with 130. A ValueError of another package that has an
-    ``exit_code`` (cuda_ext's KernelError) is one line too."""
+    code 2, WorkFailed and PassingError are one with 1, an interrupt with 130. A ValueError of another package that has
+    an ``exit_code`` (cuda_ext's KernelError) is one line too."""
 
     @functools.wraps(main)
     def run(*arguments: Any, **keywords: Any) -> None:

@@ -169,8 +169,8 @@ def _kernel(name: str, states: Tensor, weight: Tensor, ragged: bool) -> Callable
     """The compiled operation, or None where PyTorch's operations are to run.
 
     They do where the matrix units' kernels do not fit: padded states that are too wide, and GPUs with too little shared
-    memory for this dtype and width. Wide ragged states run the plain kernel: without atomic additions PyTorch has no sum
-    of their parts.
+    memory for this dtype and width. Wide ragged states run the plain kernel: without atomic additions PyTorch has no
+    sum of their parts.
     """
     if not _is_for_matrix_units(states, weight):
         found = kernel(name, states.device)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cuda_ext.attention_pooling import attention_pooling, attention_pooling_ragged
-from cuda_ext.case import Case, forward_and_backward_of
+from cuda_ext.case import Case, compiled, forward_and_backward_of
 
 # Rows, steps: a batch of sentences as words, and one of documents as sentences.
 SHAPES = ((5120, 30), (64, 20))
@@ -57,10 +57,9 @@ def _product(states: Tensor, lengths: Tensor, mask: Tensor, weight: Tensor, bias
 
 def _case(rows: int, steps: int, dtype: torch.dtype, full: bool, backward: bool) -> Case:
     wrap = forward_and_backward_of if backward else _forward_of
-    peers = {"eager": wrap(_eager), "eager, matrix product": wrap(_product)}
-    # Compiling takes seconds, and its float16 is as fast as its bfloat16.
-    if dtype != torch.float16:
-        peers["torch.compile"] = wrap(torch.compile(_eager, dynamic=False))
+    peers = {"eager": _eager, **compiled(_eager), "eager, matrix product": _product}
+    peers |= {f"{name}, matrix product": peer for name, peer in compiled(_product).items()}
+    peers = {name: wrap(peer) for name, peer in peers.items()}
     real = rows * (steps if full else (steps + 1) / 2)
     shape = (
         f"{rows} x {steps} x {WIDTH}, {'full' if full else 'lengths 1 to'} {steps}, {'both' if backward else 'forward'}"
@@ -97,7 +96,7 @@ def _ragged(rows: int, steps: int, dtype: torch.dtype) -> Case:
         return _eager(states[row.clamp(max=len(states) - 1)], offsets, mask, *parameters)
 
     real = rows * (steps + 1) / 2
-    peers = {"padded, eager": padded}
+    peers = {"padded, eager": padded} | {f"padded, {name}": peer for name, peer in compiled(padded).items()}
     shape = f"{rows} ragged rows of 1 to {steps} x {WIDTH}, forward"
     bytes_ = _bytes(rows, real, real, dtype, False)
     return Case(

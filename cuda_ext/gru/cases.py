@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cuda_ext.case import Case
+from cuda_ext.case import Case, compiled
 from cuda_ext.gru import gru
 from cuda_ext.gru.module import GRU
 
@@ -113,6 +113,10 @@ def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
     runs = {"padded": lambda x, lengths: (theirs(x)[0],)}
     if not shape.full:
         runs |= {f"sorted, {count} groups": _grouped(theirs, count) for count in shape.groups}
+    # nn.GRU's loop is in cuDNN, which torch.compile leaves as it is; of a loop in Python it makes kernels of its own.
+    if shape.steps <= 30:
+        loops = compiled(_loop(theirs))
+        runs |= {f"{name}, loop": lambda x, lengths, loop=loop: (loop(x),) for name, loop in loops.items()}
     forward_peers = {name: _without_gradients(run) for name, run in runs.items()}
     # Slower than padding by 1.5 to 30 times wherever it was timed: a sample is enough.
     if dtype == torch.float32:
@@ -153,6 +157,29 @@ def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
         3 * flops,
         rate,
     )
+
+
+def _loop(module: nn.GRU) -> Callable[[Tensor], Tensor]:
+    """The padded batch by PyTorch's products, one step after another: what torch.compile can make kernels of."""
+
+    def run(x: Tensor) -> Tensor:
+        of_directions = []
+        for direction in ("", "_reverse")[: 1 + module.bidirectional]:
+            w_ih, w_hh, b_ih, b_hh = (
+                getattr(module, f"{name}_l0{direction}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            )
+            of_input = nn.functional.linear(x, w_ih, b_ih).unbind(1)
+            state, states = x.new_zeros(len(x), module.hidden_size), []
+            for sums in reversed(of_input) if direction else of_input:
+                r, z, n = sums.chunk(3, -1)
+                of_r, of_z, of_n = nn.functional.linear(state, w_hh, b_hh).chunk(3, -1)
+                z = torch.sigmoid(z + of_z)
+                state = torch.lerp(torch.tanh(n + torch.sigmoid(r + of_r) * of_n), state, z)
+                states.append(state)
+            of_directions.append(torch.stack(states[::-1] if direction else states, 1))
+        return torch.cat(of_directions, -1)
+
+    return run
 
 
 def _packed(module: nn.GRU, prepared: _Prepared) -> Callable[[Tensor, Tensor], tuple[Tensor]]:

@@ -1,8 +1,8 @@
 """``torch.nn.GRU`` on the kernels: the same arguments, parameters, initial values and results.
 
 Each layer is one call of ``gru`` or ``gru_ragged``. Padded batches with lengths, ragged rows with offsets and nested
-tensors (layout ``torch.jagged``) come in beside what ``nn.GRU`` takes. A first state ``hx``, and more than 128 units, run
-PyTorch's own GRU instead; that is warned of once, and strict mode refuses it.
+tensors (layout ``torch.jagged``) come in beside what ``nn.GRU`` takes. A first state ``hx``, and more than 128 units,
+run PyTorch's own GRU instead, with a warning; strict mode refuses that.
 
 Shape legend: N sequences, T steps, M real steps, I inputs, H units a direction, d directions, L layers.
 """
@@ -61,7 +61,7 @@ class GRU(nn.Module):
 
     def forward(
         self,
-        input: Tensor | PackedSequence,  # noqa: A002, nn.GRU's name
+        input: Tensor | PackedSequence,
         hx: Tensor | None = None,
         *,
         lengths: Tensor | None = None,

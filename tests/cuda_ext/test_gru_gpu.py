@@ -140,7 +140,10 @@ def test_a_rectified_candidate_s_error_is_rounding_in_both_passes(shape, dtype):
     each sum 2 or -2, and all else a tenth of it."""
     sequences, steps, inputs, units = shape
     torch.manual_seed(0)
-    theirs, ours = RectifiedLoop(inputs, units), RectifiedGRU(inputs, units, batch_first=True, bidirectional=True).to("cuda", dtype)
+    theirs, ours = (
+        RectifiedLoop(inputs, units),
+        RectifiedGRU(inputs, units, batch_first=True, bidirectional=True).to("cuda", dtype),
+    )
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter[2 * units :] *= 0.2

@@ -101,7 +101,14 @@ def test_every_operation_s_example_runs_in_an_environment_with_torch_alone(built
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     tried, kernels = done.stdout.splitlines()
-    for operation in ("vector_add", "swish", "conv2d", "depthwise_conv2d", "attention_pooling", "batch_norm_activation"):
+    for operation in (
+        "vector_add",
+        "swish",
+        "conv2d",
+        "depthwise_conv2d",
+        "attention_pooling",
+        "batch_norm_activation",
+    ):
         assert re.search(rf"'cuda_ext.{operation}': [1-9]", tried), operation
     assert re.search(r"'cuda_ext.gru': [1-9]", tried) and re.search(r"'cuda_ext.gru.module': [1-9]", tried)
     assert kernels.startswith("reference (the tensors are on the cpu")
