@@ -4,9 +4,9 @@ One step is forward pass, loss, backward pass and update, by fused AdamW (the pe
 sentences of 3 to 30 words, uniformly drawn, a vocabulary of 50,000 vectors of 200, 50 units a direction. Ours is
 training.step.Step on models/han.py, with kernels and a CUDA graph. The peer is what one would write with PyTorch alone.
 It reads padding, or it reads the sentences sorted by length beforehand, in groups padded to their own longest. Each is
-timed as it is and by torch.compile in its strongest mode, captured in a CUDA graph, in float32 and in bfloat16 and float16
-autocast; the peer's float16 has no scaling of the loss. Steps take turns, a sample each. On both sides nothing is
-dropped, no gradient is clipped, and PyTorch's operations are not held to those that repeat.
+timed as it is and by torch.compile in its strongest mode, captured in a CUDA graph, in float32 and in bfloat16 and
+float16 autocast; the peer's float16 has no scaling of the loss. Steps take turns, a sample each. On both sides nothing
+is dropped, no gradient is clipped, and PyTorch's operations are not held to those that repeat.
 """
 
 import argparse
