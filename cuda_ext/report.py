@@ -1,6 +1,6 @@
 """Build, test, watch and time the kernels on a GPU machine, and write it down: ``python -m cuda_ext.report``.
 
-It runs the build, the tests marked ``gpu``, compute-sanitizer's memcheck and racecheck, and the benchmark, and writes
+It runs the build, the tests marked ``gpu``, compute-sanitizer's four tools, and the benchmark, and writes
 results/DATE-GPU.json and .md, which are committed as evidence. Exit code 1 if anything failed; it is written all the
 same, so that a failure leaves its trace. ``--part`` does half of it. Needs pytest, nvcc and compute-sanitizer.
 """
@@ -25,7 +25,7 @@ from cuda_ext.errors import KernelError, command
 
 RESULTS = build.SOURCES / "results"
 ROOT = build.SOURCES.parent
-SANITIZERS = ("memcheck", "racecheck")
+SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def main() -> int:
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def check() -> dict[str, Any]:
-    """The GPU tests and both sanitizers, side by side: none of them measures time."""
+    """The GPU tests and the sanitizers, side by side: none of them measures time."""
     tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/cuda_ext", "tests/models", "tests/training"]
     if importlib.util.find_spec("xdist"):
         # pytest-benchmark, where it is installed, warns of the company, and a warning is an error.

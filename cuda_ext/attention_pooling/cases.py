@@ -125,12 +125,14 @@ def _flops(real: float, backward: bool) -> float:
 
 def exercise() -> None:
     """Run the kernels on small odd shapes that reach every branch, and compare with the plain formula in float64."""
-    small, large = (3, 20, 100, 100), (70, 40, 100, 97)
+    small = (3, 20, 100, 100)
+    # More than 16 steps a multiprocessor, in each class of widths.
+    large = [(70, 40, 100, 97), (70, 40, 64, 60), (70, 40, 128, 120)]
     cases = {
         torch.float64: [(3, 5, 7, 4)],
-        torch.float32: [small, large, (5, 37, 64, 50), (1, 150, 17, 33), (3, 33, 101, 128), (2, 5, 130, 3)],
-        torch.bfloat16: [small, large, (3, 3, 64, 64)],
-        torch.float16: [small],
+        torch.float32: [small, *large, (5, 37, 64, 50), (1, 150, 17, 33), (3, 33, 101, 128), (2, 5, 130, 3)],
+        torch.bfloat16: [small, *large, (3, 3, 64, 64)],
+        torch.float16: [small, *large],
     }
     for dtype, shapes in cases.items():
         for rows, steps, width, units in shapes:
