@@ -15,7 +15,7 @@ data.dvc and data.manifest.json; else remove data/ and run 'make data' again
 # Python 3.11, or else the default one.
 SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: install ext checked-data data run repro test test-packages lint format docs docs-check ui serve doctor clean
+.PHONY: install ext wheel checked-data data run repro test test-packages lint format docs docs-check ui serve doctor clean
 
 run: data
 	$(REREAD) run --experiment $(EXPERIMENT)
@@ -45,6 +45,10 @@ data: checked-data
 # Compile the CUDA kernels of cuda_ext/. This needs nvcc and no GPU.
 ext: install
 	$(PYTHON) -m cuda_ext.build
+
+# Build the kernels as a wheel of their own, in dist/. This needs nvcc and no GPU.
+wheel: install
+	$(PYTHON) -m cuda_ext.wheel
 
 repro: checked-data
 	@$(RECORD_DATA) || { echo "error: $(NOT_DESCRIBED)" >&2; exit 2; }

@@ -25,6 +25,7 @@ from torch.nn import functional
 
 import models
 from cuda_ext import bench
+from cuda_ext.case import STRONGEST
 from models.capsnet import CapsuleNetwork, autocast_dtype
 from models.objectives import Objective, make_objective
 from storage.errors import InputError, command
@@ -199,7 +200,9 @@ def measure(name: str, size: int, own: bool, half: bool, compiled: bool, capture
             lengths, capsules = built(images)
         return margin.loss(built, (lengths.float(), capsules.float()), labels, (images,))
 
-    forward: Callable[[Tensor, Tensor], Tensor] = torch.compile(loss_of) if compiled else loss_of
+    forward: Callable[[Tensor, Tensor], Tensor] = (
+        torch.compile(loss_of, dynamic=False, mode=STRONGEST) if compiled else loss_of
+    )
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)

@@ -2,8 +2,9 @@
 
 The networks are DenseNet-BC-100-12 (32 pixels, batch 512) and DenseNet-121 (224 pixels, batch 128), channels-last under
 bfloat16 autocast. A step is forward, cross entropy, backward, and SGD with Nesterov momentum. Our step is captured in a
-CUDA graph, because it is launch-bound otherwise. torchvision's step is timed eager, captured, and compiled. All steps
-use the same random images.
+CUDA graph, because it is launch-bound otherwise. torchvision's step is timed eager and compiled, as torch.compile comes
+and in its strongest mode; each is launched kernel by kernel and captured in a CUDA graph. All steps use the same random
+images.
 
 Before timing, losses and gradients of the fused blocks are compared with those of the plain modules, in float32 on
 small images. The comparison uses swish, because rounding flips gradients at the kink of ReLU.
@@ -12,7 +13,9 @@ small images. The comparison uses swish, because rounding flips gradients at the
 import argparse
 import copy
 import gc
+import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from torch.nn import functional
 
 import models
 from cuda_ext import bench
+from cuda_ext.case import STRONGEST
 from models.layers import norm_activation
 from storage.errors import command, refuse_unknown
 from storage.files import write_json
@@ -124,8 +128,18 @@ def times(name: str, peers: str) -> Iterator[dict[str, Any]]:
         yield measure(name, "torchvision", torchvision_network(name), captured=False)
         yield measure(name, "torchvision, CUDA graph", torchvision_network(name), captured=True)
     if peers == "all":
-        compiled = torch.compile(torchvision_network(name))
-        yield measure(name, "torchvision, torch.compile", compiled, captured=False)
+        for mode, captured in itertools.product((None, STRONGEST), (False, True)):
+            torch._dynamo.reset()
+            compiled = torch.compile(torchvision_network(name), dynamic=False, mode=mode)
+            variant = (
+                f"torchvision, torch.compile{', max-autotune' if mode else ''}{', CUDA graph' if captured else ''}"
+            )
+            try:
+                row = measure(name, variant, compiled, captured)
+            except RuntimeError as error:  # What cannot be captured is no reason to lose the rest.
+                print(f"{variant} failed: {str(error).splitlines()[0]}", file=sys.stderr)
+                continue
+            yield row
 
 
 def torchvision_network(name: str) -> nn.Module:
@@ -148,6 +162,27 @@ def measure(name: str, variant: str, built: nn.Module, captured: bool) -> dict[s
     gc.collect()
     torch.cuda.empty_cache()
     images, labels = batch(name)
+    run = training_step(built, images, labels, captured)
+    timed = bench.time_samples(run, calls=1, samples=SAMPLES)
+    memory = torch.cuda.max_memory_allocated() / 2**30
+    return {
+        "network": name,
+        "variant": variant,
+        "batch": len(images),
+        **timed,
+        "images_per_second": len(images) / timed["median_ms"] * 1e3,
+        "peak_memory_gib": memory,
+        "gpu_state": bench.gpu_values(bench.GPU_STATE),
+    }
+
+
+def captured_step(name: str, built: nn.Module) -> Callable[[], None]:
+    """Return the training step on one batch of ``name``, in a CUDA graph."""
+    return training_step(built, *batch(name), captured=True)
+
+
+def training_step(built: nn.Module, images: Tensor, labels: Tensor, captured: bool) -> Callable[[], None]:
+    """Return the training step, warmed up; the peak of memory is counted from its last warm-up on."""
     optimizer = torch.optim.SGD(built.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4, foreach=True)
 
     def step() -> None:
@@ -162,23 +197,17 @@ def measure(name: str, variant: str, built: nn.Module, captured: bool) -> dict[s
     # Exclude the workspaces that cuDNN allocated while it chose its algorithms.
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    run: Callable[[], None] = step
-    if captured:
-        optimizer.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            step()
-        run = graph.replay
-    timed = bench.time_samples(run, calls=1, samples=SAMPLES)
-    memory = torch.cuda.max_memory_allocated() / 2**30
-    return {
-        "network": name,
-        "variant": variant,
-        "batch": len(images),
-        **timed,
-        "images_per_second": len(images) / timed["median_ms"] * 1e3,
-        "peak_memory_gib": memory,
-    }
+    if not captured:
+        return step
+    optimizer.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        step()
+
+    def replay(_kept: tuple[Any, ...] = (built, optimizer, images, labels)) -> None:
+        graph.replay()
+
+    return replay
 
 
 def equality_line(row: dict[str, Any]) -> str:

@@ -2,14 +2,17 @@
 
 One step is forward pass, loss, backward pass and update, by fused AdamW (the peer's by fused Adam); documents of 20
 sentences of 3 to 30 words, uniformly drawn, a vocabulary of 50,000 vectors of 200, 50 units a direction. Ours is
-training.step.Step on models/han.py, with kernels and a CUDA graph. The peer is what one would write with PyTorch alone:
-it reads padding, and is timed as it is and captured in a CUDA graph, in float32 and in bfloat16 autocast. On both sides
-nothing is dropped, no gradient is clipped, and PyTorch's operations are not held to those that repeat.
+training.step.Step on models/han.py, with kernels and a CUDA graph. The peer is what one would write with PyTorch alone.
+It reads padding, or it reads the sentences sorted by length beforehand, in groups padded to their own longest. Each is
+timed as it is and by torch.compile in its strongest mode, captured in a CUDA graph, in float32 and in bfloat16 and
+float16 autocast; the peer's float16 has no scaling of the loss. Steps take turns, a sample each. On both sides nothing
+is dropped, no gradient is clipped, and PyTorch's operations are not held to those that repeat.
 """
 
 import argparse
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from torch.nn import functional
 import models
 from batches.text import concatenate
 from cuda_ext import library
-from cuda_ext.bench import environment, time_samples, warmed_up
+from cuda_ext.bench import GPU_STATE, Run, environment, gpu_values, time_in_turn, warmed_up
+from cuda_ext.case import STRONGEST
 from models.objectives import make_objective
 from storage.errors import InputError, command
 from storage.files import write_json
@@ -31,6 +35,10 @@ from training.step import Step
 VOCABULARY, EMBEDDING, HIDDEN, CLASSES = 50_000, 200, 50, 5
 SENTENCES, WORDS = 20, 30
 BATCHES = (64, 256, 1024)
+# training.settings.Settings.amp, and the dtype of the peer's autocast.
+AMPS = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Into how many groups of like length the peer's sentences are sorted.
+GROUPS = (1, 4, 8)
 
 
 class PeerAttention(nn.Module):
@@ -46,7 +54,11 @@ class PeerAttention(nn.Module):
 
 
 class PeerHAN(nn.Module):
-    """HAN on nn.GRU, over padded batches; padding is masked in the attention alone."""
+    """HAN on nn.GRU, over padded batches; padding is masked in the attention alone.
+
+    Several groups: the sentences come sorted by length, each group padded to its own longest, with the place of each
+    sentence in the documents.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,14 +69,32 @@ class PeerHAN(nn.Module):
         self.sentence_attention = PeerAttention(2 * HIDDEN)
         self.classifier = nn.Linear(2 * HIDDEN, CLASSES)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        documents, sentences, _ = tokens.shape
-        words = tokens.flatten(0, 1)
-        states, _ = self.word_gru(self.embedding(words))
-        vectors = self.word_attention(states, words > 0).unflatten(0, (documents, sentences))
+    def forward(self, groups: Sequence[Tensor], places: Tensor) -> Tensor:
+        """groups: word numbers [rows, longest], 0 at padding. places: of the documents' sentences among the rows."""
+        vectors = []
+        for words in groups:
+            states, _ = self.word_gru(self.embedding(words))
+            vectors.append(self.word_attention(states, words > 0))
+        vectors = torch.cat(vectors)[places]
         states, _ = self.sentence_gru(vectors)
-        real = torch.ones(documents, sentences, dtype=torch.bool, device=tokens.device)
+        real = torch.ones(places.shape, dtype=torch.bool, device=places.device)
         return self.classifier(self.sentence_attention(states, real))
+
+
+def grouped(tokens: Tensor, count: int) -> tuple[list[Tensor], Tensor]:
+    """Sort the sentences of tokens [N, S, T] by length into ``count`` groups, each cut at its own longest.
+
+    Returns the groups and the place [N, S] of each sentence among their rows. One group keeps its order and padding.
+    """
+    documents, sentences, _ = tokens.shape
+    rows = tokens.flatten(0, 1)
+    if count == 1:
+        return [rows], torch.arange(len(rows), device=tokens.device).view(documents, sentences)
+    lengths = (rows > 0).sum(1)
+    order = lengths.argsort(descending=True, stable=True)
+    parts = order.tensor_split(count)
+    groups = [rows[part, : int(lengths[part].max())].contiguous() for part in parts]
+    return groups, order.argsort().view(documents, sentences)
 
 
 def main() -> None:
@@ -88,25 +118,43 @@ def main() -> None:
 def measure(batch: int) -> dict[str, Any]:
     """Time our step and the peers' on one batch of ``batch`` documents."""
     torch.manual_seed(0)
-    tokens = torch.randint(1, VOCABULARY, (batch, SENTENCES, WORDS), dtype=torch.int32)
-    word_counts = torch.randint(3, WORDS + 1, (batch, SENTENCES), dtype=torch.int32)
-    tokens *= torch.arange(WORDS) < word_counts.unsqueeze(-1)
-    labels = torch.randint(0, CLASSES, (batch,), device="cuda")
-    ours = {amp: our_step(amp, tokens, word_counts, labels) for amp in ("off", "bfloat16")}
-    peers = {}
-    for amp in ("off", "bfloat16"):
-        peers[f"eager, {amp}"], peers[f"CUDA graph, {amp}"] = peer_steps(amp, tokens.cuda().long(), labels)
-    rows = {f"reread, {amp}": step for amp, step in ours.items()} | peers
-    timed = {name: time_samples(step, calls=1) for name, step in rows.items()}
-    best = min(peers, key=lambda name: timed[name]["median_ms"])
-    own = min((name for name in timed if name.startswith("reread")), key=lambda name: timed[name]["median_ms"])
+    tokens, word_counts, labels = documents(batch)
+    rows = {f"reread, {amp}": our_step(amp, tokens, word_counts, labels) for amp in AMPS}
+    failures = {}
+    for amp, groups, compiled in itertools.product(AMPS, GROUPS, (False, True)):
+        name = ", ".join(
+            [*(["torch.compile"] if compiled else []), *([f"sorted, {groups} groups"] if groups > 1 else []), amp]
+        )
+        try:
+            called, captured = peer_steps(amp, *grouped(tokens.cuda().long(), groups), labels, compiled)
+        except RuntimeError as error:  # What cannot be compiled or captured is no reason to lose the rest.
+            failures[name] = str(error)[:500]
+        else:
+            rows[f"CUDA graph, {name}"] = captured
+            if groups == 1:
+                rows[f"eager, {name}"] = called
+    timed = time_in_turn({name: Run(step, 1, "graph" in name) for name, step in rows.items()})
+    best, own = (
+        min((name for name in timed if name.startswith("reread") is ours), key=lambda name: timed[name]["median_ms"])
+        for ours in (False, True)
+    )
     return {
         "batch": batch,
+        "failures": failures,
+        "gpu_state": gpu_values(GPU_STATE),
         "timed": {name: {**row, "documents_a_second": batch / row["median_ms"] * 1e3} for name, row in timed.items()},
         "best": own,
         "best_peer": best,
         "times_best_peer": timed[best]["median_ms"] / timed[own]["median_ms"],
     }
+
+
+def documents(batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw word numbers int32 [N, S, T], 0 at padding, word counts int32 [N, S], and labels [N] on the GPU."""
+    tokens = torch.randint(1, VOCABULARY, (batch, SENTENCES, WORDS), dtype=torch.int32)
+    word_counts = torch.randint(3, WORDS + 1, (batch, SENTENCES), dtype=torch.int32)
+    tokens *= torch.arange(WORDS) < word_counts.unsqueeze(-1)
+    return tokens, word_counts, torch.randint(0, CLASSES, (batch,), device="cuda")
 
 
 def our_step(amp: str, tokens: Tensor, word_counts: Tensor, labels: Tensor) -> Callable[[], object]:
@@ -125,15 +173,19 @@ def our_step(amp: str, tokens: Tensor, word_counts: Tensor, labels: Tensor) -> C
     return lambda: step(inputs, labels, settings.learning_rate)
 
 
-def peer_steps(amp: str, tokens: Tensor, labels: Tensor) -> tuple[Callable[[], object], Callable[[], object]]:
+def peer_steps(
+    amp: str, groups: Sequence[Tensor], places: Tensor, labels: Tensor, compiled: bool
+) -> tuple[Callable[[], object], Callable[[], object]]:
     """The peer's step, called and captured."""
     network = PeerHAN().cuda()
+    forward = torch.compile(network, dynamic=False, mode=STRONGEST) if compiled else network
+    half = AMPS[amp]
     optimiser = torch.optim.Adam(network.parameters(), fused=True, capturable=True)
 
     def step() -> None:
         optimiser.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16, enabled=amp == "bfloat16", cache_enabled=False):
-            loss = functional.cross_entropy(network(tokens).float(), labels)
+        with torch.autocast("cuda", half, enabled=half is not None, cache_enabled=False):
+            loss = functional.cross_entropy(forward(groups, places).float(), labels)
         loss.backward()
         optimiser.step()
 
@@ -142,7 +194,11 @@ def peer_steps(amp: str, tokens: Tensor, labels: Tensor) -> tuple[Callable[[], o
     optimiser.zero_grad()
     with torch.cuda.graph(graph, stream=side):
         step()
-    return step, graph.replay
+
+    def replay(_kept: Callable[[], object] = step) -> None:
+        graph.replay()
+
+    return step, replay
 
 
 def table(measured: dict[str, Any]) -> str:

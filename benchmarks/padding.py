@@ -160,7 +160,7 @@ class Timer:
 
     def all_ways(self) -> list[Steps]:
         """Time every way in float32 and, on a GPU, in bfloat16; the faster of the two counts."""
-        amps = ("off", "bfloat16") if self.device.type == "cuda" else ("off",)
+        amps = ("off", "bf16") if self.device.type == "cuda" else ("off",)
         found = []
         for way in WAYS:
             each = [self.way(way, amp) for amp in amps]

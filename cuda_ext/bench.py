@@ -2,9 +2,10 @@
 
 The floor is the bytes that must be moved over the bandwidth of a large copy, measured in the same run, or the
 arithmetic over the rate of its unit, whichever is longer. Calls are captured in a CUDA graph, the peers' too, which
-leaves out the time that Python takes to launch; they rotate over enough sets of inputs and keep enough outputs that the
-caches do not hold them. A sample is one replay over its calls. A peer that no graph can capture is timed call by call,
-and the JSON says so.
+leaves out the time that Python takes to launch. They rotate over enough sets of inputs and keep enough outputs that the
+caches do not hold them; only a case of which MOST_CALLS calls touch less than ROTATED_BYTES may stay in the caches. A
+sample is one replay over its calls, and the kernel and its peers take turns, a sample each. A peer that no graph can
+capture is timed call by call, and the JSON names it, as it names one that fails.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import platform
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,9 @@ from torch import Tensor
 
 from cuda_ext import build, library
 from cuda_ext.case import Case
-from storage.errors import InputError, command, refuse_unknown
-from storage.files import write_json
+from cuda_ext.errors import KernelError, command
 
+OWN = "this"
 # Folders with a cases.py.
 KERNELS = tuple(sorted(path.parent.name for path in build.SOURCES.glob("*/cases.py")))
 SAMPLES = 50
@@ -33,6 +35,10 @@ CALLS_WITHOUT_GRAPH = 4
 COPY_BYTES = 2**32
 # What the calls of one replay touch together: several times an H200's 60 MB of cache.
 ROTATED_BYTES = 2**29
+MOST_CALLS = 1024
+# By nvidia-smi: what a machine has, and the state it is in, recorded beside each case.
+GPU_SETTINGS = ("driver_version", "clocks.max.sm", "clocks.max.memory", "power.limit", "ecc.mode.current")
+GPU_STATE = ("clocks.sm", "clocks.memory", "power.draw", "temperature.gpu")
 
 
 def main() -> None:
@@ -40,16 +46,17 @@ def main() -> None:
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"which: {', '.join(KERNELS)} (default: all)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    refuse_unknown(arguments.kernels, KERNELS, "the arguments")
+    if unknown := set(arguments.kernels) - set(KERNELS):
+        raise KernelError(f"unknown kernel '{min(unknown)}': choose from {', '.join(KERNELS)}")
     measured = measure_all(arguments.kernels or KERNELS)
     print(table(measured))
     print(json.dumps(measured))
     if arguments.json:
-        write_json(arguments.json, measured)
+        arguments.json.write_text(json.dumps(measured, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def measure_all(kernels: Sequence[str] = KERNELS) -> dict[str, Any]:
-    """Measure every case of ``kernels``; InputError if there is no GPU or no library for it."""
+    """Measure every case of ``kernels``; KernelError if there is no GPU or no library for it."""
     refuse_without_kernels()
     torch.manual_seed(0)
     bandwidth = copy_bandwidth()
@@ -61,11 +68,11 @@ def measure_all(kernels: Sequence[str] = KERNELS) -> dict[str, Any]:
 
 
 def refuse_without_kernels() -> None:
-    """InputError if there is no GPU or no library for it."""
+    """KernelError if there is no GPU or no library for it."""
     if not torch.cuda.is_available():
-        raise InputError("the benchmark times kernels on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
+        raise KernelError("the benchmark times kernels on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
     if reason := library.unfit(torch.device("cuda", torch.cuda.current_device())):
-        raise InputError(f"there is no kernel to time: {reason}")
+        raise KernelError(f"there is no kernel to time: {reason}")
 
 
 def all_cases(kernels: Sequence[str]) -> Iterator[Case]:
@@ -73,13 +80,15 @@ def all_cases(kernels: Sequence[str]) -> Iterator[Case]:
         yield from importlib.import_module(f"cuda_ext.{name}.cases").bench_cases()
 
 
-def environment() -> dict[str, str | None]:
+def environment() -> dict[str, Any]:
     """The machine and the versions that the figures hold for."""
-    driver = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    settings = gpu_values(GPU_SETTINGS)
     found = build.built()
     return {
         "gpu": torch.cuda.get_device_name(),
-        "driver": driver.splitlines()[0] if driver else None,
+        "driver": settings.pop("driver_version"),
+        "gpu_settings": settings,
+        "cudnn": torch.backends.cudnn.version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
@@ -88,11 +97,16 @@ def environment() -> dict[str, str | None]:
     }
 
 
-def _output(arguments: list[str]) -> str | None:
+def gpu_values(names: Sequence[str]) -> dict[str, str | None]:
+    """What nvidia-smi says of the current GPU, with units, by the names of its queries; None where it does not run."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
     try:
-        return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.strip()
+        # nvidia-smi counts all GPUs of the machine, PyTorch those it may see.
+        query.append(f"--id=GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}")
+        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().split(", ")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return dict.fromkeys(names)
+    return dict(zip(names, found, strict=True))
 
 
 def copy_bandwidth() -> float:
@@ -106,10 +120,17 @@ def measure(case: Case, bandwidth: float) -> dict[str, Any]:
     # What torch.compile made for other cases would count towards its limit of recompilations.
     torch._dynamo.reset()
     rotated = -(-ROTATED_BYTES // case.bytes)
-    calls = max(4, min(64, rotated))
+    calls = max(4, min(MOST_CALLS, rotated))
     sets = [case.inputs() for _ in range(min(calls, rotated))]
-    own = time_calls(case.function, sets, calls)
-    peers = {name: time_calls(peer, sets, calls) for name, peer in case.peers.items()}
+    runs, failures = {OWN: captured(case.function, sets, calls)}, {}
+    for name, peer in case.peers.items():
+        try:
+            runs[name] = captured(peer, sets, calls)
+        except Exception as error:  # A compiler that fails on one case is no reason to lose the others.
+            failures[name] = f"{type(error).__name__}: {error}"[:500]
+    peers = time_in_turn(runs)
+    own = peers.pop(OWN)
+    state = gpu_values(GPU_STATE)
     best = min(peers, key=lambda name: peers[name]["median_ms"])
     floor = max(case.bytes / bandwidth, case.flops / case.flops_per_second) * 1e3
     return {
@@ -122,6 +143,8 @@ def measure(case: Case, bandwidth: float) -> dict[str, Any]:
         "best_peer": best,
         "times_best_peer": peers[best]["median_ms"] / own["median_ms"],
         "peers": peers,
+        "failures": failures,
+        "gpu_state": state,
         "relative_error": relative_error(case.function(*sets[0]), case.exact(*map(in_float64, sets[0]))),
     }
 
@@ -147,8 +170,17 @@ def in_float64(tensor: Tensor) -> Tensor:
     return tensor.detach().double().requires_grad_(tensor.requires_grad)
 
 
-def time_calls(function: Callable[..., Any], sets: list[tuple[Tensor, ...]], calls: int) -> dict[str, Any]:
-    """Time one call: from replays of a CUDA graph of ``calls`` calls over the sets in turn, or without one."""
+@dataclass(frozen=True)
+class Run:
+    """Something to be timed: ``calls`` calls in one go. ``graph``: it replays a CUDA graph."""
+
+    run: Callable[[], object]
+    calls: int
+    graph: bool
+
+
+def captured(function: Callable[..., Any], sets: list[tuple[Tensor, ...]], calls: int) -> Run:
+    """Return ``calls`` calls over the sets in turn, by a CUDA graph or, where none can be captured, without one."""
 
     def run() -> list[Any]:
         # The outputs are kept until all calls are made: freed, they would share one place in the cache.
@@ -162,11 +194,13 @@ def time_calls(function: Callable[..., Any], sets: list[tuple[Tensor, ...]], cal
             outputs = run()
     except RuntimeError:
         torch.cuda.synchronize()
-        calls = min(calls, CALLS_WITHOUT_GRAPH)
-        return {**time_samples(run, calls), "graph": False}
-    samples = {**time_samples(graph.replay, calls), "graph": True}
-    del outputs, graph
-    return samples
+        few = min(calls, CALLS_WITHOUT_GRAPH)
+        return Run(lambda: [function(*sets[i % len(sets)]) for i in range(few)], few, False)
+
+    def replay(_outputs: list[Any] = outputs) -> None:
+        graph.replay()
+
+    return Run(replay, calls, True)
 
 
 def warmed_up(run: Callable[[], object], times: int) -> torch.cuda.Stream:
@@ -180,19 +214,37 @@ def warmed_up(run: Callable[[], object], times: int) -> torch.cuda.Stream:
     return side
 
 
+def time_in_turn(runs: dict[str, Run], samples: int = SAMPLES) -> dict[str, dict[str, Any]]:
+    """Time several by CUDA events, a sample of each in turn, so that a change of the clocks meets them alike.
+
+    Returns by name: median and quartiles in milliseconds a call, the number of samples, and whether a graph was used.
+    """
+    for one in runs.values():
+        for _ in range(5):
+            one.run()
+    events = {name: [] for name in runs}
+    for _ in range(samples):
+        for name, one in runs.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            one.run()
+            end.record()
+            events[name].append((start, end))
+    torch.cuda.synchronize()
+    return {name: {**summary(pairs, runs[name].calls), "graph": runs[name].graph} for name, pairs in events.items()}
+
+
+def summary(events: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]], calls: int) -> dict[str, float]:
+    """Median, quartiles and number of the times between events, in milliseconds a call."""
+    low, median, high = statistics.quantiles([start.elapsed_time(end) / calls for start, end in events], n=4)
+    return {"median_ms": median, "low_quartile_ms": low, "high_quartile_ms": high, "n": len(events)}
+
+
 def time_samples(run: Callable[[], object], calls: int, samples: int = SAMPLES) -> dict[str, float]:
     """Time ``run``, by CUDA events, in milliseconds a call: median, quartiles and number of samples."""
-    for _ in range(5):
-        run()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(samples)]
-    for start, end in events:
-        start.record()
-        run()
-        end.record()
-    torch.cuda.synchronize()
-    times = [start.elapsed_time(end) / calls for start, end in events]
-    low, median, high = statistics.quantiles(times, n=4)
-    return {"median_ms": median, "low_quartile_ms": low, "high_quartile_ms": high, "n": samples}
+    timed = time_in_turn({OWN: Run(run, calls, False)}, samples)[OWN]
+    del timed["graph"]
+    return timed
 
 
 def table(measured: dict[str, Any]) -> str:

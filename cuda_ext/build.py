@@ -1,11 +1,13 @@
 """Compile every kernel of this folder into one library, ahead of time: ``python -m cuda_ext.build`` (or ``make ext``).
 
 The library uses PyTorch's stable ABI, target 2.11, so that one build serves Python 3.11 to 3.13 and torch 2.11 to
-2.13. Nothing here needs a GPU or PyTorch's CUDA build: nvcc and PyTorch's headers are enough. It holds machine code
-for the GPUs in ``ARCHITECTURES`` and PTX for later ones.
+2.13. Nothing here needs a GPU or PyTorch's CUDA build: nvcc and PyTorch's headers are enough. It contains machine code
+for the GPUs in ``ARCHITECTURES`` (``python -m cuda_ext.wheel``: ``WHEEL_ARCHITECTURES``) and PTX for later ones.
 """
 
 import argparse
+import fcntl
+import hashlib
 import json
 import os
 import re
@@ -18,14 +20,17 @@ from pathlib import Path
 
 import torch
 
-from storage.errors import InputError, command
-from storage.files import content_key, sha256_file, write_json, write_text
-from storage.locks import file_lock
+from cuda_ext.errors import KernelError, command
 
 SOURCES = Path(__file__).resolve().parent
 BUILT = SOURCES / "_build"
-# (major, minor) of the GPUs that get machine code; the last also gives the PTX.
-ARCHITECTURES = ((8, 0), (9, 0), (10, 0))
+Architecture = tuple[int, int] | tuple[int, int, str]
+# Compute capabilities that get machine code. They are part of the library's key, and so of the keys of trained runs.
+ARCHITECTURES: tuple[Architecture, ...] = ((8, 0), (9, 0), (10, 0))
+# Those of the wheel. 9.0a is Hopper with the instructions that only Hopper has.
+WHEEL_ARCHITECTURES: tuple[Architecture, ...] = ((8, 0), (9, 0, "a"), (10, 0), (12, 0))
+# PTX of this one serves all later GPUs; where it is not compiled for, PTX of the last one does.
+PTX = (10, 0)
 # The first nvcc that knows all of them.
 OLDEST_NVCC = (12, 8)
 TORCH_TARGET = "2.11"
@@ -52,14 +57,16 @@ def main() -> None:
     print(f"built {library}")
 
 
-def build(output: Path = BUILT, gpus: Sequence[tuple[int, int]] = ARCHITECTURES) -> Path:
+def build(output: Path = BUILT, gpus: Sequence[Architecture] = ARCHITECTURES) -> Path:
     """Compile what changed, link, and publish library.json in ``output``. Returns the library's path.
 
-    InputError says in one line what is missing (nvcc, a compiler) or does not fit, and the command that fixes it.
+    KernelError says in one line what is missing (nvcc, a compiler) or does not fit, and the command that fixes it.
     """
     nvcc = find_nvcc()
     release = check_nvcc(nvcc)
-    with file_lock(output / "lock"):
+    output.mkdir(parents=True, exist_ok=True)
+    with open(output / "lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         objects = compile_sources(nvcc, output / "objects", gpus)
         key = source_key()
         library = output / f"cuda_ext-{key}.so"
@@ -72,16 +79,17 @@ def build(output: Path = BUILT, gpus: Sequence[tuple[int, int]] = ARCHITECTURES)
         finally:
             Path(temporary).unlink(missing_ok=True)
         # Written last, by rename: a reader sees the old library or the new one.
-        write_json(
-            output / "library.json",
-            {
-                "file": library.name,
-                "sources": key,
-                "nvcc": ".".join(map(str, release)),
-                "torch_target": TORCH_TARGET,
-                "architectures": [list(gpu) for gpu in gpus],
-            },
-        )
+        about = {
+            "file": library.name,
+            "sources": key,
+            "nvcc": ".".join(map(str, release)),
+            "torch_target": TORCH_TARGET,
+            "architectures": [list(gpu[:2]) for gpu in gpus],
+            "ptx": list(ptx_of(gpus)),
+        }
+        written = output / "library.json.new"
+        written.write_text(json.dumps(about, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        os.replace(written, output / "library.json")
         for old in output.glob("cuda_ext-*.so"):
             if old != library:
                 old.unlink()
@@ -94,16 +102,23 @@ def kernel_sources() -> list[Path]:
 
 
 def source_key() -> str:
-    """A key of everything that the library's bytes come from, but for the compiler."""
+    """Return a key of the sources and flags, 16 hex digits; the compiler and ``--gpu`` are no part of it."""
     files = [*kernel_sources(), *sorted(SOURCES.rglob("*.cuh"))]
-    digests = {path.relative_to(SOURCES).as_posix(): sha256_file(path) for path in files}
-    return content_key([digests, compile_flags(include=False)])
+    digests = {path.relative_to(SOURCES).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    text = json.dumps([digests, compile_flags(include=False)], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def compile_flags(include: bool = True, gpus: Sequence[tuple[int, int]] = ARCHITECTURES) -> list[str]:
-    codes = [f"-gencode=arch=compute_{a}{b},code=sm_{a}{b}" for a, b in gpus]
-    newest = "".join(map(str, gpus[-1]))
-    codes.append(f"-gencode=arch=compute_{newest},code=compute_{newest}")
+def ptx_of(gpus: Sequence[Architecture]) -> tuple[int, int]:
+    """Return the compute capability that a library for ``gpus`` contains PTX of."""
+    return PTX if PTX in gpus else gpus[-1][:2]
+
+
+def compile_flags(include: bool = True, gpus: Sequence[Architecture] = ARCHITECTURES) -> list[str]:
+    names = ["".join(map(str, gpu)) for gpu in gpus]
+    codes = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in names]
+    ptx = "".join(map(str, ptx_of(gpus)))
+    codes.append(f"-gencode=arch=compute_{ptx},code=compute_{ptx}")
     where = [f"-I{torch_folder() / 'include'}"] if include else []
     return [*FLAGS, *codes, *where]
 
@@ -128,7 +143,7 @@ def find_nvcc() -> str:
     for candidate in candidates:
         if candidate and os.access(candidate, os.X_OK):
             return candidate
-    raise InputError(
+    raise KernelError(
         f"nvcc, CUDA's compiler, is neither in CUDA_HOME nor on the PATH: install the CUDA toolkit "
         f"{torch.version.cuda or '13.0'} (https://developer.nvidia.com/cuda-downloads) and run "
         f"`CUDA_HOME=/usr/local/cuda make ext`"
@@ -136,28 +151,28 @@ def find_nvcc() -> str:
 
 
 def check_nvcc(nvcc: str) -> tuple[int, int]:
-    """Return nvcc's release; InputError if it is too old or of another major version than PyTorch's CUDA."""
+    """Return nvcc's release; KernelError if it is too old or of another major version than PyTorch's CUDA."""
     found = re.search(r"release (\d+)\.(\d+)", run([nvcc, "--version"]))
     if not found:
-        raise InputError(f"{nvcc} --version names no release: point CUDA_HOME at a CUDA toolkit and run `make ext`")
+        raise KernelError(f"{nvcc} --version names no release: point CUDA_HOME at a CUDA toolkit and run `make ext`")
     release = (int(found[1]), int(found[2]))
     text = ".".join(map(str, release))
     wanted = torch.version.cuda
     if wanted and int(wanted.split(".")[0]) != release[0]:
-        raise InputError(
+        raise KernelError(
             f"nvcc {text} ({nvcc}) does not fit PyTorch {torch.__version__}, built with CUDA {wanted}: install the "
             f"CUDA toolkit {wanted} and run `CUDA_HOME=/usr/local/cuda-{wanted} make ext`"
         )
     if release < OLDEST_NVCC:
         oldest = ".".join(map(str, OLDEST_NVCC))
-        raise InputError(
+        raise KernelError(
             f"nvcc {text} ({nvcc}) does not know every GPU that the library is built for: install the CUDA toolkit "
             f"{wanted or oldest} or later and run `CUDA_HOME=/usr/local/cuda make ext`"
         )
     return release
 
 
-def compile_sources(nvcc: str, folder: Path, gpus: Sequence[tuple[int, int]]) -> list[Path]:
+def compile_sources(nvcc: str, folder: Path, gpus: Sequence[Architecture]) -> list[Path]:
     """Compile each kernel into an object in ``folder``: by ninja, which leaves out what is up to date, else by nvcc."""
     folder.mkdir(parents=True, exist_ok=True)
     objects = {source: folder / f"{source.stem}.o" for source in kernel_sources()}
@@ -179,20 +194,20 @@ def compile_sources(nvcc: str, folder: Path, gpus: Sequence[tuple[int, int]]) ->
         "  deps = gcc",
         *(f"build {escaped(object_)}: compile {escaped(source)}" for source, object_ in objects.items()),
     ]
-    write_text(folder / "build.ninja", "\n".join(lines) + "\n")
+    (folder / "build.ninja").write_text("\n".join(lines) + "\n", encoding="utf-8")
     run([ninja, "-C", str(folder), "--quiet"])
     return list(objects.values())
 
 
 def run(arguments: list[str]) -> str:
-    """Run a command and return what it printed; InputError with its last lines if it failed."""
+    """Run a command and return what it printed; KernelError with its last lines if it failed."""
     done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         missing = "No such file or directory" in done.stdout and "g++" in done.stdout
         if missing or "Cannot find compiler" in done.stdout:
-            raise InputError("nvcc finds no C++ compiler: install one (`apt-get install g++`) and run `make ext`")
+            raise KernelError("nvcc finds no C++ compiler: install one (`apt-get install g++`) and run `make ext`")
         lines = "\n".join(done.stdout.strip().splitlines()[-20:])
-        raise InputError(f"{Path(arguments[0]).name} failed with exit code {done.returncode}:\n{lines}")
+        raise KernelError(f"{Path(arguments[0]).name} failed with exit code {done.returncode}:\n{lines}")
     return done.stdout
 
 

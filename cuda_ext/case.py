@@ -8,6 +8,8 @@ from torch import Tensor
 
 # fp32 arithmetic outside the matrix units on one H200, as a kernel can reach it.
 FP32_FLOPS = 60e12
+# The mode of torch.compile that tries the most kernels, without CUDA graphs of its own.
+STRONGEST = "max-autotune-no-cudagraphs"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,17 @@ class Case:
     bytes: int
     flops: float = 0
     flops_per_second: float = FP32_FLOPS
+
+
+def compiled(function: Callable[..., Tensor]) -> dict[str, Callable[..., Tensor]]:
+    """``function`` by torch.compile, by peer's name: as it comes and in its strongest mode.
+
+    The benchmark captures it in a CUDA graph, so the mode makes none of its own.
+    """
+    return {
+        "torch.compile": torch.compile(function, dynamic=False),
+        "torch.compile, max-autotune": torch.compile(function, dynamic=False, mode=STRONGEST),
+    }
 
 
 def backward_of(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:

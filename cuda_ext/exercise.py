@@ -9,7 +9,7 @@ import torch
 
 from cuda_ext import library
 from cuda_ext.bench import KERNELS
-from storage.errors import command
+from cuda_ext.errors import command
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Build, test, watch and time the kernels on a GPU machine, and write it down: ``python -m cuda_ext.report``.
 
-It runs the build, the tests marked ``gpu``, compute-sanitizer's memcheck and racecheck, and the benchmark, and writes
+It runs the build, the tests marked ``gpu``, compute-sanitizer's four tools, and the benchmark, and writes
 results/DATE-GPU.json and .md, which are committed as evidence. Exit code 1 if anything failed; it is written all the
 same, so that a failure leaves its trace. ``--part`` does half of it. Needs pytest, nvcc and compute-sanitizer.
 """
@@ -8,6 +8,7 @@ same, so that a failure leaves its trace. ``--part`` does half of it. Needs pyte
 import argparse
 import datetime
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -20,13 +21,11 @@ from typing import Any
 import torch
 
 from cuda_ext import bench, build, library
-from storage.errors import InputError, command
-from storage.files import read_json, write_json, write_text
-from storage.git import checkout
+from cuda_ext.errors import KernelError, command
 
 RESULTS = build.SOURCES / "results"
 ROOT = build.SOURCES.parent
-SANITIZERS = ("memcheck", "racecheck")
+SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def main() -> int:
@@ -38,7 +37,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        raise InputError("the report is of an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
+        raise KernelError("the report is of an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
     if library.unfit(torch.device("cuda", torch.cuda.current_device())):
         build.build()
         library.unfit.cache_clear()
@@ -46,27 +45,27 @@ def main() -> int:
     gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
     path = arguments.output / f"{today}-{gpu}.json"
     report = {"date": today, "commit": arguments.commit or commit(), "environment": bench.environment()}
-    kept = read_json(path) if arguments.part and path.is_file() else {}
+    kept = json.loads(path.read_text(encoding="utf-8")) if arguments.part and path.is_file() else {}
     if kept.get("environment") == report["environment"]:
         report = kept | report
     if arguments.part != "times":
         report["checks"] = check()
-    write_json(path, report)
+    write(path, report)
     if arguments.part != "checks":
         report["results"] = []
         for name in bench.KERNELS:
             measured = bench.measure_all((name,))
             report |= measured | {"results": report["results"] + measured["results"]}
             # A run that is cut keeps what it has measured.
-            write_json(path, report)
+            write(path, report)
     if {"checks", "results"} <= report.keys():
-        write_text(path.with_suffix(".md"), markdown(report))
+        path.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
         print(markdown(report))
     return 0 if all(found["passed"] for found in report.get("checks", {}).values()) else 1
 
 
 def check() -> dict[str, Any]:
-    """The GPU tests and both sanitizers, side by side: none of them measures time."""
+    """The GPU tests and the sanitizers, side by side: none of them measures time."""
     tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/cuda_ext", "tests/models", "tests/training"]
     if importlib.util.find_spec("xdist"):
         # pytest-benchmark, where it is installed, warns of the company, and a warning is an error.
@@ -102,8 +101,22 @@ def run(arguments: list[str], **environment: str) -> dict[str, Any]:
 
 def commit() -> str | None:
     """The checkout's commit, with ``-dirty`` if it holds changes; None outside a checkout."""
-    found = checkout()
-    return None if found is None else found[0] + ("-dirty" if found[1] else "")
+    try:
+        head, changes = (
+            subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("-dirty" if changes else "")
+
+
+def write(path: Path, report: dict[str, Any]) -> None:
+    """Write the report by rename: a run that is cut leaves the last whole one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_suffix(".new")
+    written.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(written, path)
 
 
 def markdown(report: dict[str, Any]) -> str:

@@ -263,6 +263,48 @@ def deletion() -> Table:
     return ["words removed", *methods], rows
 
 
+def kernel(name: str) -> Table:
+    """Return the cases of a kernel in the newest report of cuda_ext/results/."""
+    newest = max((ROOT / "cuda_ext/results").glob("*.json"))
+    rows = []
+    for one in json.loads(newest.read_text(encoding="utf-8"))["results"]:
+        if one["kernel"] == name:
+            ratio = f"{one['times_best_peer']:.2f}"
+            rows.append(
+                [one["shape"], one["dtype"], f"{one['median_ms']:.4f}", f"{one['share_of_floor']:.0%}"]
+                + [one["best_peer"], ratio, f"{one['relative_error']:.0e}"]
+            )
+    return ["case", "dtype", "ms", "share of the floor", "best peer", "times as fast", "error"], rows
+
+
+def kernel_vector_add() -> Table:
+    return kernel("vector_add")
+
+
+def kernel_swish() -> Table:
+    return kernel("swish")
+
+
+def kernel_conv2d() -> Table:
+    return kernel("conv2d")
+
+
+def kernel_depthwise_conv2d() -> Table:
+    return kernel("depthwise_conv2d")
+
+
+def kernel_attention_pooling() -> Table:
+    return kernel("attention_pooling")
+
+
+def kernel_batch_norm_activation() -> Table:
+    return kernel("batch_norm_activation")
+
+
+def kernel_gru() -> Table:
+    return kernel("gru")
+
+
 def speed_han() -> Table:
     rows = []
     for one in read_json("benchmarks/results/2026-11-21-nvidia-h200-han.json")["results"]:

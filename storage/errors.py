@@ -16,6 +16,8 @@ OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQU
 class InputError(ValueError):
     """Input that cannot be used. The message is one line: what is wrong, where, and what to do."""
 
+    exit_code = 2
+
 
 class WorkFailed(RuntimeError):
     """Work that started and ended without a result. The message is one line: which, how, and where its log is."""
@@ -46,16 +48,21 @@ def refuse_unknown(given: Iterable[object], known: Iterable[str], where: str) ->
 def command(main: Callable[..., int | None]) -> Callable[..., None]:
     """Make ``main`` a command that prints errors as one line on stderr.
 
-    Exit codes: 2 for InputError and for a file or folder that cannot be used; 1 for WorkFailed and PassingError; 130
-    for an interrupt."""
+    Exit codes: 2 for InputError, for a ValueError of another package that has an ``exit_code`` (cuda_ext's
+    KernelError), and for a file or folder that cannot be used; 1 for WorkFailed and PassingError; 130 for an
+    interrupt.
+    """
 
     @functools.wraps(main)
     def run(*arguments: Any, **keywords: Any) -> None:
         try:
             code = main(*arguments, **keywords)
-        except InputError as error:
+        except ValueError as error:
+            exit_code = getattr(error, "exit_code", None)
+            if exit_code is None:
+                raise
             print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
+            sys.exit(exit_code)
         except WorkFailed as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)

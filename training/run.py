@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import models
+from cuda_ext.errors import KernelError
 from cuda_ext.library import ReferenceWarning
 from models.layers import kernels, parameter_count
 from models.layers.betas import learnt_betas
@@ -57,6 +58,8 @@ def run(
             try:
                 with peak_memory(device) as peak:
                     network, state = train(job, prepared, device, progress, processes)
+            except KernelError as error:
+                raise InputError(str(error)) from None
             except torch.OutOfMemoryError:
                 raise InputError(
                     f"{device} has too little memory for {job.variant}: lower batch_size "

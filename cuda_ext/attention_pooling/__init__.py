@@ -8,6 +8,8 @@ The kernels are in kernels.cuh: each pass reads the states once and skips paddin
 Shape legend: N sequences, T steps of the longest, M steps of all, D width of the states, A units of the projection.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +22,8 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 WIDEST = 4096
 # Up to this width the kernels run on the matrix units, and keep an index of the real steps for the backward pass.
 WIDEST_FOR_MATRIX_UNITS = 128
+# The kernels on the matrix units are compiled for these widths.
+WIDTHS = (64, 104, WIDEST_FOR_MATRIX_UNITS)
 
 
 def attention_pooling(
@@ -31,13 +35,24 @@ def attention_pooling(
     after them are never read and get a gradient of 0. lengths: int32 or int64 [N]; taken as 0 below 0, as T above T.
     weight [A, D], bias [A], context [A]: the projection's and the context vector, in the dtype of states, or all
     three in float32 beside states of half precision, to which the products round them. D and A from 1 to 4096: up to
-    128 the kernels on the matrix units take them; above it PyTorch's operations do (a plain, slow kernel if ragged).
+    128 the kernels on the matrix units take them, if the GPU has the shared memory (library.SHARED_MEMORY); above it
+    PyTorch's operations do (a plain, slow kernel if ragged).
     pooled has the dtype of states. weights are float32 (float64 for float64), sum to 1 over the real steps and are 0 at
     padding. A sequence of length 0 gives zeros. Both results have gradients with respect to states, weight, bias and
     context, but no second ones.
     Under autocast, states and parameters of another half precision are cast to autocast's dtype; float32 parameters
     stay as they are.
     Raises ValueError, naming what came, for anything else.
+
+    >>> states, lengths = torch.arange(12.0).view(2, 3, 2), torch.tensor([3, 1])
+    >>> weight, bias, context = torch.eye(2), torch.zeros(2), torch.zeros(2)
+    >>> pooled, weights = attention_pooling(states, lengths, weight, bias, context)
+    >>> pooled
+    tensor([[2., 3.],
+            [6., 7.]])
+    >>> weights
+    tensor([[0.3333, 0.3333, 0.3333],
+            [1.0000, 0.0000, 0.0000]])
     """
     pooled, weights, _ = torch.ops.cuda_ext.attention_pooling(states, lengths, False, weight, bias, context)
     return pooled, weights
@@ -51,6 +66,15 @@ def attention_pooling_ragged(
     states: [M, D]; sequence n is its rows offsets[n] to offsets[n + 1] - 1. offsets: int32 or int64 [N + 1], not
     decreasing, within 0 and M; steps of no sequence get weights and gradients of 0. All else as for
     ``attention_pooling``.
+
+    >>> states, offsets = torch.arange(12.0).view(6, 2), torch.tensor([0, 4, 6])
+    >>> weight, bias, context = torch.eye(2), torch.zeros(2), torch.zeros(2)
+    >>> pooled, weights = attention_pooling_ragged(states, offsets, weight, bias, context)
+    >>> pooled
+    tensor([[ 3.,  4.],
+            [ 9., 10.]])
+    >>> weights
+    tensor([0.2500, 0.2500, 0.2500, 0.2500, 0.5000, 0.5000])
     """
     pooled, weights, _ = torch.ops.cuda_ext.attention_pooling(states, offsets, True, weight, bias, context)
     return pooled, weights
@@ -141,12 +165,19 @@ def _is_for_matrix_units(states: Tensor, weight: Tensor) -> bool:
     return states.dtype != torch.float64 and max(weight.shape) <= WIDEST_FOR_MATRIX_UNITS
 
 
-def _is_for_pytorch(states: Tensor, weight: Tensor, ragged: bool) -> bool:
-    """Too wide for the matrix units' kernels, and better off with PyTorch's products than with the plain kernels.
+def _kernel(name: str, states: Tensor, weight: Tensor, ragged: bool) -> Callable | None:
+    """The compiled operation, or None where PyTorch's operations are to run.
 
-    Not so ragged states: without atomic additions PyTorch has no sum of their parts.
+    They do where the matrix units' kernels do not fit: padded states that are too wide, and GPUs with too little shared
+    memory for this dtype and width. Wide ragged states run the plain kernel: without atomic additions PyTorch has no
+    sum of their parts.
     """
-    return not ragged and states.dtype != torch.float64 and not _is_for_matrix_units(states, weight)
+    if not _is_for_matrix_units(states, weight):
+        found = kernel(name, states.device)
+        return found if ragged or states.dtype == torch.float64 else None
+    widest = next(width for width in WIDTHS if max(weight.shape) <= width)
+    dtype = "float32" if states.dtype == torch.float32 else "half precision"
+    return kernel(name, states.device, f"attention_pooling of {dtype} to {widest} wide")
 
 
 def _index(states: Tensor, weight: Tensor, zero: bool = False) -> Tensor:
@@ -201,9 +232,7 @@ def _run(
     states: Tensor, bounds: Tensor, ragged: bool, weight: Tensor, bias: Tensor, context: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     check(states, bounds, ragged, weight, bias, context)
-    run = kernel("attention_pooling", states.device)
-    if run is None or _is_for_pytorch(states, weight, ragged):
-        run = reference
+    run = _kernel("attention_pooling", states, weight, ragged) or reference
     return run(states, bounds, ragged, weight, bias, context)
 
 
@@ -248,9 +277,7 @@ def _run_backward(
     weight: Tensor,
     *others: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    run = kernel("attention_pooling_backward", states.device)
-    if run is None or _is_for_pytorch(states, weight, ragged):
-        run = reference_backward
+    run = _kernel("attention_pooling_backward", states, weight, ragged) or reference_backward
     return run(gradient, weights_gradient, states, bounds, ragged, weight, *others)
 
 

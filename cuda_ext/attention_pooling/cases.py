@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cuda_ext.attention_pooling import attention_pooling, attention_pooling_ragged
-from cuda_ext.case import Case, forward_and_backward_of
+from cuda_ext.case import Case, compiled, forward_and_backward_of
 
 # Rows, steps: a batch of sentences as words, and one of documents as sentences.
 SHAPES = ((5120, 30), (64, 20))
@@ -57,10 +57,9 @@ def _product(states: Tensor, lengths: Tensor, mask: Tensor, weight: Tensor, bias
 
 def _case(rows: int, steps: int, dtype: torch.dtype, full: bool, backward: bool) -> Case:
     wrap = forward_and_backward_of if backward else _forward_of
-    peers = {"eager": wrap(_eager), "eager, matrix product": wrap(_product)}
-    # Compiling takes seconds, and its float16 is as fast as its bfloat16.
-    if dtype != torch.float16:
-        peers["torch.compile"] = wrap(torch.compile(_eager, dynamic=False))
+    peers = {"eager": _eager, **compiled(_eager), "eager, matrix product": _product}
+    peers |= {f"{name}, matrix product": peer for name, peer in compiled(_product).items()}
+    peers = {name: wrap(peer) for name, peer in peers.items()}
     real = rows * (steps if full else (steps + 1) / 2)
     shape = (
         f"{rows} x {steps} x {WIDTH}, {'full' if full else 'lengths 1 to'} {steps}, {'both' if backward else 'forward'}"
@@ -97,7 +96,7 @@ def _ragged(rows: int, steps: int, dtype: torch.dtype) -> Case:
         return _eager(states[row.clamp(max=len(states) - 1)], offsets, mask, *parameters)
 
     real = rows * (steps + 1) / 2
-    peers = {"padded, eager": padded}
+    peers = {"padded, eager": padded} | {f"padded, {name}": peer for name, peer in compiled(padded).items()}
     shape = f"{rows} ragged rows of 1 to {steps} x {WIDTH}, forward"
     bytes_ = _bytes(rows, real, real, dtype, False)
     return Case(
@@ -126,12 +125,14 @@ def _flops(real: float, backward: bool) -> float:
 
 def exercise() -> None:
     """Run the kernels on small odd shapes that reach every branch, and compare with the plain formula in float64."""
-    small, large = (3, 20, 100, 100), (70, 40, 100, 97)
+    small = (3, 20, 100, 100)
+    # More than 16 steps a multiprocessor, in each class of widths.
+    large = [(70, 40, 100, 97), (70, 40, 64, 60), (70, 40, 128, 120)]
     cases = {
         torch.float64: [(3, 5, 7, 4)],
-        torch.float32: [small, large, (5, 37, 64, 50), (1, 150, 17, 33), (3, 33, 101, 128), (2, 5, 130, 3)],
-        torch.bfloat16: [small, large, (3, 3, 64, 64)],
-        torch.float16: [small],
+        torch.float32: [small, *large, (5, 37, 64, 50), (1, 150, 17, 33), (3, 33, 101, 128), (2, 5, 130, 3)],
+        torch.bfloat16: [small, *large, (3, 3, 64, 64)],
+        torch.float16: [small, *large],
     }
     for dtype, shapes in cases.items():
         for rows, steps, width, units in shapes:

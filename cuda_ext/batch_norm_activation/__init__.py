@@ -49,6 +49,14 @@ def batch_norm_activation(
     statistics: the batch's mean and biased variance, if they are known: they are not computed again.
     The arithmetic is float32, float64 for float64. Under autocast x keeps its dtype, as in PyTorch's own.
     Raises ValueError, naming what came, for anything else.
+
+    >>> x = torch.tensor([[1.0, 4.0], [3.0, 8.0]])
+    >>> running_mean, running_variance = torch.zeros(2), torch.ones(2)
+    >>> batch_norm_activation(x, torch.ones(2), torch.zeros(2), running_mean, running_variance, training=True)
+    tensor([[0.0000, 0.0000],
+            [1.0000, 1.0000]])
+    >>> running_mean
+    tensor([0.2000, 0.6000])
     """
     if not training and running_mean is not None and running_variance is not None:
         return normalise(x, weight, bias, running_mean, running_variance, beta, activation, epsilon, False, pooled)

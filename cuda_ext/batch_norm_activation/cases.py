@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from cuda_ext import batch_norm_activation as fused
 from cuda_ext.batch_norm_activation import ACTIVATIONS, DTYPES, batch_norm_activation
-from cuda_ext.case import Case, backward_of
+from cuda_ext.case import Case, backward_of, compiled
 
 # What the last layer of DenseNet-121's first block reads, at 224 pixels and 128 images, and a bottleneck of
 # DenseNet-BC-100-12, at 32 pixels and 512 images.
@@ -46,15 +46,14 @@ def _case(shape: tuple[int, ...], dtype: torch.dtype, activation: str, backward:
         return *(tensor.requires_grad_() for tensor in (x, weight, bias)), torch.randn_like(x)
 
     run, eager = _operation(activation), _eager(activation)
-    compiled = torch.compile(_eager(activation), dynamic=False)
-    functions = [backward_of(function) if backward else function for function in (run, eager, compiled)]
-    peers = {"eager": functions[1], "torch.compile": functions[2]}
+    way = backward_of if backward else lambda function: function
+    peers = {name: way(peer) for name, peer in {"eager": eager, **compiled(eager)}.items()}
     size = dtype.itemsize * torch.Size(shape).numel()
     # What one walk reads is not in the caches at the next: forward it reads x twice and writes y, backward it reads x
     # and dy twice and writes dx.
     name = f"{'backward' if backward else 'forward'} {activation} {'x'.join(map(str, shape))}"
-    exact = backward_of(eager) if backward else eager
-    return Case("batch_norm_activation", name, dtype, inputs, functions[0], peers, exact, (5 if backward else 3) * size)
+    bytes_ = (5 if backward else 3) * size
+    return Case("batch_norm_activation", name, dtype, inputs, way(run), peers, way(eager), bytes_)
 
 
 # rows, channels, from one row to the next, columns: lanes of 16 bytes and of 8, and single channels.

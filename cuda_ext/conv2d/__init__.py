@@ -39,6 +39,12 @@ def conv2d(images: Tensor, weight: Tensor, padding: str = "zeros", kernel: str =
     streams of a GPU, so that calls on different streams run one after another; a CUDA graph keeps a piece of its own
     for as long as it lives, and there are seven.
     Raises ValueError, naming what came, for anything else.
+
+    >>> conv2d(torch.eye(4).unsqueeze(0), torch.ones(3, 3))
+    tensor([[[2., 2., 1., 0.],
+             [2., 3., 2., 1.],
+             [1., 2., 3., 2.],
+             [0., 1., 2., 2.]]])
     """
     return torch.ops.cuda_ext.conv2d(images, weight, padding, kernel)
 

@@ -1,5 +1,6 @@
 """2D convolution's cases: those that the benchmark times, and small odd ones that compute-sanitizer watches.
 
+The Fourier transform is a peer, with the filter's transform made beforehand: it takes the same time for every filter.
 cuDNN is measured in each form that the convolution can have for it: as it is, in channels_last, many images as the
 channels of one grouped convolution, and a row's pixels, 16 at a time, as the channels of a convolution with many
 channels, whose filters hold the filter at 16 places; that is the best way for a filter of 31.
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cuda_ext.case import Case
+from cuda_ext.case import Case, compiled
 from cuda_ext.conv2d import KERNELS, PADDINGS, conv2d, reference
 
 LARGE, MANY, SMALL = (1, 8192, 8192), (64, 512, 512), (1, 1024, 1024)
@@ -52,6 +53,9 @@ def _case(shape: tuple[int, int, int], size: int, dtype: torch.dtype, kernel: st
         peers = {f"cuDNN, {BLOCK} pixels as channels": _in_cudnn(_pixels_as_channels)}
     else:
         peers = {"register": conv2d}
+    if kernel == "register":
+        peers["FFT"] = by_fft()
+        peers |= {name: _in_cudnn(peer) for name, peer in compiled(_as_it_is).items()}
     pixels = count * height * width
     name = f"{count} x {height} x {width}, {size} x {size}" + ("" if kernel == "register" else f", {kernel}")
     moved = 2 * pixels * dtype.itemsize
@@ -102,6 +106,36 @@ def _pixels_as_channels(images: Tensor, weight: Tensor) -> Tensor:
     channels = images.view(count, height, width // BLOCK, BLOCK).permute(0, 3, 1, 2)
     result = F.conv2d(channels, wide, padding=(size // 2, blocks))
     return result.permute(0, 2, 3, 1).reshape(images.shape)
+
+
+def by_fft() -> Callable[[Tensor, Tensor], Tensor]:
+    """The convolution by Fourier transforms in float32, padded with zeros. A filter is transformed at its first use."""
+    spectra: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def run(images: Tensor, weight: Tensor) -> Tensor:
+        size = weight.shape[-1]
+        sides = [_fast_length(side + size // 2) for side in images.shape[-2:]]
+        if id(weight) not in spectra:
+            # The taps lie around 0, whose conjugate transform makes the cross-correlation.
+            taps = F.pad(weight.float(), (0, sides[1] - size, 0, sides[0] - size)).roll((-(size // 2),) * 2, (0, 1))
+            spectra[id(weight)] = torch.fft.rfft2(taps).conj().resolve_conj(), weight
+        product = torch.fft.rfft2(images.float(), s=sides).mul_(spectra[id(weight)][0])
+        return torch.fft.irfft2(product, s=sides)[:, : images.shape[-2], : images.shape[-1]].to(images.dtype)
+
+    return run
+
+
+def _fast_length(side: int) -> int:
+    """The next even length without a prime factor above 7."""
+    length = side + side % 2
+    while True:
+        rest = length
+        for factor in (2, 3, 5, 7):
+            while rest % factor == 0:
+                rest //= factor
+        if rest == 1:
+            return length
+        length += 2
 
 
 def _exact(images: Tensor, weight: Tensor) -> Tensor:

@@ -28,6 +28,17 @@ def depthwise_conv2d(x: Tensor, weight: Tensor, padding: str = "zeros") -> Tenso
     padding: what the filter meets beyond the edge: ``zeros``, ``reflect`` (the edge is not repeated; needs more than
     k // 2 rows and columns) or ``replicate``. Under autocast both tensors are cast to its dtype.
     Gradients, of any order, for both. Raises ValueError, naming what came, for anything else.
+
+    >>> x, weight = torch.ones(1, 2, 3, 3), torch.ones(2, 1, 3, 3)
+    >>> weight[1] = 0.5
+    >>> depthwise_conv2d(x, weight)
+    tensor([[[[4.0000, 6.0000, 4.0000],
+              [6.0000, 9.0000, 6.0000],
+              [4.0000, 6.0000, 4.0000]],
+    <BLANKLINE>
+             [[2.0000, 3.0000, 2.0000],
+              [3.0000, 4.5000, 3.0000],
+              [2.0000, 3.0000, 2.0000]]]])
     """
     return torch.ops.cuda_ext.depthwise_conv2d(x, weight, padding)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext.case import Case, backward_of
+from cuda_ext.case import Case, backward_of, compiled
 from cuda_ext.depthwise_conv2d import PADDINGS, depthwise_conv2d, reference, reference_backward
 
 Result = TypeVar("Result")
@@ -66,14 +66,17 @@ def _case(shape: tuple[int, int, int, int], k: int, dtype: torch.dtype, backward
     def exact_backward(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
         return reference_backward(gradient, x.detach(), weight.detach(), "zeros", True, True)
 
-    def peer() -> Callable[..., Tensor | tuple[Tensor, ...]]:
-        return backward_of(convolution) if backward else convolution
+    def peer(function: Callable[..., Tensor] = convolution) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        return backward_of(function) if backward else function
 
     # Benchmark mode times every algorithm of cuDNN on the first call of a shape.
     peers = {
         "cuDNN": _under(peer(), enabled=True, benchmark=True),
         "cuDNN channels_last": _in_channels_last(_under(peer(), enabled=True, benchmark=True)),
     }
+    for name, function in compiled(convolution).items():
+        peers[name] = _under(peer(function), enabled=True, benchmark=True)
+        peers[f"{name}, channels_last"] = _in_channels_last(_under(peer(function), enabled=True, benchmark=True))
     # In float32 the first of them is that, and as fast (measured on an H200).
     if dtype != torch.float32:
         peers["PyTorch's own"] = _under(peer(), enabled=False, benchmark=False)

@@ -1,5 +1,7 @@
 """A gated recurrent unit for short sequences of many lengths, one layer, in one direction or both.
 
+``module.GRU`` is ``nn.GRU`` of several layers made of it.
+
 The GRU is the one of Cho et al. 2014, arXiv 1406.1078, in PyTorch's form (``torch.nn.GRU``):
 
     r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)      reset gate
@@ -54,6 +56,15 @@ def gru(
     stay.
     rectified: n is relu of its sum, not tanh. Nothing bounds the states then, and those above 65504 overflow float16.
     Raises ValueError, naming what came, for anything else.
+
+    >>> w_ih, w_hh, bias = torch.ones(6, 1), torch.zeros(6, 2), torch.zeros(6)
+    >>> x, lengths = torch.ones(2, 3, 1), torch.tensor([3, 1])
+    >>> states, last = gru(x, lengths, [w_ih, w_hh, bias, bias])
+    >>> states[:, :, 0]
+    tensor([[0.2048, 0.3546, 0.4640],
+            [0.2048, 0.0000, 0.0000]])
+    >>> last[0, :, 0]
+    tensor([0.4640, 0.2048])
     """
     if lengths is None:
         if x.ndim != 3:
@@ -71,6 +82,11 @@ def gru_ragged(
     offsets[n + 1]. Rows from offsets[N] on are of no sequence: they are not read, and their states and gradients are
     zero, so that a batch can keep its shape, as a CUDA graph wants, while its steps grow fewer.
     All else is as in ``gru``.
+
+    >>> w_ih, w_hh, bias = torch.ones(6, 1), torch.zeros(6, 2), torch.zeros(6)
+    >>> states, last = gru_ragged(torch.ones(4, 1), torch.tensor([0, 3, 4]), [w_ih, w_hh, bias, bias])
+    >>> states[:, 0]
+    tensor([0.2048, 0.3546, 0.4640, 0.2048])
     """
     return _apply("gru_ragged", 2, x, offsets, parameters, bidirectional, rectified)[:2]
 
@@ -105,43 +121,6 @@ def gates(
             rows = padded.view(states.shape)
         found.append(rows.contiguous())
     return Gates(*found)
-
-
-class GRU(nn.Module):
-    """``nn.GRU`` of one layer, batch first: the same parameters and initial values; a state dict loads both ways.
-
-    hidden_size: units a direction, at most 128.
-    """
-
-    def __init__(self, input_size: int, hidden_size: int, bidirectional: bool = False) -> None:
-        super().__init__()
-        if not 1 <= hidden_size <= MOST_UNITS:
-            raise ValueError(f"GRU takes a hidden_size from 1 to {MOST_UNITS}, got {hidden_size}")
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.bidirectional = bidirectional
-        self._names = []
-        bound = 1 / math.sqrt(hidden_size)
-        for direction in ("", "_reverse")[: 1 + bidirectional]:
-            for name, shape in (
-                ("weight_ih_l0", (3 * hidden_size, input_size)),
-                ("weight_hh_l0", (3 * hidden_size, hidden_size)),
-                ("bias_ih_l0", (3 * hidden_size,)),
-                ("bias_hh_l0", (3 * hidden_size,)),
-            ):
-                parameter = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
-                self.register_parameter(name + direction, parameter)
-                self._names.append(name + direction)
-
-    def forward(self, x: Tensor, lengths: Tensor | None = None, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """``gru`` of x [N, T, I] and its lengths, or ``gru_ragged`` of x [M, I] and its offsets."""
-        parameters = [getattr(self, name) for name in self._names]
-        if offsets is not None:
-            return gru_ragged(x, offsets, parameters, self.bidirectional)
-        return gru(x, lengths, parameters, self.bidirectional)
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}, bidirectional={self.bidirectional}"
 
 
 def _apply(

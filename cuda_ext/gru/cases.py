@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cuda_ext.case import Case
-from cuda_ext.gru import GRU, gru
+from cuda_ext.case import Case, compiled
+from cuda_ext.gru import gru
+from cuda_ext.gru.module import GRU
 
 # How many sentences have 0, 1, ... 29, and 30 or more words: 19.4 on average.
 SENTENCES = (
@@ -65,8 +66,9 @@ SHAPES = (
 )
 
 
-# Sequences, steps, inputs, units, bidirectional: for compute-sanitizer.
-SMALL = ((19, 5, 7, 13, True), (3, 4, 8, 70, False), (18, 2, 121, 128, True))
+# Sequences, steps, inputs, units, bidirectional: for compute-sanitizer. The last has more than 132 tiles of 16
+# sequences and more than 8,192 steps, as only the kernels of large batches take.
+SMALL = ((19, 5, 7, 13, True), (3, 4, 8, 70, False), (18, 2, 121, 128, True), (1100, 9, 8, 50, True))
 
 
 class _Prepared:
@@ -91,7 +93,7 @@ def bench_cases() -> Iterator[Case]:
 def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
     """One case of the forward pass and one of both; in the second the gradient comes last."""
     units = shape.units * (1 + shape.bidirectional)
-    ours = GRU(shape.inputs, shape.units, shape.bidirectional).to("cuda", dtype)
+    ours = GRU(shape.inputs, shape.units, batch_first=True, bidirectional=shape.bidirectional).to("cuda", dtype)
     theirs = nn.GRU(shape.inputs, shape.units, batch_first=True, bidirectional=shape.bidirectional).to("cuda", dtype)
     theirs.load_state_dict(ours.state_dict())
     theirs.flatten_parameters()
@@ -112,6 +114,10 @@ def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
     runs = {"padded": lambda x, lengths: (theirs(x)[0],)}
     if not shape.full:
         runs |= {f"sorted, {count} groups": _grouped(theirs, count) for count in shape.groups}
+    # nn.GRU's loop is in cuDNN, which torch.compile leaves as it is; of a loop in Python it makes kernels of its own.
+    if shape.steps <= 30:
+        loops = compiled(_loop(theirs))
+        runs |= {f"{name}, loop": lambda x, lengths, loop=loop: (loop(x),) for name, loop in loops.items()}
     forward_peers = {name: _without_gradients(run) for name, run in runs.items()}
     # Slower than padding by 1.5 to 30 times wherever it was timed: a sample is enough.
     if dtype == torch.float32:
@@ -126,7 +132,7 @@ def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
     rate = PRODUCTS_PER_SECOND / (3 if dtype == torch.float32 else 1)
 
     def own(x: Tensor, lengths: Tensor) -> tuple[Tensor]:
-        return (ours(x, lengths)[0],)
+        return (ours(x, lengths=lengths)[0],)
 
     yield Case(
         "gru",
@@ -152,6 +158,29 @@ def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
         3 * flops,
         rate,
     )
+
+
+def _loop(module: nn.GRU) -> Callable[[Tensor], Tensor]:
+    """The padded batch by PyTorch's products, one step after another: what torch.compile can make kernels of."""
+
+    def run(x: Tensor) -> Tensor:
+        of_directions = []
+        for direction in ("", "_reverse")[: 1 + module.bidirectional]:
+            w_ih, w_hh, b_ih, b_hh = (
+                getattr(module, f"{name}_l0{direction}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            )
+            of_input = nn.functional.linear(x, w_ih, b_ih).unbind(1)
+            state, states = x.new_zeros(len(x), module.hidden_size), []
+            for sums in reversed(of_input) if direction else of_input:
+                r, z, n = sums.chunk(3, -1)
+                of_r, of_z, of_n = nn.functional.linear(state, w_hh, b_hh).chunk(3, -1)
+                z = torch.sigmoid(z + of_z)
+                state = torch.lerp(torch.tanh(n + torch.sigmoid(r + of_r) * of_n), state, z)
+                states.append(state)
+            of_directions.append(torch.stack(states[::-1] if direction else states, 1))
+        return torch.cat(of_directions, -1)
+
+    return run
 
 
 def _packed(module: nn.GRU, prepared: _Prepared) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
@@ -210,7 +239,7 @@ def exercise() -> None:
     for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
         for sequences, steps, inputs, units, both in SMALL:
             theirs = nn.GRU(inputs, units, batch_first=True, bidirectional=both, dtype=torch.float64).cuda()
-            ours = GRU(inputs, units, both).to("cuda", dtype)
+            ours = GRU(inputs, units, batch_first=True, bidirectional=both).to("cuda", dtype)
             ours.load_state_dict(theirs.state_dict())
             theirs.load_state_dict(ours.state_dict())
             lengths = torch.randint(1, steps + 1, (sequences,))
@@ -218,7 +247,7 @@ def exercise() -> None:
             wide = x.detach().double().requires_grad_()
             packed = nn.utils.rnn.pack_padded_sequence(wide, lengths, batch_first=True, enforce_sorted=False)
             exact = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True, total_length=steps)[0]
-            found = ours(x, lengths.cuda())[0]
+            found = ours(x, lengths=lengths.cuda())[0]
             gradient = torch.randn_like(found)
             results = [found, *torch.autograd.grad(found, [x, *ours.parameters()], gradient)]
             expected = [exact, *torch.autograd.grad(exact, [wide, *theirs.parameters()], gradient.double())]

@@ -26,6 +26,14 @@ def swish(x: Tensor, beta: Tensor | None = None) -> Tensor:
     beta: None (which is 1), a scalar tensor, or [C], one per channel; on x's device, of x's dtype or, where x is half,
     float32, under autocast and without. It gets a gradient, in its own dtype, if it asks for one.
     Raises ValueError, naming what came, for anything else.
+
+    >>> x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
+    >>> y = swish(x, torch.tensor(1.5))
+    >>> y.detach()
+    tensor([-0.1824,  0.0000,  1.9051])
+    >>> y.sum().backward()
+    >>> x.grad
+    tensor([-0.0413,  0.5000,  1.0881])
     """
     return torch.ops.cuda_ext.swish(x, beta)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext.case import Case, backward_of
+from cuda_ext.case import Case, backward_of, compiled
 from cuda_ext.swish import HALF, reference, reference_backward, reference_backward_beta, swish
 
 Kind = Literal["none", "scalar", "channel"]
@@ -49,9 +49,10 @@ def _case(
         return x * torch.sigmoid((beta.reshape(-1, *[1] * (x.ndim - 2)) if beta.ndim else beta) * x)
 
     way = backward_of if backward else lambda function: function
-    peers = {"eager": way(written_out), "torch.compile": way(torch.compile(written_out, dynamic=False))}
+    peers = {"eager": written_out, **compiled(written_out)}
     if kind == "none":
-        peers = {"F.silu": way(functional.silu)}
+        peers["F.silu"] = functional.silu
+    peers = {name: way(peer) for name, peer in peers.items()}
     described = " ".join(
         [
             " x ".join(map(str, shape)),

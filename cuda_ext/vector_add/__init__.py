@@ -18,6 +18,9 @@ def vector_add(x: Tensor, y: Tensor) -> Tensor:
     x, y: one shape, one dtype (float64, float32, float16 or bfloat16) and one device; any strides (what is not
     contiguous is copied first). Under autocast the narrower of two dtypes is promoted to the wider.
     Raises ValueError, naming what came, for anything else.
+
+    >>> vector_add(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+    tensor([4., 6.])
     """
     return torch.ops.cuda_ext.vector_add(x, y)
 

@@ -69,8 +69,9 @@ class Body(nn.Sequential):
         return self[-1].kernel is not None
 
     def forward(self, x: Tensor) -> Tensor:
-        # All activations of a network are alike.
-        if not fuses(x, self[-1]):
+        # All activations of a network are alike. A norm may have been replaced since the network was built.
+        norms = (module for module in self.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
+        if not fuses(x, self[-1], norms):
             return super().forward(x)
         statistics = None
         for group in _groups(self):

@@ -6,7 +6,7 @@ kernel (models/activations). Otherwise, and under torch.compile, the modules run
 Shape legend: N images, C channels, H x W pixels.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -46,7 +46,7 @@ def norm_activation(
     With the kernel, the known mean and variance of x may be passed, and the result may be pooled as by
     ``nn.AvgPool2d(2)``.
     """
-    if not fuses(x, activate):
+    if not fuses(x, activate, [norm]):
         return activate(norm(x))
     if norm.training:
         norm.num_batches_tracked.add_(1)
@@ -86,9 +86,18 @@ def _has_kernel(x: Tensor) -> bool:
     return library.kernel("batch_norm_activation", x.device) is not None
 
 
-def fuses(x: Tensor, activate: nn.Module) -> bool:
-    """Return whether norm and ``activate`` run as one kernel on the device of ``x``."""
-    return activate.kernel is not None and _has_kernel(x)
+def fuses(x: Tensor, activate: nn.Module, norms: Iterable[nn.Module]) -> bool:
+    """Return whether each of ``norms`` runs with ``activate`` as one kernel on the device of ``x``."""
+    return activate.kernel is not None and all(map(_is_plain, norms)) and _has_kernel(x)
+
+
+def _is_plain(norm: nn.Module) -> bool:
+    """Return whether the kernel computes what ``norm`` does.
+
+    It does not synchronise statistics between processes (``nn.SyncBatchNorm``), and takes a weight, running statistics
+    and a constant momentum.
+    """
+    return type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats and norm.momentum is not None
 
 
 def trained_beta(activate: nn.Module) -> Tensor | None:

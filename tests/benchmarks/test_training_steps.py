@@ -3,28 +3,95 @@
 import os
 import subprocess
 import sys
+import typing
 
 import pytest
 import torch
 
+from benchmarks import han, profile
 from storage.source import ROOT
+from training.device import HALVES
+from training.settings import Settings
 
 
-@pytest.mark.parametrize("module", ["benchmarks.han", "benchmarks.densenet", "benchmarks.capsules"])
-def test_without_a_gpu_a_benchmark_says_so_in_one_line(module):
+@pytest.mark.parametrize(
+    "words",
+    [["benchmarks.han"], ["benchmarks.densenet"], ["benchmarks.capsules"], ["benchmarks.profile", "han"]],
+    ids=lambda words: words[0],
+)
+def test_without_a_gpu_a_benchmark_says_so_in_one_line(words):
     done = subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", *words],
         cwd=ROOT, capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "GPU" in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_han_s_peer_gives_the_same_logits_however_its_sentences_are_grouped():
+    tokens = torch.randint(1, 50, (3, 4, 6))
+    tokens *= torch.arange(6) < torch.randint(1, 7, (3, 4, 1))
+    network = han.PeerHAN().eval()
+    with torch.no_grad():
+        whole = network(*han.grouped(tokens, 1))
+        groups, places = han.grouped(tokens, 4)
+        assert len(groups) == 4 and sorted(places.flatten().tolist()) == list(range(12))
+        torch.testing.assert_close(network(groups, places), embedded_padding_apart(network, tokens, whole))
+
+
+def embedded_padding_apart(network, tokens, whole):
+    """The backward direction reads padding first: the logits of each sentence cut at its group's longest."""
+    lengths = (tokens.flatten(0, 1) > 0).sum(1)
+    parts = lengths.argsort(descending=True, stable=True).tensor_split(4)
+    longest = torch.zeros(12, dtype=torch.long)
+    for part in parts:
+        longest[part] = lengths[part].max()
+    vectors = []
+    for row, length in zip(tokens.flatten(0, 1), longest.tolist(), strict=True):
+        states, _ = network.word_gru(network.embedding(row[None, :length]))
+        vectors.append(network.word_attention(states, row[None, :length] > 0))
+    states, _ = network.sentence_gru(torch.cat(vectors).unflatten(0, tokens.shape[:2]))
+    real = torch.ones(tokens.shape[:2], dtype=torch.bool)
+    found = network.classifier(network.sentence_attention(states, real))
+    assert found.shape == whole.shape
+    return found
+
+
+def test_the_precisions_of_han_s_step_are_those_of_training():
+    assert set(han.AMPS) <= set(typing.get_args(typing.get_type_hints(Settings)["amp"]))
+    for amp, half in han.AMPS.items():
+        assert HALVES.get(amp) is half
+
+
+def test_a_profile_sums_by_kernel_and_keeps_the_rest_in_one_row():
+    spans = [("product", 3.0), ("sum", 1.0), ("product", 5.0), ("copy", 1.0)]
+    rows = profile.by_kernel(spans, steps=2)
+    assert rows[0] == {"kernel": "product", "calls": 1.0, "microseconds": 4.0}
+    assert [row["kernel"] for row in rows] == ["product", "copy", "sum"]
+    many = [{"kernel": str(n), "calls": 1.0, "microseconds": 1.0} for n in range(profile.ROWS + 3)]
+    measured = {"network": "han", "batch": 64, "amp": "bf16", "peer": False, "step": {"median_ms": 0.05}}
+    lines = profile.table({**measured, "kernels": many}).splitlines()
+    assert "| 3 others | 3 | 3.0 | 7.0% |" in [line.replace("`", "") for line in lines]
+    assert lines[-2] == "| all kernels | 43 | 43.0 | 100.0% |" and "50.0" in lines[-1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")
+def test_a_step_is_profiled_by_kernel():
+    measured = profile.profiled(profile.steps_of("han", 4, "bf16", peer=False), steps=3)
+    assert any("gru" in row["kernel"] or "recur" in row["kernel"] for row in measured["kernels"])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")
 def test_han_s_step_is_timed_beside_its_peers():
-    from benchmarks import han
-
     result = han.measure(batch=4)
-    assert set(result["timed"]) > {"reread, off", "reread, bfloat16", "eager, off", "CUDA graph, bfloat16"}
+    assert set(result["timed"]) > {
+        "reread, off",
+        "reread, bf16",
+        "reread, fp16",
+        "eager, off",
+        "CUDA graph, bf16",
+        "CUDA graph, sorted, 4 groups, fp16",
+    }
     assert all(row["median_ms"] > 0 for row in result["timed"].values())

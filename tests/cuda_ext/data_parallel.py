@@ -12,7 +12,7 @@ from cuda_ext.attention_pooling import attention_pooling, attention_pooling_ragg
 from cuda_ext.batch_norm_activation import batch_norm_activation
 from cuda_ext.conv2d import conv2d
 from cuda_ext.depthwise_conv2d import depthwise_conv2d
-from cuda_ext.gru import GRU
+from cuda_ext.gru.module import GRU
 from cuda_ext.library import ReferenceWarning
 from cuda_ext.swish import swish
 from cuda_ext.vector_add import vector_add
@@ -31,8 +31,8 @@ class EveryOperation(nn.Module):
         self.norm = nn.BatchNorm2d(CHANNELS)
         self.beta = nn.Parameter(torch.tensor(1.5))
         self.beta_of_channel = nn.Parameter(torch.ones(CHANNELS))
-        self.gru = GRU(CHANNELS, UNITS, bidirectional=True)
-        self.ragged_gru = GRU(2 * UNITS, UNITS)
+        self.gru = GRU(CHANNELS, UNITS, batch_first=True, bidirectional=True)
+        self.ragged_gru = GRU(2 * UNITS, UNITS, batch_first=True)
         self.projections = nn.ModuleList([nn.Linear(2 * UNITS, 2 * UNITS), nn.Linear(UNITS, UNITS)])
         self.contexts = nn.ParameterList([torch.randn(2 * UNITS), torch.randn(UNITS)])
 
@@ -47,7 +47,7 @@ class EveryOperation(nn.Module):
         )  # fmt: skip
         x = swish(x, self.beta_of_channel)
         sequences = x.flatten(2).transpose(1, 2)[:, :STEPS].contiguous()
-        states, _ = self.gru(sequences, lengths)
+        states, _ = self.gru(sequences, lengths=lengths)
         first, _ = attention_pooling(
             states, lengths, self.projections[0].weight, self.projections[0].bias, self.contexts[0]
         )

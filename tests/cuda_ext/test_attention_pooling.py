@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from cuda_ext import attention_pooling as module
 from cuda_ext import library
 from cuda_ext.attention_pooling import attention_pooling, attention_pooling_ragged
 from models.layers.attention import Attention
@@ -189,7 +190,7 @@ def test_what_it_does_not_take_is_refused_with_what_came():
         attention_pooling_ragged(states, LENGTHS, *parameters)
     with pytest.raises(ValueError, match=r"weight \[A, D\], .*, got .* weight \(5, 3\)"):
         attention_pooling(states, LENGTHS, weight.t(), bias, context)
-    with pytest.raises(ValueError, match=r"a length a row, .*, got .* lengths \(3,\)"):
+    with pytest.raises(ValueError, match=r"one length per row, .*, got .* lengths \(3,\)"):
         attention_pooling(states, LENGTHS[:3], *parameters)
     with pytest.raises(ValueError, match="an offset more than there are sequences"):
         attention_pooling_ragged(states[0], LENGTHS[:0], *parameters)
@@ -207,3 +208,25 @@ def test_the_reference_warns_once_and_strict_mode_refuses_it():
     library.strict(True)
     with pytest.raises(library.KernelError, match="attention_pooling has no kernel to run"):
         attention_pooling(states, LENGTHS, *parameters)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "variant"),
+    [
+        (torch.float16, 100, "attention_pooling of half precision to 104 wide"),
+        (torch.bfloat16, 128, "attention_pooling of half precision to 128 wide"),
+        (torch.float32, 64, "attention_pooling of float32 to 64 wide"),
+        (torch.float32, 129, None),
+        (torch.float64, 3, None),
+    ],
+)
+def test_the_gpu_s_shared_memory_decides_by_dtype_and_width(monkeypatch, dtype, width, variant):
+    asked = []
+    monkeypatch.setattr(module, "kernel", lambda *arguments: asked.append(arguments))
+    states, weight = torch.zeros(2, 3, width, dtype=dtype), torch.zeros(width, width, dtype=dtype)
+    vector = torch.zeros(width, dtype=dtype)
+    pooled, _ = attention_pooling(states, torch.tensor([1, 3]), weight, vector, vector)
+    assert pooled.shape == (2, width)
+    ((name, device, *given),) = asked
+    assert (name, device.type) == ("attention_pooling", "cpu") and (given or [None]) == [variant]
+    assert variant is None or variant in library.SHARED_MEMORY

@@ -178,7 +178,7 @@ def test_what_it_does_not_take_is_refused_with_what_came():
     def run(x, weight, **options):
         return batch_norm_activation(x, weight, bias, mean, variance, **{"training": True, **options})
 
-    with pytest.raises(ValueError, match="more than one value a channel in training, got \\(1, 3\\)"):
+    with pytest.raises(ValueError, match="more than one value per channel in training, got \\(1, 3\\)"):
         run(x[:1], weight)
     with pytest.raises(ValueError, match="weight of shape \\(3,\\), got \\(2,\\)"):
         run(x, weight[:2])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cuda_ext import build, library
-from storage.errors import InputError
+from cuda_ext.errors import KernelError
 
 needs_nvcc = pytest.mark.skipif(
     shutil.which("nvcc") is None and not os.access("/usr/local/cuda/bin/nvcc", os.X_OK), reason="there is no nvcc"
@@ -46,6 +46,9 @@ def test_no_two_kernels_share_a_name():
 def test_every_gpu_gets_machine_code_and_later_ones_ptx():
     flags = [flag for flag in build.compile_flags() if flag.startswith("-gencode")]
     assert [flag.split("code=")[-1] for flag in flags] == ["sm_80", "sm_90", "sm_100", "compute_100"]
+    flags = [flag for flag in build.compile_flags(gpus=build.WHEEL_ARCHITECTURES) if flag.startswith("-gencode")]
+    assert [flag.split("code=")[-1] for flag in flags] == ["sm_80", "sm_90a", "sm_100", "sm_120", "compute_100"]
+    assert build.compile_flags(gpus=[(8, 0)])[-2].endswith("code=compute_80")
 
 
 def nvcc_of(folder, text, code=0):
@@ -67,7 +70,7 @@ def test_nvcc_of_cuda_home_comes_first(tmp_path, monkeypatch):
 
 def test_a_missing_nvcc_is_one_line_with_the_command(monkeypatch):
     monkeypatch.setattr(build.os, "access", lambda *_: False)
-    with pytest.raises(InputError, match="^nvcc, CUDA's compiler, is neither .*make ext`$"):
+    with pytest.raises(KernelError, match="^nvcc, CUDA's compiler, is neither .*make ext`$"):
         build.find_nvcc()
 
 
@@ -90,7 +93,7 @@ def test_a_missing_nvcc_is_one_line_with_the_command(monkeypatch):
 )
 def test_an_nvcc_that_does_not_fit_is_one_line_with_the_command(tmp_path, monkeypatch, said, cuda, message):
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(KernelError) as error:
         build.check_nvcc(nvcc_of(tmp_path, said))
     assert re.search(message, str(error.value))
     assert "\n" not in str(error.value)
@@ -98,13 +101,13 @@ def test_an_nvcc_that_does_not_fit_is_one_line_with_the_command(tmp_path, monkey
 
 def test_a_missing_c_compiler_is_one_line_with_the_command(tmp_path):
     nvcc = nvcc_of(tmp_path, "nvcc fatal   : Cannot find compiler cl in PATH", 1)
-    with pytest.raises(InputError, match=r"^nvcc finds no C\+\+ compiler: .*make ext`$"):
+    with pytest.raises(KernelError, match=r"^nvcc finds no C\+\+ compiler: .*make ext`$"):
         build.run([nvcc, "-c", "kernel.cu"])
 
 
 def test_what_the_compiler_says_is_passed_on(tmp_path):
     nvcc = nvcc_of(tmp_path, "kernel.cu(3): error: expected a declaration", 2)
-    with pytest.raises(InputError, match=r"nvcc failed with exit code 2:\nkernel.cu\(3\): error"):
+    with pytest.raises(KernelError, match=r"nvcc failed with exit code 2:\nkernel.cu\(3\): error"):
         build.run([nvcc, "-c", "kernel.cu"])
 
 
@@ -113,11 +116,16 @@ def test_what_the_compiler_says_is_passed_on(tmp_path):
     [((8, 0), True), ((8, 9), True), ((9, 0), True), ((10, 3), True), ((12, 0), True), ((7, 5), False)],
 )
 def test_which_gpus_the_library_runs_on(capability, runs):
-    assert library.runs_on([[8, 0], [9, 0], [10, 0]], capability) is runs
+    assert library.runs_on([[8, 0], [9, 0], [10, 0]], [10, 0], capability) is runs
 
 
-def test_machine_code_of_a_later_minor_version_alone_does_not_run():
-    assert not library.runs_on([[8, 6]], (8, 0))
+@pytest.mark.parametrize(
+    ("gpu", "capability", "runs"),
+    [((8, 6), (8, 0), False), ((8, 0), (8, 9), True), ((8, 0), (9, 0), False), ((9, 0), (10, 0), True)],
+)
+def test_a_library_for_one_gpu_serves_no_older_one_and_no_hopper_if_it_is_for_ampere(gpu, capability, runs):
+    """On Hopper the host would ask for bulk copies and clusters that code for Ampere leaves out."""
+    assert library.runs_on([gpu], build.ptx_of([gpu]), capability) is runs
 
 
 def unfit_on_a_gpu(monkeypatch, built):
@@ -131,13 +139,43 @@ def unfit_on_a_gpu(monkeypatch, built):
 
 def test_a_library_that_does_not_fit_says_why_and_what_fixes_it(monkeypatch):
     assert unfit_on_a_gpu(monkeypatch, None) == "the library is not built: run `make ext`"
-    stale = {"sources": "0" * 16, "architectures": [[8, 0]], "file": "none.so"}
+    stale = {"sources": "0" * 16, "architectures": [[8, 0]], "ptx": [8, 0], "file": "none.so"}
     assert unfit_on_a_gpu(monkeypatch, stale) == "the library was built from other sources: run `make ext`"
     other = {**stale, "sources": build.source_key()}
     assert re.fullmatch(
         r"Tesla T4 is sm_75 and the library holds sm_80: add .*build.py and run `make ext`",
         unfit_on_a_gpu(monkeypatch, other),
     )
+
+
+@pytest.fixture
+def gpu_with(monkeypatch):
+    """A GPU of so many bytes of shared memory per block, with a library that fits."""
+
+    def make(allowed):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A10")
+        monkeypatch.setattr(library, "unfit", lambda device: None)
+        monkeypatch.setattr(library, "_shared_memory", lambda device: allowed)
+        monkeypatch.setattr(build, "built", lambda: {"sources": "0123456789abcdef"})
+        return torch.device("cuda", 0)
+
+    return make
+
+
+def test_an_operation_that_needs_more_shared_memory_than_the_gpu_has_runs_its_reference(gpu_with):
+    device = gpu_with(101_376)
+    with pytest.warns(library.ReferenceWarning, match="gru_forward takes 118,784 bytes .* NVIDIA A10 has 101,376"):
+        assert library.kernel("gru_forward", device) is None
+    library.strict(True)
+    with pytest.raises(library.KernelError, match="gru_backward"):
+        library.kernel("gru_backward", device)
+
+
+def test_the_record_of_a_run_names_the_operations_that_run_their_reference(gpu_with):
+    assert library.kernels(gpu_with(232_448)) == "extension 0123456789abcdef"
+    on_ampere = library.kernels(gpu_with(166_912))
+    assert "gru" not in on_ampere and "attention_pooling of half precision to 104 wide" in on_ampere
+    assert "gru_backward" in library.kernels(gpu_with(101_376))
 
 
 def test_a_cpu_build_of_pytorch_is_named(monkeypatch):

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from cuda_ext import library
-from cuda_ext.gru import DTYPES, GRU, gates, gru
+from cuda_ext.gru import DTYPES, gates, gru
+from cuda_ext.gru.module import GRU
 from models.layers.cells import Recurrence
 from models.layers.sequences import reverse_by_length
 from tests.cuda_ext import rules
@@ -46,7 +47,7 @@ def batch(sequences, steps, inputs, units, bidirectional=True, dtype=torch.float
     of_parameters = of_parameters or dtype
     theirs = nn.GRU(inputs, units, batch_first=True, bidirectional=bidirectional, dtype=torch.float64).cuda()
     theirs.load_state_dict({name: tensor.to(of_parameters) for name, tensor in theirs.state_dict().items()})
-    ours = kind(inputs, units, bidirectional).to("cuda", of_parameters)
+    ours = kind(inputs, units, batch_first=True, bidirectional=bidirectional).to("cuda", of_parameters)
     ours.load_state_dict(theirs.state_dict())
     lengths = torch.randint(0, steps + 1, (sequences,), device="cuda")
     x = torch.randn(sequences, steps, inputs, device="cuda").to(dtype)
@@ -70,7 +71,7 @@ def exactly(theirs, x, lengths):
 
 def both_passes(module, x, lengths, dtype=None, scale=1.0):
     """``dtype``: what the gradients from above are rounded to; the same for two that are to be compared."""
-    results = exactly(module, x, lengths) if isinstance(module, nn.GRU) else module(x, lengths)
+    results = exactly(module, x, lengths) if type(module) is nn.GRU else module(x, lengths=lengths)
     # Any numbers, of no generator, as a graph may be capturing this. Of squares: in cos(0.7 i) a bias's gradient
     # cancels to less than what half precision rounds off its terms, in cuDNN as here.
     places = [torch.arange(y.numel(), device="cuda", dtype=torch.float64).view(y.shape) for y in results]
@@ -139,7 +140,10 @@ def test_a_rectified_candidate_s_error_is_rounding_in_both_passes(shape, dtype):
     each sum 2 or -2, and all else a tenth of it."""
     sequences, steps, inputs, units = shape
     torch.manual_seed(0)
-    theirs, ours = RectifiedLoop(inputs, units), RectifiedGRU(inputs, units, bidirectional=True).to("cuda", dtype)
+    theirs, ours = (
+        RectifiedLoop(inputs, units),
+        RectifiedGRU(inputs, units, batch_first=True, bidirectional=True).to("cuda", dtype),
+    )
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter[2 * units :] *= 0.2
@@ -171,7 +175,7 @@ def test_padded_and_ragged_batches_give_the_same_bits(dtype):
     x, lengths, _, ours = batch(75, 11, 24, 50, dtype=dtype)
     real = ~padding(x, lengths)[..., 0]
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    states, final = ours(x.requires_grad_(), lengths)
+    states, final = ours(x.requires_grad_(), lengths=lengths)
     rows = x.detach()[real].requires_grad_()
     ragged, last = ours(rows, offsets=offsets)
     assert torch.equal(ragged, states[real])
@@ -210,7 +214,7 @@ def test_parameters_in_float32_beside_half_precision(dtype):
     assert rules.relative_error(found, exact) <= LARGEST_ERROR[dtype]
     assert {gradient.dtype for gradient in found[3:]} == {torch.float32}
     with torch.autocast("cuda", dtype=dtype):
-        states, _ = ours(x.detach().float(), lengths)
+        states, _ = ours(x.detach().float(), lengths=lengths)
     assert torch.equal(states, found[0])
 
 
@@ -224,7 +228,7 @@ def test_strides_and_misaligned_views(dtype):
     for view in (shifted, turned):
         found = both_passes(ours, view.requires_grad_(), lengths)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    states, _ = ours(x, lengths)
+    states, _ = ours(x, lengths=lengths)
     above = torch.randn(states.numel() + 1, device="cuda").to(dtype)[1:].view(states.shape)
     one = torch.autograd.grad(states, ours.parameters(), above, retain_graph=True)
     again = torch.autograd.grad(states, ours.parameters(), above.clone(), retain_graph=True)
@@ -238,7 +242,7 @@ def test_long_sequences_are_sorted_by_bins():
     lengths[3] = 5000
     x = torch.randn_like(x)
     with torch.no_grad():
-        found, exact = ours(x, lengths), exactly(theirs, x.double(), lengths)
+        found, exact = ours(x, lengths=lengths), exactly(theirs, x.double(), lengths)
     assert rules.relative_error(found, exact) < 1e-5
 
 
@@ -246,7 +250,7 @@ def test_long_sequences_are_sorted_by_bins():
 def test_more_sequences_than_threads_that_sort_them(sequences):
     x, lengths, theirs, ours = batch(sequences, 7, 5, 6, dtype=torch.float64)
     with torch.no_grad():
-        found, exact = ours(x, lengths), exactly(theirs, x, lengths)
+        found, exact = ours(x, lengths=lengths), exactly(theirs, x, lengths)
     assert rules.relative_error(found, exact) < 1e-13
 
 
@@ -254,13 +258,13 @@ def test_more_than_2_to_the_31_elements():
     if torch.cuda.mem_get_info()[0] < 40 * 2**30:
         pytest.skip("needs 40 GiB of free GPU memory")
     sequences, steps = 2**17, 72
-    ours = GRU(3, 128, bidirectional=True).cuda().bfloat16()
+    ours = GRU(3, 128, batch_first=True, bidirectional=True).cuda().bfloat16()
     x = torch.randn(sequences, steps, 3, device="cuda", dtype=torch.bfloat16)
     lengths = torch.full((sequences,), steps, device="cuda")
     with torch.no_grad():
-        states, final = ours(x, lengths)
+        states, final = ours(x, lengths=lengths)
         assert states.numel() > 2**31
-        few = ours(x[-64:], lengths[-64:])
+        few = ours(x[-64:], lengths=lengths[-64:])
     assert torch.equal(states[-64:], few[0])
     assert torch.equal(final[:, -64:], few[1])
 
@@ -276,8 +280,8 @@ def test_fifty_runs_give_the_same_bits_in_deterministic_mode(dtype, kind):
 def test_a_cuda_graph_replays_it_on_new_values_and_new_lengths(kind):
     x, lengths, _, ours = batch(100, 9, 16, 50, kind=kind)
     x, changed = x.nan_to_num(), torch.randn_like(x)
-    rules.a_graph_replays_it_on_new_values(lambda x: ours(x, lengths), (x,), changed)
-    rules.a_graph_replays_it_on_new_values(lambda lengths: ours(x, lengths), (lengths,), lengths.flip(0) // 2)
+    rules.a_graph_replays_it_on_new_values(lambda x: ours(x, lengths=lengths), (x,), changed)
+    rules.a_graph_replays_it_on_new_values(lambda lengths: ours(x, lengths=lengths), (lengths,), lengths.flip(0) // 2)
     given = x.clone().requires_grad_()
     rules.a_graph_replays_it_on_new_values(lambda x: both_passes(ours, x, lengths), (given,), changed)
     rules.a_graph_replays_it_on_new_values(lambda lengths: both_passes(ours, given, lengths), (lengths,), lengths // 2)
@@ -286,19 +290,19 @@ def test_a_cuda_graph_replays_it_on_new_values_and_new_lengths(kind):
 def test_it_runs_on_the_current_stream():
     x, lengths, _, ours = batch(100, 9, 16, 50)
     x = x.nan_to_num()
-    rules.it_runs_on_the_current_stream(lambda x: ours(x, lengths), (x,), torch.randn_like(x))
+    rules.it_runs_on_the_current_stream(lambda x: ours(x, lengths=lengths), (x,), torch.randn_like(x))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_torch_compile_takes_it_whole_with_its_gradients():
     x, lengths, _, ours = batch(30, 9, 16, 50)
     x = x.nan_to_num()
-    rules.torch_compile_takes_it_whole(lambda x: ours(x, lengths), (x,), 1e-5)
+    rules.torch_compile_takes_it_whole(lambda x: ours(x, lengths=lengths), (x,), 1e-5)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: ours(x * 2, lengths)[0].sin(), fullgraph=True)
+    compiled = torch.compile(lambda x: ours(x * 2, lengths=lengths)[0].sin(), fullgraph=True)
     given = [x.requires_grad_(), *ours.parameters()]
     found = torch.autograd.grad(compiled(x).sum(), given)
-    expected = torch.autograd.grad(ours(x * 2, lengths)[0].sin().sum(), given)
+    expected = torch.autograd.grad(ours(x * 2, lengths=lengths)[0].sin().sum(), given)
     assert rules.relative_error(found, expected) < 1e-5
 
 
@@ -318,7 +322,7 @@ def test_lengths_outside_the_batch_are_clamped():
     x, _, _, ours = batch(20, 3, 4, 5)
     lengths = torch.randint(-5, 9, (20,), device="cuda")
     x = torch.randn_like(x)
-    for found, expected in zip(ours(x, lengths), ours(x, lengths.clamp(0, 3)), strict=True):
+    for found, expected in zip(ours(x, lengths=lengths), ours(x, lengths=lengths.clamp(0, 3)), strict=True):
         assert torch.equal(found, expected)
     offsets = torch.tensor([-3, 10, 4, 99, 60], device="cuda")
     assert all(y.isfinite().all() for y in ours(x.flatten(0, 1), offsets=offsets)[1:])
@@ -360,7 +364,7 @@ def test_gradients_match_finite_differences(bidirectional, rectified):
 def test_two_devices_are_refused_and_so_are_the_compiled_operations_called_wrongly():
     x, lengths, _, ours = batch(4, 5, 6, 7)
     with pytest.raises(ValueError, match="one device, got cpu, cuda:0"):
-        ours(x, lengths.cpu())
+        ours(x, lengths=lengths.cpu())
     compiled = torch.ops.cuda_ext_kernels
     given = [*ours.parameters()]
     with pytest.raises(RuntimeError, match="4 sequences of 5 steps are not 21 rows"):

@@ -50,7 +50,7 @@ def test_beta_by_channel_acts_on_its_channel_alone():
     beta = torch.tensor([0.5, 1.0, 2.0])
     for channel in range(3):
         torch.testing.assert_close(swish(x, beta)[:, channel], swish(x[:, channel], beta[channel]))
-    with pytest.raises(ValueError, match="one a channel"):
+    with pytest.raises(ValueError, match="one per channel"):
         swish(x, torch.ones(1, 3))
 
 
@@ -152,9 +152,9 @@ def test_beta_s_gradient_is_left_out_where_none_asks_for_it():
 
 def test_what_it_does_not_take_is_refused_with_what_came():
     x, beta = inputs_of((4, 5), (5,), torch.float32)
-    with pytest.raises(ValueError, match=r"one a channel.* shape \(4,\) for x of \(4, 5\)"):
+    with pytest.raises(ValueError, match=r"one per channel.* shape \(4,\) for x of \(4, 5\)"):
         swish(x, beta[:4])
-    with pytest.raises(ValueError, match="one a channel"):
+    with pytest.raises(ValueError, match="one per channel"):
         swish(x[0], beta)
     with pytest.raises(ValueError, match="beta of torch.float64"):
         swish(x, beta.double())

@@ -134,6 +134,34 @@ def test_norms_that_are_not_alike_and_single_rows_take_the_modules(by_references
         assert network.eval()(images[:1]).shape == (1, 10)
 
 
+@pytest.mark.parametrize(
+    "unlike", [{"affine": False}, {"track_running_stats": False}, {"momentum": None}], ids=lambda unlike: min(unlike)
+)
+@pytest.mark.parametrize("place", [-2, "bottleneck"])
+def test_norms_that_the_kernel_does_not_compute_take_the_modules(by_references, place, unlike):
+    network = models.build("densenet", {"depth": 10, "growth_rate": 4}, description(8))
+    modules, index = (network.body[1].bottleneck, 0) if place == "bottleneck" else (network.body, place)
+    modules[index] = torch.nn.BatchNorm2d(modules[index].num_features, **unlike)
+    same, images = copy.deepcopy(network), torch.randn(4, 3, 8, 8)
+    for training in (True, False):
+        found = network.train(training)(images)
+        with norm_activation.by_modules():
+            torch.testing.assert_close(found, same.train(training)(images))
+    for one, other in zip(network.buffers(), same.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_synchronised_norms_are_not_computed_by_one_process_alone(by_references):
+    network = models.build("densenet", {"depth": 10, "growth_rate": 4}, description(8))
+    network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
+    ran = []
+    norms = [module for module in network.modules() if isinstance(module, torch.nn.SyncBatchNorm)]
+    for norm in norms:
+        norm.register_forward_hook(lambda module, *_: ran.append(module))
+    network(torch.randn(4, 3, 8, 8))
+    assert len(norms) == 9 and set(ran) == set(norms)
+
+
 def named(name, **settings):
     return {"name": name, **settings}
 

@@ -8,6 +8,10 @@ from storage.errors import InputError, PassingError, WorkFailed, command
 from storage.files import write_text
 
 
+class OfAnotherPackage(ValueError):
+    exit_code = 2
+
+
 def failing(error: BaseException):
     def main() -> None:
         raise error
@@ -19,6 +23,7 @@ def failing(error: BaseException):
     ("error", "code", "message"),
     [
         (InputError("no such thing: choose another"), 2, "error: no such thing: choose another"),
+        (OfAnotherPackage("no kernel"), 2, "error: no kernel"),
         (WorkFailed("training failed"), 1, "error: training failed"),
         (PassingError("no answer"), 1, "no answer"),
         (

@@ -242,6 +242,14 @@ def test_strict_kernels_refuse_references_on_a_gpu_alone(train_here, write_job, 
     refuse_references(models.build("han", {}, description), gpu)
 
 
+def test_a_kernel_that_strict_mode_refuses_is_bad_input(train_here, write_job, image_directory, monkeypatch):
+    monkeypatch.setattr(library, "_strict", True)
+    network = {"depth": 10, "growth_rate": 4, "activation": {"name": "swish"}}
+    job = write_job(image_directory, model="densenet", network=network)
+    with pytest.raises(InputError, match="swish has no kernel to run"):
+        train_here(job)
+
+
 def test_a_finished_run_returns_at_once_with_its_result(write_job, text_directory):
     job = write_job(text_directory, training={"max_epochs": 2})
     train(job)

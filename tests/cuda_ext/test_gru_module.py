@@ -1,0 +1,143 @@
+"""The module ``GRU`` against ``nn.GRU``: layers, dropout, first states, packed, ragged and nested sequences."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
+
+from cuda_ext import library
+from cuda_ext.gru.module import GRU
+
+quiet = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
+INPUTS, UNITS, STEPS, SEQUENCES = 3, 4, 6, 5
+
+
+def pair(**settings):
+    """An nn.GRU and a GRU of the same parameters."""
+    torch.manual_seed(0)
+    theirs, ours = (kind(INPUTS, UNITS, dtype=torch.float64, **settings) for kind in (nn.GRU, GRU))
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def leaves(result):
+    """The tensors of a result: of a PackedSequence its rows."""
+    return [one if isinstance(one, torch.Tensor) else one.data for one in result]
+
+
+def same_results_and_gradients(theirs, ours, *given):
+    expected, found = leaves(theirs(*given)), leaves(ours(*given))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+    above = [torch.randn_like(tensor) for tensor in found]
+    gradients, exact = (
+        torch.autograd.grad(results, list(module.parameters()), above)
+        for module, results in ((ours, found), (theirs, expected))
+    )
+    for a, b in zip(gradients, exact, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+SETTINGS = [
+    {},
+    {"num_layers": 3, "bidirectional": True},
+    {"batch_first": True, "bias": False},
+    {"num_layers": 2, "dropout": 1.0, "batch_first": True},
+]
+
+
+@quiet
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("one_sequence", [False, True])
+def test_it_is_nn_gru_on_a_batch_and_on_one_sequence(settings, one_sequence):
+    """Dropout of everything is the one dropout that draws nothing."""
+    theirs, ours = pair(**settings)
+    x = torch.randn(STEPS, INPUTS) if one_sequence else torch.randn(SEQUENCES, STEPS, INPUTS)
+    same_results_and_gradients(theirs, ours, x.double())
+
+
+@quiet
+@pytest.mark.parametrize("enforce_sorted", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_it_is_nn_gru_on_a_packed_sequence(layers, enforce_sorted):
+    theirs, ours = pair(num_layers=layers, bidirectional=True)
+    lengths = [6, 4, 4, 1] if enforce_sorted else [4, 1, 6, 4]
+    rows = [torch.randn(length, INPUTS, dtype=torch.float64) for length in lengths]
+    packed = pack_sequence(rows, enforce_sorted=enforce_sorted)
+    same_results_and_gradients(theirs, ours, packed)
+    found = ours(packed)[0]
+    assert torch.equal(found.batch_sizes, packed.batch_sizes)
+    assert [len(one) for one in nn.utils.rnn.unpack_sequence(found)] == lengths
+
+
+@quiet
+def test_padded_ragged_and_nested_sequences_give_the_same():
+    _, ours = pair(num_layers=2, batch_first=True, bidirectional=True)
+    lengths = torch.tensor([6, 2, 5])
+    x = torch.randn(3, STEPS, INPUTS, dtype=torch.float64)
+    real = torch.arange(STEPS) < lengths.unsqueeze(1)
+    padded, last = ours(x, lengths=lengths)
+    assert not padded[~real].any()
+    ragged, of_ragged = ours(x[real], offsets=nn.functional.pad(lengths.cumsum(0), (1, 0)))
+    nested = torch.nested.nested_tensor([one[:n] for one, n in zip(x, lengths, strict=True)], layout=torch.jagged)
+    of_nested, last_of_nested = ours(nested)
+    assert torch.equal(ragged, padded[real]) and torch.equal(of_nested.values(), padded[real])
+    assert torch.equal(of_ragged, last) and torch.equal(last_of_nested, last)
+
+
+@quiet
+def test_dropout_between_layers_is_of_training_alone():
+    theirs, ours = pair(num_layers=2, dropout=0.5, batch_first=True)
+    x = torch.randn(SEQUENCES, STEPS, INPUTS, dtype=torch.float64)
+    assert not torch.equal(ours(x)[0], ours(x)[0])
+    same_results_and_gradients(theirs.eval(), ours.eval(), x)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_first_state_runs_pytorch_s_gru_says_so_once_and_is_refused_in_strict_mode(packed, recwarn):
+    theirs, ours = pair(num_layers=2, bidirectional=True)
+    x = torch.randn(STEPS, SEQUENCES, INPUTS, dtype=torch.float64)
+    x = pack_padded_sequence(x, [1, 6, 3, 2, 5], enforce_sorted=False) if packed else x
+    first = torch.randn(4, SEQUENCES, UNITS, dtype=torch.float64)
+    same_results_and_gradients(theirs, ours, x, first)
+    same_results_and_gradients(theirs, ours, x, first)
+    assert [str(one.message).split(":")[0] for one in recwarn] == ["GRU runs its reference in PyTorch"]
+    library.strict(True)
+    with pytest.raises(library.KernelError, match="first state"):
+        ours(x, first)
+
+
+@quiet
+def test_more_units_than_the_kernels_have_run_pytorch_s_gru():
+    torch.manual_seed(0)
+    theirs, ours = (kind(INPUTS, 129, dtype=torch.float64) for kind in (nn.GRU, GRU))
+    ours.load_state_dict(theirs.state_dict())
+    same_results_and_gradients(theirs, ours, torch.randn(STEPS, SEQUENCES, INPUTS, dtype=torch.float64))
+    library.strict(True)
+    with pytest.raises(library.KernelError, match="129 units"):
+        ours(torch.randn(STEPS, SEQUENCES, INPUTS, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "name"),
+    [
+        ((2, 3, INPUTS), {"offsets": torch.tensor([0, 2])}, "offsets"),
+        ((6, INPUTS), {"lengths": torch.tensor([6])}, "lengths"),
+        ((2, 3, INPUTS), {"lengths": torch.tensor([1, 2]), "hx": torch.zeros(1, 2, UNITS)}, "first state"),
+    ],
+)
+def test_forms_that_do_not_go_together_are_refused(shape, given, name):
+    with pytest.raises(ValueError, match=name):
+        GRU(INPUTS, UNITS)(torch.zeros(shape), **given)
+
+
+@quiet
+def test_export_keeps_each_layer_one_operation():
+    _, ours = pair(num_layers=2, batch_first=True)
+    x, lengths = torch.randn(SEQUENCES, STEPS, INPUTS, dtype=torch.float64), torch.tensor([6, 1, 3, 2, 5])
+    exported = torch.export.export(ours, (x,), {"lengths": lengths})
+    names = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert names.count("cuda_ext.gru.default") == 2
+    with torch.no_grad():
+        for a, b in zip(exported.module()(x, lengths=lengths), ours(x, lengths=lengths), strict=True):
+            assert torch.equal(a, b)

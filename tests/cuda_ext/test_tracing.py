@@ -1,0 +1,90 @@
+"""Each operation under torch.compile, whole, and torch.export: one node of the graph, traced with fake tensors."""
+
+import pytest
+import torch
+from torch import nn
+
+from cuda_ext.attention_pooling import attention_pooling, attention_pooling_ragged
+from cuda_ext.batch_norm_activation import batch_norm_activation
+from cuda_ext.conv2d import conv2d
+from cuda_ext.depthwise_conv2d import depthwise_conv2d
+from cuda_ext.gru import gru, gru_ragged
+from cuda_ext.swish import swish
+from cuda_ext.vector_add import vector_add
+
+pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
+
+
+def parameters(inputs=3, units=4):
+    return [*nn.GRU(inputs, units).parameters()]
+
+
+def norm(x, weight, bias):
+    mean, variance = torch.zeros(3), torch.ones(3)
+    return batch_norm_activation(x, weight, bias, mean, variance, training=True, activation="swish")
+
+
+OFFSETS, LENGTHS = torch.tensor([0, 4, 6]), torch.tensor([2, 3])
+# name: a function of float tensors, their shapes, and its operation in the graph.
+CASES = {
+    "vector_add": (vector_add, [(4,), (4,)], "vector_add"),
+    "swish": (swish, [(2, 3, 4), (3,)], "swish"),
+    "conv2d": (conv2d, [(2, 5, 6), (3, 3)], "conv2d"),
+    "depthwise_conv2d": (depthwise_conv2d, [(2, 3, 5, 6), (3, 1, 3, 3)], "depthwise_conv2d"),
+    "attention_pooling": (
+        lambda x, *of: attention_pooling(x, LENGTHS, *of)[0],
+        [(2, 3, 4), (5, 4), (5,), (5,)],
+        "attention_pooling",
+    ),
+    "attention_pooling_ragged": (
+        lambda x, *of: attention_pooling_ragged(x, OFFSETS, *of)[0],
+        [(6, 4), (5, 4), (5,), (5,)],
+        "attention_pooling",
+    ),
+    "batch_norm_activation": (norm, [(2, 3, 4, 4), (3,), (3,)], "batch_norm_activation"),
+    "gru": (lambda x, *of: gru(x, LENGTHS, of)[0], [(2, 3, 3), (12, 3), (12, 4), (12,), (12,)], "gru"),
+    "gru_ragged": (lambda x, *of: gru_ragged(x, OFFSETS, of)[0], [(6, 3), (12, 3), (12, 4), (12,), (12,)], "gru"),
+}
+
+
+class Surrounded(nn.Module):
+    """The operation with a change before it and one after it."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, first, *others):
+        return self.function(first * 1.25, *others).sin()
+
+
+def prepared(name):
+    function, shapes, operation = CASES[name]
+    generator = torch.Generator().manual_seed(0)
+    return Surrounded(function), [torch.randn(shape, generator=generator) for shape in shapes], operation
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_torch_compile_takes_it_whole_in_both_passes(name):
+    torch._dynamo.reset()
+    module, inputs, _ = prepared(name)
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+    expected, found = module(*inputs), torch.compile(module, fullgraph=True, backend="aot_eager")(*inputs)
+    torch.testing.assert_close(found, expected)
+    above = torch.randn_like(expected)
+    for a, b in zip(*(torch.autograd.grad(result, inputs, above) for result in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_export_keeps_it_one_operation_for_any_batch(name):
+    module, inputs, operation = prepared(name)
+    # The others share their first size with another tensor, which is fixed here.
+    shared = operation in ("vector_add", "attention_pooling", "gru")
+    first = {} if shared else {0: torch.export.Dim.AUTO}
+    with torch.no_grad():
+        exported = torch.export.export(module, tuple(inputs), dynamic_shapes=(first, tuple({} for _ in inputs[1:])))
+    names = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert names.count(f"cuda_ext.{operation}.default") == 1
+    with torch.no_grad():
+        assert torch.equal(exported.module()(*inputs), module(*inputs))

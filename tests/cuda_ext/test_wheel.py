@@ -1,0 +1,114 @@
+"""The wheel, installed where there is torch and nothing else: each operation's example and reference run there."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cuda_ext import build, wheel
+
+# Run in the other environment. On a CPU an operation is its reference.
+PROGRAM = """
+import doctest, importlib, importlib.util, pathlib, warnings
+warnings.simplefilter("ignore")
+import cuda_ext, torch
+assert importlib.util.find_spec("storage") is None, "the environment has the project's own packages"
+folder = pathlib.Path(cuda_ext.__file__).parent
+names = sorted(".".join(["cuda_ext", *path.relative_to(folder).with_suffix("").parts]) for path in folder.rglob("*.py"))
+tried = {}
+for name in names:
+    module = importlib.import_module(name.removesuffix(".__init__"))
+    found = doctest.testmod(module)
+    assert not found.failed, name
+    tried[name.removesuffix(".__init__")] = found.attempted
+print(tried)
+print(cuda_ext.library.kernels(torch.device("cpu")))
+"""
+
+
+def requirements(name: str) -> set[str]:
+    """A distribution and all that it needs here."""
+    found, waiting = set(), [name]
+    while waiting:
+        one = waiting.pop()
+        if one in found:
+            continue
+        found.add(one)
+        for line in importlib.metadata.requires(one) or []:
+            wanted = re.match(r"[\w.-]+", line)[0]
+            if "extra ==" not in line and _is_installed(wanted):
+                waiting.append(wanted)
+    return found
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    return wheel.wheel(tmp_path_factory.mktemp("dist"), None)
+
+
+def test_the_wheel_has_the_operations_and_nothing_of_the_checkout_alone(built):
+    assert built.name.endswith("-py3-none-linux_x86_64.whl")
+    with zipfile.ZipFile(built) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
+    operations = {path.parent.name for path in build.SOURCES.glob("*/*.cu")}
+    assert {f"cuda_ext/{name}/__init__.py" for name in operations} <= names
+    assert any(name.endswith("/LICENSE") for name in names)
+    assert not [name for name in names if name.endswith((".cu", ".cuh", "cases.py", "bench.py", "pyproject.toml"))]
+    assert "Requires-Dist: torch<2.14,>=2.11" in metadata
+
+
+def test_a_built_library_is_in_the_wheel(tmp_path):
+    folder = tmp_path / "library"
+    folder.mkdir()
+    (folder / "kernels.so").write_bytes(b"machine code")
+    (folder / "library.json").write_text('{"file": "kernels.so"}', encoding="utf-8")
+    with zipfile.ZipFile(wheel.wheel(tmp_path, folder)) as archive:
+        assert archive.read("cuda_ext/_build/kernels.so") == b"machine code"
+        assert "cuda_ext/_build/library.json" in archive.namelist()
+
+
+def test_every_operation_s_example_runs_in_an_environment_with_torch_alone(built, tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    for name in requirements("torch"):
+        for file in importlib.metadata.files(name) or []:
+            top = file.parts[0]
+            if top != ".." and not (site / top).exists():
+                (site / top).symlink_to(file.locate().parents[len(file.parts) - 1] / top)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, built],
+        check=True,
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    # -S: the packages of this environment are not seen.
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", PROGRAM],
+        cwd=tmp_path, env=environment | {"PYTHONPATH": str(site)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    tried, kernels = done.stdout.splitlines()
+    for operation in (
+        "vector_add",
+        "swish",
+        "conv2d",
+        "depthwise_conv2d",
+        "attention_pooling",
+        "batch_norm_activation",
+    ):
+        assert re.search(rf"'cuda_ext.{operation}': [1-9]", tried), operation
+    assert re.search(r"'cuda_ext.gru': [1-9]", tried) and re.search(r"'cuda_ext.gru.module': [1-9]", tried)
+    assert kernels.startswith("reference (the tensors are on the cpu")
