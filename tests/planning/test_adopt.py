@@ -34,6 +34,7 @@ def write_run(about: dict) -> RunFolder:
     folder = Path(about["run_directory"])
     write_json(folder / "job.json", about)
     (folder / "best.safetensors").write_bytes(b"weights")
+    (folder / "history.csv").write_text("epoch\n1\n")
     write_json(folder / "result.json", {"run_key": about["run_key"], "weights_sha256": "w"})
     return RunFolder(folder)
 
