@@ -6,8 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.golden.data import write_prepared
+from training.progress import Progress
+from training.run import run
+from training.settings import Job
 
 DOCUMENTS, SENTENCES, WORDS, VOCABULARY, CLASSES = 96, 4, 6, 30, 3
 ENDS = (64, 80, DOCUMENTS)
@@ -88,3 +92,18 @@ def write_job(tmp_path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def train_here():
+    """Train a job in this process and return the folder of its run."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+
+    def train(path):
+        job = Job.read(path)
+        run(job, json.loads(path.read_text()), Progress(job, None))
+        return job.run_directory
+
+    yield train
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)

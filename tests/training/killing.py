@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +111,15 @@ def main() -> None:
     if how == "moments":
         generator = random.Random(20)
         moments = sorted(generator.uniform(0, seconds) for _ in range(int(rest[0])))
-        kills = {f"{moment:.3f} s of {seconds:.3f} s": (train, moment) for moment in moments}
+        kills = [(f"{moment:.3f} s of {seconds:.3f} s", train, moment) for moment in moments]
     else:
         shutil.rmtree(folder)
         assert forked(counted, errors) == 0, errors.read_text()
         seen = errors.with_suffix(".operations").read_text().splitlines()
-        # From the second save on: the first epoch's has the same operations.
-        first = next(number for number, line in enumerate(seen) if "checkpoints/.000002" in line) - 5
-        kills = {f"{n}: {seen[n]}": (lambda n=n: counted(n), None) for n in range(first, len(seen))}
-    for where, (work, kill_after) in kills.items():
+        # From the last epoch on: the saves before it have the same operations.
+        first = next(number for number, line in enumerate(seen) if "checkpoints/.000003" in line) - 5
+        kills = [(f"{n}: {seen[n]}", partial(counted, n), None) for n in range(first, len(seen))]
+    for where, work, kill_after in kills:
         shutil.rmtree(folder)
         code = forked(work, errors, kill_after)
         finished = (folder / "result.json").exists()

@@ -17,26 +17,9 @@ from tests.training.outcome import outcome
 from training.average import Average
 from training.checkpoint import Checkpoint, checkpoints
 from training.optimisers import make_optimiser
-from training.progress import Progress
-from training.run import run
-from training.settings import Job, Settings
+from training.settings import Settings
 from training.state import COLUMNS, State
 from training.validation import Validation
-
-
-@pytest.fixture
-def train_here():
-    """Train a job in this process and return the folder of its run."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-
-    def train(path):
-        job = Job.read(path)
-        run(job, json.loads(path.read_text()), Progress(job, None))
-        return job.run_directory
-
-    yield train
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
 
 
 @pytest.fixture

@@ -1,17 +1,19 @@
 """A run where it cannot write, where another trains it, and in a poor environment: it works, or says why in a line."""
 
 import json
-import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
+from storage.errors import InputError
 from storage.source import ROOT
 from tests.training.outcome import outcome
+from training import loop
 
 POOR = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "LC_ALL": "C", "PATH": ""}
 FOLDER = "Läufe – mit Leerzeichen"
@@ -43,11 +45,12 @@ def limit(size):
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def test_a_full_disk_is_one_line_and_training_resumes_when_there_is_room(write_job, text_directory, tmp_path):
+def test_a_full_disk_is_one_line_and_training_resumes_when_there_is_room(
+    write_job, text_directory, train_here, tmp_path
+):
     settings = {"max_epochs": 3}
     whole = write_job(text_directory, "whole", model="word_average", run_key="key", training=settings)
-    code, _, errors = finish(start(whole))
-    assert (code, errors) == (0, "")
+    train_here(whole)
     job = write_in(tmp_path / FOLDER, whole)
     folder = job.parent / "runs" / "key"
     code, _, errors = finish(start(job, preexec_fn=limit(3000)))
@@ -89,23 +92,20 @@ def test_of_two_that_train_a_run_the_second_names_the_first_and_starts_at_once_w
     finish(first)
 
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_loss_that_is_not_finite_leaves_the_checkpoint_as_it_was(write_job, text_directory, exists):
-    settings = {"max_epochs": 3, "optimizer": {"name": "sgd", "weight_decay": 10.0}, "max_grad_norm": 0}
-    job = write_job(text_directory, "key", training=settings | {"learning_rate": 0.001 if exists else 1e30})
+def test_a_loss_that_is_not_finite_leaves_the_checkpoint_as_it_was(write_job, text_directory, train_here, monkeypatch):
+    job = write_job(text_directory, "key", model="word_average", training={"max_epochs": 3})
     folder = job.parent / "runs" / "key"
-    if exists:
-        process = start(job, "--events")
-        while json.loads(process.stdout.readline())["event"] != "epoch":
-            pass
-        process.kill()
-        finish(process)
-        given = json.loads(job.read_text())
-        given["training"]["learning_rate"] = 1e30
-        job.write_text(json.dumps(given))
-    before = {path: path.read_bytes() for path in folder.glob("checkpoints/*/*")}
-    assert bool(before) == exists
-    code, _, errors = finish(start(job))
-    assert code == 2 and errors.count("\n") == 1 and "lower learning_rate" in errors
-    assert {path: path.read_bytes() for path in folder.glob("checkpoints/*/*")} == before
-    assert not os.path.exists(folder / "result.json")
+    validate = loop.validate
+
+    def diverge(*arguments):
+        return replace(validate(*arguments), loss=float("nan") if list(folder.glob("checkpoints/*")) else 1.0)
+
+    monkeypatch.setattr(loop, "validate", diverge)
+    for _ in range(2):
+        with pytest.raises(InputError, match="validation loss after epoch 2 .* lower learning_rate"):
+            train_here(job)
+        assert [path.name for path in folder.glob("checkpoints/*")] == ["000001"]
+        assert not (folder / "result.json").exists()
+    monkeypatch.undo()
+    train_here(job)
+    assert "resumed after epoch 1" in (folder / "log.txt").read_text()
