@@ -15,7 +15,7 @@ from storage.digests import DIGESTS
 from storage.errors import InputError
 from storage.files import published_directory, read_json, write_json
 from storage.locks import file_lock, run_lock
-from storage.run_folder import CHECKPOINTS, JOB, RESULT, RunFolder, write_result
+from storage.run_folder import JOB, RESULT, RunFolder, write_result
 
 FILE = Path(__file__).with_name("equivalent_sources.json")
 # What the old runs of one variant must agree in, whatever their names were.
@@ -60,7 +60,7 @@ def adopt(job: Mapping[str, Any], old: RunFolder) -> None:
     """Copy an old run to the folder of ``job``, under its key; its evaluations are made again."""
     destination = Path(job["run_directory"])
     with file_lock(run_lock(destination)), published_directory(destination) as folder:
-        ignored = shutil.ignore_patterns("evaluation", CHECKPOINTS, ".*", JOB, RESULT, DIGESTS)
+        ignored = shutil.ignore_patterns("evaluation", ".*", JOB, RESULT, DIGESTS)
         shutil.copytree(old.directory, folder, ignore=ignored, dirs_exist_ok=True)
         write_json(folder / JOB, {**job, "adopted_from": old.key})
         result = {**old.require_result(), "run_key": job["run_key"]}

@@ -33,6 +33,7 @@ def test_a_run_is_measured_once(run, text_data):
     found = evaluate_run(run, text_data)
     assert found == run / "evaluation" / evaluation_key(RunFolder(run))
     assert sorted(path.name for path in found.iterdir()) == [
+        "digests.json",
         "latency.json",
         "metrics.json",
         "test.npy",
