@@ -138,6 +138,15 @@ def test_the_tables_are_those_of_the_results():
     assert load("tables").main(["--check"]) == 0
 
 
+@pytest.mark.parametrize("name", sorted({path.parent.name for path in ROOT.glob("cuda_ext/*/*.cu")}))
+def test_each_operation_has_a_page_with_its_signature_speed_and_limits(name):
+    page = PAGES[f"docs/kernels/{name}.md"]
+    assert re.search(rf"autofunction:: cuda_ext\.{name}\.", page)
+    table = page.partition(f"<!-- table: kernel-{name.replace('_', '-')} -->")[2].partition("<!-- end of table -->")[0]
+    assert table.count("\n") > 3
+    assert "## Limits" in page or name == "vector_add"
+
+
 def test_a_figure_changed_by_hand_is_set_right():
     page = PAGES["docs/results/readers.md"]
     figure = re.search(r"\| HAN \| (0\.\d+)", page)[1]
