@@ -1,6 +1,7 @@
 """Runs of older code get their key of today where their first epochs are equal, and are left where they differ."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,30 +12,46 @@ from preprocessing.prepare import prepare
 from storage.files import read_json, write_json
 from storage.source import ROOT
 from tests.commands.conftest import make_folder
+from tests.conftest import NOT_INHERITED
 from training.launcher import run_training
 
 SELECTED = ["--experiment", "tiny", "--variant", "densenet-relu"]
 
 
-@pytest.fixture
-def old(reread, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
     """A project with one finished run whose key is another than today's; return its folder and today's job."""
-    monkeypatch.chdir(make_folder(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    plan = make_plan("tiny", ["densenet-relu"], [0])
-    for about in plan.preparations().values():
-        prepare(about["data"], about["settings"])
-    (job,) = plan.jobs()
-    run_training(job, lambda event: None)
-    directory = tmp_path / "old" / ("0" * 16)
+    folder = make_folder(tmp_path_factory.mktemp("trained"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(NOT_INHERITED):
+                patch.delenv(name)
+        patch.chdir(folder)
+        patch.setenv("PYTHONPATH", str(ROOT))
+        plan = make_plan("tiny", ["densenet-relu"], [0])
+        for about in plan.preparations().values():
+            prepare(about["data"], about["settings"])
+        (job,) = plan.jobs()
+        run_training(job, lambda event: None)
+    directory = folder / "old" / ("0" * 16)
     directory.parent.mkdir()
-    Path(job["run_directory"]).rename(directory)
+    (folder / job["run_directory"]).rename(directory)
     for name in ("job.json", "result.json"):
         write_json(directory / name, {**read_json(directory / name), "run_key": directory.name})
     # Golden runs do not prove this source equal to today's.
     written = read_json(directory / "job.json")
     write_json(directory / "job.json", {**written, "key_parts": {**written["key_parts"], "source": "0" * 64}})
-    return directory, job
+    return folder, job
+
+
+@pytest.fixture
+def old(trained, reread, tmp_path, monkeypatch):
+    """A copy of that project as the current folder; return the folder of its run and today's job."""
+    folder, job = trained
+    shutil.copytree(folder, tmp_path / "project", symlinks=True)
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path / "project" / "old" / ("0" * 16), job
 
 
 def test_a_run_whose_first_epochs_are_equal_is_copied_to_its_key_of_today(reread, old):
