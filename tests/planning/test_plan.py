@@ -180,12 +180,12 @@ from flows.train import train_run
 seen = []
 first = train_run.fn
 
-def edits(job, **options):
+def edits(job, fresh, wait):
     # The files change while the first run trains.
     Path("params.yaml").write_text("training: {learning_rate: 7}")
     Path("experiments/tiny.yaml").unlink(missing_ok=True)
     seen.append(job["training"]["learning_rate"])
-    return first(job, **options)
+    return first(job, fresh, wait)
 
 train_run.fn = edits
 report = module.pipeline("tiny", variants=["han"], seeds=[0, 1])
