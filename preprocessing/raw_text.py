@@ -152,12 +152,16 @@ def check_document(document: Document, task: str, class_count: int, where: str) 
 
 
 def with_plain_types(document: Document) -> Document:
-    """Return the document with labels of numpy's integers as ints, and an id or group that is a number as text."""
+    """Return the document with labels as a tuple of ints, and an id or group that is a number as text.
+
+    One label may stand alone, and labels and ids may be numpy's integers.
+    """
 
     def text(value: Any) -> Any:
         return str(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else value
 
-    labels = tuple(int(label) if isinstance(label, np.integer) else label for label in document.labels)
+    given = document.labels if isinstance(document.labels, list | tuple | np.ndarray) else (document.labels,)
+    labels = tuple(int(label) if isinstance(label, np.integer) else label for label in given)
     return document._replace(id=text(document.id), labels=labels, group=text(document.group))
 
 
