@@ -144,14 +144,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = highest
     return adjusted
-
-
-def least_seeds(alpha: float, comparisons: int = 1, sides: int = 2) -> int:
-    """Return the fewest seeds with which a comparison can pass whatever the others do: comparisons sides 2^-n < alpha.
-
-    A difference is tested on two sides, equivalence on one.
-    """
-    n = 1
-    while comparisons * sides * 2.0**-n >= alpha:
-        n += 1
-    return n

@@ -7,11 +7,11 @@ import pytest
 from scipy import stats
 
 from evaluation.power import seeds_needed
+from evaluation.seeds import least_seeds
 from evaluation.simulation import coverage_over_seeds
 from evaluation.statistics import (
     equivalence_p,
     holm,
-    least_seeds,
     mean_interval,
     one_sided_p,
     paired_interval,
