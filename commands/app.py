@@ -20,7 +20,14 @@ class Subcommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # of Typer's own copy of Click
         name, found, rest = super().resolve_command(ctx, args)
-        return name, load(name) if found and name else None, rest
+        if name and rest and f"{name}_{rest[0]}" in REGISTRY.available():
+            name, rest = f"{name}_{rest[0]}", rest[1:]
+        return name and spoken(name), load(name) if found and name else None, rest
+
+
+def spoken(name: str) -> str:
+    """Return a subcommand as it is typed: of the file data_add.py, ``data add``."""
+    return name.replace("_", " ")
 
 
 def load(name: str) -> Any:
@@ -30,7 +37,9 @@ def load(name: str) -> Any:
     # \b keeps the lines of a paragraph as they are.
     text = (module.__doc__ or "").strip().replace("\n\n", "\n\n\b\n")
     settings = getattr(module, "CONTEXT", {})
-    app.command(name, help=text, context_settings={"help_option_names": ["-h", "--help"], **settings})(module.command)
+    app.command(spoken(name), help=text, context_settings={"help_option_names": ["-h", "--help"], **settings})(
+        module.command
+    )
     return typer.main.get_command(app)
 
 
@@ -50,7 +59,7 @@ def make_app() -> typer.Typer:
     )
     app.callback()(lambda: None)
     for name in REGISTRY.available():
-        app.command(name, help=summary(name))(lambda: None)
+        app.command(spoken(name), help=summary(name))(lambda: None)
     return app
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -178,7 +178,7 @@ def write(name: str, directory: Path, rows: TextRows) -> RawRows:
         if (document.group is None) != (rows.documents[0].group is None):
             raise InputError(f"{where}: document '{document.id}' and row 1 differ: give every row a group, or none")
         try:
-            line = canonical_json(_fields(document)).encode()
+            line = document_line(document)
         except UnicodeEncodeError:
             raise InputError(f"{where}: document '{document.id}' has a character that UTF-8 cannot encode") from None
         ordered.append((SPLITS.index(document.split), hashlib.sha256(line).digest(), line, document))
@@ -205,9 +205,9 @@ def write(name: str, directory: Path, rows: TextRows) -> RawRows:
     )
 
 
-def _fields(document: Document) -> Mapping[str, Any]:
-    """Return the fields as they are stored: without an unknown group."""
-    return {name: value for name, value in document._asdict().items() if value is not None}
+def document_line(document: Document) -> bytes:
+    """Return the line of documents.jsonl, without its end; a group that is not known is left out."""
+    return canonical_json({name: value for name, value in document._asdict().items() if value is not None}).encode()
 
 
 def normalised_text(text: str) -> str:
