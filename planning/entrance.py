@@ -14,7 +14,10 @@ def read_experiment(
     """Read an experiment and check the selection; InputError for a name, a seed or an override that is wrong."""
     experiment = load_experiment(name, variants=variants, overrides=overrides)
     refuse_unknown(variants or (), experiment.variants, f"the variants of experiment '{name}'")
-    for seed in seeds or ():
+    chosen = list(seeds or ())
+    for seed in chosen:
+        if chosen.count(seed) > 1:
+            raise InputError(f"experiment '{name}' has seed {seed} twice: name each seed once")
         if not 0 <= seed < SEEDS:
             raise InputError(f"seed {seed} of experiment '{name}' is not a whole number from 0 up and below 2^63")
     return experiment

@@ -1,0 +1,80 @@
+"""Try every network and baseline on a data set: tune, train, judge, register the best.
+
+reread try reviews
+reread try reviews --dry-run          what it would train, how long that takes, and what it can show
+reread try reviews --epochs 10 --seeds 8
+
+Writes experiments/NAME-tuning.yaml and experiments/NAME.yaml. Sizes and learning rates are chosen on the validation
+split by one seed of its own; the test split is read at the end alone. Finished runs are cached, and an interrupted one
+resumes from its last epoch: type the same command again.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commands.options import completion, plan_of, print_table
+
+FEWEST_SEEDS = 6  # with which one comparison can be decided
+
+
+def known_data() -> list[str]:
+    """The data sets of the manifest."""
+    from preprocessing.manifest import Manifest
+
+    return sorted(Manifest.load().datasets)
+
+
+def command(
+    name: Annotated[
+        str, typer.Argument(metavar="DATA", help="A data set.", autocompletion=completion(lambda _: known_data()))
+    ],
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds each network is trained with.")] = 6,
+    epochs: Annotated[int | None, typer.Option(min=1, help="At most so many; default: params.yaml's.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; train nothing.")] = False,
+) -> None:
+    from planning.trial import experiment_of, tuned, tuning_name, tuning_of, write_experiment
+    from preprocessing.manifest import Manifest
+
+    entry = Manifest.load().entry(name)
+    first = experiment_of(name, entry, seeds, epochs)
+    print(f"{name}: {entry.kind}, {entry.task}, {len(entry.classes)} classes, {entry.rows:,} rows")
+    if seeds < FEWEST_SEEDS:
+        print(f"warning: {seeds} seeds decide nothing: {FEWEST_SEEDS} are needed")
+    files = [write_experiment(name, first), write_experiment(tuning_name(name), tuning_of(name, first))]
+    print(f"experiments: {files[1]}, then {files[0]}")
+
+    from planning.reach import plan_reach, reach_lines
+    from tasks.estimate import training_seconds
+    from tasks.preprocess import preprocess
+
+    tuning, final = plan_of(tuning_name(name)), plan_of(name)
+    prepared = {key: preprocess.fn(about) for key, about in {**tuning.preparations(), **final.preparations()}.items()}
+    jobs = [*tuning.jobs(prepared), *final.jobs(prepared)]
+    minutes = training_seconds(jobs, final.environment.workers) / 60
+    print(f"{len(jobs)} runs, at most {minutes:.0f} minutes on this machine; early stopping makes it less")
+    for line in reach_lines(plan_reach(final)):
+        print(line)
+    if dry_run:
+        return
+
+    from commands.servers import prefect_session
+    from evaluation.terminal import terminal_table
+    from flows.pipeline import pipeline
+    from storage.files import read_json
+
+    with prefect_session():
+        report = Path(pipeline(tuning_name(name), plan=tuning.to_json()))
+        write_experiment(name, tuned(first, tuning, read_json(report / "metrics.json")))
+        report = Path(pipeline(name, plan=plan_of(name).to_json()))
+    metrics = read_json(report / "metrics.json")
+    print_table(terminal_table(metrics, read_json(report / "verdicts.json")["verdicts"]))
+    champion = metrics["champions"][name]
+    print(f"\nReport: {report / 'report.html'}")
+    print(f"Champion: {champion['variant']}, validation {champion['metric']} {champion['mean']:.4f}")
+    print(f"Predict:  reread predict --data {name} 'a text of yours'")
+    print(
+        f"Serve:    MLFLOW_TRACKING_URI=sqlite:///mlflow.db mlflow models serve -m models:/reread-{name}@champion "
+        "--env-manager local --host 127.0.0.1 --port 5001"
+    )
