@@ -4,14 +4,17 @@ Each network is tuned on validation by one seed that the experiment does not use
 network with the best baseline, both as validation had them. The test split is read at the end alone.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from scipy import stats
 
 import kinds
 from evaluation.metrics import metric_names
+from evaluation.power import ITEM_SHARE_OF_A_BASELINE, POWER
 from planning.experiment import EXPERIMENTS, merged
 from planning.plan import Plan
 from preprocessing.manifest import DataSetEntry
@@ -62,6 +65,15 @@ def experiment_of(name: str, entry: DataSetEntry, seeds: int, epochs: int | None
         "comparisons": [comparison(name, next(iter(variants)), baseline, metric_names(entry.task)[0])],
         "evaluate_on": "test",
     }
+
+
+def smallest_difference(rows: int, accuracy: float = 0.9) -> float:
+    """Return about the smallest difference in accuracy that so many test rows can show, however many seeds there are.
+
+    With a power of 80 % at a level of 5 %, between a network and a baseline that are right as often as ``accuracy``.
+    """
+    variance = ITEM_SHARE_OF_A_BASELINE * 2 * accuracy * (1 - accuracy) / rows
+    return (stats.norm.ppf(0.975) + stats.norm.ppf(POWER)) * math.sqrt(variance)
 
 
 def comparison(name: str, network: str, baseline: str, metric: str) -> dict[str, str]:
