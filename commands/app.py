@@ -20,9 +20,16 @@ class Subcommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # of Typer's own copy of Click
         name, found, rest = super().resolve_command(ctx, args)
-        if name and rest and f"{name}_{rest[0]}" in REGISTRY.available():
-            name, rest = f"{name}_{rest[0]}", rest[1:]
-        return name and spoken(name), load(name) if found and name else None, rest
+        if not found or not name:
+            return name, None, rest
+        name, rest = file_of(name, rest)
+        return spoken(name), load(name), rest
+
+
+def file_of(name: str, rest: list[str]) -> tuple[str, list[str]]:
+    """Return the file of a subcommand and its arguments: ``data add FILE`` is data_add.py with FILE."""
+    two = f"{name}_{rest[0]}" if rest else ""
+    return (two, rest[1:]) if two in REGISTRY.available() else (name, rest)
 
 
 def spoken(name: str) -> str:

@@ -89,6 +89,8 @@ def learning_curves(table: pd.DataFrame, path: Path) -> None:
     logarithmic: on a linear one the first epochs would leave a line at the bottom of all others.
     """
     names = list(dict.fromkeys(table["variant"]))
+    if "validation_comparable_loss" not in table:  # published by older code
+        table = table.assign(validation_comparable_loss=np.nan)
     comparable = table["validation_comparable_loss"]
     losses = np.stack([table["training_loss"], comparable.where(comparable.notna(), table["validation_loss"])])
     logarithmic = losses.max() > WIDE * losses.min() > 0
