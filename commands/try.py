@@ -35,14 +35,25 @@ def command(
     epochs: Annotated[int | None, typer.Option(min=1, help="At most so many; default: params.yaml's.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; train nothing.")] = False,
 ) -> None:
-    from planning.trial import experiment_of, smallest_difference, tuned, tuning_name, tuning_of, write_experiment
+    from planning.trial import (
+        experiment_of,
+        path_of,
+        smallest_difference,
+        tuned,
+        tuning_name,
+        tuning_of,
+        write_experiment,
+    )
     from preprocessing.manifest import Manifest
+    from storage.files import write_text
 
     entry = Manifest.load().entry(name)
     first = experiment_of(name, entry, seeds, epochs)
     print(f"{name}: {entry.kind}, {entry.task}, {len(entry.classes)} classes, {entry.rows:,} rows")
     if seeds < FEWEST_SEEDS:
         print(f"warning: {seeds} seeds decide nothing: {FEWEST_SEEDS} are needed")
+    before = {path: path.read_text(encoding="utf-8") if path.is_file() else None
+              for path in map(path_of, (name, tuning_name(name)))}  # fmt: skip
     files = [write_experiment(name, first), write_experiment(tuning_name(name), tuning_of(name, first))]
     print(f"experiments: {files[1]}, then {files[0]}")
 
@@ -59,6 +70,8 @@ def command(
     rows = entry.splits["test"]
     print(f"{rows:,} test rows show differences in accuracy from about {smallest_difference(rows):.3f} on")
     if dry_run:
+        for file, content in before.items():
+            write_text(file, content) if content is not None else file.unlink()
         return
 
     from commands.servers import prefect_session

@@ -117,9 +117,13 @@ def tuned(experiment: Mapping[str, Any], tuning: Plan, metrics: Mapping[str, Any
     return {**experiment, "variants": variants, "comparisons": sides}
 
 
+def path_of(name: str) -> Path:
+    return EXPERIMENTS / f"{name}.yaml"
+
+
 def write_experiment(name: str, content: Mapping[str, Any], root: Path = Path()) -> Path:
     """Write experiments/NAME.yaml; InputError where another hand wrote the one that is there."""
-    path = root / EXPERIMENTS / f"{name}.yaml"
+    path = root / path_of(name)
     if path.is_file() and not path.read_text(encoding="utf-8").startswith(MARK):
         raise InputError(f"{path} is there, and `reread try` did not write it: rename it, or the data set")
     write_text(path, MARK + yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110))
