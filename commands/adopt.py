@@ -15,6 +15,7 @@ A variant that today's code trains differently is left as it is, and the exit co
 """
 
 import contextlib
+import csv
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,22 +80,31 @@ def evidence(
     job, old = pairs[0]
     then = history(old.directory, epochs)
     now = history(proof / job["run_key"], epochs) if proof else train_first_epochs(job, epochs, runs_root)
-    return f"{len(then)} epochs are equal" if then and then == now[: len(then)] else None
+    return f"{len(then)} epochs are equal" if then and are_equal(then, now[: len(then)]) else None
+
+
+def are_equal(then: list[dict[str, str]], now: list[dict[str, str]]) -> bool:
+    """Return whether epochs are equal in every column that both have; newer code may record more."""
+    return len(then) == len(now) and all(
+        before[name] == after[name]
+        for before, after in zip(then, now, strict=True)
+        for name in before.keys() & after.keys()
+    )
 
 
 class Enough(Exception):
     """As many epochs were trained as are compared."""
 
 
-def history(directory: Path, epochs: int) -> list[str]:
-    """Return the lines of the first epochs of a run's history.csv."""
+def history(directory: Path, epochs: int) -> list[dict[str, str]]:
+    """Return the first epochs of a run's history.csv, as they are written."""
     path = directory / HISTORY
     if not path.is_file():
         raise InputError(f"{path} is missing: train the first epochs of that run")
-    return path.read_text(encoding="utf-8").splitlines()[1 : epochs + 1]
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))[:epochs]
 
 
-def train_first_epochs(job: Mapping[str, Any], epochs: int, runs_root: Path) -> list[str]:
+def train_first_epochs(job: Mapping[str, Any], epochs: int, runs_root: Path) -> list[dict[str, str]]:
     """Train ``job`` beside the runs until ``epochs`` have ended and return its history so far."""
     from training.launcher import run_training
 

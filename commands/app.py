@@ -20,7 +20,21 @@ class Subcommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # of Typer's own copy of Click
         name, found, rest = super().resolve_command(ctx, args)
-        return name, load(name) if found and name else None, rest
+        if not found or not name:
+            return name, None, rest
+        name, rest = file_of(name, rest)
+        return spoken(name), load(name), rest
+
+
+def file_of(name: str, rest: list[str]) -> tuple[str, list[str]]:
+    """Return the file of a subcommand and its arguments: ``data add FILE`` is data_add.py with FILE."""
+    two = f"{name}_{rest[0]}" if rest else ""
+    return (two, rest[1:]) if two in REGISTRY.available() else (name, rest)
+
+
+def spoken(name: str) -> str:
+    """Return a subcommand as it is typed: of the file data_add.py, ``data add``."""
+    return name.replace("_", " ")
 
 
 def load(name: str) -> Any:
@@ -30,7 +44,9 @@ def load(name: str) -> Any:
     # \b keeps the lines of a paragraph as they are.
     text = (module.__doc__ or "").strip().replace("\n\n", "\n\n\b\n")
     settings = getattr(module, "CONTEXT", {})
-    app.command(name, help=text, context_settings={"help_option_names": ["-h", "--help"], **settings})(module.command)
+    app.command(spoken(name), help=text, context_settings={"help_option_names": ["-h", "--help"], **settings})(
+        module.command
+    )
     return typer.main.get_command(app)
 
 
@@ -50,7 +66,7 @@ def make_app() -> typer.Typer:
     )
     app.callback()(lambda: None)
     for name in REGISTRY.available():
-        app.command(name, help=summary(name))(lambda: None)
+        app.command(spoken(name), help=summary(name))(lambda: None)
     return app
 
 

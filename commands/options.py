@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
+from planning.entrance import read_experiment
 from planning.experiment import experiments, load_experiment
 from planning.runs import all_runs
 from storage.registry import Registry
@@ -64,7 +65,11 @@ def plan_of(
     seeds: list[int] | None = None,
     overrides: list[str] | None = None,
 ) -> "Plan":
-    """Resolve and check an experiment at the entrance, before a server is started for it."""
+    """Resolve and check an experiment at the entrance, before a server is started for it.
+
+    What its files alone show to be wrong is refused first, before slow imports.
+    """
+    read_experiment(experiment, variants or None, seeds or None, overrides or ())
     from planning.plan import make_plan
 
     return make_plan(experiment, variants or None, seeds or None, overrides or ())

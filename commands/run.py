@@ -10,6 +10,7 @@ Finished runs are cached; an interrupted one resumes from its last epoch. A sele
 to reports/NAME-part and leaves the experiment's own alone.
 """
 
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +32,7 @@ from commands.options import (
     print_table,
     progress,
 )
+from planning.entrance import read_experiment, undecidable
 from storage.errors import InputError
 from storage.run_folder import RunFolder
 
@@ -52,6 +54,8 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
+    for line in undecidable(read_experiment(experiment, variants, seeds, overrides or ()), variants, seeds):
+        print(f"warning: {line}", file=sys.stderr, flush=True)
     plan = plan_of(experiment, variants, seeds, overrides)
     if dry_run:
         print_plan(plan, as_json)

@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 import kinds
-from evaluation.metrics import metric_names, row_losses, split_metrics
+from evaluation.metrics import higher_is_better, metric_names, metric_value, row_losses, split_metrics
 from evaluation.nb_svm import NbSvm
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, published_directory, read_json, write_json
@@ -75,8 +75,11 @@ def evaluate_baseline(
     task: str,
     classes: list[str],
     cache: Path | None = None,
+    metric: str | None = None,
 ) -> Baseline:
     """Fit on ``train``, choose C on ``validation``, and measure every other split that ``inputs`` has.
+
+    metric: by which C is chosen, as a comparison names it; None: the task's first.
 
     name: of kinds.baselines(). inputs: by split, texts or uint8 [N, H, W, C]. labels: by split, int [N] or
     uint8 [N, K]. cache: a folder that keeps results by the digest of all these.
@@ -86,7 +89,7 @@ def evaluate_baseline(
         if not len(inputs.get(split, ())):
             raise InputError(f"the baseline needs rows in the {split} split and there are none: correct the manifest")
     if cache is None:
-        return _fit(name, inputs, labels, task, classes)
+        return _fit(name, inputs, labels, task, classes, metric)
     directory = Path(cache) / content_key(
         {
             "inputs": {split: _digest(inputs[split], labels[split]) for split in sorted(inputs)},
@@ -95,10 +98,11 @@ def evaluate_baseline(
             "classes": classes,
             "source": source_digests(["evaluation.baselines", "kinds", *_modules(name)]),
             "scikit-learn": sklearn.__version__,
+            **({"metric": metric} if metric else {}),
         }
     )
     if not (directory / "baseline.json").is_file():
-        found = _fit(name, inputs, labels, task, classes)
+        found = _fit(name, inputs, labels, task, classes, metric)
         with published_directory(directory) as working:
             for split, measured in found.probabilities.items():
                 np.save(working / f"{split}.npy", measured, allow_pickle=False)
@@ -116,10 +120,11 @@ def _modules(name: str) -> set[str]:
     return {kinds.module_of(baseline.features), kinds.module_of(baseline.fit)}
 
 
-def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[str]) -> Baseline:
+def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[str], metric: str | None) -> Baseline:
     baseline = kinds.baselines()[name]
     read, fit = kinds.load(baseline.features), kinds.load(baseline.fit)
-    score = metric_names(task)[0]
+    score = metric or metric_names(task)[0]
+    sign = 1.0 if higher_is_better(score) else -1.0
     others = [split for split in inputs if split != "train"]
     with threadpool_limits(1), warnings.catch_warnings():
         # Weak regularisation may not converge; its score decides all the same.
@@ -130,9 +135,10 @@ def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[st
         for strength in baseline.grid:
             fitted = fit(features, labels, len(classes), task, strength)
             measured = split_metrics(fitted.predict(features["validation"]), labels["validation"], task, classes)
-            grid[f"{strength:g}"] = measured[score]
+            value = metric_value(measured, score)
+            grid[f"{strength:g}"] = value
             # Equal scores: the smaller loss, then the stronger regularisation, which came first.
-            rank = (measured[score] if measured[score] is not None else -1.0, -measured["loss"])
+            rank = (-np.inf if value is None else sign * value, -measured["loss"])
             if best is None or rank > best[0]:
                 best = (rank, strength, fitted)
         assert best is not None, "the grid is empty"

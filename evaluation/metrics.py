@@ -74,6 +74,11 @@ def metric_title(name: str) -> str:
     return f"{OF_A_CLASS[measure]} of {one}" if colon else TITLES[name]
 
 
+def bounds(name: str) -> tuple[float, float] | None:
+    """Return the least and largest value of a metric; None where there is none: a log loss has no largest."""
+    return None if name == "loss" else (0.0, 1.0)
+
+
 def higher_is_better(name: str) -> bool:
     return name not in LOWER_IS_BETTER
 

@@ -30,8 +30,13 @@ def interval(value: Mapping[str, Any] | None, digits: int = 4, sign: bool = Fals
 
 
 def half_width(value: Mapping[str, Any], digits: int = 4) -> str:
-    """``± 0.0123``, or nothing where there is no interval."""
-    return "" if value.get("low") is None else f"± {(value['high'] - value['low']) / 2:.{digits}f}"
+    """``± 0.0123``, both ends of an interval that ends at a bound, or nothing where there is no interval."""
+    if value.get("low") is None:
+        return ""
+    below, above = value["mean"] - value["low"], value["high"] - value["mean"]
+    if abs(above - below) > 1e-8:  # beyond the rounding of metrics.json
+        return f"[{value['low']:.{digits}f}, {value['high']:.{digits}f}]"
+    return f"± {(above + below) / 2:.{digits}f}"
 
 
 def p_value(value: float | None) -> str:

@@ -82,34 +82,44 @@ def rows_of(names: list[str]) -> int:
 def learning_curves(table: pd.DataFrame, path: Path) -> None:
     """Training and validation loss by epoch of each variant: each seed thin, the median thick, the gap shaded.
 
+    Both are the loss of training. Of runs of older code the validation loss without label smoothing is drawn, dotted,
+    and no gap: the two cannot be compared.
+
     The median is drawn as far as half of the seeds went. Where losses fall by more than a factor of WIDE the scale is
     logarithmic: on a linear one the first epochs would leave a line at the bottom of all others.
     """
     names = list(dict.fromkeys(table["variant"]))
-    losses = table[["training_loss", "validation_loss"]].to_numpy()
+    if "validation_comparable_loss" not in table:  # published by older code
+        table = table.assign(validation_comparable_loss=np.nan)
+    comparable = table["validation_comparable_loss"]
+    losses = np.stack([table["training_loss"], comparable.where(comparable.notna(), table["validation_loss"])])
     logarithmic = losses.max() > WIDE * losses.min() > 0
     with picture(path, 10, 0.5 + 2.9 * rows_of(names)) as figure:
         for name, axes in panels(figure, names, sharey=True).items():
             mine = table[table["variant"] == name]
             drawn = {}
+            same = mine["validation_comparable_loss"].notna().all()
+            validation = "validation_comparable_loss" if same else "validation_loss"
             for column, colour, title in (
                 ("training_loss", BLUE, "training"),
-                ("validation_loss", VERMILLION, "validation"),
+                (validation, VERMILLION, "validation" if same else "validation, another loss"),
             ):
                 wide = mine.pivot(index="epoch", columns="seed", values=column)
                 axes.plot(wide.index, wide.to_numpy(), color=colour, linewidth=0.6, alpha=0.35)
                 median = wide[wide.notna().mean(axis=1) >= 0.5].median(axis=1)
-                axes.plot(median.index, median, color=colour, linewidth=2.2, label=title)
+                dotted = ":" if column == "validation_loss" else "-"
+                axes.plot(median.index, median, color=colour, linewidth=2.2, linestyle=dotted, label=title)
                 drawn[column] = median
-            axes.fill_between(
-                drawn["training_loss"].index,
-                drawn["training_loss"],
-                drawn["validation_loss"],
-                color=ORANGE,
-                alpha=0.22,
-                linewidth=0,
-                label="gap",
-            )
+            if same:
+                axes.fill_between(
+                    drawn["training_loss"].index,
+                    drawn["training_loss"],
+                    drawn[validation],
+                    color=ORANGE,
+                    alpha=0.22,
+                    linewidth=0,
+                    label="gap",
+                )
             axes.set_title(name)
             axes.set_xlabel("epoch")
             if logarithmic:

@@ -18,7 +18,8 @@ from scipy import stats
 
 import kinds
 from evaluation.metrics import higher_is_better
-from evaluation.statistics import EQUAL, least_seeds
+from evaluation.seeds import least_seeds
+from evaluation.statistics import EQUAL
 
 POWER = 0.8
 EVEN_ODDS = 0.5

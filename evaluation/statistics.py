@@ -59,8 +59,13 @@ def are_equal(values: np.ndarray) -> bool:
     return float(np.ptp(values)) <= EQUAL
 
 
-def mean_interval(values: Sequence[float] | np.ndarray, confidence: float = CONFIDENCE) -> Interval:
-    """Return the mean over seeds and its t interval; one value has no interval, equal values have a point."""
+def mean_interval(
+    values: Sequence[float] | np.ndarray, confidence: float = CONFIDENCE, bounds: tuple[float, float] | None = None
+) -> Interval:
+    """Return the mean over seeds and its t interval; one value has no interval, equal values have a point.
+
+    bounds: the least and the largest value that there can be; the interval ends there, and covers as often as before.
+    """
     array = finite(values)
     mean, n = float(array.mean()), len(array)
     if n == 1:
@@ -68,7 +73,10 @@ def mean_interval(values: Sequence[float] | np.ndarray, confidence: float = CONF
     if are_equal(array):
         return Interval(mean, mean, mean, n, "all values are equal: a point")
     half = float(stats.t.ppf((1 + confidence) / 2, n - 1) * array.std(ddof=1) / math.sqrt(n))
-    return Interval(mean, mean - half, mean + half, n, "t interval")
+    low, high = mean - half, mean + half
+    if bounds is not None:
+        low, high = max(low, bounds[0]), min(high, bounds[1])
+    return Interval(mean, low, high, n, "t interval")
 
 
 def paired_interval(differences: Sequence[float] | np.ndarray, confidence: float = CONFIDENCE) -> Interval:
@@ -144,14 +152,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = highest
     return adjusted
-
-
-def least_seeds(alpha: float, comparisons: int = 1, sides: int = 2) -> int:
-    """Return the fewest seeds with which a comparison can pass whatever the others do: comparisons sides 2^-n < alpha.
-
-    A difference is tested on two sides, equivalence on one.
-    """
-    n = 1
-    while comparisons * sides * 2.0**-n >= alpha:
-        n += 1
-    return n

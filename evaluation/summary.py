@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.baselines import Baseline
-from evaluation.metrics import all_metric_names, metric_names, split_metrics
+from evaluation.metrics import all_metric_names, bounds, metric_names, split_metrics
 from evaluation.records import RunRecord
 from evaluation.statistics import mean_interval
 
@@ -83,10 +83,12 @@ def summarise_variant(variant: Mapping[str, Any], records: list[RunRecord], spli
         "seeds": seeds,
     }
     for split in splits:
-        summary[split] = {name: over_seeds([seed[split][name] for seed in seeds.values()]) for name in names}
+        summary[split] = {name: over_seeds([seed[split][name] for seed in seeds.values()], name) for name in names}
         if task == "multi-label":
             by_class = [measured[split]["auroc"] for measured in splits_by_seed.values()]
-            summary[split]["auroc"] = {name: over_seeds([scores[name] for scores in by_class]) for name in by_class[0]}
+            summary[split]["auroc"] = {
+                name: over_seeds([scores[name] for scores in by_class], "auroc") for name in by_class[0]
+            }
     return summary
 
 
@@ -106,12 +108,15 @@ def was_still_improving(record: RunRecord) -> bool:
     return name == "constant" and result["stopped"] != "patience" and result["best_epoch"] == result["epochs"]
 
 
-def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Return mean, low and high (95 % t interval) and standard deviation over seeds; None where one is undefined."""
+def over_seeds(values: Sequence[float | None], metric: str) -> dict[str, float | None]:
+    """Return mean, low and high (95 % t interval, within the metric's bounds) and standard deviation over seeds.
+
+    None where a value is undefined.
+    """
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return {"mean": None, "low": None, "high": None, "deviation": None}
-    found = mean_interval(known)
+    found = mean_interval(known, bounds=bounds(metric))
     deviation = float(np.std(known, ddof=1)) if len(known) > 1 else None
     return {"mean": found.mean, "low": found.low, "high": found.high, "deviation": deviation}
 
@@ -188,7 +193,7 @@ def without_repeated(
         found[data] = {
             "metric": metric_names(task)[0],
             "rows_left_out": int(rows.sum()),
-            "variants": {name: over_seeds(values) for name, values in by_variant.items()},
+            "variants": {name: over_seeds(values, metric_names(task)[0]) for name, values in by_variant.items()},
             "baselines": {
                 name: score_of(baseline.probabilities["test"][kept], *measured)
                 for name, baseline in baselines.get(data, {}).items()

@@ -1,6 +1,8 @@
 """The tables that the pictures are drawn from, and that ``dvc plots`` reads with evaluation/templates/plots/*.json.
 
-curves.csv        data, variant, seed, epoch, training_loss, validation_loss, ...: one row per epoch of each run
+curves.csv        data, variant, seed, epoch, training_loss, validation_loss, ...: one row per epoch of each run;
+                  validation_comparable_loss has the label smoothing and class weights of training_loss, and is empty of
+                  a run of older code
 calibration.csv   data, variant, low, high, count, confidence, accuracy: one row per bin, all seeds together
 confusion.csv     data, variant, label, actual, predicted, count: all seeds together; ``label`` is empty where each
                   row has one label, else actual and predicted are yes or no
@@ -22,6 +24,7 @@ CURVE_COLUMNS = [
     "epoch",
     "training_loss",
     "validation_loss",
+    "validation_comparable_loss",
     "training_accuracy",
     "validation_accuracy",
     "validation_score",

@@ -7,13 +7,13 @@ from typing import Any
 import kinds
 from evaluation.bootstrap import TwoWay
 from evaluation.power import seeds_needed
+from evaluation.seeds import least_seeds
 from evaluation.statistics import (
     EQUAL,
     Interval,
     equivalence_p,
     finite,
     holm,
-    least_seeds,
     paired_interval,
     sign_flip_p,
 )

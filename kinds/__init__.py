@@ -170,6 +170,8 @@ class Kind:
 
     collator      class that makes a network's inputs of rows, a batches.collation.KindCollator
     row_array     the name of an array that ``prepare`` writes, with one entry per row
+    padding       f(inputs) -> pairs of a network's inputs that mean the same, one padded further than the other; None
+                  where inputs have no padding
     augmented     whether rows are images, float32 [n, C, H, W] for the network, to which augmentation applies
 
     Evaluation and serving:
@@ -189,6 +191,7 @@ class Kind:
     prepare: Entry
     collator: Entry
     row_array: str
+    padding: Entry | None = None
     augmented: bool = False
     libraries: Entry | None = None
     explain: Entry | None = None

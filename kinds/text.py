@@ -52,6 +52,7 @@ KIND = Kind(
     libraries="preprocessing.documents:libraries",
     collator="batches.text:Collator",
     row_array="word_counts",
+    padding="batches.text_padding:pairs",
     reader="preprocessing.reading:TextReader",
     explain="evaluation.attention:explain",
     baselines=(

@@ -22,12 +22,13 @@ from preprocessing.manifest import (
     DATA_DIRECTORY,
     MANIFEST_PATH,
     STORED,
+    TASKS,
     DataSetEntry,
     FileEntry,
     check_corpus,
     record,
 )
-from storage.errors import InputError
+from storage.errors import InputError, refuse_unknown
 from storage.files import canonical_json, published_directory, sha256_file
 from storage.prepared import SPLITS
 
@@ -120,6 +121,7 @@ def write_rows(name: str, directory: Path, rows: Any) -> DataSetEntry:
     that has rows in two splits.
     """
     directory, about = Path(directory), rows.about
+    check_about(about, name)
     written = kinds.load(kinds.kind(rows.kind).write_raw)(name, directory, rows)
     if written.groups is not None:
         refuse_shared_groups(*number_groups(written.groups), written.split, name)
@@ -144,6 +146,16 @@ def write_rows(name: str, directory: Path, rows: Any) -> DataSetEntry:
     )
     check_corpus(written.labels, entry, name)
     return entry
+
+
+def check_about(about: About, where: str) -> None:
+    """Raise InputError for a task that there is not, and for classes that are no distinct names."""
+    refuse_unknown([about.task], TASKS, f"{where}, task")
+    for number, one in enumerate(about.classes):
+        if not isinstance(one, str) or not one.strip():
+            raise InputError(f"{where}: class {number} is {one!r}: it must be a name")
+        if one in about.classes[:number]:
+            raise InputError(f"{where}: two classes have the name '{one}': give each a name of its own")
 
 
 def add_data_set(

@@ -7,7 +7,7 @@ Shape legend: N rows, H x W x C an image, K classes, B boxes.
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -117,6 +117,23 @@ def check_images(
         raise InputError(f"{where / SPLIT}: a split is outside 0 to {len(SPLITS) - 1} ({', '.join(SPLITS)})")
 
 
+def with_stored_types(rows: ImageRows) -> ImageRows:
+    """Return the rows with labels and splits of any integer type as they are stored; InputError for other values."""
+    stored = {}
+    for name, array, dtype in (
+        ("labels", rows.labels, np.int32 if rows.about.task == "single-label" else np.uint8),
+        ("split", rows.split, np.uint8),
+    ):
+        given = np.asarray(array)
+        if given.dtype.kind not in "iub":
+            raise InputError(f"{name} are {given.dtype}: they must be whole numbers")
+        limits = np.iinfo(dtype)
+        if given.size and (given.min() < limits.min or given.max() > limits.max):
+            raise InputError(f"{name} go from {given.min()} to {given.max()}: {np.dtype(dtype)} is expected")
+        stored[name] = given.astype(dtype, copy=False)
+    return replace(rows, **stored)
+
+
 def check_boxes(boxes: np.ndarray, rows: int, classes: int, where: str) -> None:
     """Raise InputError where boxes do not fit ImageRows."""
     if boxes.dtype != np.float64 or boxes.ndim != 2 or boxes.shape[1] != BOX_COLUMNS:
@@ -148,6 +165,7 @@ def write(name: str, directory: Path, rows: ImageRows) -> RawRows:
 
     InputError for wrong shapes, dtypes, labels, splits, groups or boxes.
     """
+    rows = with_stored_types(rows)
     about, groups = rows.about, None if rows.groups is None else np.asarray(rows.groups).astype(str)
     check_images(rows.images, rows.labels, rows.split, about.task, len(about.classes), Path(name))
     if groups is not None and groups.shape != (len(rows.images),):

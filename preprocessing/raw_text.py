@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -152,12 +152,16 @@ def check_document(document: Document, task: str, class_count: int, where: str) 
 
 
 def with_plain_types(document: Document) -> Document:
-    """Return the document with labels of numpy's integers as ints, and an id or group that is a number as text."""
+    """Return the document with labels as a tuple of ints, and an id or group that is a number as text.
+
+    One label may stand alone, and labels and ids may be numpy's integers.
+    """
 
     def text(value: Any) -> Any:
         return str(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else value
 
-    labels = tuple(int(label) if isinstance(label, np.integer) else label for label in document.labels)
+    given = document.labels if isinstance(document.labels, list | tuple | np.ndarray) else (document.labels,)
+    labels = tuple(int(label) if isinstance(label, np.integer) else label for label in given)
     return document._replace(id=text(document.id), labels=labels, group=text(document.group))
 
 
@@ -174,7 +178,7 @@ def write(name: str, directory: Path, rows: TextRows) -> RawRows:
         if (document.group is None) != (rows.documents[0].group is None):
             raise InputError(f"{where}: document '{document.id}' and row 1 differ: give every row a group, or none")
         try:
-            line = canonical_json(_fields(document)).encode()
+            line = document_line(document)
         except UnicodeEncodeError:
             raise InputError(f"{where}: document '{document.id}' has a character that UTF-8 cannot encode") from None
         ordered.append((SPLITS.index(document.split), hashlib.sha256(line).digest(), line, document))
@@ -201,9 +205,9 @@ def write(name: str, directory: Path, rows: TextRows) -> RawRows:
     )
 
 
-def _fields(document: Document) -> Mapping[str, Any]:
-    """Return the fields as they are stored: without an unknown group."""
-    return {name: value for name, value in document._asdict().items() if value is not None}
+def document_line(document: Document) -> bytes:
+    """Return the line of documents.jsonl, without its end; a group that is not known is left out."""
+    return canonical_json({name: value for name, value in document._asdict().items() if value is not None}).encode()
 
 
 def normalised_text(text: str) -> str:

@@ -17,9 +17,11 @@ from prefect.context import TaskRunContext
 import kinds
 from evaluation.baselines import Baseline, evaluate_baseline
 from evaluation.ledger import SplitRead, record_read
+from evaluation.metrics import metric_names
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import evaluate_run
+from planning.experiment import networks
 from planning.plan import Plan, make_plan
 from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
@@ -61,7 +63,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
     data_sets = _rows_of_data_sets(chosen, prepared)
     for name, data in data_sets.items():
         raw = load_raw_rows(data, [split for split in SPLITS if split == "train" or split in splits])
-        baselines[name] = _baselines(data, raw, chosen.environment.runs / "baselines")
+        baselines[name] = _baselines(data, raw, chosen.environment.runs / "baselines", asked_metrics(chosen, name))
         if "test" in splits:
             repeated[name] = repeated_rows(raw)
     reads: list[SplitRead] = []
@@ -114,11 +116,30 @@ def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, Pre
     return found
 
 
-def _baselines(prepared: Prepared, raw: Mapping[str, Any], cache: Path) -> dict[str, Baseline]:
-    """Return the baselines, on the raw data of the same rows as the networks have."""
+def asked_metrics(plan: Plan, data: str) -> dict[str, str]:
+    """Return by baseline the metric of the first comparison that judges it on a data set."""
+    asked: dict[str, str] = {}
+    for one in plan.comparisons:
+        if plan.variants[networks(one)[0]].data == data:
+            for side in {one["treatment"], one["control"]} & kinds.baselines().keys():
+                asked.setdefault(side, one["metric"])
+    return asked
+
+
+def _baselines(
+    prepared: Prepared, raw: Mapping[str, Any], cache: Path, asked: Mapping[str, str]
+) -> dict[str, Baseline]:
+    """Return the baselines, on the raw data of the same rows as the networks have, C by the metric that is asked."""
+    first = metric_names(prepared.task)[0]
     labels = {split: prepared.labels[prepared.rows(split)] for split in raw}
+
+    def metric_of(name: str) -> str | None:
+        return None if asked.get(name, first) == first else asked[name]
+
     return {
-        baseline.name: evaluate_baseline(baseline.name, raw, labels, prepared.task, prepared.classes, cache)
+        baseline.name: evaluate_baseline(
+            baseline.name, raw, labels, prepared.task, prepared.classes, cache, metric_of(baseline.name)
+        )
         for baseline in kinds.kind(prepared.kind).baselines
     }
 

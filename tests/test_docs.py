@@ -53,10 +53,12 @@ def load(name: str):
 def test_a_command_that_a_page_shows_parses(arguments):
     if arguments[0].startswith("--"):
         return
-    command = importlib.import_module("commands.app").load(arguments[0])
+    app = importlib.import_module("commands.app")
+    name, rest = app.file_of(arguments[0], arguments[1:])
+    command = app.load(name)
     if arguments[0] == "study" and len(arguments) > 1:
         assert (ROOT / "studies" / f"{arguments[1]}.py").is_file()
-    options = [word for word in arguments[1:] if word != "--help"]
+    options = [word for word in rest if word != "--help"]
     if options or "--help" not in arguments:
         command.make_context(arguments[0], options).close()
 

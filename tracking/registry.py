@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import kinds
 import models
+from planning.experiment import EXPERIMENTS, experiments
 from preprocessing.manifest import MANIFEST_PATH, Manifest
 from storage.errors import InputError, nearest
 from storage.files import read_json
 from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
 from storage.run_folder import RunFolder
-from tracking.runs import DATABASE, LOCKS, SCORES, Tracking, open_tracking, tracking_uri
+from tracking.runs import DATABASE, LOCKS, SCORES, SEEDS, Tracking, open_tracking, tracking_uri
 from tracking.serving import CARD, SERVED_MODEL, model_card, pack, served_source
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from tracking.served_model import ServedModel
 
 CHAMPION = "champion"
+ENOUGH_SEEDS = 6  # the fewest with which a comparison can be decided: more do not make a better champion
 TRAIN = "an experiment on that data (`make run` or `make run EXPERIMENT=NAME`) trains some and registers the best"
 
 
@@ -90,6 +92,7 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
             "variant": job["variant"],
             "experiment": client.get_experiment(run.info.experiment_id).name,
             "validation.rows": str(stop - start),
+            "validation.seeds": str(int(variant_metrics.get(SEEDS, 1))),
             "validation.score": repr(variant_metrics[f"validation.{SCORES[description['task']]}.mean"]),
         }
         for key, value in score.items():
@@ -101,7 +104,8 @@ def set_champion(tracking: Tracking, data: str, version: str) -> str:
     """Give the alias ``champion`` of a data set's registered model to this version; return the version that has it.
 
     Within one experiment the latest choice wins. Across experiments, the version that was validated on more rows wins,
-    then the one with the higher score. A trial on a subset therefore cannot replace the champion.
+    then the one with more seeds (up to ENOUGH_SEEDS), then the one with the higher score. A trial on a subset or of one
+    seed therefore cannot replace the champion. A champion whose experiment was deleted is replaced by any other.
     """
     client, name = tracking.client, registered_name(data)
     with _locked(tracking):
@@ -109,7 +113,8 @@ def set_champion(tracking: Tracking, data: str, version: str) -> str:
         aliases = client.get_registered_model(name).aliases
         if CHAMPION in aliases:
             champion = client.get_model_version(name, aliases[CHAMPION]).tags
-            if champion.get("experiment") != challenger["experiment"] and _merit(challenger) < _merit(champion):
+            other = champion.get("experiment")
+            if other != challenger["experiment"] and _exists(tracking, other) and _merit(challenger) < _merit(champion):
                 return str(aliases[CHAMPION])
         client.set_registered_model_alias(name, CHAMPION, version)
     return str(version)
@@ -242,9 +247,19 @@ def _locked(tracking: Tracking) -> contextlib.AbstractContextManager[TextIO | No
     return file_lock(tracking.root / LOCKS / "mlflow-models.lock")
 
 
-def _merit(tags: Mapping[str, str]) -> tuple[int, float]:
-    """Return validation rows and score; a version without these tags comes after all others."""
-    return int(tags.get("validation.rows", 0)), float(tags.get("validation.score", 0.0))
+def _merit(tags: Mapping[str, str]) -> tuple[int, int, float]:
+    """Return validation rows, seeds and score; a version without these tags comes after all others."""
+    seeds = min(int(tags.get("validation.seeds", 1)), ENOUGH_SEEDS)
+    return int(tags.get("validation.rows", 0)), seeds, float(tags.get("validation.score", 0.0))
+
+
+def _exists(tracking: Tracking, experiment: str | None) -> bool:
+    """Return whether an experiment is in MLflow and, where the project's folder has experiments, still among them."""
+    found = tracking.client.get_experiment_by_name(experiment) if experiment else None
+    if found is None or found.lifecycle_stage != "active":
+        return False
+    folder = tracking.root / EXPERIMENTS
+    return not folder.is_dir() or experiment in experiments(tracking.root)
 
 
 def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: str) -> str:

@@ -597,12 +597,13 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _mean_and_interval(runs: list[Mapping[str, float]]) -> dict[str, float]:
     """Return NAME.mean, .mean_low, .mean_high of each split's metric that all runs have, and ``variant.seeds``."""
+    from evaluation.metrics import bounds
     from evaluation.statistics import mean_interval
 
     shared = set.intersection(*(set(run) for run in runs)) if runs else set()
     figures: dict[str, float] = {}
     for name in sorted(name for name in shared if name.startswith(("test.", "validation."))):
-        interval = mean_interval([run[name] for run in runs])
+        interval = mean_interval([run[name] for run in runs], bounds=bounds(name.partition(".")[2]))
         for end in INTERVAL:
             value = getattr(interval, end)
             if value is not None:

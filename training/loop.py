@@ -95,6 +95,7 @@ def train(
                 "validation_loss": validation.loss,
                 "validation_accuracy": validation.accuracy,
                 "validation_score": validation.score,
+                "validation_comparable_loss": validation.comparable_loss,
             }
             state.record(row, validation)
             if processes.main:

@@ -22,6 +22,7 @@ from storage.run_folder import ENVIRONMENT, JOB, RESULT, TIMING, WEIGHTS, RunFol
 from training.checkpoint import checkpoints, publish_best_weights
 from training.device import acquire_device, configure, environment, peak_memory
 from training.loop import train
+from training.network_check import check_network
 from training.processes import ONE, Processes
 from training.progress import Progress
 from training.settings import Job
@@ -48,6 +49,7 @@ def run(
         prepared = open_prepared(job.prepared)
         # Read before training: the file may be edited in the meantime.
         network_source = models.network_source(job.model, job.network)
+        processes.lead(lambda: check_network(job.model, job.network, prepared))
         configure(job.training)
         with acquire_device(processes, job.runs_per_gpu) as device, warnings.catch_warnings():
             if device.type == "cpu":

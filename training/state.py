@@ -15,7 +15,10 @@ COLUMNS = (
     "validation_accuracy",
     "validation_score",
     "gradient_norm",
+    "validation_comparable_loss",
 )
+# What result.json has of the best epoch.
+OF_THE_BEST = ("loss", "score", "accuracy")
 
 
 @dataclass
@@ -48,7 +51,7 @@ class State:
         return "max_epochs" if self.epoch >= settings.max_epochs else None
 
     def best_validation(self) -> dict[str, float]:
-        return asdict(self.best)
+        return {name: getattr(self.best, name) for name in OF_THE_BEST}
 
     def history_csv(self) -> str:
         """Return one line per epoch, numbers of six digits: the same text for the same run."""

@@ -15,11 +15,13 @@ from storage.prepared import Prepared
 @dataclass(frozen=True)
 class Validation:
     """loss: the objective's on held-out rows; accuracy: share of right labels; score: what is maximised, the
-    accuracy of single labels or the macro AUROC of several."""
+    accuracy of single labels or the macro AUROC of several; comparable_loss: the loss as training has it, with label
+    smoothing and class weights, for learning curves alone."""
 
     loss: float
     score: float
     accuracy: float
+    comparable_loss: float | None = None
 
 
 def validate(network: nn.Module, objective: Objective, prepared: Prepared, predictor: Predictor) -> Validation:
@@ -29,7 +31,8 @@ def validate(network: nn.Module, objective: Objective, prepared: Prepared, predi
     loss = float(objective.held_out_loss(torch.from_numpy(scores), target))
     accuracy = float(objective.correct(torch.from_numpy(scores), target).double().mean())
     score = macro_auroc(scores, target.numpy()) if prepared.task == "multi-label" else accuracy
-    return Validation(loss, score, accuracy)
+    comparable = float(objective.comparable_loss(torch.from_numpy(scores), target))
+    return Validation(loss, score, accuracy, comparable)
 
 
 def macro_auroc(scores: np.ndarray, target: np.ndarray) -> float:

@@ -35,6 +35,10 @@ class Objective(Protocol):
     def held_out_loss(self, scores: "Tensor", target: "Tensor") -> "Tensor":
         """Return the mean loss of rows that were not trained on, float32 [], by which training stops."""
 
+    def comparable_loss(self, scores: "Tensor", target: "Tensor") -> "Tensor":
+        """Return ``loss`` of rows that were not trained on, float32 [], with its smoothing and weights: a learning
+        curve sets it against the loss of training."""
+
     def probabilities(self, scores: "Tensor") -> "Tensor":
         """Return the probability of each class, as ``scores`` are [n, K]."""
 

@@ -54,6 +54,9 @@ class Chexnet:
         weights = torch.where(target.bool(), of_present, of_absent)
         return functional.binary_cross_entropy_with_logits(scores, target, weights)
 
+    def comparable_loss(self, scores: Tensor, target: Tensor) -> Tensor:
+        return self.held_out_loss(scores, target)
+
     def probabilities(self, scores: Tensor) -> Tensor:
         return scores.sigmoid()
 

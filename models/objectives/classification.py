@@ -44,15 +44,23 @@ class Classification:
 
     def loss(self, network: nn.Module, outputs: Any, target: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
         logits = scores(outputs)
+        if self.weights is not None:
+            # The first step copies them, before a CUDA graph is captured.
+            self.weights = self.weights.to(logits.device)
+        return self._smoothed(logits, target, self.weights)
+
+    def comparable_loss(self, scores: Tensor, target: Tensor) -> Tensor:
+        # A copy: the graph of training reads the weights where they are.
+        return self._smoothed(scores, target, None if self.weights is None else self.weights.to(scores.device))
+
+    def _smoothed(self, logits: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
         if not self.several:
             return functional.cross_entropy(logits, target, label_smoothing=self.label_smoothing)
         smooth = target * (1 - self.label_smoothing) + self.label_smoothing / 2
-        if self.weights is None:
+        if weights is None:
             return functional.binary_cross_entropy_with_logits(logits, smooth)
-        # The first step copies them, before a CUDA graph is captured.
-        self.weights = self.weights.to(logits.device)
-        weights = torch.where(target.bool(), self.weights[1], self.weights[0])
-        return functional.binary_cross_entropy_with_logits(logits, smooth, weights)
+        of_entries = torch.where(target.bool(), weights[1], weights[0])
+        return functional.binary_cross_entropy_with_logits(logits, smooth, of_entries)
 
     def held_out_loss(self, scores: Tensor, target: Tensor) -> Tensor:
         if self.several:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from commands.app import REGISTRY
+from commands.app import REGISTRY, spoken
 from storage.source import ROOT
 
 COMMANDS = {
@@ -40,8 +40,9 @@ def test_each_file_is_a_subcommand_with_help_and_an_example(reread):
     assert set(REGISTRY.available()) >= COMMANDS
     listed = reread("--help")
     for name in REGISTRY.available():
-        assert f"\n  {name} " in listed
-        assert f"reread {name}" in reread(name, "--help").split("Options:")[0].split("[OPTIONS]")[1]
+        words = spoken(name)
+        assert f"\n  {words} " in listed
+        assert f"reread {words}" in reread(*words.split(), "--help").split("Options:")[0].split("[OPTIONS]")[1]
 
 
 def test_a_new_file_is_a_new_subcommand(tmp_path):

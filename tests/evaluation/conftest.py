@@ -129,10 +129,13 @@ def write_run(directory: Path, variant: str, model: str, data: str, seed: int, e
     )
     header = "epoch,learning_rate,training_loss,training_accuracy,validation_loss,validation_accuracy,validation_score,"
     lines = [
-        f"{epoch},0.001,{2 / epoch + 0.02 * seed:.6g},0.5,{2 / epoch**0.6 + 0.03 * seed:.6g},0.5,0.5,1"
+        f"{epoch},0.001,{2 / epoch + 0.02 * seed:.6g},0.5,{2 / epoch**0.6 + 0.03 * seed:.6g},0.5,0.5,1,"
+        f"{2 / epoch**0.6 + 0.05 * seed:.6g}"
         for epoch in range(1, epochs + 1)
     ]
-    write_text(directory / "history.csv", header + "gradient_norm\n" + "\n".join(lines) + "\n")
+    write_text(
+        directory / "history.csv", header + "gradient_norm,validation_comparable_loss\n" + "\n".join(lines) + "\n"
+    )
     write_json(directory / "timing.json", {"seconds": 12.5 + seed})
     write_json(
         directory / "result.json",

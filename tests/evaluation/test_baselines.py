@@ -175,3 +175,21 @@ def test_nothing_to_learn_from_is_refused(name, texts, fault):
 def test_a_baseline_that_is_none():
     with pytest.raises(InputError, match="did you mean 'nb-svm'"):
         evaluate_baseline("nbsvm", {}, {}, "single-label", ["a", "b"])
+
+
+def test_c_is_chosen_by_the_metric_that_is_asked(tmp_path):
+    """Of several labels the best C by macro AUROC is not the one by micro F1, which is read at one half."""
+    labels = (np.random.default_rng(2).random((200, 4)) < 0.15).astype(np.uint8)
+    texts = [
+        " ".join([text, *(f"topic{k}" for k in np.flatnonzero(row))])
+        for text, row in zip(texts_of(LABELS), labels, strict=True)
+    ]
+    arguments = ("tf-idf", split_of(texts, *EDGES), split_of(labels, *EDGES), "multi-label", list("abcd"), tmp_path)
+    by_area, by_f1 = evaluate_baseline(*arguments), evaluate_baseline(*arguments, metric="micro_f1")
+    by_loss = evaluate_baseline(*arguments, metric="loss")
+    assert by_f1.grid[f"{by_f1.chosen:g}"] == max(by_f1.grid.values()) == by_f1.metrics["validation"]["micro_f1"]
+    assert by_loss.grid[f"{by_loss.chosen:g}"] == min(by_loss.grid.values())
+    assert (
+        by_area.grid != by_f1.grid
+        and by_f1.metrics["validation"]["micro_f1"] >= (by_area.metrics["validation"]["micro_f1"])
+    )

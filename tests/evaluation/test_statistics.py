@@ -7,11 +7,11 @@ import pytest
 from scipy import stats
 
 from evaluation.power import seeds_needed
+from evaluation.seeds import least_seeds
 from evaluation.simulation import coverage_over_seeds
 from evaluation.statistics import (
     equivalence_p,
     holm,
-    least_seeds,
     mean_interval,
     one_sided_p,
     paired_interval,
@@ -147,3 +147,11 @@ def test_nothing_finite_is_refused():
     for values in ([], [math.nan], [0.1, math.inf]):
         with pytest.raises(InputError, match="finite"):
             paired_interval(values)
+
+
+def test_an_interval_ends_where_the_metric_does():
+    wide, cut = mean_interval([0.44, 0.95]), mean_interval([0.44, 0.95], bounds=(0, 1))
+    assert wide.low < 0 and wide.high > 1
+    assert (cut.mean, cut.low, cut.high) == (wide.mean, 0, 1)
+    inside = mean_interval([0.7, 0.71, 0.72], bounds=(0, 1))
+    assert inside == mean_interval([0.7, 0.71, 0.72])

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from models.objectives import make_objective, scores, to_probabilities
-from models.objectives.classification import balanced_weights
+from models.objectives.classification import Classification, balanced_weights
 from storage.errors import InputError
 
 LOGITS = torch.tensor([[2.0, -1.0], [0.5, 0.0]])
@@ -107,3 +107,14 @@ def test_chexnet_keeps_its_weights_on_each_device():
 def test_chexnet_of_single_labels_is_refused():
     with pytest.raises(InputError, match="chexnet.* small"):
         chexnet(task="single-label")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_curve_compares_the_loss_of_training(several):
+    logits = torch.randn(6, 3)
+    target = torch.randint(0, 2, (6, 3)).float() if several else torch.randint(0, 3, (6,))
+    weights = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]) if several else None
+    objective = Classification(0.1, several, weights)
+    assert torch.equal(objective.comparable_loss(logits, target), objective.loss(None, logits, target, ()))
+    assert not torch.equal(objective.comparable_loss(logits, target), objective.held_out_loss(logits, target))
+    assert objective.weights is weights  # a captured graph reads it there

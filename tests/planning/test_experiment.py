@@ -8,7 +8,7 @@ import yaml
 
 import kinds
 import models
-from evaluation.statistics import least_seeds
+from evaluation.seeds import least_seeds
 from evaluation.verdicts import Comparison
 from planning.experiment import load_experiment, merged, networks
 from planning.plan import Plan, make_plan

@@ -225,6 +225,12 @@ def test_one_version_a_run_and_one_champion_a_data_set(folder):
     _, _, _, better = register(folder, prepared, "han", 0.95, "rival")
     assert set_champion(tracking, "snippets", better) == better
     assert champion().tags["experiment"] == "rival"
+    # Nor does a higher score of one seed take it from eight, while their experiment is there.
+    tracking.client.set_model_version_tag("reread-snippets", better, "validation.seeds", "8")
+    _, _, _, single = register(folder, prepared, "han", 0.99, "throwaway")
+    assert set_champion(tracking, "snippets", single) == better
+    tracking.client.delete_experiment(tracking.experiment("rival"))
+    assert set_champion(tracking, "snippets", single) == single
     assert {one.tags["variant"] for one in tracking.client.search_model_versions("name = 'reread-snippets'")} == {
         "han",
         "gru_flat",

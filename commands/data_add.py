@@ -1,0 +1,66 @@
+"""Add a data set of your own to data/: a table, or a folder with a folder per class.
+
+reread data add reviews.csv --text body --label stars
+reread data add reviews.csv                              columns are guessed and shown
+reread data add news.jsonl --label topics --task multi-label
+reread data add letters/                                 a folder per class, or train/ and test/ with one per class
+reread data add photos/ --split split.csv --size 64
+
+Reads CSV, TSV, JSON lines and Parquet, as a stream. Without a split, rows are split by their content, and rows of one
+group stay together. A text that is in two splits is left out of the earlier one. The data card is data/NAME/card.md.
+Then: `dvc add data`, and commit data.dvc and data.manifest.json.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from commands.options import AsJson, print_json, progress
+
+CARD = "card.md"
+
+
+def command(
+    path: Annotated[Path, typer.Argument(metavar="FILE|FOLDER")],
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="The text, or the file of an image.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="The label; repeatable: columns of 0 and 1.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the data set; default: of the file.")] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="COLUMN|FILE", help="The split, or a table of ids and splits.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="Rows that belong together.")] = None,
+    identity: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="The name of a row.")] = None,
+    task: Annotated[
+        Literal["single-label", "multi-label"] | None, typer.Option(help="One label per row or several.")
+    ] = None,
+    size: Annotated[int | None, typer.Option(min=2, max=4096, help="Resize images to SIZE x SIZE pixels.")] = None,
+    source: Annotated[str, typer.Option(help="Where the data is from, for its card.")] = "",
+    licence: Annotated[str, typer.Option(help="Its licence, for its card.")] = "unknown",
+    as_json: AsJson = False,
+) -> None:
+    from preprocessing.ingest import data_card
+    from preprocessing.manifest import DATA_DIRECTORY
+    from preprocessing.own_data import add_table, open_table
+    from storage.files import write_text
+
+    name = name or re.sub(r"[^A-Za-z0-9_-]+", "_", path.resolve().stem).strip("_-")
+    with progress(as_json):
+        table = open_table(path, split, content=text, labels=label or (), group=group, identity=identity, task=task)
+        for line in table.columns.lines():
+            print(line)
+        entry = add_table(name, table, source, licence, size, say=print)
+    card = DATA_DIRECTORY / name / CARD
+    write_text(card, data_card(name))
+    if as_json:
+        print_json({"name": name, "card": str(card), **entry.to_json()})
+        return
+    print(f"{name}: {', '.join(f'{count} {one}' for one, count in entry.splits.items())} rows, "
+          f"{len(entry.classes)} classes, version {entry.version[:12]}")  # fmt: skip
+    shared = sum(entry.leaks.get("exact", {}).values())
+    if shared:
+        print(f"warning: {shared} texts are in two splits")
+    print(f"Card: {card}\nNext: reread try {name}\n      dvc add data, and commit data.dvc and data.manifest.json")

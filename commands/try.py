@@ -1,0 +1,95 @@
+"""Try every network and baseline on a data set: tune, train, judge, register the best.
+
+reread try reviews
+reread try reviews --dry-run          what it would train, how long that takes, and what it can show
+reread try reviews --epochs 10 --seeds 8
+
+Writes experiments/NAME-tuning.yaml and experiments/NAME.yaml. Sizes and learning rates are chosen on the validation
+split by one seed of its own; the test split is read at the end alone. Finished runs are cached, and an interrupted one
+resumes from its last epoch: type the same command again.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commands.options import completion, plan_of, print_table
+
+FEWEST_SEEDS = 6  # with which one comparison can be decided
+START_SECONDS = 5  # of a run: importing torch, opening the arrays
+
+
+def known_data() -> list[str]:
+    """The data sets of the manifest."""
+    from preprocessing.manifest import Manifest
+
+    return sorted(Manifest.load().datasets)
+
+
+def command(
+    name: Annotated[
+        str, typer.Argument(metavar="DATA", help="A data set.", autocompletion=completion(lambda _: known_data()))
+    ],
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds each network is trained with.")] = 6,
+    epochs: Annotated[int | None, typer.Option(min=1, help="At most so many; default: params.yaml's.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; train nothing.")] = False,
+) -> None:
+    from planning.trial import (
+        experiment_of,
+        path_of,
+        smallest_difference,
+        tuned,
+        tuning_name,
+        tuning_of,
+        write_experiment,
+    )
+    from preprocessing.manifest import Manifest
+    from storage.files import write_text
+
+    entry = Manifest.load().entry(name)
+    first = experiment_of(name, entry, seeds, epochs)
+    print(f"{name}: {entry.kind}, {entry.task}, {len(entry.classes)} classes, {entry.rows:,} rows")
+    if seeds < FEWEST_SEEDS:
+        print(f"warning: {seeds} seeds decide nothing: {FEWEST_SEEDS} are needed")
+    before = {path: path.read_text(encoding="utf-8") if path.is_file() else None
+              for path in map(path_of, (name, tuning_name(name)))}  # fmt: skip
+    files = [write_experiment(name, first), write_experiment(tuning_name(name), tuning_of(name, first))]
+    print(f"experiments: {files[1]}, then {files[0]}")
+
+    from tasks.estimate import training_seconds
+    from tasks.preprocess import preprocess
+
+    tuning, final = plan_of(tuning_name(name)), plan_of(name)
+    prepared = {key: preprocess.fn(about) for key, about in {**tuning.preparations(), **final.preparations()}.items()}
+    jobs = [*tuning.jobs(prepared), *final.jobs(prepared)]
+    seconds = training_seconds(jobs, final.environment.workers)
+    took = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
+    starting = START_SECONDS * len(jobs) // final.environment.workers
+    print(f"{len(jobs)} runs: at most about {took} of training, and {starting} s to start them")
+    rows = entry.splits["test"]
+    print(f"{rows:,} test rows show differences in accuracy from about {smallest_difference(rows):.3f} on")
+    if dry_run:
+        for file, content in before.items():
+            write_text(file, content) if content is not None else file.unlink()
+        return
+
+    from commands.servers import prefect_session
+    from evaluation.terminal import terminal_table
+    from flows.pipeline import pipeline
+    from storage.files import read_json
+
+    with prefect_session():
+        report = Path(pipeline(tuning_name(name), plan=tuning.to_json()))
+        write_experiment(name, tuned(first, tuning, read_json(report / "metrics.json")))
+        report = Path(pipeline(name, plan=plan_of(name).to_json()))
+    metrics = read_json(report / "metrics.json")
+    print_table(terminal_table(metrics, read_json(report / "verdicts.json")["verdicts"]))
+    champion = metrics["champions"][name]
+    print(f"\nReport: {report / 'report.html'}")
+    print(f"Champion: {champion['variant']}, validation {champion['metric']} {champion['mean']:.4f}")
+    print(f"Predict:  reread predict --data {name} 'a text of yours'")
+    print(
+        f"Serve:    MLFLOW_TRACKING_URI=sqlite:///mlflow.db mlflow models serve -m models:/reread-{name}@champion "
+        "--env-manager local --host 127.0.0.1 --port 5001"
+    )

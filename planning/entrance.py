@@ -1,0 +1,37 @@
+"""What can be refused or warned of at the entrance, from the experiment's files alone: torch is not imported."""
+
+from collections.abc import Iterable
+
+from evaluation.seeds import least_seeds
+from planning.experiment import Experiment, load_experiment, networks
+from planning.schema import SEEDS
+from storage.errors import InputError, refuse_unknown
+
+
+def read_experiment(
+    name: str, variants: list[str] | None, seeds: Iterable[int] | None, overrides: Iterable[str]
+) -> Experiment:
+    """Read an experiment and check the selection; InputError for a name, a seed or an override that is wrong."""
+    experiment = load_experiment(name, variants=variants, overrides=overrides)
+    refuse_unknown(variants or (), experiment.variants, f"the variants of experiment '{name}'")
+    chosen = list(seeds or ())
+    for seed in chosen:
+        if chosen.count(seed) > 1:
+            raise InputError(f"experiment '{name}' has seed {seed} twice: name each seed once")
+        if not 0 <= seed < SEEDS:
+            raise InputError(f"seed {seed} of experiment '{name}' is not a whole number from 0 up and below 2^63")
+    return experiment
+
+
+def undecidable(experiment: Experiment, variants: list[str] | None, seeds: list[int] | None) -> list[str]:
+    """Return a line where so few seeds can reach no verdict, or no difference, whatever they measure."""
+    chosen = set(variants or experiment.variants)
+    count = sum(set(networks(one)) <= chosen for one in experiment.comparisons)
+    number = len(seeds or experiment.seeds)
+    needed, for_equivalence = least_seeds(experiment.alpha, count), least_seeds(experiment.alpha, count, sides=1)
+    if not count or number >= needed:
+        return []
+    of_them = f"{number} seed{'s' * (number != 1)}"
+    what = "decide nothing" if number < for_equivalence else "can show equivalence and no difference"
+    comparisons = f"{count} comparison{'s' * (count != 1)}"
+    return [f"{of_them} {what}: a difference needs {needed} of each variant ({comparisons}, alpha {experiment.alpha})"]

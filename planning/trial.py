@@ -1,0 +1,130 @@
+"""The experiment that tries every reader on a user's data: its files, before and after tuning.
+
+Each network is tuned on validation by one seed that the experiment does not use; the experiment then compares the best
+network with the best baseline, both as validation had them. The test split is read at the end alone.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from scipy import stats
+
+import kinds
+from evaluation.metrics import metric_names
+from evaluation.power import ITEM_SHARE_OF_A_BASELINE, POWER
+from planning.experiment import EXPERIMENTS, merged
+from planning.plan import Plan
+from preprocessing.manifest import DataSetEntry
+from storage.errors import InputError
+from storage.files import write_text
+
+MARK = "# Written by `reread try`, which writes it again; copy it under another name to change it.\n"
+TUNING_SEED = 100
+# Of each kind: the networks, and the sizes and learning rates that are tried.
+VARIANTS: Mapping[str, Mapping[str, dict[str, Any]]] = {
+    "text": {"han": {"model": "han"}, "gru-flat": {"model": "gru_flat"}, "word-average": {"model": "word_average"}},
+    "image": {
+        "densenet": {"model": "densenet", "network": {"activation": {"name": "relu"}}},
+        "resnet": {"model": "resnet"},
+    },
+}
+GRIDS: Mapping[str, dict[str, Any]] = {
+    "han": {"training": {"learning_rate": [0.003, 0.01]}, "network": {"hidden_size": [32, 64]}},
+    "gru-flat": {"training": {"learning_rate": [0.003, 0.01]}, "network": {"hidden_size": [32, 64]}},
+    "word-average": {"training": {"learning_rate": [0.003, 0.01]}, "network": {"embedding_dim": [32, 128]}},
+    "densenet": {"training": {"learning_rate": [0.03, 0.1]}, "network": {"growth_rate": [8, 12]}},
+    "resnet": {"training": {"learning_rate": [0.03, 0.1]}, "network": {"width": [8, 16]}},
+}
+
+
+def tuning_name(name: str) -> str:
+    return f"{name}-tuning"
+
+
+def experiment_of(name: str, entry: DataSetEntry, seeds: int, epochs: int | None) -> dict[str, Any]:
+    """Return the experiment before tuning; InputError for a kind of data that no network here reads.
+
+    epochs: at most so many; None: those of params.yaml. Several labels are trained without label smoothing: it lifts
+    the probability of every absent class.
+    """
+    if entry.kind not in VARIANTS:
+        raise InputError(f"'{name}' is {entry.kind} data: `reread try` knows {', '.join(VARIANTS)}")
+    training: dict[str, Any] = {} if epochs is None else {"max_epochs": epochs}
+    if entry.task == "multi-label":
+        training["objective"] = {"name": "classification", "label_smoothing": 0.0}
+    variants = VARIANTS[entry.kind]
+    baseline = kinds.kind(entry.kind).baselines[0].name
+    return {
+        "title": f"{name}: every network and baseline that reads it",
+        "defaults": {"data": name, "training": training},
+        "variants": {variant: dict(settings) for variant, settings in variants.items()},
+        "seeds": list(range(seeds)),
+        "comparisons": [comparison(name, next(iter(variants)), baseline, metric_names(entry.task)[0])],
+        "evaluate_on": "test",
+    }
+
+
+def smallest_difference(rows: int, accuracy: float = 0.9) -> float:
+    """Return about the smallest difference in accuracy that so many test rows can show, however many seeds there are.
+
+    With a power of 80 % at a level of 5 %, between a network and a baseline that are right as often as ``accuracy``.
+    """
+    variance = ITEM_SHARE_OF_A_BASELINE * 2 * accuracy * (1 - accuracy) / rows
+    return (stats.norm.ppf(0.975) + stats.norm.ppf(POWER)) * math.sqrt(variance)
+
+
+def comparison(name: str, network: str, baseline: str, metric: str) -> dict[str, str]:
+    return {
+        "name": "network-or-baseline",
+        "claim": f"{network} classifies {name} better than {baseline}.",
+        "source": "both are the best of their kind on validation",
+        "treatment": network,
+        "control": baseline,
+        "metric": metric,
+    }
+
+
+def tuning_of(name: str, experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the experiment that tunes each variant by its own grid, on validation, by one other seed."""
+    return {
+        "title": f"Which size and learning rate does each network want on {name}?",
+        "tunes": name,
+        "variants": {variant: {"grid": GRIDS[variant]} for variant in experiment["variants"]},
+        "seeds": [TUNING_SEED],
+    }
+
+
+def tuned(experiment: Mapping[str, Any], tuning: Plan, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the experiment with what tuning chose: each variant's settings, and the two sides of the comparison.
+
+    metrics: metrics.json of the tuning.
+    """
+    (data,) = tuning.data
+    chosen = {name: about["chosen"] for name, about in metrics["tuned"].items()}
+    variants = {}
+    for name, section in experiment["variants"].items():
+        best, grid = tuning.variants[chosen[name]], GRIDS[name]
+        settings = {part: {one: getattr(best, part)[one] for one in values} for part, values in grid.items()}
+        variants[name] = merged(section, settings)
+    network = next(name for name, trial in chosen.items() if trial == metrics["champions"][data]["variant"])
+    metric = metrics["champions"][data]["metric"]
+    baselines = metrics["baselines"][data]
+    baseline = max(baselines, key=lambda name: baselines[name]["validation"][metric] or 0.0)
+    sides = [comparison(data, network, baseline, metric)]
+    return {**experiment, "variants": variants, "comparisons": sides}
+
+
+def path_of(name: str) -> Path:
+    return EXPERIMENTS / f"{name}.yaml"
+
+
+def write_experiment(name: str, content: Mapping[str, Any], root: Path = Path()) -> Path:
+    """Write experiments/NAME.yaml; InputError where another hand wrote the one that is there."""
+    path = root / path_of(name)
+    if path.is_file() and not path.read_text(encoding="utf-8").startswith(MARK):
+        raise InputError(f"{path} is there, and `reread try` did not write it: rename it, or the data set")
+    write_text(path, MARK + yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110))
+    return path

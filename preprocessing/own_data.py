@@ -1,0 +1,540 @@
+"""A user's table or folder -> a data set in data/: columns guessed, rows split, duplicates between splits left out.
+
+The table is read three times as a stream: to know its columns, classes and splits; to write its documents; to put them
+in the canonical order. Memory holds some 100 bytes per row and one row, so that 5 GB of CSV take less than 1 GB.
+The files and the version are those that ``preprocessing.raw.add_data_set`` makes of the same rows.
+
+Shape legend: N rows.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from preprocessing.manifest import (
+    DATA_DIRECTORY,
+    MANIFEST_PATH,
+    STORED,
+    DataSetEntry,
+    FileEntry,
+    check_census,
+    record,
+)
+from preprocessing.raw import NAME, About, add_data_set, check_about, refuse_shared_groups
+from preprocessing.raw_images import ImageRows
+from preprocessing.raw_text import DOCUMENTS, Document, check_document, document_line, normalised_text
+from preprocessing.sources import SOURCES
+from preprocessing.tables import SPLIT_NAMES, Row, read_table
+from storage.errors import InputError, refuse_unknown
+from storage.files import canonical_json, published_directory, sha256_file
+from storage.prepared import SPLITS
+
+HEAD_ROWS = 1000
+MOST_CLASSES = 1000
+SHARES = {"test": 0.15, "validation": 0.15}
+OF_TRAIN = 0.1  # of the training split becomes validation where a table has none
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+NAMES = {
+    "content": ("text", "body", "review", "content", "comment", "document", "sentence", "message", "file", "image"),
+    "label": ("label", "labels", "class", "target", "category", "sentiment", "stars", "rating", "topic", "topics", "y"),
+    "split": ("split", "fold", "partition", "subset"),
+    "group": ("group", "patient", "patient_id", "subject", "author", "user", "film", "movie"),
+    "id": ("id", "key", "uuid", "file"),
+}
+LEFT_OUT_EMPTY, LEFT_OUT_LABEL = "with no text", "with no label"
+LEFT_OUT_TWICE = "whose text is in a later split too"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where the parts of a row are.
+
+    content: column of the text, or of the file of a text or image; labels: column of the label, or several columns of
+    0 and 1; separator: between the labels of a row, where its task is multi-label; split, group, id: columns, or None.
+    """
+
+    content: str
+    labels: tuple[str, ...]
+    kind: str
+    task: str
+    files: bool
+    separator: str | None = None
+    split: str | None = None
+    group: str | None = None
+    id: str | None = None
+
+    def lines(self) -> list[str]:
+        """Say what was found, a line per part."""
+        several = f", several per row{f', between {self.separator!r}' if self.separator else ''}"
+        parts = {
+            "text" if self.kind == "text" else "image": self.content,
+            "label": ", ".join(self.labels) + (several if self.task == "multi-label" else ""),
+            "split": self.split or "none: rows are split by their content, 70 % train, 15 % validation, 15 % test",
+            "group": self.group or "none",
+            "id": self.id or "none: the number of the row",
+        }
+        return [f"{part:<6} {of_it}" for part, of_it in parts.items()]
+
+
+def guess_columns(
+    head: Sequence[Row],
+    where: str,
+    content: str | None = None,
+    labels: Sequence[str] = (),
+    split: str | None = None,
+    group: str | None = None,
+    identity: str | None = None,
+    task: str | None = None,
+) -> Columns:
+    """Find the columns of a table by the names and values of its first rows; what is given is taken as it is.
+
+    InputError for a column that there is not, and where none looks like a text or a label.
+    """
+    if not head:
+        raise InputError(f"{where} has no rows")
+    known = list(head[0])
+    given = [one for one in (content, *labels, split, group, identity) if one is not None]
+    refuse_unknown(given, known, f"the columns of {where}")
+    free = [name for name in known if name not in given]
+
+    def by_name(part: str) -> str | None:
+        return next((name for wanted in NAMES[part] for name in free if name.lower() == wanted), None)
+
+    def taken(name: str | None) -> str | None:
+        if name in free:
+            free.remove(name)
+        return name
+
+    if not labels:
+        found = by_name("label") or min(
+            (name for name in free if name != content and 1 < _distinct(head, name) <= max(2, len(head) // 10)),
+            key=lambda name: _distinct(head, name),
+            default=None,
+        )
+        if found is None:
+            raise InputError(f"{where}: no column looks like a label: give one by --label ({', '.join(known)})")
+        labels = (found,)
+        taken(found)
+    if content is None:
+        longest = max(free, key=lambda name: sum(len(str(row.get(name) or "")) for row in head), default=None)
+        content = by_name("content") or longest
+        if content is None:
+            raise InputError(f"{where}: no column looks like a text: give one by --text ({', '.join(known)})")
+        taken(content)
+    if split is None and (found := by_name("split")) and _distinct(head, found) <= len(SPLIT_NAMES):
+        split = taken(found)
+    group = group or taken(by_name("group"))
+    if identity is None:
+        found = by_name("id")
+        unique = found is not None and _distinct(head, found) == len(head)
+        identity = taken(found) if unique else content if content == "file" else None
+    values = [str(row.get(content) or "") for row in head]
+    images = all(Path(value).suffix.lower() in IMAGES for value in values)
+    separator = None
+    if len(labels) > 1:
+        task = task or "multi-label"
+    elif task != "single-label":
+        separator = _separator([row.get(labels[0]) for row in head])
+        task = task or ("multi-label" if separator else "single-label")
+    return Columns(
+        content, tuple(labels), "image" if images else "text", task, images or content == "file", separator, split,
+        group, identity,
+    )  # fmt: skip
+
+
+def _distinct(head: Sequence[Row], name: str) -> int:
+    return len({str(row.get(name)) for row in head})
+
+
+def _separator(values: Sequence[Any]) -> str | None:
+    """Return what stands between the labels of a row: "list" for lists, a character, or None for one label each."""
+    if any(isinstance(value, list) or str(value).startswith("[") for value in values):
+        return "list"
+    texts = [str(value) for value in values if value is not None]
+    for mark in "|;,":
+        parts = [part.strip() for text in texts for part in text.split(mark)]
+        # Parts that occur again and again are labels; those of a label with a comma in its name do not.
+        if any(mark in text for text in texts) and len(set(parts)) < len(set(texts)):
+            return mark
+    return None
+
+
+@dataclass
+class _Scan:
+    """What the first reading knows of each row that is kept: N of each."""
+
+    classes: Counter[str] = field(default_factory=Counter)
+    number: array = field(default_factory=lambda: array("q"))
+    label: array = field(default_factory=lambda: array("l"))  # the first of the row's labels, by order of appearance
+    key: bytearray = field(default_factory=bytearray)  # 16 bytes of the normalised text
+    group: bytearray = field(default_factory=bytearray)
+    split: array = field(default_factory=lambda: array("b"))  # -1: not given
+    left_out: Counter[str] = field(default_factory=Counter)
+    first_left_out: dict[str, str] = field(default_factory=dict)
+
+    def leave_out(self, why: str, where: str) -> None:
+        self.left_out[why] += 1
+        self.first_left_out.setdefault(why, where)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its columns, and how its values are read. ``given_splits``: splits of a file of their own, by id."""
+
+    path: Path
+    columns: Columns
+    given_splits: dict[str, str] = field(default_factory=dict)
+
+    def labels_of(self, row: Row, where: str) -> list[str]:
+        """Return the names of a row's labels; none where the cell is empty. InputError for one that cannot be."""
+        columns = self.columns
+        if len(columns.labels) > 1:
+            found = []
+            for name in columns.labels:
+                value = _plain(row.get(name)).lower()
+                if value not in ("0", "1", "true", "false", ""):
+                    raise InputError(f"{where}, column '{name}': {value!r} is neither 0 nor 1")
+                if value in ("1", "true"):
+                    found.append(name)
+            return found
+        value = row.get(columns.labels[0])
+        if columns.task == "single-label":
+            return [text] if (text := _plain(value)) else []
+        if columns.separator == "list":
+            try:
+                value = json.loads(value.replace("'", '"')) if isinstance(value, str) and value.strip() else value
+            except ValueError:
+                raise InputError(f"{where}, column '{columns.labels[0]}': {value!r} is no list of labels") from None
+            return list(dict.fromkeys(filter(None, map(_plain, value or ()))))
+        texts = _plain(value).split(columns.separator) if columns.separator else [_plain(value)]
+        return list(dict.fromkeys(filter(None, (text.strip() for text in texts))))
+
+    def content_of(self, row: Row, where: str) -> str:
+        value = row.get(self.columns.content)
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return ""
+        if not isinstance(value, str):
+            raise InputError(f"{where}, column '{self.columns.content}': {value!r} is no text")
+        if not self.columns.files or not value.strip():
+            return value
+        file = self.file_of(value)
+        if not file.is_file():
+            raise InputError(f"{where}, column '{self.columns.content}': the file {file} is missing")
+        if self.columns.kind == "image":
+            return value
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise InputError(f"{file} is not UTF-8: convert it, with iconv for example") from None
+
+    def file_of(self, value: str) -> Path:
+        return (self.path if self.path.is_dir() else self.path.parent) / value
+
+    def id_of(self, row: Row, number: int) -> str:
+        return _plain(row.get(self.columns.id)) if self.columns.id else str(number)
+
+    def split_of(self, row: Row, number: int, where: str) -> int:
+        """Return the number of the row's split, -1 where none is given."""
+        if self.given_splits:
+            name = self.given_splits.get(self.id_of(row, number))
+            if name is None:
+                raise InputError(f"{where}: the file of splits has no row '{self.id_of(row, number)}'")
+        elif self.columns.split:
+            name = _plain(row.get(self.columns.split))
+        else:
+            return -1
+        if name.lower() not in SPLIT_NAMES:
+            raise InputError(f"{where}, column '{self.columns.split}': split '{name}' is none of {', '.join(SPLITS)}")
+        return SPLITS.index(SPLIT_NAMES[name.lower()])
+
+    def group_of(self, row: Row) -> str | None:
+        return _plain(row.get(self.columns.group)) if self.columns.group else None
+
+
+def _plain(value: Any) -> str:
+    """Return a cell as text: "" for none and NaN, "5" for 5 and for 5.0."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
+def open_table(path: Path, split: str | None = None, **columns: Any) -> Table:
+    """Return the table of a file or folder; columns as ``guess_columns`` takes them. ``split`` may be a file of splits:
+    a table with a column of ids or files, and one of splits."""
+    path = Path(path)
+    head = [row for (_, row), _ in zip(read_table(path), range(HEAD_ROWS), strict=False)]
+    given: dict[str, str] = {}
+    if split is not None and head and split not in head[0] and Path(split).is_file():
+        for where, row in read_table(Path(split)):
+            cells = list(row.values())
+            if len(cells) != 2:
+                raise InputError(f"{where}: a file of splits has two columns, an id and a split")
+            given[_plain(cells[0])] = _plain(cells[1])
+        split = None
+    found = guess_columns(head, str(path), split=split, **columns)
+    if given:
+        found = replace(found, split=None)
+        if found.id is None:
+            raise InputError(f"{path} has no column of ids: give one by --id, by which the file of splits names rows")
+    return Table(path, found, given)
+
+
+def add_table(
+    name: str,
+    table: Table,
+    source: str = "",
+    licence: str = "unknown",
+    size: int | None = None,
+    data_directory: Path = DATA_DIRECTORY,
+    manifest_path: Path = MANIFEST_PATH,
+    say: Callable[[str], None] = lambda line: None,
+) -> DataSetEntry:
+    """Write data/NAME of a table and record it in the manifest; a data set of that name is replaced.
+
+    size: pixels to which images are resized; None: all have one size. InputError names the row and column at fault.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InputError(f"data set name {name!r}: use letters, digits, '-' and '_', a letter or digit first")
+    if name in SOURCES.available():
+        raise InputError(f"'{name}' is the name of a published data set: give yours another by --name")
+    scan = _scan(table)
+    for why, where in scan.first_left_out.items():
+        say(f"left out: {scan.left_out[why]} rows {why}, the first is {where}")
+    classes = sorted(scan.classes, key=_natural)
+    if len(classes) > MOST_CLASSES:
+        raise InputError(
+            f"{table.path}: column '{table.columns.labels[0]}' has {len(classes):,} different values: that is no "
+            "class, give another column by --label"
+        )
+    split = _splits(scan)
+    kept = _without_later_copies(scan, split)
+    if dropped := int((~kept).sum()):
+        scan.left_out[LEFT_OUT_TWICE] += dropped
+        say(f"left out: {dropped} rows {LEFT_OUT_TWICE}")
+    about = About(classes, source or f"{table.path.name}, added by its user", licence, table.columns.task,
+                  dropped=dict(scan.left_out))  # fmt: skip
+    check_about(about, name)
+    numbers, split = np.frombuffer(scan.number, np.int64)[kept], split[kept]
+    del scan  # its digests are of no more use
+    rows = _kept_rows(table, {label: place for place, label in enumerate(classes)}, numbers, split)
+    if table.columns.kind == "image":
+        return _add_images(name, table, about, rows, len(split), size, data_directory, manifest_path)
+    with published_directory(Path(data_directory) / name, replace=True) as working:
+        entry = _write_documents(name, working, rows, about)
+    record(name, entry, manifest_path)
+    return entry
+
+
+def _natural(label: str) -> tuple[Any, ...]:
+    """Order "2" before "10"."""
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", label) if part)
+
+
+def _scan(table: Table) -> _Scan:
+    scan = _Scan()
+    several, first = table.columns.task == "multi-label", {}
+    for number, (where, row) in enumerate(read_table(table.path)):
+        text = table.content_of(row, where)
+        labels = table.labels_of(row, where)
+        if not text.strip():
+            scan.leave_out(LEFT_OUT_EMPTY, where)
+            continue
+        if not labels and not several:
+            scan.leave_out(LEFT_OUT_LABEL, where)
+            continue
+        scan.classes.update(labels)
+        content = _file_bytes(table, text) if table.columns.kind == "image" else normalised_text(text).encode()
+        scan.key += _digest(content)
+        group = table.group_of(row)
+        if table.columns.group and not group:
+            raise InputError(f"{where}, column '{table.columns.group}': the group is empty; give every row one")
+        scan.group += _digest(group.encode()) if group else scan.key[-16:]
+        scan.label.append(first.setdefault(labels[0] if labels else "", len(first)))
+        scan.split.append(table.split_of(row, number, where))
+        scan.number.append(number)
+    return scan
+
+
+def _file_bytes(table: Table, value: str) -> bytes:
+    return table.file_of(value).read_bytes()
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()[:16]
+
+
+def _splits(scan: _Scan) -> np.ndarray:
+    """Return each row's split, uint8 [N]. Whole groups go to one split; each label has its share of every split."""
+    given = np.frombuffer(scan.split, np.int8)
+    split = np.maximum(given, 0).astype(np.uint8)
+    if not len(given):
+        return split
+    if (given >= 0).all():
+        if not (given == SPLITS.index("validation")).any():
+            train = given == SPLITS.index("train")
+            split[train] = _assign(scan, train, {"validation": OF_TRAIN})
+        return split
+    return _assign(scan, np.ones(len(given), bool), SHARES)
+
+
+def _assign(scan: _Scan, rows: np.ndarray, shares: dict[str, float]) -> np.ndarray:
+    """Return the splits of ``rows`` (bool [N]): groups in the order of their digests, label by label."""
+    groups = np.frombuffer(scan.group, "V16")[rows]
+    labels = np.frombuffer(scan.label, np.dtype("l"))[rows]
+    _, first, of_row, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+    of_group = np.zeros(len(first), np.uint8)
+    for label in np.unique(labels[first]):
+        mine = np.flatnonzero(labels[first] == label)  # in the order of their digests
+        passed = np.cumsum(sizes[mine]) / sizes[mine].sum()
+        start = 0.0
+        for name, share in shares.items():
+            of_group[mine[(passed > start) & (passed <= start + share + 1e-9)]] = SPLITS.index(name)
+            start += share
+    return of_group[of_row]
+
+
+def _without_later_copies(scan: _Scan, split: np.ndarray) -> np.ndarray:
+    """Return which rows are kept, bool [N]: a text that is in a later split too is left out of the earlier one."""
+    _, of_row = np.unique(np.frombuffer(scan.key, "V16"), return_inverse=True)
+    latest = np.zeros(of_row.max(initial=-1) + 1, np.uint8)
+    np.maximum.at(latest, of_row, split)
+    return split == latest[of_row]
+
+
+def _kept_rows(
+    table: Table, places: dict[str, int], numbers: np.ndarray, splits: np.ndarray
+) -> Iterator[tuple[str, Document]]:
+    """Read the table again: where each kept row is, and the row as a document (``text``: of an image, its file)."""
+    place = 0
+    for number, (where, row) in enumerate(read_table(table.path)):
+        if place == len(numbers) or numbers[place] != number:
+            continue
+        labels = tuple(sorted(places[label] for label in table.labels_of(row, where)))
+        text = table.content_of(row, where)
+        yield where, Document(table.id_of(row, number), labels, SPLITS[splits[place]], text, table.group_of(row))
+        place += 1
+
+
+def _write_documents(name: str, directory: Path, rows: Iterator[tuple[str, Document]], about: About) -> DataSetEntry:
+    """Write documents.jsonl in the order of ``preprocessing.raw_text.write`` and return its manifest entry."""
+    classes, several = len(about.classes), about.task == "multi-label"
+    lines, exact, normalised, ids, groups = (bytearray() for _ in range(5))
+    split, ends = array("B"), array("q", [0])
+    counts, group_names = np.zeros(classes, np.int64), {}
+    unordered = directory / "unordered"
+    with open(unordered, "wb") as file:
+        for where, document in rows:
+            check_document(document, about.task, classes, where)
+            try:
+                line = document_line(document)
+            except UnicodeEncodeError:
+                raise InputError(f"{where}: the text has a character that UTF-8 cannot encode") from None
+            lines += hashlib.sha256(line).digest()
+            exact += _digest(document.text.encode())
+            normalised += _digest(normalised_text(document.text).encode())
+            ids += _digest(document.id.encode())
+            if document.group is not None:
+                groups += group_names.setdefault(document.group, len(group_names)).to_bytes(8, "little")
+            split.append(SPLITS.index(document.split))
+            counts[list(document.labels)] += 1
+            ends.append(ends[-1] + file.write(line + b"\n"))
+    splits, digests = np.frombuffer(split, np.uint8), np.frombuffer(lines, "V32")
+    if len(np.unique(np.frombuffer(ids, "V16"))) < len(splits):
+        raise InputError(f"{name}: two rows have the same id: give another column by --id, or none")
+    if groups:
+        refuse_shared_groups(np.frombuffer(groups, np.int64), list(group_names), splits, name)
+    order = np.lexsort((np.argsort(np.argsort(digests)), splits))
+    with open(unordered, "rb") as source, open(directory / DOCUMENTS, "wb") as file:
+        for row in order.tolist():
+            source.seek(ends[row])
+            file.write(source.read(ends[row + 1] - ends[row]))
+    os.remove(unordered)
+    version = hashlib.sha256(canonical_json([list(about.classes), about.task]).encode())
+    version.update(np.sort(digests).tobytes())
+    path = directory / DOCUMENTS
+    entry = DataSetEntry(
+        kind="text",
+        task=about.task,
+        classes=tuple(about.classes),
+        source=about.source,
+        licence=about.licence,
+        version=version.hexdigest(),
+        files={path.name: FileEntry(sha256_file(path), path.stat().st_size, len(splits))},
+        splits={one: int((splits == number).sum()) for number, one in enumerate(SPLITS)},
+        leaks={how: _leaks(keys, splits) for how, keys in (("exact", exact), ("normalised", normalised))},
+        dropped=dict(about.dropped),
+        groups=STORED if groups else "",
+    )
+    check_census(len(splits), classes if several else int((counts > 0).sum()), entry, name)
+    return entry
+
+
+def _leaks(keys: bytearray, split: np.ndarray) -> dict[str, int]:
+    """Count the distinct contents that two splits share, as preprocessing.raw.count_leaks does."""
+    values = np.frombuffer(keys, "V16")
+    of_split = [np.unique(values[split == number]) for number in range(len(SPLITS))]
+    return {
+        f"{SPLITS[one]}-{SPLITS[other]}": len(of_split[one])
+        + len(of_split[other])
+        - len(np.unique(np.concatenate((of_split[one], of_split[other]))))
+        for one in range(len(SPLITS))
+        for other in range(one + 1, len(SPLITS))
+    }
+
+
+def _add_images(
+    name: str,
+    table: Table,
+    about: About,
+    rows: Iterator[tuple[str, Document]],
+    count: int,
+    size: int | None,
+    data_directory: Path,
+    manifest_path: Path,
+) -> DataSetEntry:
+    """Read the images into a memory-mapped array and add them. InputError names one that is broken or of other size."""
+    from PIL import Image, UnidentifiedImageError
+
+    several = about.task == "multi-label"
+    labels = np.zeros((count, len(about.classes)), np.uint8) if several else np.zeros(count, np.int32)
+    split, groups, images = np.zeros(count, np.uint8), [], None
+    Path(data_directory).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=data_directory, prefix=f".{name}.") as working:
+        for row, (where, document) in enumerate(rows):
+            try:
+                with Image.open(table.file_of(document.text)) as opened:
+                    image = opened.convert("L" if opened.mode in ("1", "L", "I", "I;16") else "RGB")
+            except (UnidentifiedImageError, OSError) as error:
+                raise InputError(f"{where}: {document.text} is no image that can be read ({error})") from None
+            if size is not None:
+                image = image.resize((size, size), Image.Resampling.BILINEAR)
+            pixels = np.asarray(image).reshape(image.height, image.width, -1)
+            if images is None:
+                shape = (count, *pixels.shape)
+                images = np.lib.format.open_memmap(Path(working) / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
+            if pixels.shape != images.shape[1:]:
+                raise InputError(
+                    f"{where}: {document.text} is {list(pixels.shape)} and the first {list(images.shape[1:])}: resize "
+                    "them by --size PIXELS, and give all of them the same colours"
+                )
+            images[row], split[row] = pixels, SPLITS.index(document.split)
+            groups.append(document.group)
+            if several:
+                labels[row, list(document.labels)] = 1
+            else:
+                labels[row] = document.labels[0]
+        known = groups if groups and groups[0] is not None else None
+        return add_data_set(name, ImageRows(about, images, labels, split, known), data_directory, manifest_path)

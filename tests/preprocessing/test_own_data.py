@@ -1,0 +1,197 @@
+"""A user's table or folder becomes a data set: columns, splits, duplicates, several labels, images, refusals."""
+
+import csv
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from preprocessing.manifest import Manifest, open_data_set
+from preprocessing.own_data import add_table, open_table
+from preprocessing.raw import About, add_data_set
+from preprocessing.raw_text import TextRows
+from storage.errors import InputError
+from storage.source import ROOT
+
+WORDS = {"sport": "ball goal match team", "tech": "chip code data network", "food": "bread soup salt oven"}
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def reviews(count=120):
+    generator = random.Random(0)
+    for number in range(count):
+        label = list(WORDS)[number % 3]
+        words = [generator.choice(WORDS[label].split()) for _ in range(8)]
+        yield {"key": f"r{number}", "body": f"{' '.join(words)}. Number {number}.", "stars": label}
+
+
+def write(rows, name="reviews.csv"):
+    rows = list(rows)
+    with open(name, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if name.endswith("tsv") else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return Path(name)
+
+
+def add(path, name="mine", **options):
+    lines = []
+    entry = add_table(name, open_table(path, **options), say=lines.append)
+    return entry, lines
+
+
+def test_columns_are_guessed_and_splits_are_balanced():
+    table = open_table(write(reviews()))
+    found = table.columns
+    assert (found.content, found.labels, found.id, found.kind, found.task) == (
+        "body", ("stars",), "key", "text", "single-label",
+    )  # fmt: skip
+    entry, lines = add(Path("reviews.csv"))
+    assert lines == [] and entry.classes == ("food", "sport", "tech")
+    assert entry.splits["test"] in range(15, 21) and entry.splits["validation"] in range(15, 21)
+    data = open_data_set("mine")
+    for split in range(3):
+        assert np.ptp(np.bincount(data.labels[data.split == split])) <= 2
+    again, _ = add(write(reversed(list(reviews())), "other.csv"), "again")
+    assert again.version == entry.version  # the order of the table decides nothing
+
+
+@pytest.mark.parametrize("name", ["reviews.tsv", "reviews.jsonl", "reviews.parquet"])
+def test_every_format_gives_the_same_data_set(name):
+    entry, _ = add(write(reviews()))
+    if name.endswith("tsv"):
+        write(reviews(), name)
+    elif name.endswith("jsonl"):
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in reviews()))
+    else:
+        import pyarrow
+        from pyarrow.parquet import write_table
+
+        write_table(pyarrow.Table.from_pylist(list(reviews())), name)
+    assert add(Path(name), "other")[0].version == entry.version
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_files_are_those_that_add_data_set_writes(grouped):
+    rows = [{**row, **({"group": f"g{number // 2}"} if grouped else {})} for number, row in enumerate(reviews(40))]
+    rows += [{**rows[0], "key": "copy"}]
+    entry, _ = add(write(rows))
+    data = open_data_set("mine")
+    about = About(entry.classes, entry.source, entry.licence, dropped=entry.dropped)
+    plain = add_data_set("plain", TextRows(about, list(data.documents())))
+    assert plain == entry
+
+
+def test_splits_of_a_column_or_a_file_and_no_validation():
+    rows = [{**row, "fold": "testing" if number % 4 == 0 else "Train"} for number, row in enumerate(reviews())]
+    entry, _ = add(write(rows))
+    assert entry.splits["test"] == 30 and 6 <= entry.splits["validation"] <= 12
+    write(({"key": row["key"], "part": row["fold"]} for row in rows), "split.csv")
+    write(reviews())
+    other, _ = add(Path("reviews.csv"), "other", split="split.csv")
+    assert other.version == entry.version
+
+
+def test_groups_stay_together_and_a_shared_one_is_refused():
+    rows = [{**row, "patient": f"p{number // 6}"} for number, row in enumerate(reviews())]
+    entry, _ = add(write(rows))
+    assert entry.groups == "stored" and entry.splits["test"] % 6 == 0
+    with pytest.raises(InputError, match="group 'p0'"):
+        add(write({**row, "split": "test" if number == 0 else "train"} for number, row in enumerate(rows)))
+
+
+def test_what_is_empty_or_in_two_splits_is_left_out_and_counted():
+    rows = [{**row, "split": ["train", "validation", "test"][number // 40]} for number, row in enumerate(reviews())]
+    rows[3]["body"], rows[4]["stars"], rows[5]["body"] = " ", "", rows[100]["body"].upper()
+    entry, lines = add(write(rows))
+    assert sum(entry.dropped.values()) == 3 and entry.splits == {"train": 37, "validation": 40, "test": 40}
+    assert any("line 5" in line for line in lines) and any("line 6" in line for line in lines)
+    assert not any(entry.leaks["normalised"].values())
+
+
+@pytest.mark.parametrize("form", ["mark", "list", "columns"])
+def test_several_labels_in_three_forms(form):
+    rows = []
+    for number, row in enumerate(reviews()):
+        labels = [row["stars"], *(["tech"] if number % 5 == 0 and row["stars"] != "tech" else [])]
+        cells = {"mark": "|".join(labels), "list": json.dumps(labels)}
+        own = {name: int(name in labels) for name in WORDS} if form == "columns" else {"topics": cells[form]}
+        rows.append({"key": row["key"], "body": row["body"], **own})
+    entry, _ = add(write(rows), labels=list(WORDS) if form == "columns" else ())
+    assert entry.task == "multi-label" and set(entry.classes) == set(WORDS)
+    assert open_data_set("mine").labels.sum() == 120 + sum(1 for n in range(0, 120, 5) if n % 3 != 1)
+
+
+def test_a_folder_per_class_of_texts_and_of_images():
+    for number, row in enumerate(reviews()):
+        file = Path("letters", row["stars"], f"{number}.txt")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(row["body"], encoding="utf-8")
+        picture = Path("photos", row["stars"], f"{number}.png")
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (6 + number % 2, 8, 3), np.uint8)
+        Image.fromarray(pixels).save(picture)
+    entry, _ = add(Path("letters"))
+    assert entry.kind == "text" and entry.rows == 120
+    with pytest.raises(InputError, match=r"\.png.*--size"):
+        add(Path("photos"), "photos")
+    table = open_table(Path("photos"))
+    entry = add_table("photos", table, size=4)
+    assert entry.kind == "image" and open_data_set("photos").images.shape == (120, 4, 4, 3)
+    assert sorted(path.name for path in Path("data").iterdir()) == ["mine", "photos"]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "named"),
+    [
+        ("body,stars\na,b,c\n", {}, "line 2 has 3 columns"),
+        ("body,body\na,b\n", {}, "'body' twice"),
+        ("body\na\n", {}, "line 1"),
+        ("body,stars\n", {}, "no rows"),
+        ("body,stars\nx,y\n", {"content": "boddy"}, "'boddy'.*'body'"),
+        ("body,stars,split\nx,y,middle\n", {}, "line 2, column 'split'.*'middle'"),
+        ("body,a,b\nx,0,1\ny,2,1\n", {"labels": ["a", "b"]}, "line 3, column 'a'.*'2'"),
+        ("body,stars\nx,y\nz,y\n", {}, "one class"),
+    ],
+)
+def test_a_fault_is_named_by_line_and_column(content, options, named):
+    Path("bad.csv").write_text(content)
+    with pytest.raises(InputError, match=named):
+        add(Path("bad.csv"), **options)
+    assert Manifest.load().datasets == {} and not Path("data/mine").exists()
+
+
+def test_other_encodings_and_names_are_refused():
+    Path("latin.csv").write_bytes("body,stars\nété,a\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"latin.csv.*UTF-8"):
+        add(Path("latin.csv"))
+    write(reviews())
+    for name in ("../runs", "imdb"):
+        with pytest.raises(InputError, match="name"):
+            add(Path("reviews.csv"), name)
+
+
+def test_memory_does_not_grow_with_the_texts():
+    """20 MB in rows of 30 kB, beside what Python and numpy take."""
+    with open("large.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["body", "stars"])
+        for number in range(700):
+            writer.writerow([f"{number} " + "word " * 6000, number % 2])
+    code = (
+        "import resource; from pathlib import Path; from preprocessing.own_data import add_table, open_table\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "table = open_table(Path('large.csv'), content='body', labels=['stars']); before = peak()\n"
+        "add_table('large', table); print(peak() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0 and int(done.stdout) < 12, done.stdout + done.stderr
