@@ -57,10 +57,11 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A fitted baseline: its title, the grid and what each C scored on validation, and its metrics by split."""
+    """A fitted baseline: its title, the score on validation of each C (None where it is not defined), and its metrics by
+    split."""
 
     name: str
-    grid: dict[str, float]
+    grid: dict[str, float | None]
     chosen: float
     temperature: float | None
     parameters: int
