@@ -246,7 +246,7 @@ def publish_best_weights(run_directory: Path) -> None:
     try:
         refuse_damaged(unfinished, read_digests(newest)[WEIGHTS])
     except Damaged as error:
-        raise InputError(f"{error}: run again to go on from the last checkpoint that is whole") from None
+        raise InputError(f"{error}: run again to resume from the last complete checkpoint") from None
     fsync_path(unfinished)
     os.replace(unfinished, path)
     fsync_path(run_directory)

@@ -10,6 +10,7 @@ import pytest
 from planning.plan import make_plan
 from preprocessing.prepare import prepare
 from storage.files import read_json, write_json
+from storage.run_folder import write_result
 from storage.source import ROOT
 from tests.commands.conftest import make_folder
 from tests.conftest import NOT_INHERITED
@@ -36,8 +37,8 @@ def trained(tmp_path_factory):
     directory = folder / "old" / ("0" * 16)
     directory.parent.mkdir()
     (folder / job["run_directory"]).rename(directory)
-    for name in ("job.json", "result.json"):
-        write_json(directory / name, {**read_json(directory / name), "run_key": directory.name})
+    write_json(directory / "job.json", {**read_json(directory / "job.json"), "run_key": directory.name})
+    write_result(directory, {**read_json(directory / "result.json"), "run_key": directory.name})
     # Golden runs do not prove this source equal to today's.
     written = read_json(directory / "job.json")
     write_json(directory / "job.json", {**written, "key_parts": {**written["key_parts"], "source": "0" * 64}})
@@ -71,6 +72,7 @@ def test_a_run_that_is_trained_differently_today_is_left(reread, old):
     directory, job = old
     history = (directory / "history.csv").read_text()
     (directory / "history.csv").write_text(history.replace("\n1,", "\n1,0", 1))
+    write_result(directory, read_json(directory / "result.json"))
     assert "densenet-relu: left" in reread("adopt", *SELECTED, "--from", "old", code=1)
     assert not Path(job["run_directory"]).exists()
 
@@ -78,6 +80,7 @@ def test_a_run_that_is_trained_differently_today_is_left(reread, old):
 def test_a_run_whose_source_is_proven_equal_is_adopted_without_training(reread, old):
     directory, job = old
     (directory / "history.csv").write_text("")
+    write_result(directory, read_json(directory / "result.json"))
     write_json(directory / "job.json", {**read_json(directory / "job.json"), "key_parts": job["key_parts"]})
     assert "golden runs are equal" in reread("adopt", *SELECTED, "--from", "old")
     assert Path(job["run_directory"]).is_dir()
