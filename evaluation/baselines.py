@@ -57,8 +57,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A fitted baseline: its title, the score on validation of each C (None where it is not defined), and its metrics by
-    split."""
+    """A fitted baseline: its title, each C's validation score (None where not defined), and its metrics by split."""
 
     name: str
     grid: dict[str, float | None]
