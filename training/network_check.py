@@ -1,7 +1,7 @@
 """Checks of a network's code before its first epoch: an error in it is one line, and not a wrong verdict.
 
 padding    an output may not depend on how far a batch is padded
-gradient   every weight of the debug size gets a gradient
+gradient   every weight of the debug size gets a gradient of the loss
 export     the debug size can be exported for any batch size, as serving needs
 
 They run on the CPU in evaluation mode, on a few rows of the training split. What passed is kept by the digest of the
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import kinds
 import models
 from batches import collation
-from models.objectives import scores
+from models.objectives import Objective, make_objective, scores
 from storage.errors import InputError
 from storage.files import content_key, write_json
 from storage.prepared import Prepared
@@ -33,16 +33,20 @@ TOLERANCE = 1e-4  # of a score: float32 sums of another length differ by about 1
 PASSED = ROOT / ".cache" / "checked-networks"
 
 
-def check_network(model: str, settings: Mapping[str, Any], prepared: Prepared, passed: Path = PASSED) -> None:
+def check_network(
+    model: str, settings: Mapping[str, Any], objective: Mapping[str, Any], prepared: Prepared, passed: Path = PASSED
+) -> None:
     """Check the code of network ``model`` with ``settings`` on rows of ``prepared``; InputError names what fails.
 
-    passed: a folder that keeps what was checked; one that cannot be written is done without.
+    objective: the tagged settings of the training loss; passed: a folder that keeps what was checked, if it can be
+    written.
     """
     key = content_key(
         {
             "source": models.network_source(model, settings),
-            "check": numeric_digest([__name__]),
+            "check": numeric_digest([__name__, f"models.objectives.{objective['name']}"]),
             "network": dict(settings),
+            "objective": dict(objective),
             "kind": prepared.kind,
             "shapes": shapes(prepared),
             "torch": torch.__version__,
@@ -59,7 +63,8 @@ def check_network(model: str, settings: Mapping[str, Any], prepared: Prepared, p
         refuse_padding(models.build(model, settings, prepared.description).eval(), model, prepared, rows)
         debug = models.build(model, dataclasses.asdict(models.debug(model)), prepared.description).eval()
         inputs = collation.inputs(prepared, rows)
-        refuse_no_gradient(debug, model, inputs)
+        loss = make_objective(objective, prepared.description, prepared.labels[prepared.rows("train")])
+        refuse_no_gradient(debug, model, inputs, collation.labels(prepared, rows), loss)
         refuse_no_export(debug, model, inputs)
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)
@@ -97,15 +102,18 @@ def refuse_padding(network: nn.Module, model: str, prepared: Prepared, rows: np.
             )
 
 
-def refuse_no_gradient(network: nn.Module, model: str, inputs: tuple[Tensor, ...]) -> None:
-    """InputError where a weight of the debug size gets no gradient."""
-    outputs = network(*inputs)
-    parts = outputs if isinstance(outputs, tuple) else (outputs,)
-    sum(part.float().square().sum() for part in parts).backward()
+def refuse_no_gradient(
+    network: nn.Module, model: str, inputs: tuple[Tensor, ...], target: Tensor, objective: Objective
+) -> None:
+    """InputError where a weight of the debug size gets no gradient of the training loss, which may use weights that no
+    output depends on (a decoder)."""
+    objective.loss(network, network(*inputs), target, inputs).backward()
     left = [name for name, weight in network.named_parameters() if weight.requires_grad and weight.grad is None]
     network.zero_grad(set_to_none=True)
     if left:
-        raise InputError(f"models/{model}.py has a weight that no output depends on: '{left[0]}'; use it or remove it")
+        raise InputError(
+            f"models/{model}.py has a weight that the loss does not depend on: '{left[0]}'; use or remove it"
+        )
 
 
 def refuse_no_export(network: nn.Module, model: str, inputs: tuple[Tensor, ...]) -> None:

@@ -49,7 +49,7 @@ def run(
         prepared = open_prepared(job.prepared)
         # Read before training: the file may be edited in the meantime.
         network_source = models.network_source(job.model, job.network)
-        processes.lead(lambda: check_network(job.model, job.network, prepared))
+        processes.lead(lambda: check_network(job.model, job.network, job.training.objective, prepared))
         configure(job.training)
         with acquire_device(processes, job.runs_per_gpu) as device, warnings.catch_warnings():
             if device.type == "cpu":

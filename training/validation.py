@@ -31,7 +31,8 @@ def validate(network: nn.Module, objective: Objective, prepared: Prepared, predi
     loss = float(objective.held_out_loss(torch.from_numpy(scores), target))
     accuracy = float(objective.correct(torch.from_numpy(scores), target).double().mean())
     score = macro_auroc(scores, target.numpy()) if prepared.task == "multi-label" else accuracy
-    comparable = float(objective.comparable_loss(torch.from_numpy(scores), target))
+    comparable_loss = getattr(objective, "comparable_loss", objective.held_out_loss)
+    comparable = float(comparable_loss(torch.from_numpy(scores), target))
     return Validation(loss, score, accuracy, comparable)
 
 

@@ -25,7 +25,11 @@ DEFAULT = {"name": "classification"}
 
 
 class Objective(Protocol):
-    """Loss, probabilities and right answers of a network's outputs."""
+    """Loss, probabilities and right answers of a network's outputs.
+
+    An objective whose ``loss`` smooths or weighs labels also has ``comparable_loss(scores, target)``: that loss, float32
+    [], of rows that were not trained on. A learning curve shows it beside the loss of training.
+    """
 
     def loss(
         self, network: "nn.Module", outputs: "Outputs", target: "Tensor", inputs: "tuple[Tensor, ...]"
@@ -34,10 +38,6 @@ class Objective(Protocol):
 
     def held_out_loss(self, scores: "Tensor", target: "Tensor") -> "Tensor":
         """Return the mean loss of rows that were not trained on, float32 [], by which training stops."""
-
-    def comparable_loss(self, scores: "Tensor", target: "Tensor") -> "Tensor":
-        """Return ``loss`` of rows that were not trained on, float32 [], with its smoothing and weights: a learning
-        curve sets it against the loss of training."""
 
     def probabilities(self, scores: "Tensor") -> "Tensor":
         """Return the probability of each class, as ``scores`` are [n, K]."""

@@ -65,9 +65,6 @@ class Margin:
         long = (scores - self.settings.lower).clamp(min=0).square()
         return torch.where(present, short, self.settings.absent_weight * long).sum(dim=1).mean()
 
-    def comparable_loss(self, scores: Tensor, target: Tensor) -> Tensor:
-        return self.held_out_loss(scores, target)
-
     def probabilities(self, scores: Tensor) -> Tensor:
         """Return the lengths; those of one label are divided by their sum."""
         return scores.clamp(0, 1) if self.several else scores / scores.sum(dim=1, keepdim=True)

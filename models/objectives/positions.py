@@ -36,9 +36,6 @@ class Positions:
         wanted = self._apart(target).argmax(dim=2)
         return functional.cross_entropy(self._apart(scores).flatten(0, 1), wanted.flatten())
 
-    def comparable_loss(self, scores: Tensor, target: Tensor) -> Tensor:
-        return self.held_out_loss(scores, target)
-
     def probabilities(self, scores: Tensor) -> Tensor:
         return self._apart(scores).softmax(dim=2).flatten(1)
 

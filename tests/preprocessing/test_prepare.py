@@ -165,8 +165,9 @@ def test_two_preparations_are_equal_byte_for_byte(place):
     assert folders[0].name == folders[1].name
     names = sorted(path.name for path in folders[0].iterdir())
     assert names == [
-            "example_documents.json", "labels.npy", "lengths.csv", "lengths.png", "prepared.json", "quantiles.csv",
-            "raw_indices.npy", "sentence_counts.npy", "tokens.npy", "vocabulary.json", "word_counts.npy",
+            "digests.json", "example_documents.json", "labels.npy", "lengths.csv", "lengths.png", "prepared.json",
+            "quantiles.csv", "raw_indices.npy", "sentence_counts.npy", "tokens.npy", "vocabulary.json",
+            "word_counts.npy",
         ]  # fmt: skip
     for name in names:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name

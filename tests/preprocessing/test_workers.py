@@ -66,7 +66,7 @@ def test_one_process_two_and_dask_give_the_same_bytes(corpus, monkeypatch):
         monkeypatch.setattr(documents, "LIBRARIES", ("blingfire",))
         with pytest.raises(InputError, match="worker tcp://.* has other libraries"):
             prepared("other", None, address)
-    assert len(one) == 12
+    assert len(one) == 13
     left = set(children()) - set(before)
     commands = [Path(f"/proc/{process}/cmdline").read_text() for process in left]
     # multiprocessing's own helper stays until this process ends.

@@ -14,7 +14,7 @@ from batches import collation
 from batches.subsets import select_rows
 from models.objectives import to_probabilities
 from storage.errors import InputError
-from storage.run_folder import RunFolder
+from storage.run_folder import RunFolder, write_result
 from studies import deletion, study_io, word_scores
 from studies.deletion import ATTENDED, DEBUG, GRADIENT, RANDOM, highest
 from studies.load_runs import trained_networks
@@ -179,6 +179,6 @@ def test_weights_and_source_of_a_run_are_checked(changed, name, source, tmp_path
     directory = tmp_path / "run"
     shutil.copytree(source.runs[0].directory, directory)
     result = json.loads((directory / "result.json").read_text())
-    (directory / "result.json").write_text(json.dumps(result | {changed: "0" * 64}))
+    write_result(directory, result | {changed: "0" * 64})
     with pytest.raises(InputError, match=name):
         deletion.study(DEBUG, trained_networks([RunFolder(directory)]), CPU)

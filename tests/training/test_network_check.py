@@ -9,10 +9,13 @@ import models
 from batches import collation
 from storage.errors import InputError
 from storage.prepared import open_prepared
+from tests.golden.cases import CASES, TRAINING
+from tests.golden.data import WRITERS
 from training import network_check
 from training.network_check import check_network, few_rows
 
 SETTINGS = {"embedding_dim": 8}
+OBJECTIVE = {"name": "classification", "label_smoothing": 0.1, "class_weights": "none"}
 
 
 class Convolution(nn.Module):
@@ -55,20 +58,20 @@ def prepared(text_directory):
 
 def test_a_network_of_ours_passes_and_is_checked_once(tmp_path, prepared, monkeypatch):
     state = torch.random.get_rng_state()
-    check_network("word_average", SETTINGS, prepared, tmp_path)
+    check_network("word_average", SETTINGS, OBJECTIVE, prepared, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
     assert torch.equal(torch.random.get_rng_state(), state)
     monkeypatch.setattr(models, "build", None)  # nothing is built again
-    check_network("word_average", SETTINGS, prepared, tmp_path)
+    check_network("word_average", SETTINGS, OBJECTIVE, prepared, tmp_path)
     with pytest.raises(TypeError):
-        check_network("word_average", {"embedding_dim": 9}, prepared, tmp_path)
+        check_network("word_average", {"embedding_dim": 9}, OBJECTIVE, prepared, tmp_path)
 
 
 def test_what_fails_is_checked_again(tmp_path, prepared, monkeypatch):
     monkeypatch.setattr(models, "build", lambda *_: Convolution(masked=False))
     for _ in range(2):
         with pytest.raises(InputError, match=r"models/word_average.py.*padding"):
-            check_network("word_average", SETTINGS, prepared, tmp_path)
+            check_network("word_average", SETTINGS, OBJECTIVE, prepared, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -80,9 +83,31 @@ def test_a_maximum_over_padding_is_refused_and_one_with_a_mask_is_not(prepared):
         network_check.refuse_padding(Convolution(masked=False).eval(), "mine", prepared, rows)
 
 
-def test_a_weight_without_a_gradient_is_named():
+class Squares:
+    """A loss that depends on a layer of the network itself, as a reconstruction does; or on the scores alone."""
+
+    def __init__(self, decodes):
+        self.decodes = decodes
+
+    def loss(self, network, outputs, target, inputs):
+        loss = (outputs - target).square().sum()
+        return loss + network.unused(inputs[0]).square().sum() if self.decodes else loss
+
+
+def test_a_weight_without_a_gradient_is_named_unless_the_loss_depends_on_it():
+    inputs, target = (torch.randn(4, 5),), torch.randn(4, 3)
     with pytest.raises(InputError, match=r"models/mine.py.*'unused.weight'"):
-        network_check.refuse_no_gradient(Forgetful(branch=False), "mine", (torch.randn(4, 5),))
+        network_check.refuse_no_gradient(Forgetful(branch=False), "mine", inputs, target, Squares(decodes=False))
+    network_check.refuse_no_gradient(Forgetful(branch=False), "mine", inputs, target, Squares(decodes=True))
+
+
+@pytest.mark.parametrize("model", models.available())
+def test_every_network_of_ours_passes(model, tmp_path):
+    case = next(case for case in CASES.values() if case.model == model)
+    WRITERS[case.data](tmp_path / "prepared")
+    objective = {**TRAINING["objective"], **case.training.get("objective", {})}
+    check_network(model, case.network, objective, open_prepared(tmp_path / "prepared"), tmp_path / "passed")
+    assert len(list((tmp_path / "passed").iterdir())) == 1
 
 
 def test_a_branch_on_values_cannot_be_exported():
