@@ -112,7 +112,7 @@ def refuse_no_gradient(
     network.zero_grad(set_to_none=True)
     if left:
         raise InputError(
-            f"models/{model}.py has a weight that the loss does not depend on: '{left[0]}'; use or remove it"
+            f"models/{model}.py has a weight that the loss does not depend on: '{left[0]}'; use it or remove it"
         )
 
 
