@@ -4,7 +4,8 @@
     python docs/tables.py --check    # change nothing; exit with code 1 where a page differs
 
 A region begins with `<!-- table: NAME -->` and ends with `<!-- end of table -->`. NAME is a function of this file, with
-hyphens for underscores. The function returns the table's header and rows, or text that is taken as it is.
+hyphens for underscores, or kernel- and the name of a kernel. The function returns the table's header and rows, or text
+that is taken as it is.
 """
 
 import ast
@@ -274,35 +275,9 @@ def kernel(name: str) -> Table:
                 [one["shape"], one["dtype"], f"{one['median_ms']:.4f}", f"{one['share_of_floor']:.0%}"]
                 + [one["best_peer"], ratio, f"{one['relative_error']:.0e}"]
             )
+    if not rows:
+        raise KeyError(f"no kernel {name} in {newest}")
     return ["case", "dtype", "ms", "share of the floor", "best peer", "times as fast", "error"], rows
-
-
-def kernel_vector_add() -> Table:
-    return kernel("vector_add")
-
-
-def kernel_swish() -> Table:
-    return kernel("swish")
-
-
-def kernel_conv2d() -> Table:
-    return kernel("conv2d")
-
-
-def kernel_depthwise_conv2d() -> Table:
-    return kernel("depthwise_conv2d")
-
-
-def kernel_attention_pooling() -> Table:
-    return kernel("attention_pooling")
-
-
-def kernel_batch_norm_activation() -> Table:
-    return kernel("batch_norm_activation")
-
-
-def kernel_gru() -> Table:
-    return kernel("gru")
 
 
 def speed_han() -> Table:
@@ -373,7 +348,12 @@ def markdown(table: Table | str) -> str:
 
 def with_tables(text: str) -> str:
     """Return a page with each marked region replaced by its table."""
-    return REGION.sub(lambda found: found[1] + markdown(globals()[found[2].replace("-", "_")]()) + found[4], text)
+    return REGION.sub(lambda found: found[1] + markdown(table_of(found[2].replace("-", "_"))) + found[4], text)
+
+
+def table_of(name: str) -> Table | str:
+    """Return the table of a region: that of a kernel (``kernel_NAME``), or of the function of its name."""
+    return kernel(name.removeprefix("kernel_")) if name.startswith("kernel_") else globals()[name]()
 
 
 def main(arguments: Iterable[str]) -> int:

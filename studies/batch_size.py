@@ -91,19 +91,7 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
         "data": source.data,
         "seeds": list(source.plan.seeds),
         **study_io.rule(source.plan.equivalence_margin, source.plan.alpha),
-        "claims": [
-            *(
-                {
-                    "sentence": one["source"],
-                    "claim": one["claim"],
-                    "verdict": one["verdict"],
-                    "says": one["sentence"],
-                    "measured": dict(one),
-                }
-                for one in source.verdicts
-            ),
-            *goals(settings, rows),
-        ],
+        "claims": [*study_io.claims(source.verdicts), *goals(settings, rows)],
     }
     return study_io.Findings(results, {"accuracy": table})
 

@@ -136,16 +136,7 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
         "rule_of_the_knee": KNEE,
         "knee": chosen,
         "best": best,
-        "claims": [
-            {
-                "sentence": one["source"],
-                "claim": one["claim"],
-                "verdict": one["verdict"],
-                "says": one["sentence"],
-                "measured": dict(one),
-            }
-            for one in source.verdicts
-        ],
+        "claims": study_io.claims(source.verdicts),
     }
     return study_io.Findings(results, {"truncation": pd.DataFrame(rows)})
 

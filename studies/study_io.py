@@ -147,6 +147,20 @@ def rule(margin: float, alpha: float) -> dict[str, Any]:
     return {"rule": RULE, "equivalence_margin": margin, "alpha": alpha}
 
 
+def claims(verdicts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the claims of a study that are an experiment's own ``verdicts``."""
+    return [
+        {
+            "sentence": one["source"],
+            "claim": one["claim"],
+            "verdict": one["verdict"],
+            "says": one["sentence"],
+            "measured": dict(one),
+        }
+        for one in verdicts
+    ]
+
+
 def summary(results: Mapping[str, Any], place: Path) -> str:
     """Return what a study prints: the verdict of each claim, and the folder of its evidence."""
     lines = [f"{one['verdict']}: {one['claim']}\n    {one['says']}" for one in results["claims"]]

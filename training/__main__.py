@@ -74,27 +74,21 @@ def attempt(
 
     One of several processes exits at its first failure, upon which torchrun ends the others.
     """
-    code = _attempt(path, events, locked, processes, runs_per_gpu, wait)
-    if code and processes.several:
-        sys.exit(code)
-    return code
-
-
-def _attempt(
-    path: Path, events: TextIO | None, locked: bool, processes: Processes, runs_per_gpu: int | None, wait: bool
-) -> int:
+    code = 0
     try:
         train(path, events, locked, processes, runs_per_gpu, wait)
     except InputError as error:
         if processes.main:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
+        code = 2
     except Exception:
         traceback.print_exc()
-        return 1
+        code = 1
     finally:
         free_memory()
-    return 0
+    if code and processes.several:
+        sys.exit(code)
+    return code
 
 
 def train(
