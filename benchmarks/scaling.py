@@ -306,10 +306,7 @@ class Subject:
 
     def measure(self, ways: Sequence[Way]) -> Iterator[dict[str, Any]]:
         """Yield one row per way; of one process, one row."""
-        alone = self.step(None)
-        compute = self.timed(lambda: self.pass_over(alone, self.ready))
-        all_reduce = self.timed(lambda: self.add_up_gradients(alone)) if self.processes.several else 0.0
-        del alone
+        compute, all_reduce = self.parts()
         for way in ways if self.processes.several else [Way.of("flat")]:
             gc.collect()
             step = self.step(way)
@@ -328,6 +325,12 @@ class Subject:
                 "losses": losses,
                 "captured": not (step._graphs is None or step._graphs.failed),
             }
+
+    def parts(self) -> tuple[float, float]:
+        """Return the milliseconds of a step without the sum, and those of the sum alone."""
+        alone = self.step(None)
+        compute = self.timed(lambda: self.pass_over(alone, self.ready))
+        return compute, self.timed(lambda: self.add_up_gradients(alone)) if self.processes.several else 0.0
 
     def add_up_gradients(self, step: Step) -> None:
         """Sum the gradients once per batch, as training does."""
@@ -387,8 +390,8 @@ def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Return a Markdown table; milliseconds per step."""
     lines = [
-        "| case | processes | batch | way | rows/s | efficiency | step | compute | not hidden | all-reduce | with batches "
-        "| losses differ by | graph |",
+        "| case | processes | batch | way | rows/s | efficiency | step | compute | not hidden | all-reduce "
+        "| with batches | losses differ by | graph |",
         f"|{'---|' * 13}",
     ]
     for row in rows:
