@@ -45,7 +45,14 @@ def train(
     # What a kill left RUNNING in MLflow is settled first.
     open_tracking().reconcile(chosen.environment.runs)
     jobs = chosen.jobs(preprocess(plan=chosen.to_json()))
-    runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=chosen.environment.workers)
+    environment = chosen.environment
+    if environment.executor == "slurm":
+        from tasks.slurm import train_on_slurm
+
+        train_on_slurm(jobs, environment.slurm, environment.runs_per_job, fresh)
+        # They are finished: each is recorded below.
+        fresh = False
+    runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=environment.workers)
     with runner:
         options = {"fresh": fresh, "wait": wait}
         futures: list[PrefectFuture[str]] = [runner.submit(train_run, {"job": job, **options}) for job in jobs]

@@ -31,6 +31,11 @@ class Environment(BaseSettings):
     workers: Count = Field(2, description="runs that train at once")
     runs_per_gpu: Count = Field(1, description="runs that may share a GPU; the results are the same, the speed is not")
     processes_per_run: Count = Field(1, description="processes that train one run together, each with a GPU of its own")
+    executor: Literal["local", "slurm"] = Field("local", description="where runs train: this machine, or a Slurm cluster")
+    slurm: dict[str, Any] = Field(
+        {}, description='options of sbatch as JSON, as submitit names them: {"partition": "gpu", "time": 600}'
+    )
+    runs_per_job: Count = Field(1, description="runs that one task of a Slurm array trains in turn")
     preprocessing: Count | Literal["dask"] | None = Field(
         None, description="processes that preprocess, or `dask`; by default one per core"
     )

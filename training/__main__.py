@@ -1,6 +1,7 @@
 """Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events [FD]]
 
-Several processes train each network together:  torchrun --nproc-per-node 2 -m training JOB.json
+Several processes train each network together:  torchrun --nproc-per-node 2 --max-restarts 3 -m training JOB.json
+With --max-restarts they start again from the last checkpoint when one of them dies; bad input is not tried again.
 
 A finished run (it has a result.json) is skipped; an interrupted one resumes after its last complete epoch. When one of
 several fails, the others are still trained. Exit code 0: all finished; 2: bad input or a non-finite loss, one line on
@@ -13,6 +14,7 @@ import gc
 import os
 import signal
 import sys
+import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,8 @@ from storage.source import numeric_digest, numeric_files
 from training.processes import Processes
 from training.progress import Progress
 from training.settings import Job
+
+SECONDS_FOR_RANK_0 = 5.0
 
 
 @command
@@ -72,7 +76,8 @@ def attempt(
 ) -> int:
     """Train the job of a file and return the exit code; a failure is printed on stderr.
 
-    One of several processes exits at its first failure, upon which torchrun ends the others.
+    One of several processes exits at its first failure, upon which torchrun ends the others, and starts all again if
+    it may. At bad input torchrun itself is ended: the same would be refused again.
     """
     code = 0
     try:
@@ -87,8 +92,17 @@ def attempt(
     finally:
         free_memory()
     if code and processes.several:
+        if code == InputError.exit_code and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)):
+            end_torchrun(processes)
         sys.exit(code)
     return code
+
+
+def end_torchrun(processes: Processes) -> None:
+    """End torchrun, so that it starts nothing again. Rank 0, which reports the reason, comes first."""
+    if not processes.main:
+        time.sleep(SECONDS_FOR_RANK_0)
+    os.kill(os.getppid(), signal.SIGTERM)
 
 
 def train(

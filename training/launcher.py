@@ -5,7 +5,8 @@ nor MLflow, and its crash ends no other process. Events have a separate pipe; ev
 the run's log.txt. When the launcher ends, for any reason, the pipe breaks and the training process ends at its next
 event. It inherits the run's lock, so that the run stays locked until then.
 
-A job of several processes is started by torchrun, which holds the pipe and the lock for them.
+A job of several processes is started by torchrun, which holds the pipe and the lock for them, and starts them again
+from the last checkpoint when one dies.
 """
 
 import json
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,6 +34,8 @@ class TrainingStopped(TrainingFailed):
 
 # Exit codes of a process that was stopped by SIGINT or SIGTERM: its own exit, or the signal.
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
+# Of the processes of one run, after one of them died.
+RESTARTS = 3
 RUNNING: set[subprocess.Popen] = set()
 STOPPING = threading.Event()
 
@@ -63,7 +66,7 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
     threads = str(job["training"]["threads"])
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
     reading, writing = os.pipe()
-    command = [sys.executable, *_torchrun(job), "-m", "training", str(job_file), "--events", str(writing)]
+    command = [*training_command(job), str(job_file), "--events", str(writing)]
     inherited = [writing]
     if lock is not None:
         command.append("--locked")
@@ -102,10 +105,14 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
     raise TrainingFailed(f"{job['variant']} seed {job['seed']}: {how}; its log: {run_directory / LOG}")
 
 
-def _torchrun(job: dict[str, Any]) -> list[str]:
-    """Return the arguments before ``-m training`` that start the processes of a job, each on a GPU of its own."""
+def training_command(job: Mapping[str, Any]) -> list[str]:
+    """Return the command that trains job files of as many processes as ``job``'s, each on a GPU of its own.
+
+    torchrun starts them again, from the last checkpoint, when one of several dies.
+    """
     several = job.get("processes", 1)
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(several)] if several > 1 else []
+    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={several}", f"--max-restarts={RESTARTS}", "-m"]
+    return [sys.executable, "-m", *(torchrun if several > 1 else []), "training"]
 
 
 def _how(code: int, failure: dict[str, Any] | None) -> str:

@@ -20,7 +20,9 @@ from tests.training.outcome import outcome
 from training.processes import ONE, Processes, refuse_local_statistics
 
 HAN = {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.0}
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "training")
+TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TORCHRUN = (*TWO, "-m", "training")
+ELASTIC = (*TWO, "--max-restarts", "2", "-m", "training")
 
 
 def start(job, *command):
@@ -82,26 +84,50 @@ def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_direct
     assert json.loads((directory(two) / "environment.json").read_text())["processes"] == 2
 
 
-def test_a_run_resumes_after_one_of_its_processes_was_killed(write_job, text_directory):
-    settings = {"max_epochs": 12, "patience": 12}
-    whole, killed = (
-        write_job(text_directory, name, run_key="same", network=HAN | {"dropout": 0.3}, training=settings)
-        for name in ("whole", "killed")
-    )
-    job = json.loads(killed.read_text())
-    killed.write_text(json.dumps(job | {"run_directory": job["run_directory"] + "-killed"}))
-    finish(start(whole, *TORCHRUN))
-    process = start(killed, *TORCHRUN)
+def kill_rank_after(process, epoch, rank):
     for line in process.stdout:
         event = json.loads(line)
-        if event["event"] == "epoch" and event["epoch"] == 2:
+        if event["event"] == "epoch" and event["epoch"] == epoch:
             break
-    os.kill(workers(process)[1], signal.SIGKILL)
+    os.kill(workers(process)[rank], signal.SIGKILL)
+
+
+def test_a_run_resumes_after_one_of_its_processes_was_killed(write_job, text_directory):
+    """With --max-restarts torchrun resumes it by itself; without, the next launch does."""
+    settings = {"max_epochs": 12, "patience": 12}
+    names = ("whole", "elastic", "killed")
+    whole, elastic, killed = (
+        write_job(text_directory, name, run_key="same", network=HAN | {"dropout": 0.3}, training=settings)
+        for name in names
+    )
+    for name, path in zip(names, (whole, elastic, killed), strict=True):
+        job = json.loads(path.read_text())
+        path.write_text(json.dumps(job | {"run_directory": f"{job['run_directory']}-{name}"}))
+    finish(start(whole, *TORCHRUN))
+
+    process = start(elastic, *ELASTIC)
+    kill_rank_after(process, 2, rank=1)
+    events = finish(process)
+    started = next(event for event in events if event["event"] == "started")
+    assert started["epoch"] >= 2 and events[-1]["event"] == "finished"
+    assert outcome(directory(elastic)) == outcome(directory(whole))
+
+    process = start(killed, *TORCHRUN)
+    kill_rank_after(process, 2, rank=1)
     process.communicate(timeout=240)
     assert process.returncode != 0 and not (directory(killed) / "result.json").exists()
     events = finish(start(killed, *TORCHRUN))
     assert events[0]["event"] == "started" and events[0]["epoch"] >= 2
     assert outcome(directory(killed)) == outcome(directory(whole))
+
+
+def test_bad_input_is_not_tried_again(write_job, text_directory):
+    job = write_job(text_directory, network=HAN, training={"batch_size": 1})
+    process = start(job, *ELASTIC)
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode != 0
+    assert errors.count("error: batch_size is 1") == 1, errors
+    assert [json.loads(line)["event"] for line in output.splitlines()].count("failed") == 1
 
 
 def test_batch_norm_over_several_processes_is_refused():

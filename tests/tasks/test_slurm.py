@@ -1,0 +1,141 @@
+"""Runs on Slurm: a real cluster of one node, jobs that are requeued and killed, and the bytes of local runs."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import flows.train
+import tasks.slurm
+from planning.plan import make_plan
+from storage.errors import InputError
+from storage.source import ROOT
+from tasks.preprocess import preprocess
+from tasks.slurm import FOLDER, job_file, parameters, submit, train_on_slurm
+from tasks.train import train
+from tests.commands.conftest import make_folder
+from tests.tasks import slurm_node
+from tests.training.outcome import outcome
+from tracking.runs import open_tracking
+from training.launcher import TrainingFailed, run_training
+
+pytestmark = pytest.mark.slurm
+LONGER = ["training.max_epochs=30", "training.patience=30"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    if reason := slurm_node.missing():
+        pytest.skip(reason)
+    with slurm_node.slurm_node(tmp_path_factory.mktemp("cluster") / "slurm") as variables:
+        yield variables
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A project folder to work in, with this checkout's source."""
+    monkeypatch.chdir(make_folder(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+def jobs_of(overrides, **environment):
+    plan = make_plan("tiny", ["densenet-relu", "densenet-swish"], [0], overrides)
+    prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
+    return plan.jobs(prepared)
+
+
+def wait_for_epoch(job, epoch):
+    history, deadline = Path(job["run_directory"]) / "history.csv", time.monotonic() + 60
+    while not history.is_file() or len(history.read_text().splitlines()) <= epoch:
+        assert time.monotonic() < deadline, [path.read_text() for path in FOLDER.glob("*.out")]
+        time.sleep(0.05)
+
+
+def trainer(job):
+    """The process that trains a job."""
+    (found,) = (
+        one for one in psutil.process_iter(["cmdline"])
+        if job_file(job) in (one.info["cmdline"] or ()) and one.info["cmdline"][1:3] == ["-m", "training"]
+    )  # fmt: skip
+    return found
+
+
+def test_jobs_that_are_requeued_or_killed_end_with_the_bytes_of_local_runs(cluster, folder, monkeypatch, capsys):
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    preempted, killed = jobs = jobs_of(LONGER)
+    first, _ = submit(jobs, {}, runs_per_job=1)
+    for job in jobs:
+        wait_for_epoch(job, 2)
+    # What preemption does.
+    subprocess.run(["scontrol", "requeue", first.name], check=True)
+    os.kill(trainer(killed).pid, signal.SIGKILL)
+
+    # Whoever submitted them is gone: the next call waits for what is queued.
+    train_on_slurm.fn(jobs, {}, poll_seconds=0.5)
+    assert len(list(FOLDER.glob("*.json"))) == 1
+    said = capsys.readouterr().out
+    for job in jobs:
+        assert "resumed after epoch" in (Path(job["run_directory"]) / "log.txt").read_text()
+        local = {**job, "run_directory": job["run_directory"].replace("runs", "local")}
+        Path(local["run_directory"]).mkdir(parents=True)
+        run_training(local, lambda event: None)
+        assert outcome(Path(job["run_directory"])) == outcome(Path(local["run_directory"]))
+        train.fn(job)
+    tracked = open_tracking().client.search_runs([open_tracking().experiment("tiny")], "tags.seed = '0'")
+    assert [run.info.status for run in tracked] == ["FINISHED"] * 2
+    assert "2 runs on Slurm" in said
+
+
+def test_a_run_that_fails_is_named_with_its_log_and_submitted_again(cluster, folder, monkeypatch):
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    jobs = jobs_of(["training.max_epochs=2"])
+    hidden = Path(jobs[0]["prepared"]).rename(folder / "hidden")
+    with pytest.raises(TrainingFailed, match=r"2 of 2 runs .*densenet-relu seed 0 .*\.slurm/.*_0_0_log.out"):
+        train_on_slurm.fn(jobs, {"job_name": "both"}, runs_per_job=2, poll_seconds=0.2)
+    (log,) = FOLDER.glob("*_log.out")
+    assert log.read_text().count("error: ") == 2
+    shutil.move(hidden, jobs[0]["prepared"])
+    train_on_slurm.fn(jobs, {}, runs_per_job=2, poll_seconds=0.2)
+    assert [json.loads(path.read_text())["tasks"] for path in FOLDER.glob("*.json")] == [
+        [[job_file(job) for job in jobs]]
+    ] * 2
+
+
+def test_a_wrong_option_and_a_machine_without_slurm_are_refused(folder, monkeypatch):
+    (job, _) = jobs_of([])
+    with pytest.raises(InputError, match="'gpus'"):
+        parameters(job, {"gpus": 1})
+    chosen = parameters({**job, "processes": 2, "machine": {"cuda": "13.0"}}, {"time": 5, "partition": "large"})
+    assert (chosen["gpus_per_node"], chosen["time"], chosen["partition"]) == (2, 5, "large")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InputError, match="sbatch"):
+        train_on_slurm.fn([job], {})
+
+
+class Stop(Exception):
+    """Raised where jobs would be submitted."""
+
+
+def test_the_flow_submits_what_the_environment_sends_to_slurm(folder, monkeypatch):
+    def stop(jobs, options, runs_per_job, fresh):
+        assert (len(jobs), options, runs_per_job) == (2, {"partition": "long"}, 3)
+        raise Stop
+
+    monkeypatch.setenv("REREAD_EXECUTOR", "slurm")
+    monkeypatch.setenv("REREAD_SLURM", '{"partition": "long"}')
+    monkeypatch.setenv("REREAD_RUNS_PER_JOB", "3")
+    monkeypatch.setattr(tasks.slurm, "train_on_slurm", stop)
+    monkeypatch.setattr(flows.train, "preprocess", lambda plan: {})
+    jobs_of([])
+    plan = make_plan("tiny", ["densenet-relu", "densenet-swish"], [0])
+    with pytest.raises(Stop):
+        flows.train.train.fn(plan=plan.to_json())
