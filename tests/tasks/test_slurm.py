@@ -5,7 +5,9 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -26,7 +28,7 @@ from tracking.runs import open_tracking
 from training.launcher import TrainingFailed, run_training
 
 pytestmark = pytest.mark.slurm
-LONGER = ["training.max_epochs=30", "training.patience=30"]
+LONGER = ["training.max_epochs=16", "training.patience=16"]
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,15 @@ def trainer(job):
     return found
 
 
+def start_requeued_jobs(ended):
+    """Start what is queued again at once, until ``ended``: Slurm waits two minutes."""
+    while not ended.wait(0.5):
+        listed = subprocess.run(["squeue", "--noheader", "--format=%A %r"], capture_output=True, text=True).stdout
+        for number, reason in (line.split() for line in listed.splitlines()):
+            if reason == "BeginTime":
+                subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
+
+
 def test_jobs_that_are_requeued_or_killed_end_with_the_bytes_of_local_runs(cluster, folder, monkeypatch, capsys):
     for name, value in cluster.items():
         monkeypatch.setenv(name, value)
@@ -79,7 +90,13 @@ def test_jobs_that_are_requeued_or_killed_end_with_the_bytes_of_local_runs(clust
     os.kill(trainer(killed).pid, signal.SIGKILL)
 
     # Whoever submitted them is gone: the next call waits for what is queued.
-    train_on_slurm.fn(jobs, {}, poll_seconds=0.5)
+    ended = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(start_requeued_jobs, ended)
+        try:
+            train_on_slurm.fn(jobs, {}, poll_seconds=0.5)
+        finally:
+            ended.set()
     assert len(list(FOLDER.glob("*.json"))) == 1
     said = capsys.readouterr().out
     for job in jobs:
