@@ -103,6 +103,8 @@ def print_plan(plan: "Plan", as_json: bool) -> None:
     print_table(table)
     cached = sum(run["state"] == CACHED for run in runs)
     print(f"{len(runs)} runs: {cached} cached, {len(runs) - cached} to train")
+    if plan.search is not None:
+        print(f"each variant has {plan.search['trials']} trials: further ones depend on the results of these")
     for line in [missing] if missing else reach_lines(reaches):
         print(line)
 

@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows.preprocess import preprocess
 from flows.selection import plan_of
+from planning.search import with_known_trials
 from tasks.evaluate import evaluate as evaluate_plan
 
 
@@ -18,5 +19,6 @@ def evaluate(
     plan: dict[str, Any] | None = None,
 ) -> str:
     """Evaluate the finished runs of an experiment; return the folder of its report."""
-    value = plan_of(plan, experiment, variants, seeds, overrides).to_json()
+    # The plan was made before its trials were trained.
+    value = with_known_trials(plan_of(plan, experiment, variants, seeds, overrides)).to_json()
     return evaluate_plan(value, preprocess(plan=value))

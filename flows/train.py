@@ -14,7 +14,9 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.preprocess import preprocess
 from flows.selection import plan_of
+from planning.environment import Environment
 from planning.reach import plan_reach, reach_lines
+from planning.search import rounds
 from tasks.progress import say
 from tasks.train import train as train_run
 from tracking.runs import open_tracking
@@ -44,8 +46,15 @@ def train(
         say(line)
     # What a kill left RUNNING in MLflow is settled first.
     open_tracking().reconcile(chosen.environment.runs)
-    jobs = chosen.jobs(preprocess(plan=chosen.to_json()))
-    environment = chosen.environment
+    prepared = preprocess(plan=chosen.to_json())
+    directories: list[str] = []
+    for jobs in rounds(chosen, prepared):
+        directories += _train_jobs(jobs, chosen.environment, fresh, wait)
+    return directories
+
+
+def _train_jobs(jobs: list[dict[str, Any]], environment: Environment, fresh: bool, wait: bool) -> list[str]:
+    """Train jobs, on Slurm or several at a time here, and return the folders of their runs."""
     if environment.executor == "slurm":
         from tasks.slurm import train_on_slurm
 

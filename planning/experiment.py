@@ -15,8 +15,10 @@ variant han becomes han/learning_rate=0.01,length_quantile.words=0.9 and three m
 
 ``network: {size: NAME}`` stands for the settings of a size that the network's file names (SIZES); those beside it win.
 A mapping that names another member of a registry ({name: sgd}) replaces the old one and is not merged into it.
+By ``search: {trials: 20, space: {training: {learning_rate: {low: 0.001, high: 0.1, log: true}}}}`` a variant becomes
+trials that a sampler proposes from the validation scores of those before (planning/search.py).
 An experiment that ``tunes`` another takes its variants, parameters and defaults, and reads validation alone. Under
-``variants`` it may give some of them a grid of their own.
+``variants`` it may give some of them a grid or a space of their own.
 ``comparisons: OTHER`` takes those comparisons of experiment OTHER of which both sides are here.
 """
 
@@ -33,6 +35,7 @@ import yaml
 import kinds
 import models
 from planning.schema import ComparisonGroup, Control, ExperimentFile, OwnGrid, Parameters, Text, parse_yaml, read_yaml
+from planning.space import axes
 from planning.validation import validate
 from preprocessing.manifest import MANIFEST_PATH, Manifest
 from preprocessing.sources import SOURCES
@@ -58,7 +61,8 @@ class VariantSettings:
 class Design:
     """The question of an experiment and the rule that judges it; the same in its files and in a plan.
 
-    ``trials`` maps each variant that a grid was applied to, to the variants that it became; empty without a grid.
+    ``trials`` maps each variant that a grid or a search was applied to, to the variants that it became. ``search`` has
+    the settings of the search, and the space of each variant under ``spaces``; None where there is none.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Design:
     evaluate_on: str
     tuning: Mapping[str, Any]
     trials: Mapping[str, list[str]]
+    search: Mapping[str, Any] | None = None
 
     def design(self) -> dict[str, Any]:
         """Return the fields of a design, by name."""
@@ -125,7 +130,9 @@ def load_experiment(
     refuse_unknown(file.parameters, Parameters.model_fields, f"{path}: parameters")
     whole = merged(_with_sizes(written, str(PARAMETERS_FILE)), _with_sizes(file.parameters, f"{path}: parameters"))
     parameters: Parameters = validate(Parameters, whole, f"{PARAMETERS_FILE} with {path}")
-    sections = {key: value.model_dump(exclude_unset=True, exclude={"grid"}) for key, value in file.variants.items()}
+    sections = {
+        key: value.model_dump(exclude_unset=True, exclude={"grid", "space"}) for key, value in file.variants.items()
+    }
     defaults = file.defaults.model_dump(exclude_unset=True)
     trials: dict[str, dict[str, Any]] = {}
     for key, value in file.variants.items():
@@ -152,7 +159,28 @@ def load_experiment(
         evaluate_on=file.evaluate_on,
         tuning=file.tuning.model_dump(exclude_none=True),
         trials={key: list(of_it) for key, of_it in trials.items()},
+        search=_search(file, path),
     )
+
+
+def _search(file: ExperimentFile, path: Path) -> dict[str, Any] | None:
+    """Return the settings of the search with each variant's space; InputError for a search that cannot be."""
+    own = [name for name, value in file.variants.items() if value.space is not None]
+    if file.search is None:
+        if own:
+            raise InputError(f"{path}: variant '{own[0]}' has a space, and there is no search: add 'search'")
+        return None
+    if file.evaluate_on == "test":
+        raise InputError(f"{path}: evaluate_on is 'test': a search reads validation alone")
+    if file.grid or any(value.grid for value in file.variants.values()):
+        raise InputError(f"{path} has a grid and a search: remove one of them")
+    if file.comparisons:
+        raise InputError(f"{path}: a search has trials in place of its variants: remove 'comparisons'")
+    spaces = {name: file.search.space if one.space is None else one.space for name, one in file.variants.items()}
+    found = [axes(space, f"{path}: space of {name}") for name, space in spaces.items()]
+    if not any(found):
+        raise InputError(f"{path}: search has no space: add settings to search")
+    return {**file.search.model_dump(exclude={"space"}), "spaces": spaces}
 
 
 def _known(name: str, root: Path, problem: str) -> str:
@@ -190,7 +218,7 @@ def _with_grids(tuned: Mapping[str, Any], given: Any, where: str) -> dict[str, A
     grids = validate(dict[str, OwnGrid], given, where)
     refuse_unknown(grids, tuned, where)
     return {
-        name: {**(variant or {}), "grid": grids[name].grid} if name in grids else variant
+        name: {**(variant or {}), **grids[name].model_dump(exclude_none=True)} if name in grids else variant
         for name, variant in tuned.items()
     }
 

@@ -59,7 +59,7 @@ class Plan(Design):
     """A resolved experiment: all that will be prepared, trained, evaluated and compared, and the folders.
 
     data: of each data set its version, kind and task; None where it is not ingested yet. partial: variants or seeds
-    were selected, or settings overridden.
+    were selected, or settings overridden. bases: of a plan that searches, the variants that its trials begin from.
     """
 
     variants: Mapping[str, Variant]
@@ -68,6 +68,7 @@ class Plan(Design):
     data: Mapping[str, Mapping[str, str] | None]
     machine: Mapping[str, Any]
     environment: Environment = field(repr=False)
+    bases: Mapping[str, Variant] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -96,13 +97,15 @@ class Plan(Design):
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         value = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        value["variants"] = {name: dict(vars(variant)) for name, variant in self.variants.items()}
+        for name in ("variants", "bases"):
+            value[name] = {one: dict(vars(variant)) for one, variant in getattr(self, name).items()}
         value["environment"] = self.environment.to_json()
         return _plain(value)
 
     def record(self) -> dict[str, Any]:
         """Return what is kept beside results (plan.json): equal plans give equal records, wherever they are made."""
-        return {**{name: value for name, value in self.to_json().items() if name != "environment"}, "key": self.key}
+        left_out = {"environment"} | ({"search", "bases"} if self.search is None else set())
+        return {**{name: value for name, value in self.to_json().items() if name not in left_out}, "key": self.key}
 
     def key_parts(self) -> dict[str, Any]:
         """Return what decides the evidence, part by part ("variant han"), so that a difference can be named."""
@@ -120,7 +123,8 @@ class Plan(Design):
     def from_json(cls, value: Mapping[str, Any]) -> "Plan":
         """Return the plan that ``to_json`` made ``value`` of; no file and no variable is read."""
         values = {one.name: value[one.name] for one in dataclasses.fields(cls)}
-        values["variants"] = {name: Variant(**variant) for name, variant in value["variants"].items()}
+        for name in ("variants", "bases"):
+            values[name] = {one: Variant(**variant) for one, variant in value[name].items()}
         for name in ("seeds", "comparisons", "overrides"):
             values[name] = tuple(values[name])
         return cls(**{**values, "environment": Environment.from_json(value["environment"])})
@@ -132,13 +136,18 @@ class Plan(Design):
         """
         manifest = Manifest.load(manifest_path)
         new = {name: _about(manifest.entry(name)) for name, about in self.data.items() if about is None}
-        variants = {
-            name: _with_prepared_key(variant, new[variant.data]["kind"], manifest_path)
-            if variant.data in new
-            else variant
-            for name, variant in self.variants.items()
-        }
-        plan = dataclasses.replace(self, variants=variants, data={**self.data, **new})
+
+        def known(variants: Mapping[str, Variant]) -> dict[str, Variant]:
+            return {
+                name: _with_prepared_key(variant, new[variant.data]["kind"], manifest_path)
+                if variant.data in new
+                else variant
+                for name, variant in variants.items()
+            }
+
+        plan = dataclasses.replace(
+            self, variants=known(self.variants), bases=known(self.bases), data={**self.data, **new}
+        )
         _check(plan, manifest.datasets)
         return plan
 
@@ -287,9 +296,14 @@ def make_plan(
         data={name: _about(known[name]) if name in known else None for name in used},
         machine=keys.target_machine(environment),
         environment=environment,
+        bases=resolved if chosen.search else {},
     )
     _check(plan, known)
-    return plan
+    if plan.search is None:
+        return plan
+    from planning.search import with_known_trials  # It imports this module.
+
+    return with_known_trials(plan)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ requires; a name that ``<<`` merges may be repeated.
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -55,15 +55,31 @@ class VariantSection(File):
 
 
 class Variant(VariantSection):
-    """One variant; its ``grid`` replaces the experiment's."""
+    """One variant; its ``grid`` replaces the experiment's, and its ``space`` that of the experiment's search."""
 
     grid: dict[str, Any] | None = None
+    space: dict[str, Any] | None = None
 
 
 class OwnGrid(File):
-    """The grid of one variant in an experiment that tunes another; it replaces the experiment's."""
+    """The grid or the space of one variant in an experiment that tunes another; it replaces the experiment's."""
 
-    grid: dict[str, Any]
+    grid: dict[str, Any] | None = None
+    space: dict[str, Any] | None = None
+
+
+class Search(File):
+    """A search for settings on validation: ``trials`` of each variant, ``parallel`` at a time (planning/space.py).
+
+    startup: trials that are drawn at random before ``tpe`` uses results.
+    """
+
+    sampler: Literal["tpe", "random"] = "tpe"
+    trials: Annotated[int, Field(ge=1, le=10_000)]
+    parallel: Annotated[int, Field(ge=1, le=1_000)] = 4
+    startup: Annotated[int, Field(ge=1, le=1_000)] = 10
+    seed: Seed = 0
+    space: dict[str, Any] = {}
 
 
 class Control(File):
@@ -112,6 +128,7 @@ class ExperimentFile(File):
     parameters: Section = {}
     defaults: VariantSection = VariantSection()
     grid: dict[str, Any] = {}
+    search: Search | None = None
     comparisons: list[ComparisonGroup] = []
     equivalence_margin: Margin = 0.01
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05

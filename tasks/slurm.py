@@ -150,7 +150,9 @@ def wait_for(jobs: Sequence[dict[str, Any]], watched: Mapping[str, Task], poll_s
         if not left:
             return
         counts = Counter(states.get(watched[job_file(job)].name, "ended") for job in left)
-        line = ", ".join([f"{len(jobs) - len(left)} finished", *(f"{count} {state}" for state, count in counts.items())])
+        line = ", ".join(
+            [f"{len(jobs) - len(left)} finished", *(f"{count} {state}" for state, count in counts.items())]
+        )
         if line != last:
             say(f"{len(jobs)} runs on Slurm: {line}")
             last = line
@@ -181,7 +183,9 @@ def queued_tasks() -> list[Task]:
     """Return the tasks of this folder's arrays that are in Slurm's queue."""
     records = [read_json(path) for path in sorted(FOLDER.glob("*.json"))]
     states = queue_states() if records else {}
-    tasks = [Task(f"{one['array']}_{number}", tuple(files)) for one in records for number, files in enumerate(one["tasks"])]
+    tasks = [
+        Task(f"{one['array']}_{number}", tuple(files)) for one in records for number, files in enumerate(one["tasks"])
+    ]
     return [task for task in tasks if task.name in states]
 
 
@@ -199,4 +203,3 @@ def remove_run(run_directory: Path) -> None:
     with run_locked(run_directory, say=say):
         if run_directory.exists():
             remove_directory(run_directory)
-

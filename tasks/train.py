@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from planning.keys import this_machine
 from planning.plan import make_plan
 from planning.runs import RESULTS, RUNS, run_records
+from planning.search import rounds
 from storage.errors import InputError, command
 from storage.files import remove_directory, write_json
 from storage.locks import run_locked
@@ -100,10 +101,12 @@ def main() -> None:
     plan = make_plan(arguments.experiment, [arguments.variant] if arguments.variant else None)
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
     with ThreadPoolExecutor(plan.environment.workers) as pool:
-        jobs = plan.jobs(prepared)
-        folders = list(pool.map(train.fn, jobs))
+        runs = {
+            (job["variant"], job["seed"]): Path(folder)
+            for jobs in rounds(plan, prepared)
+            for job, folder in zip(jobs, pool.map(train.fn, jobs), strict=True)
+        }
     if publishes(plan.name):
-        runs = {(job["variant"], job["seed"]): Path(folder) for job, folder in zip(jobs, folders, strict=True)}
         write_json(RESULTS / plan.name / RUNS, run_records(runs))
 
 

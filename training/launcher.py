@@ -111,7 +111,13 @@ def training_command(job: Mapping[str, Any]) -> list[str]:
     torchrun starts them again, from the last checkpoint, when one of several dies.
     """
     several = job.get("processes", 1)
-    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={several}", f"--max-restarts={RESTARTS}", "-m"]
+    torchrun = [
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={several}",
+        f"--max-restarts={RESTARTS}",
+        "-m",
+    ]
     return [sys.executable, "-m", *(torchrun if several > 1 else []), "training"]
 
 

@@ -81,13 +81,13 @@ def start_requeued_jobs(ended):
 def test_jobs_that_are_requeued_or_killed_end_with_the_bytes_of_local_runs(cluster, folder, monkeypatch, capsys):
     for name, value in cluster.items():
         monkeypatch.setenv(name, value)
-    preempted, killed = jobs = jobs_of(LONGER)
+    jobs = jobs_of(LONGER)
     first, _ = submit(jobs, {}, runs_per_job=1)
     for job in jobs:
         wait_for_epoch(job, 2)
     # What preemption does.
     subprocess.run(["scontrol", "requeue", first.name], check=True)
-    os.kill(trainer(killed).pid, signal.SIGKILL)
+    os.kill(trainer(jobs[1]).pid, signal.SIGKILL)
 
     # Whoever submitted them is gone: the next call waits for what is queued.
     ended = threading.Event()
