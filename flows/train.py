@@ -17,10 +17,12 @@ from flows.selection import plan_of
 from planning.environment import Environment
 from planning.reach import plan_reach, reach_lines
 from planning.search import rounds
+from tasks.background import tracking_in_background
 from tasks.progress import say
+from tasks.train import reuse
 from tasks.train import train as train_run
 from tracking.runs import open_tracking
-from training.launcher import allow_training, stop_training
+from training.launcher import allow_training, kept_processes, stop_training
 
 STOP_SECONDS = 30
 
@@ -48,23 +50,25 @@ def train(
     open_tracking().reconcile(chosen.environment.runs)
     prepared = preprocess(plan=chosen.to_json())
     directories: list[str] = []
-    for jobs in rounds(chosen, prepared):
-        directories += _train_jobs(jobs, chosen.environment, fresh, wait)
+    with kept_processes(), tracking_in_background():
+        for jobs in rounds(chosen, prepared):
+            directories += _train_jobs(jobs, chosen.environment, fresh, wait)
     return directories
 
 
 def _train_jobs(jobs: list[dict[str, Any]], environment: Environment, fresh: bool, wait: bool) -> list[str]:
-    """Train jobs, on Slurm or several at a time here, and return the folders of their runs."""
+    """Train jobs that are not finished, on Slurm or several at a time here; return the folders of all runs."""
     if environment.executor == "slurm":
         from tasks.slurm import train_on_slurm
 
         train_on_slurm(jobs, environment.slurm, environment.runs_per_job, fresh)
-        # They are finished: each is recorded below.
         fresh = False
+    finished = [] if fresh else reuse(jobs)
+    unfinished = [job for job in jobs if job["run_directory"] not in finished]
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=environment.workers)
     with runner:
         options = {"fresh": fresh, "wait": wait}
-        futures: list[PrefectFuture[str]] = [runner.submit(train_run, {"job": job, **options}) for job in jobs]
+        futures: list[PrefectFuture[str]] = [runner.submit(train_run, {"job": job, **options}) for job in unfinished]
         try:
             wait_for(futures)
         except BaseException:
@@ -72,4 +76,6 @@ def _train_jobs(jobs: list[dict[str, Any]], environment: Environment, fresh: boo
             stop_training()
             wait_for(futures, timeout=STOP_SECONDS)
             raise
-    return [future.result() for future in futures]
+    for future in futures:
+        future.result()
+    return [job["run_directory"] for job in jobs]

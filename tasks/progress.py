@@ -82,10 +82,7 @@ class RunProgress:
         self.terminal = AT_TERMINAL and sys.stdout.isatty()
         self.max_epochs = job["training"]["max_epochs"]
         self.artifact: UUID | None = None
-        self.updated = 0.0
-        if TaskRunContext.get() is not None:
-            artifact = create_progress_artifact(progress=0.0, description=f"Training {self.name}")
-            self.artifact = artifact if isinstance(artifact, UUID) else None
+        self.updated = time.monotonic()
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] not in ("progress", "epoch"):
@@ -99,9 +96,10 @@ class RunProgress:
                 f"validation {event['validation_score']:.4f}, {event['samples_per_second']:,.0f} samples/s"
             )
         now = time.monotonic()
-        if self.artifact and (event["event"] == "epoch" or now - self.updated > ARTIFACT_SECONDS):
+        # A run that is shorter needs no bar.
+        if TaskRunContext.get() is not None and now - self.updated > ARTIFACT_SECONDS:
             self.updated = now
-            update_progress_artifact(self.artifact, progress=100.0 * event["epoch"] / self.max_epochs)
+            self._draw(100.0 * event["epoch"] / self.max_epochs)
 
     def finish(self, line: str) -> None:
         """The run is over: leave one line about it and a full bar."""
@@ -109,7 +107,15 @@ class RunProgress:
             BOARD.remove(self.name)
         say(line)
         if self.artifact:
-            update_progress_artifact(self.artifact, progress=100.0)
+            self._draw(100.0)
+
+    def _draw(self, percent: float) -> None:
+        """Show the bar of Prefect's task run at ``percent``."""
+        if self.artifact:
+            update_progress_artifact(self.artifact, progress=percent)
+            return
+        artifact = create_progress_artifact(progress=percent, description=f"Training {self.name}")
+        self.artifact = artifact if isinstance(artifact, UUID) else None
 
 
 def _loss(event: dict[str, Any]) -> float:

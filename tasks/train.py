@@ -4,7 +4,7 @@ python -m tasks.train [--variant han] [--experiment default]
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,11 +17,12 @@ from storage.errors import InputError, command
 from storage.files import remove_directory, write_json
 from storage.locks import run_locked
 from storage.run_folder import RunFolder
+from tasks.background import track
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
 from tasks.step import publishes, step
-from tracking.runs import TrackedRun, record_run
+from tracking.runs import TrackedRun, open_tracking, record_run
 from training.launcher import STOPPING, TrainingFailed, TrainingStopped, run_training
 from training.state import COLUMNS
 
@@ -62,23 +63,53 @@ def train(job: Mapping[str, Any], fresh: bool = False, wait: bool = True) -> str
     return str(run_directory)
 
 
+@step(task_run_name="reuse-finished-runs")
+def reuse(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the folders of the jobs' runs that are finished and whole; record in MLflow those that it lacks.
+
+    One task for all of them, and one question to MLflow.
+    """
+    found = [dict(job) for job in jobs if is_reusable(RunFolder(Path(job["run_directory"])))]
+    known = recorded_keys({job["experiment"] for job in found})
+    for job in found:
+        if (job["experiment"], job["run_key"]) not in known:
+            record_run(Path(job["run_directory"]), job, say)
+        say(f"{_summary(job)} (finished before, {job['run_directory']})")
+    return [job["run_directory"] for job in found]
+
+
+def is_reusable(run: RunFolder) -> bool:
+    return run.finished and run.damage() is None
+
+
+def recorded_keys(experiments: Iterable[str]) -> set[tuple[str, str]]:
+    """Return (experiment, run key) of the finished runs that MLflow has; none where it does not answer."""
+    try:
+        tracking = open_tracking()
+        return {(name, key) for name in experiments for key in tracking.recorded(name)}
+    except Exception:  # whatever MLflow, its database or its server raise: recording a run reports it
+        return set()
+
+
 def _train(job: dict[str, Any], lock: TextIO | None) -> None:
-    tracked = TrackedRun(job, provenance(job), say)
+    about = provenance(job)
+    tracked = track(lambda: TrackedRun(job, about, say))
     progress = RunProgress(job)
 
     def follow(event: dict[str, Any]) -> None:
         progress(event)
         if event["event"] == "epoch":
-            tracked.log_epoch({name: event[name] for name in COLUMNS})
+            row = {name: event[name] for name in COLUMNS}
+            track(lambda: tracked.result().log_epoch(row))
 
     try:
         run_training(job, follow, lock)
     except (InputError, TrainingFailed) as error:
-        stopped = isinstance(error, TrainingStopped)
-        tracked.fail("KILLED" if stopped else "FAILED", str(error))
+        stopped, message = isinstance(error, TrainingStopped), str(error)
+        track(lambda: tracked.result().fail("KILLED" if stopped else "FAILED", message))
         progress.finish(f"{job['variant']} seed {job['seed']}: {'stopped' if stopped else 'failed'}")
         raise
-    tracked.finish()
+    track(lambda: tracked.result().finish())
     progress.finish(_summary(job))
 
 

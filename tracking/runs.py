@@ -291,6 +291,14 @@ class Tracking:
             RUN_LOCKS.release(lock)
         return run_id
 
+    def recorded(self, experiment: str) -> set[str]:
+        """Return the keys of an experiment's runs that are FINISHED."""
+        found = self.client.get_experiment_by_name(experiment)
+        if found is None:
+            return set()
+        runs = self._search([found.experiment_id], "attributes.status = 'FINISHED' and tags.run_key != ''")
+        return {run.data.tags["run_key"] for run in runs}
+
     def reconcile(self, runs_root: Path) -> dict[str, str]:
         """Set the final status of RUNNING runs that no process of this folder trains; return {run id: status}.
 

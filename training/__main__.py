@@ -13,6 +13,7 @@ import contextlib
 import gc
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -24,11 +25,13 @@ from storage.errors import InputError, command
 from storage.files import read_json
 from storage.run_folder import RunFolder
 from storage.source import numeric_digest, numeric_files
-from training.processes import Processes
+from training.processes import ONE, Processes
 from training.progress import Progress
 from training.settings import Job
 
 SECONDS_FOR_RANK_0 = 5.0
+# Of a message from the launcher, a path.
+MOST_BYTES = 65536
 
 
 @command
@@ -36,17 +39,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m training", description="Train networks, each with one seed, one after the other."
     )
-    parser.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="a job file (JSON)")
+    parser.add_argument("jobs", type=Path, nargs="*", metavar="JOB", help="a job file (JSON)")
     parser.add_argument(
         "--events", type=int, nargs="?", const=1, metavar="FD", help="write one JSON object per line to FD (default: 1)"
     )
     parser.add_argument("--locked", action="store_true", help="the launcher holds the run's lock")
     parser.add_argument("--runs-per-gpu", type=int, metavar="N", help="let N runs share a GPU; default: the job's")
     parser.add_argument("--no-wait", action="store_true", help="end where another process trains the run")
+    parser.add_argument("--serve", type=int, metavar="FD", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if not options.jobs and options.serve is None:
+        raise InputError("no job file is given: name one, as `python -m training JOB.json`")
     if options.runs_per_gpu is not None and options.runs_per_gpu < 1:
         raise InputError(f"--runs-per-gpu is {options.runs_per_gpu}: give a whole number from 1 up")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if options.serve is not None:
+        return serve(options.serve)
     processes = Processes.of_environment()
     with processes.joined(), contextlib.ExitStack() as stack:
         events = None
@@ -57,6 +65,33 @@ def main(arguments: list[str] | None = None) -> int:
             for path in options.jobs
         ]
     return min((code for code in codes if code), default=0)
+
+
+def serve(descriptor: int) -> int:
+    """Train the jobs that a launcher sends over the socket ``descriptor`` (training/launcher.py), until it closes it.
+
+    A message is the path of a job file, with the open files of its events, its log and, where the launcher holds it,
+    the run's lock. The answer is one byte, the exit code. After a job that failed the process ends.
+    """
+    import training.run  # noqa: F401 (torch is imported while the launcher is not waiting)
+
+    with socket.socket(fileno=descriptor) as line:
+        while True:
+            message, files, _, _ = socket.recv_fds(line, MOST_BYTES, 3)
+            if not message:
+                return 0
+            events, log, *lock = files
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+                os.dup2(log, stream.fileno())
+            os.close(log)
+            with open(events, "w", encoding="utf-8") as stream:
+                code = attempt(Path(os.fsdecode(message)), stream, bool(lock), ONE)
+            for one in lock:
+                os.close(one)
+            line.send(bytes([code]))
+            if code:
+                return code
 
 
 def open_events(descriptor: int, processes: Processes) -> TextIO:

@@ -1,21 +1,27 @@
 """Start a training process, follow its events, and stop it when this process is stopped.
 
-Training runs in a separate process (``python -m training JOB.json --events FD``): it imports torch and neither Prefect
-nor MLflow, and its crash ends no other process. Events have a separate pipe; everything that the process prints goes to
-the run's log.txt. When the launcher ends, for any reason, the pipe breaks and the training process ends at its next
-event. It inherits the run's lock, so that the run stays locked until then.
+Training runs in a separate process (``python -m training --serve FD``), which imports torch and neither Prefect nor
+MLflow. Its crash ends no other process. It takes a job over a socket, with three open files: a pipe for its events, log.txt
+of the run for everything that it prints, and the run's lock. When the launcher ends, for any reason, the pipe breaks
+and the training process ends at its next event; until then the run stays locked.
+
+Within ``kept_processes`` a process that has trained a run takes the next one: torch is imported once. One that failed,
+or was made in another folder or environment, is not used again.
 
 A job of several processes is started by torchrun, which holds the pipe and the lock for them, and starts them again
 from the last checkpoint when one dies.
 """
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -66,19 +72,18 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
     threads = str(job["training"]["threads"])
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
     reading, writing = os.pipe()
-    command = [*training_command(job), str(job_file), "--events", str(writing)]
-    inherited = [writing]
-    if lock is not None:
-        command.append("--locked")
-        inherited.append(lock.fileno())
     with open(reading, encoding="utf-8") as events, open(run_directory / LOG, "a", encoding="utf-8") as log:
         try:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, pass_fds=inherited)
+            if job.get("processes", 1) > 1:
+                running: Torchrun | Trainer = Torchrun(job, job_file, environment, writing, log, lock)
+            else:
+                running = take_trainer(environment, log)
+                running.begin(job_file, writing, log, lock)
         finally:
             os.close(writing)
-        RUNNING.add(process)
+        RUNNING.add(running.process)
         if STOPPING.is_set():
-            process.terminate()
+            running.process.terminate()
         failure = None
         try:
             for line in events:
@@ -86,10 +91,10 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
                 if event["event"] == "failed":
                     failure = event
                 on_event(event)
-            code = process.wait()
+            code = running.end()
         finally:
-            _stop(process)
-            RUNNING.discard(process)
+            RUNNING.discard(running.process)
+            running.release()
     if code == 0:
         return
     if failure:
@@ -103,6 +108,120 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
         )
     how = _how(code, failure)
     raise TrainingFailed(f"{job['variant']} seed {job['seed']}: {how}; its log: {run_directory / LOG}")
+
+
+@dataclass
+class Trainer:
+    """A process that trains one job after the other, on one socket. ``environment`` and ``folder``: it was made in."""
+
+    process: subprocess.Popen
+    line: socket.socket
+    environment: Mapping[str, str]
+    folder: str
+    usable: bool = False
+
+    @classmethod
+    def start(cls, environment: Mapping[str, str], log: TextIO) -> "Trainer":
+        """Start a process that waits for jobs, and prints to ``log`` until it has one.
+
+        It ends when the other end of its socket is closed.
+        """
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            command = [sys.executable, "-m", "training", "--serve", str(its.fileno())]
+            process = subprocess.Popen(command, env=environment, pass_fds=[its.fileno()], stdout=log, stderr=log)
+        return cls(process, ours, environment, os.getcwd())
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Return whether the process lives and was made as one would be made now."""
+        return self.process.poll() is None and (self.environment, self.folder) == (environment, os.getcwd())
+
+    def begin(self, job_file: Path, events: int, log: TextIO, lock: TextIO | None) -> None:
+        """Send a job with its open files."""
+        self.usable = False
+        files = [events, log.fileno()] + ([lock.fileno()] if lock else [])
+        # A process that has ended meanwhile sends no events, and its exit code says why.
+        with contextlib.suppress(OSError):
+            socket.send_fds(self.line, [os.fsencode(job_file)], files)
+
+    def end(self) -> int:
+        """Wait for the end of the job and return its exit code, that of the process where it ended."""
+        with contextlib.suppress(OSError):
+            if answer := self.line.recv(1):
+                self.usable = answer[0] == 0
+                return answer[0]
+        return self.process.wait()
+
+    def release(self) -> None:
+        """Keep the process for another job, or end it."""
+        with KEPT.changing:
+            if self.usable and KEPT.on and not STOPPING.is_set():
+                KEPT.idle.append(self)
+                return
+        self.close()
+
+    def close(self) -> None:
+        self.line.close()
+        _stop(self.process)
+
+
+@dataclass
+class Kept:
+    """The processes that wait for another job; ``on`` within ``kept_processes``."""
+
+    on: bool = False
+    idle: list[Trainer] = field(default_factory=list)
+    changing: threading.Lock = field(default_factory=threading.Lock)
+
+
+KEPT = Kept()
+
+
+@contextlib.contextmanager
+def kept_processes() -> Iterator[None]:
+    """Let training processes take further jobs within the block, and end them after it."""
+    KEPT.on = True
+    try:
+        yield
+    finally:
+        with KEPT.changing:
+            KEPT.on = False
+            idle, KEPT.idle = KEPT.idle, []
+        for trainer in idle:
+            trainer.close()
+
+
+def take_trainer(environment: Mapping[str, str], log: TextIO) -> Trainer:
+    """Return a process that is kept and fits, or a new one."""
+    with KEPT.changing:
+        for trainer in KEPT.idle:
+            if trainer.fits(environment):
+                KEPT.idle.remove(trainer)
+                return trainer
+    return Trainer.start(environment, log)
+
+
+class Torchrun:
+    """torchrun with the processes of one job; it inherits the pipe of events and the run's lock."""
+
+    def __init__(
+        self,
+        job: Mapping[str, Any],
+        job_file: Path,
+        environment: Mapping[str, str],
+        events: int,
+        log: TextIO,
+        lock: TextIO | None,
+    ) -> None:
+        command = [*training_command(job), str(job_file), "--events", str(events), *(["--locked"] if lock else [])]
+        inherited = [events] + ([lock.fileno()] if lock else [])
+        self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, pass_fds=inherited)
+
+    def end(self) -> int:
+        return self.process.wait()
+
+    def release(self) -> None:
+        _stop(self.process)
 
 
 def training_command(job: Mapping[str, Any]) -> list[str]:
