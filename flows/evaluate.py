@@ -8,6 +8,7 @@ from flows.preprocess import preprocess
 from flows.selection import plan_of
 from planning.search import with_known_trials
 from tasks.evaluate import evaluate as evaluate_plan
+from tracking.runs import shared_connection
 
 
 @flow(name="evaluate", log_prints=True)
@@ -21,4 +22,5 @@ def evaluate(
     """Evaluate the finished runs of an experiment; return the folder of its report."""
     # The plan was made before its trials were trained.
     value = with_known_trials(plan_of(plan, experiment, variants, seeds, overrides)).to_json()
-    return evaluate_plan(value, preprocess(plan=value))
+    with shared_connection():
+        return evaluate_plan(value, preprocess(plan=value))

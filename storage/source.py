@@ -10,6 +10,7 @@ changes with a constant or an operation. These do not change it:
 
 import ast
 import functools
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -76,10 +77,11 @@ def defined_names(path: Path) -> frozenset[str]:
 
 def module_file(name: str, root: Path = ROOT) -> Path | None:
     """Return the file of the project's module ``name`` (dotted), or None where the project has none."""
-    stem = root.joinpath(*name.split("."))
-    for candidate in (stem.with_suffix(".py"), stem / "__init__.py"):
-        if candidate.is_file():
-            return candidate
+    # Text, and no Path: thousands of names are looked up for each key.
+    stem = os.path.join(root, *name.split("."))
+    for candidate in (f"{stem}.py", os.path.join(stem, "__init__.py")):
+        if os.path.isfile(candidate):
+            return Path(candidate)
     return None
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from tracking.runs import shared_connection
+
 Result = TypeVar("Result")
 
 
@@ -21,12 +23,16 @@ def tracking_in_background() -> Iterator[None]:
     if Thread.pool is not None:
         yield
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="tracking") as pool:
+    with shared_connection(), ThreadPoolExecutor(1, thread_name_prefix="tracking") as pool:
         Thread.pool = pool
         try:
             yield
         finally:
             Thread.pool = None
+
+
+def is_in_background() -> bool:
+    return Thread.pool is not None
 
 
 def track(call: Callable[[], Result]) -> "Future[Result]":

@@ -4,7 +4,8 @@ python -m tasks.train [--variant han] [--experiment default]
 """
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,14 +18,17 @@ from storage.errors import InputError, command
 from storage.files import remove_directory, write_json
 from storage.locks import run_locked
 from storage.run_folder import RunFolder
-from tasks.background import track
+from tasks.background import is_in_background, track
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
 from tasks.step import publishes, step
-from tracking.runs import TrackedRun, open_tracking, record_run
+from tracking.runs import ORIGIN, TrackedRun, open_tracking, record_run
 from training.launcher import STOPPING, TrainingFailed, TrainingStopped, run_training
 from training.state import COLUMNS
+
+# A run that ends sooner is logged when it ends, by fewer requests.
+SECONDS_UNTIL_TRACKED = 0.5
 
 
 @step(task_run_name="train-{job[variant]}-{job[seed]}")
@@ -92,24 +96,39 @@ def recorded_keys(experiments: Iterable[str]) -> set[tuple[str, str]]:
 
 
 def _train(job: dict[str, Any], lock: TextIO | None) -> None:
-    about = provenance(job)
-    tracked = track(lambda: TrackedRun(job, about, say))
+    about, directory = provenance(job), Path(job["run_directory"])
+    # A run that ends at once is recorded as a whole.
+    write_json(directory / ORIGIN, about)
+    ended = threading.Event()
+
+    def start() -> TrackedRun | None:
+        if is_in_background() and ended.wait(SECONDS_UNTIL_TRACKED):
+            return None
+        return TrackedRun(job, about, say)
+
+    tracked = track(start)
+
+    def log(call: Callable[[TrackedRun], None]) -> None:
+        track(lambda: call(run) if (run := tracked.result()) else None)
+
     progress = RunProgress(job)
 
     def follow(event: dict[str, Any]) -> None:
         progress(event)
         if event["event"] == "epoch":
             row = {name: event[name] for name in COLUMNS}
-            track(lambda: tracked.result().log_epoch(row))
+            log(lambda run: run.log_epoch(row))
 
     try:
         run_training(job, follow, lock)
     except (InputError, TrainingFailed) as error:
-        stopped, message = isinstance(error, TrainingStopped), str(error)
-        track(lambda: tracked.result().fail("KILLED" if stopped else "FAILED", message))
-        progress.finish(f"{job['variant']} seed {job['seed']}: {'stopped' if stopped else 'failed'}")
+        status, message = "KILLED" if isinstance(error, TrainingStopped) else "FAILED", str(error)
+        track(lambda: (tracked.result() or TrackedRun(job, about, say)).fail(status, message))
+        progress.finish(f"{job['variant']} seed {job['seed']}: {'stopped' if status == 'KILLED' else 'failed'}")
         raise
-    track(lambda: tracked.result().finish())
+    finally:
+        ended.set()
+    track(lambda: run.finish() if (run := tracked.result()) else record_run(directory, job, say))
     progress.finish(_summary(job))
 
 

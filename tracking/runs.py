@@ -22,6 +22,8 @@ import logging
 import math
 import os
 import re
+import shutil
+import tempfile
 import threading
 import time
 import urllib.error
@@ -93,6 +95,9 @@ def open_tracking(root: Path = Path()) -> "Tracking":
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
+    shared = Shared.connections.get((tracking_uri(root), root.resolve())) if Shared.connections else None
+    if shared is not None:
+        return shared
     for name, value in HTTP_DEFAULTS.items():
         os.environ.setdefault(name, value)
     # MLflow reports success on stderr, where it looks like an error.
@@ -113,7 +118,40 @@ def open_tracking(root: Path = Path()) -> "Tracking":
             raise InputError(
                 f"MLflow cannot open {uri}: {reason}. Move that file away: finished runs are logged again"
             ) from None
-    return Tracking(client, uri, root)
+    tracking = Tracking(client, uri, root)
+    if Shared.connections is not None:
+        Shared.connections[uri, tracking.root] = tracking
+        tracking.stale_parents = set()
+    return tracking
+
+
+class Shared:
+    """The connections within ``shared_connection``, by address and folder; None outside of it."""
+
+    connections: "dict[tuple[str, Path], Tracking] | None" = None
+
+
+@contextlib.contextmanager
+def shared_connection() -> Iterator[None]:
+    """Let ``open_tracking`` return one connection within the block, and update parents once, at its end.
+
+    The connection remembers the ids of experiments and parents. A parent that cannot be updated is updated with its
+    next run.
+    """
+    if Shared.connections is not None:
+        yield
+        return
+    Shared.connections = {}
+    try:
+        yield
+    finally:
+        opened, Shared.connections = Shared.connections, None
+        for tracking in opened.values():
+            stale, tracking.stale_parents = tracking.stale_parents or (), None
+            for parent_id in stale:
+                # whatever MLflow, its database or its server raise
+                with contextlib.suppress(Exception):
+                    tracking.update_parent(parent_id)
 
 
 def _refuse_silent_server(uri: str) -> None:
@@ -180,6 +218,10 @@ class Tracking:
         self.uri = uri
         self.root = root.resolve()
         self.logged_steps: dict[str, dict[str, set[int]]] = {}
+        self.experiment_ids: dict[str, str] = {}
+        self.parent_ids: dict[str, str] = {}
+        # Parents to update later, of a connection that is shared.
+        self.stale_parents: set[str] | None = None
 
     # One run
 
@@ -234,32 +276,18 @@ class Tracking:
         if (folder.directory / HISTORY).is_file():
             self.log_epochs(run_id, folder.history())
         run = self.client.get_run(run_id)
-        figures = dict(_numbers({key: value for key, value in result.items() if key not in NO_METRICS}))
-        score = f"validation.{SCORES[run.data.tags['task']]}"
-        # The evaluation replaces it: that runs on the CPU and may differ in the last digits.
-        if score not in run.data.metrics:
-            figures[score] = result["validation"]["score"]
-        figures |= {name: folder.timing[name] for name in TIMING_METRICS if name in folder.timing}
-        if evaluation_directory is not None:
-            figures |= dict(
-                _numbers(read_json(whole(Path(evaluation_directory) / METRICS, evaluate_again(evaluation_directory))))
-            )
-            latency = _read_if_exists(Path(evaluation_directory) / LATENCY)
-            figures |= {f"latency.{name}": latency[name] for name in LATENCY_METRICS if name in latency}
-        layers = result.get("betas", {}).values()
+        figures = _figures(folder, run.data.tags["task"], run.data.metrics, evaluation_directory)
         with self._locked():
             self._log_latest(run_id, figures)
-            self._log_metrics(run_id, ((BETA, number, sum(beta) / len(beta)) for number, beta in enumerate(layers, 1)))
+            self._log_metrics(run_id, _betas(result))
             self._log_params_and_tags(run, {}, _flat({**folder.environment, "kernels": result.get("kernels")}))
         if run.info.status != "FINISHED":
             if "ended_by" in run.data.tags:
                 self.client.delete_tag(run_id, "ended_by")
-            for name in RUN_FILES:
-                if (folder.directory / name).is_file():
-                    self.client.log_artifact(run_id, str(folder.directory / name))
+            self._log_files(run_id, [folder.directory / name for name in RUN_FILES])
             self.client.set_terminated(run_id, "FINISHED")
         self._release(run)
-        self.update_parent(run.data.tags["mlflow.parentRunId"])
+        self._parent_changed(run.data.tags["mlflow.parentRunId"])
 
     def fail(self, run_id: str, status: str = "FAILED", message: str = "") -> None:
         """Set the final status of a run without a result: FAILED, or KILLED where it was stopped from outside."""
@@ -285,11 +313,66 @@ class Tracking:
         RUN_LOCKS.acquire(lock)
         try:
             run = self._find(experiment_id, "run_key", job["run_key"])
-            run_id = run.info.run_id if run and run.info.status == "FINISHED" else self.start(job, {})
+            if run is None:
+                return self._record_new(run_directory, evaluation_directory, job, experiment_id)
+            run_id = run.info.run_id if run.info.status == "FINISHED" else self.start(job, {})
             self.finish(run_id, run_directory, evaluation_directory)
         finally:
             RUN_LOCKS.release(lock)
         return run_id
+
+    def _record_new(
+        self, run_directory: Path, evaluation_directory: Path | None, job: Mapping[str, Any], experiment_id: str
+    ) -> str:
+        """Write a finished run that MLflow does not have, by as few requests as there can be; return its id."""
+        folder = RunFolder(run_directory)
+        result, parent_id = folder.require_result(), self.parent(job)
+        description = read_json(Path(job["prepared"]) / DESCRIPTION)
+        software = {**folder.environment, "kernels": result.get("kernels")}
+        tags = {
+            **_flat({**_read_if_exists(run_directory / ORIGIN), **software}),
+            "run_key": job["run_key"],
+            "mlflow.parentRunId": parent_id,
+            "folder": self._workspace_id(),
+            "seed": str(job["seed"]),
+            "task": description["task"],
+        }
+        with self._locked():
+            name = f"{job['variant']}-seed-{job['seed']}"
+            run = self.client.create_run(experiment_id, run_name=name, tags=tags)
+            run_id = run.info.run_id
+            self._log_params_and_tags(run, {**_parameters(job, description), "seed": str(job["seed"])}, {})
+            self._log_dataset(run, job, description)
+            self.logged_steps[run_id] = {}
+            figures = _figures(folder, description["task"], {}, evaluation_directory)
+            epochs = folder.history() if (run_directory / HISTORY).is_file() else []
+            self._log_metrics(
+                run_id,
+                [
+                    *((key, int(row["epoch"]), row[key]) for row in epochs for key in row if key != "epoch"),
+                    *((key, 0, value) for key, value in figures.items()),
+                    *_betas(result),
+                ],
+            )
+        self._log_files(run_id, [run_directory / name for name in RUN_FILES])
+        self.client.set_terminated(run_id, "FINISHED")
+        self._parent_changed(parent_id)
+        return run_id
+
+    def _log_files(self, run_id: str, files: Iterable[Path]) -> None:
+        """Log the files that exist as artifacts, by one request."""
+        with tempfile.TemporaryDirectory() as folder:
+            for file in files:
+                if file.is_file():
+                    shutil.copy2(file, folder)
+            self.client.log_artifacts(run_id, folder)
+
+    def _parent_changed(self, parent_id: str) -> None:
+        """Update a parent, or, of a connection that is shared, note that it is to be updated."""
+        if self.stale_parents is None:
+            self.update_parent(parent_id)
+        else:
+            self.stale_parents.add(parent_id)
 
     def recorded(self, experiment: str) -> set[str]:
         """Return the keys of an experiment's runs that are FINISHED."""
@@ -326,18 +409,22 @@ class Tracking:
 
     def experiment(self, name: str) -> str:
         """Return the id of MLflow's experiment ``name``; create a missing one."""
+        if self.stale_parents is not None and name in self.experiment_ids:
+            return self.experiment_ids[name]
         with self._locked():
             found = self.client.get_experiment_by_name(name)
             if found is None:
                 # Only our own database keeps its artifacts beside itself. A server has a place for them.
                 ours = self.uri.startswith("sqlite:")
                 location = (self.root / ARTIFACTS / name).as_uri() if ours else None
-                return self.client.create_experiment(name, artifact_location=location)
+                self.experiment_ids[name] = self.client.create_experiment(name, artifact_location=location)
+                return self.experiment_ids[name]
         if found.lifecycle_stage != "active":
             raise InputError(
                 f"experiment '{name}' was deleted in MLflow ({self.uri}): restore it there "
                 f"(mlflow experiments restore -x {found.experiment_id}) or remove it for good (mlflow gc)"
             )
+        self.experiment_ids[name] = found.experiment_id
         return found.experiment_id
 
     def parent(self, job: Mapping[str, Any]) -> str:
@@ -345,11 +432,14 @@ class Tracking:
         description = read_json(Path(job["prepared"]) / DESCRIPTION)
         inputs = {key: value for key, value in job.items() if key not in NOT_OF_THE_VARIANT}
         key = content_key({**inputs, "prepared": description})
+        if self.stale_parents is not None and key in self.parent_ids:
+            return self.parent_ids[key]
         experiment_id = self.experiment(job["experiment"])
         with self._locked():
             run = self._find_or_create(experiment_id, "variant_key", key, job["variant"])
             self._log_params_and_tags(run, _parameters(job, description), {})
             self._log_dataset(run, job, description)
+        self.parent_ids[key] = run.info.run_id
         return run.info.run_id
 
     def parents(self, experiment: str) -> dict[str, str]:
@@ -601,6 +691,32 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield from ((name, one) for name, one in inner if isinstance(one, int | float))
         elif isinstance(value, int | float):
             yield key, value
+
+
+def _figures(
+    folder: RunFolder, task: str, known: Mapping[str, float], evaluation_directory: Path | None
+) -> dict[str, float]:
+    """Return the metrics of a finished run and of its evaluation; ``known`` are those that MLflow has."""
+    result = folder.require_result()
+    figures = dict(_numbers({key: value for key, value in result.items() if key not in NO_METRICS}))
+    score = f"validation.{SCORES[task]}"
+    # The evaluation replaces it: that runs on the CPU and may differ in the last digits.
+    if score not in known:
+        figures[score] = result["validation"]["score"]
+    figures |= {name: folder.timing[name] for name in TIMING_METRICS if name in folder.timing}
+    if evaluation_directory is not None:
+        figures |= dict(
+            _numbers(read_json(whole(Path(evaluation_directory) / METRICS, evaluate_again(evaluation_directory))))
+        )
+        latency = _read_if_exists(Path(evaluation_directory) / LATENCY)
+        figures |= {f"latency.{name}": latency[name] for name in LATENCY_METRICS if name in latency}
+    return figures
+
+
+def _betas(result: Mapping[str, Any]) -> list[tuple[str, int, float]]:
+    """Return the mean of each layer's learnt betas as a metric whose step is the layer's number."""
+    layers = result.get("betas", {}).values()
+    return [(BETA, number, sum(beta) / len(beta)) for number, beta in enumerate(layers, 1)]
 
 
 def _mean_and_interval(runs: list[Mapping[str, float]]) -> dict[str, float]:

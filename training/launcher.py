@@ -1,9 +1,9 @@
 """Start a training process, follow its events, and stop it when this process is stopped.
 
 Training runs in a separate process (``python -m training --serve FD``), which imports torch and neither Prefect nor
-MLflow. Its crash ends no other process. It takes a job over a socket, with three open files: a pipe for its events, log.txt
-of the run for everything that it prints, and the run's lock. When the launcher ends, for any reason, the pipe breaks
-and the training process ends at its next event; until then the run stays locked.
+MLflow. Its crash ends no other process. It takes a job over a socket, with three open files: a pipe for its events,
+log.txt of the run for everything that it prints, and the run's lock. When the launcher ends, for any reason, the pipe
+breaks and the training process ends at its next event; until then the run stays locked.
 
 Within ``kept_processes`` a process that has trained a run takes the next one: torch is imported once. One that failed,
 or was made in another folder or environment, is not used again.
