@@ -12,8 +12,10 @@ import typer
 from rich.console import Console, RenderableType
 
 from planning.entrance import read_experiment
+from planning.environment import EXECUTORS, read_environment
 from planning.experiment import experiments, load_experiment
 from planning.runs import all_runs
+from storage.errors import refuse_unknown
 from storage.registry import Registry
 
 if TYPE_CHECKING:
@@ -55,6 +57,10 @@ Overrides = Annotated[
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse what is finished: make it again.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Fail where another process trains a run; default: wait.")]
+On = Annotated[
+    str | None,
+    typer.Option("--on", metavar="EXECUTOR", help="Where runs train: local or slurm; default: REREAD_EXECUTOR."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 RunKey = Annotated[str, typer.Argument(metavar="RUN", help="A run's key or its beginning.", autocompletion=RUNS)]
 
@@ -64,15 +70,21 @@ def plan_of(
     variants: list[str] | None = None,
     seeds: list[int] | None = None,
     overrides: list[str] | None = None,
+    on: str | None = None,
 ) -> "Plan":
     """Resolve and check an experiment at the entrance, before a server is started for it.
 
-    What its files alone show to be wrong is refused first, before slow imports.
+    What its files alone show to be wrong is refused first, before slow imports. ``on`` replaces the environment's
+    executor.
     """
+    refuse_unknown([on] if on else [], EXECUTORS, "--on")
     read_experiment(experiment, variants or None, seeds or None, overrides or ())
     from planning.plan import make_plan
 
-    return make_plan(experiment, variants or None, seeds or None, overrides or ())
+    environment = read_environment()
+    if on:
+        environment = environment.model_copy(update={"executor": on})
+    return make_plan(experiment, variants or None, seeds or None, overrides or (), environment=environment)
 
 
 def first_line(registry: Registry, name: str) -> str:

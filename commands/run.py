@@ -5,6 +5,7 @@ reread run --experiment imdb
 reread run --experiment tiny --variant han --seed 0 --seed 1
 reread run --experiment imdb --dry-run
 reread run --experiment tiny --set training.learning_rate=0.02 --set network.dropout=0.3
+reread run --experiment imdb --on slurm
 
 Finished runs are cached; an interrupted one resumes from its last epoch. A selection or an override writes its report
 to reports/NAME-part and leaves the experiment's own alone.
@@ -24,6 +25,7 @@ from commands.options import (
     Experiment,
     NoCache,
     NoWait,
+    On,
     Overrides,
     Seeds,
     Variants,
@@ -49,6 +51,7 @@ def command(
     overrides: Overrides = None,
     no_cache: NoCache = False,
     no_wait: NoWait = False,
+    on: On = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and which verdicts it can reach; start nothing.")
     ] = False,
@@ -56,7 +59,7 @@ def command(
 ) -> None:
     for line in undecidable(read_experiment(experiment, variants, seeds, overrides or ()), variants, seeds):
         print(f"warning: {line}", file=sys.stderr, flush=True)
-    plan = plan_of(experiment, variants, seeds, overrides)
+    plan = plan_of(experiment, variants, seeds, overrides, on)
     if dry_run:
         print_plan(plan, as_json)
         return

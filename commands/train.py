@@ -5,7 +5,7 @@ reread train --experiment imdb --variant han --seed 0
 reread train --experiment tiny --set training.optimizer=sgd --no-cache
 """
 
-from commands.options import Experiment, NoCache, NoWait, Overrides, Seeds, Variants, plan_of
+from commands.options import Experiment, NoCache, NoWait, On, Overrides, Seeds, Variants, plan_of
 
 
 def command(
@@ -15,8 +15,9 @@ def command(
     overrides: Overrides = None,
     no_cache: NoCache = False,
     no_wait: NoWait = False,
+    on: On = None,
 ) -> None:
-    plan = plan_of(experiment, variants, seeds, overrides)
+    plan = plan_of(experiment, variants, seeds, overrides, on)
 
     from commands.servers import prefect_session
     from flows.train import train

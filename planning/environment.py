@@ -4,7 +4,7 @@ Rooms below planning/ get the values as arguments and read no variable.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -12,6 +12,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from storage.errors import InputError
 
 PREFIX = "REREAD_"
+Executor = Literal["local", "slurm"]
+EXECUTORS = get_args(Executor)
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -31,9 +33,7 @@ class Environment(BaseSettings):
     workers: Count = Field(2, description="runs that train at once")
     runs_per_gpu: Count = Field(1, description="runs that may share a GPU; the results are the same, the speed is not")
     processes_per_run: Count = Field(1, description="processes that train one run together, each with a GPU of its own")
-    executor: Literal["local", "slurm"] = Field(
-        "local", description="where runs train: this machine, or a Slurm cluster"
-    )
+    executor: Executor = Field("local", description="where runs train: this machine, or a Slurm cluster")
     slurm: dict[str, Any] = Field(
         {}, description='options of sbatch as JSON, as submitit names them: {"partition": "gpu", "time": 600}'
     )

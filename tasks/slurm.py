@@ -58,7 +58,7 @@ class Task:
 class JobArrays(SlurmExecutor):
     """Submits a command as a job array. submitit checks the options and writes the batch script."""
 
-    def submit_array(self, command: Sequence[str], tasks: int) -> str:
+    def submit_command(self, command: Sequence[str], tasks: int) -> str:
         """Submit and return the array's number; InputError where Slurm refuses it."""
         self.parameters["map_count"] = tasks
         try:
@@ -81,13 +81,12 @@ def train_on_slurm(
     options: of sbatch, as submitit names them (REREAD_SLURM). runs_per_job: trained by one process in turn.
     InputError for a wrong option and without Slurm; TrainingFailed where runs ended without a result.
     """
-    jobs = [dict(job) for job in jobs]
     queued = {file: task for task in queued_tasks() for file in task.job_files}
     if fresh:
         for job in jobs:
             if job_file(job) not in queued:
                 remove_run(Path(job["run_directory"]))
-    missing = [job for job in jobs if not is_finished(job)]
+    missing = [dict(job) for job in jobs if not is_finished(job)]
     new = [job for job in missing if job_file(job) not in queued]
     tasks = submit(new, options, runs_per_job) if new else []
     watched = {file: task for task in [*queued.values(), *tasks] for file in task.job_files}
@@ -115,7 +114,7 @@ def submit(jobs: Sequence[dict[str, Any]], options: Mapping[str, Any], runs_per_
     write_text(listed, "".join("\t".join(group) + "\n" for group in groups))
     executor = JobArrays(FOLDER)
     executor.update_parameters(**parameters(jobs[0], options))
-    array = executor.submit_array(["bash", str(SCRIPT), str(listed), *training_command(jobs[0])], len(groups))
+    array = executor.submit_command(["bash", str(SCRIPT), str(listed), *training_command(jobs[0])], len(groups))
     write_json(FOLDER / f"{array}.json", {"array": array, "tasks": groups})
     say(f"Slurm job {array}: {len(jobs)} runs in {len(groups)} tasks; they go on when this ends (scancel {array})")
     return [Task(f"{array}_{number}", tuple(group)) for number, group in enumerate(groups)]

@@ -1,5 +1,7 @@
 """Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events [FD]]
 
+A list of many, six at a time on one GPU:  python -m training @jobs.txt --at-once 6 --runs-per-gpu 6
+
 Several processes train each network together:  torchrun --nproc-per-node 2 --max-restarts 3 -m training JOB.json
 With --max-restarts they start again from the last checkpoint when one of them dies; bad input is not tried again.
 
@@ -14,6 +16,7 @@ import gc
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -23,6 +26,7 @@ from typing import TextIO
 
 from storage.errors import InputError, command
 from storage.files import read_json
+from storage.locks import is_held, run_lock
 from storage.run_folder import RunFolder
 from storage.source import numeric_digest, numeric_files
 from training.processes import ONE, Processes
@@ -37,9 +41,15 @@ MOST_BYTES = 65536
 @command
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m training", description="Train networks, each with one seed, one after the other."
+        prog="python -m training",
+        description="Train networks, each with one seed, one after the other.",
+        fromfile_prefix_chars="@",
     )
-    parser.add_argument("jobs", type=Path, nargs="*", metavar="JOB", help="a job file (JSON)")
+    parser.add_argument(
+        "jobs", type=Path, nargs="*", metavar="JOB", help="a job file (JSON); @FILE: a list, one per line"
+    )
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="train by N processes (%(default)s)")
+    parser.add_argument("--skip-locked", action="store_true", help="leave out a run that another process trains now")
     parser.add_argument(
         "--events", type=int, nargs="?", const=1, metavar="FD", help="write one JSON object per line to FD (default: 1)"
     )
@@ -52,7 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
         raise InputError("no job file is given: name one, as `python -m training JOB.json`")
     if options.runs_per_gpu is not None and options.runs_per_gpu < 1:
         raise InputError(f"--runs-per-gpu is {options.runs_per_gpu}: give a whole number from 1 up")
+    if options.at_once < 1:
+        raise InputError(f"--at-once is {options.at_once}: give a whole number from 1 up")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if options.at_once > 1:
+        return train_at_once(options.jobs, options.at_once, options.runs_per_gpu)
     if options.serve is not None:
         return serve(options.serve)
     processes = Processes.of_environment()
@@ -63,8 +77,36 @@ def main(arguments: list[str] | None = None) -> int:
         codes = [
             attempt(path, events, options.locked, processes, options.runs_per_gpu, not options.no_wait)
             for path in options.jobs
+            if not (options.skip_locked and trains_elsewhere(path))
         ]
     return min((code for code in codes if code), default=0)
+
+
+def train_at_once(jobs: list[Path], count: int, runs_per_gpu: int | None) -> int:
+    """Train jobs by several processes, each of which begins at another place of the list, and return an exit code.
+
+    A process trains each run of the list that is not finished and that no other one trains then.
+    """
+    command = [sys.executable, "-m", "training", "--skip-locked"]
+    if runs_per_gpu is not None:
+        command += ["--runs-per-gpu", str(runs_per_gpu)]
+    starts = [len(jobs) * number // count for number in range(min(count, len(jobs)))]
+    processes = [subprocess.Popen([*command, *map(str, jobs[start:] + jobs[:start])]) for start in starts]
+    try:
+        codes = [process.wait() for process in processes]
+    finally:
+        for process in processes:
+            process.terminate()
+    # A process that was ended by a signal has a negative code.
+    return min((code if code > 0 else 1 for code in codes if code), default=0)
+
+
+def trains_elsewhere(path: Path) -> bool:
+    """Return whether another process holds the lock of a job's run; False for a job that cannot be read."""
+    try:
+        return is_held(run_lock(Job.read(path).run_directory))
+    except InputError:
+        return False
 
 
 def serve(descriptor: int) -> int:

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from models.layers import parameter_count
+from storage.locks import file_lock, run_lock
 from storage.source import ROOT, numeric_digest, numeric_files
 from tests.training.outcome import outcome
 from training.__main__ import main
 from training.machine import machine
+
+FLAT = {"name": "constant", "warmup_epochs": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +111,21 @@ def test_the_machine_is_printed_as_json():
         [sys.executable, "-m", "training.machine"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout) == machine() and set(machine()) >= {"torch", "cuda", "device"}
+
+
+def test_a_list_is_trained_by_several_processes_each_run_once(write_job, image_directory, tmp_path):
+    paths = [
+        write_job(image_directory, f"run-{seed}", "densenet", seed=seed, training={"max_epochs": 1, "schedule": FLAT})
+        for seed in range(3)
+    ]
+    held = write_job(image_directory, "held", "densenet", training={"max_epochs": 1, "schedule": FLAT})
+    listed = tmp_path / "jobs.txt"
+    listed.write_text("".join(f"{path}\n" for path in [*paths, held]))
+    command = [sys.executable, "-m", "training", f"@{listed}", "--at-once", "2"]
+    with file_lock(run_lock(tmp_path / "runs/held")):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for path in paths:
+        directory = tmp_path / "runs" / path.stem
+        assert len((directory / "log.txt").read_text().splitlines()) == 1 and (directory / "result.json").is_file()
+    assert not (tmp_path / "runs/held/result.json").exists()
