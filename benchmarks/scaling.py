@@ -28,9 +28,12 @@ only then are losses of several processes those of one. HAN has no batch norm.
 """
 
 import argparse
+import contextlib
 import gc
 import json
+import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -55,7 +58,7 @@ from benchmarks.end_to_end import PLAIN, WITHOUT_WARM_UP, drawn_images, drawn_te
 from cuda_ext import bench
 from cuda_ext.graphs import Graphs
 from models.objectives import make_objective
-from storage.errors import InputError, WorkFailed, command, nearest, refuse_unknown
+from storage.errors import InputError, command, nearest, refuse_unknown
 from storage.files import read_json, write_json
 from storage.prepared import Prepared
 from training.device import acquire_device, configure
@@ -65,7 +68,9 @@ from training.processes import ONE, Processes
 from training.settings import Settings
 from training.step import Outcome, Step
 
-STEPS, PASSES, WARM_PASSES = 20, 5, 2
+STEPS, PASSES, WARM_PASSES = 12, 3, 3
+# After which the processes of a case are killed: a collective that not all processes call waits forever.
+TIMEOUT = 90
 LOSSES = 10
 # DistributedDataParallel measures itself, on the host, in its first calls.
 CALLS_BEFORE_CAPTURE = 12
@@ -307,24 +312,30 @@ class Subject:
     def measure(self, ways: Sequence[Way]) -> Iterator[dict[str, Any]]:
         """Yield one row per way; of one process, one row."""
         compute, all_reduce = self.parts()
+        gc.collect()
         for way in ways if self.processes.several else [Way.of("flat")]:
+            yield self.row(way, compute, all_reduce)
+            # A graph that is destroyed while another one is captured ends that capture.
             gc.collect()
-            step = self.step(way)
-            losses = self.losses(step)
-            seconds = self.timed(lambda: self.pass_over(step, self.ready))  # noqa: B023 (called at once)
-            epochs = iter(range(2, 2 + WARM_PASSES + PASSES))
-            with_batches = self.timed(lambda: self.pass_over(step, self.made.epoch(next(epochs))))  # noqa: B023
-            yield {
-                "way": way.name if self.processes.several else "none",
-                "step": seconds,
-                "compute": compute,
-                "not_hidden": seconds - compute,
-                "all_reduce": all_reduce,
-                "with_batches": with_batches,
-                "rows_per_second": self.settings.batch_size / seconds * 1e3,
-                "losses": losses,
-                "captured": not (step._graphs is None or step._graphs.failed),
-            }
+
+    def row(self, way: Way, compute: float, all_reduce: float) -> dict[str, Any]:
+        """Measure one way; compute and all_reduce: milliseconds of ``parts``."""
+        step = self.step(way)
+        losses = self.losses(step)
+        seconds = self.timed(lambda: self.pass_over(step, self.ready))
+        epochs = iter(range(2, 2 + WARM_PASSES + PASSES))
+        with_batches = self.timed(lambda: self.pass_over(step, self.made.epoch(next(epochs))))
+        return {
+            "way": way.name if self.processes.several else "none",
+            "step": seconds,
+            "compute": compute,
+            "not_hidden": seconds - compute,
+            "all_reduce": all_reduce,
+            "with_batches": with_batches,
+            "rows_per_second": self.settings.batch_size / seconds * 1e3,
+            "losses": losses,
+            "captured": not (step._graphs is None or step._graphs.failed),
+        }
 
     def parts(self) -> tuple[float, float]:
         """Return the milliseconds of a step without the sum, and those of the sum alone."""
@@ -340,32 +351,34 @@ class Subject:
 
 
 def work(options: argparse.Namespace) -> None:
-    """Measure in one of torchrun's processes; rank 0 writes the rows so far to ``--worker``."""
+    """Measure a case in one of torchrun's processes; rank 0 prints rows and writes them so far to ``--worker``."""
     processes = Processes.of_environment()
-    rows: list[dict[str, Any]] = []
+    # Steps and their graphs are cycles: they are collected between ways, and never during a capture.
+    gc.disable()
     with processes.joined(), acquire_device(processes) as device:
         if device.type == "cuda":
             environment = bench.environment() | {"nccl": ".".join(map(str, torch.cuda.nccl.version()))}
         else:
             environment = {"gpu": None, "torch": torch.__version__, "python": platform.python_version()}
-        for name in options.cases or CASES:
-            case = CASES[name]
-            if options.debug:
-                case = replace(case, batch=8)
-            settings = Settings(
-                **{**case.training, "amp": options.amp, "schedule": WITHOUT_WARM_UP}
-                | {"batch_size": case.batch_size(processes.world_size)}
-            )
-            configure(settings)
-            draw = drawn_text if case.model == "han" else drawn_images
-            prepared = draw((options.steps * settings.batch_size, 1))
-            subject = Subject(
-                case, prepared, settings, device, processes, options.synchronised_batch_norm, options.debug
-            )
-            for row in subject.measure([Way.of(way) for way in options.ways]):
-                rows.append({"case": name, "processes": processes.world_size, "batch": settings.batch_size, **row})
-                if processes.main:
-                    write_json(options.worker, {"environment": environment, "rows": rows})
+        if processes.several:
+            # The communicator is made by its first use, which no graph may hold.
+            torch.distributed.all_reduce(torch.zeros(1, device=device))
+        (name,) = options.cases
+        case = replace(CASES[name], batch=8) if options.debug else CASES[name]
+        settings = Settings(
+            **{**case.training, "amp": options.amp, "schedule": WITHOUT_WARM_UP}
+            | {"batch_size": case.batch_size(processes.world_size)}
+        )
+        configure(settings)
+        draw = drawn_text if case.model == "han" else drawn_images
+        prepared = draw((options.steps * settings.batch_size, 1))
+        subject = Subject(case, prepared, settings, device, processes, options.synchronised_batch_norm, options.debug)
+        rows: list[dict[str, Any]] = []
+        for row in subject.measure([Way.of(way) for way in options.ways]):
+            rows.append({"case": name, "processes": processes.world_size, "batch": settings.batch_size, **row})
+            if processes.main:
+                write_json(options.worker, {"environment": environment, "rows": rows})
+                print(line(with_efficiency(rows)[-1]), flush=True)
 
 
 def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -389,33 +402,61 @@ def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return a Markdown table; milliseconds per step."""
-    lines = [
-        "| case | processes | batch | way | rows/s | efficiency | step | compute | not hidden | all-reduce "
-        "| with batches | losses differ by | graph |",
-        f"|{'---|' * 13}",
-    ]
-    for row in rows:
-        efficiency = "" if row["efficiency"] is None else f"{row['efficiency']:.1%}"
-        difference = "" if row["loss_difference"] is None else f"{row['loss_difference']:.1e}"
-        parts = (f"{row[part]:.3f}" for part in ("step", "compute", "not_hidden", "all_reduce", "with_batches"))
-        cells = [row["case"], row["processes"], row["batch"], row["way"], f"{row['rows_per_second']:,.0f}", efficiency]
-        cells += [*parts, difference, "yes" if row["captured"] else "no"]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+    return "\n".join([HEAD, *map(line, rows)])
 
 
-def launch(count: int, arguments: list[str], folder: Path) -> dict[str, Any]:
-    """Measure with ``count`` processes under torchrun; WorkFailed where they end with an error."""
-    results = folder / f"{count}.json"
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    code = subprocess.run(
-        [sys.executable, *torchrun, "-m", "benchmarks.scaling", *arguments, "--worker", str(results)]
-    ).returncode
-    if code and not results.is_file():
-        raise WorkFailed(f"{count} processes ended with exit code {code}")
-    if code:
-        print(f"warning: {count} processes ended with exit code {code}: later rows are missing", file=sys.stderr)
-    return read_json(results)
+HEAD = (
+    "| case | processes | batch | way | rows/s | efficiency | step | compute | not hidden | all-reduce | with batches "
+    f"| losses differ by | graph |\n|{'---|' * 13}"
+)
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return one line of the table."""
+    efficiency = "" if row["efficiency"] is None else f"{row['efficiency']:.1%}"
+    difference = "" if row["loss_difference"] is None else f"{row['loss_difference']:.1e}"
+    parts = (f"{row[part]:.3f}" for part in ("step", "compute", "not_hidden", "all_reduce", "with_batches"))
+    cells = [row["case"], row["processes"], row["batch"], row["way"], f"{row['rows_per_second']:,.0f}", efficiency]
+    cells += [*parts, difference, "yes" if row["captured"] else "no"]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def launch(count: int, case: str, arguments: list[str], timeout: float) -> dict[str, Any] | None:
+    """Measure a case with ``count`` processes under torchrun; return what they measured until their end or timeout."""
+    # As PyTorch's notes on CUDA graphs ask for collectives in a graph: no thread looks at their events.
+    environment = {**os.environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder, "results.json")
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+        worker = ["-m", "benchmarks.scaling", case, *arguments, "--worker", str(results)]
+        process = subprocess.Popen([sys.executable, *torchrun, *worker], env=environment)
+        try:
+            ended = f"ended with exit code {code}" if (code := process.wait(timeout)) else ""
+        except subprocess.TimeoutExpired:
+            ended = f"were killed after {timeout:g} seconds"
+        finally:
+            end(process)
+        if ended:
+            print(f"warning: {count} processes of {case} {ended}: further ways are missing", file=sys.stderr)
+        return read_json(results) if results.is_file() else None
+
+
+def end(process: subprocess.Popen) -> None:
+    """Kill torchrun and its workers: where they wait for each other in a collective, they ignore SIGTERM."""
+    for one in [*descendants(process.pid), process.pid] if process.poll() is None else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+    process.wait()
+
+
+def descendants(parent: int) -> list[int]:
+    """Return the ids of the processes that a process has started, and of those that these have started (Linux)."""
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
+                found += [*descendants(int(entry.name)), int(entry.name)]
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -428,6 +469,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--amp", default="auto", help="precision, as training.amp (%(default)s)")
     parser.add_argument("--synchronised-batch-norm", action="store_true", help="take statistics over all processes")
     parser.add_argument("--debug", action="store_true", help="tiny networks and batches")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds of a case (%(default)s)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -441,16 +483,19 @@ def main(arguments: list[str] | None = None) -> None:
         raise InputError(
             "the benchmark times steps on NVIDIA GPUs, and PyTorch sees none: see `nvidia-smi`, or --debug"
         )
-    measured: dict[str, Any] = {"arguments": arguments, "rows": []}
-    with tempfile.TemporaryDirectory() as folder:
+    passed_on = ["--ways", *options.ways, "--steps", str(options.steps), "--amp", options.amp]
+    passed_on += [flag for flag in ("--synchronised-batch-norm", "--debug") if flag in arguments]
+    measured: dict[str, Any] = {"arguments": arguments, "environment": None, "rows": []}
+    print(HEAD, flush=True)
+    for case in options.cases or CASES:
         for count in options.processes:
-            found = launch(count, arguments, Path(folder))
-            measured["environment"] = found["environment"]
-            measured["rows"] = with_efficiency([*measured["rows"], *found["rows"]])
-            print(table([row for row in measured["rows"] if row["processes"] == count]), flush=True)
+            found = launch(count, case, passed_on, options.timeout)
+            if found:
+                measured["environment"] = found["environment"]
+                measured["rows"] = with_efficiency([*measured["rows"], *found["rows"]])
             if options.json:
                 write_json(options.json, measured)
-    print(json.dumps(measured))
+    print(f"\n{table(measured['rows'])}\n{json.dumps(measured)}")
 
 
 if __name__ == "__main__":
