@@ -130,6 +130,28 @@ def default_accuracies() -> Table:
     return ["data", "variant or baseline", "test accuracy"], rows
 
 
+def larger_experiments() -> Table:
+    """Return the accuracies of whole data sets on one GPU: the line of texts, then that of images."""
+    rows = []
+    for name, title in (("imdb", "IMDB, 25,000 test reviews"), ("newsgroups20", "20 Newsgroups, 7,309 test posts")):
+        metrics = read_json(f"results/{name}/metrics.json")
+        han = metrics["variants"]["han"]["test"]["accuracy"]
+        baselines = metrics["baselines"][name].values()
+        best = max(baselines, key=lambda one: one["test"]["accuracy"])
+        cells = [title, "HAN", interval(han, 4, sign=False), str(len(metrics["variants"]["han"]["seeds"]))]
+        rows.append([*cells, f"{best['name']}: {best['test']['accuracy']:.4f}"])
+    for name in ("94", "96"):
+        one = read_json(f"benchmarks/results/2026-11-22-nvidia-h200-speed-{name}.json")
+        cells = [
+            "CIFAR-10, 10,000 test images",
+            f"fastnet {name}",
+            interval(one["accuracy"], 4, sign=False),
+            str(one["n"]),
+        ]
+        rows.append([*cells, f"trained in {one['seconds']['whole']:.1f} s"])
+    return ["data", "network", "test accuracy", "seeds", "beside it"], rows
+
+
 def readers_accuracies() -> Table:
     imdb, news = read_json("results/imdb/metrics.json"), read_json("results/newsgroups20/metrics.json")
     unrepeated = imdb["without_repeated"]["imdb"]
@@ -317,6 +339,34 @@ def speed_end_to_end() -> Table:
             + [f"{share[part]:.1%}" for part in ("with validation", "whole")]
         )
     return ["network", "batch", "step alone", "with validation", "share", "share with checkpoints"], rows
+
+
+def speed_records() -> Table:
+    rows = []
+    for name in ("94", "96"):
+        one = read_json(f"benchmarks/results/2026-11-22-nvidia-h200-speed-{name}.json")
+        accuracy = {key: 100 * value for key, value in one["accuracy"].items()}
+        rows.append(
+            [
+                f"{name} %",
+                f"{one['parameters'] / 1e6:.1f} million",
+                str(one["training"]["max_epochs"]),
+                f"{interval(accuracy, 2, sign=False)} %",
+                str(one["n"]),
+                f"{one['seconds']['whole']:.2f}",
+                f"{one['slowest_seconds']:.2f}",
+            ]
+        )
+    return ["goal", "parameters", "epochs", "test accuracy", "seeds", "seconds", "slowest seed"], rows
+
+
+def memory() -> Table:
+    peaks: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    for one in read_json("benchmarks/results/2026-11-22-nvidia-h200-memory.json")["results"]:
+        peaks[one["network"], one["batch"]][one["variant"]] = one["peak_bytes"] / 2**30
+    ways = ("this", "modules", "modules, checkpointed")
+    rows = [[name, str(batch), *(f"{of[way]:.2f}" for way in ways)] for (name, batch), of in peaks.items()]
+    return ["network", "batch", "reread, GiB", "modules, GiB", "modules, recomputed, GiB"], rows
 
 
 def speed_prediction() -> Table:
