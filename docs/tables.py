@@ -203,22 +203,38 @@ def imdb_trials() -> Table:
     return ["settings changed", "difference in accuracy", "parts"], rows
 
 
-def cuts() -> Table:
-    rows: dict[str, list[str]] = {}
-    for row in read_rows("results/studies/quantiles/cuts.csv"):
-        if row["together"] == "True":
-            accuracy = {"mean": row["test_accuracy"], "low": row["test_low"], "high": row["test_high"]}
-            kept = f"{100 * float(row['train_words_kept']):.0f} %" + (" (knee)" if row["knee"] == "True" else "")
-            numbers = {key: float(value) for key, value in accuracy.items()}
-            rows.setdefault(row["words"], []).extend([kept, interval(numbers, 3, sign=False)])
-    header = ["quantile", "IMDB: words kept", "test accuracy", "20 Newsgroups: words kept", "test accuracy"]
-    return header, [[quantile, *cells] for quantile, cells in sorted(rows.items(), key=lambda one: float(one[0]))]
+QUANTILES = {"imdb": "IMDB", "newsgroups20": "20 Newsgroups", "docstrings": "docstrings"}
+
+
+def quantiles() -> Table:
+    rows: dict[float, list[str]] = defaultdict(list)
+    for number, data in enumerate(QUANTILES):
+        for row in read_rows(f"results/studies/quantiles/{data}/truncation.csv"):
+            accuracy = {key: float(row[f"test_{key}"]) for key in ("low", "high")} | {
+                "mean": float(row["test_accuracy"])
+            }
+            cells = rows[float(row["quantile"])]
+            cells += [""] * (2 * number - len(cells))
+            knee = " (knee)" if row["knee"] == "True" else ""
+            cells += [f"{100 * float(row['train_words_kept']):.0f} %{knee}", interval(accuracy, 3, sign=False)]
+    header = ["quantile", *(cell for title in QUANTILES.values() for cell in (f"{title}: words kept", "test accuracy"))]
+    ordered = sorted(rows.items())
+    return header, [[f"{quantile:g}", *cells, *[""] * (len(header) - 1 - len(cells))] for quantile, cells in ordered]
+
+
+def quantile_verdicts() -> Table:
+    rows: dict[str, dict[str, str]] = defaultdict(dict)
+    for data in QUANTILES:
+        for one in read_json(f"results/quantiles-{data}/verdicts.json")["verdicts"]:
+            rows[one["name"]][data] = f"{verdict(one['verdict'])}, {interval(one['over_seeds_and_items'], 3)}"
+    body = [[f"{int(name[1:]) / 100:g}", *(cells.get(data, "") for data in QUANTILES)] for name, cells in rows.items()]
+    return ["whole texts are better than those truncated at", *QUANTILES.values()], body
 
 
 def padding() -> Table:
     """Return the time of a step and the share of padding on IMDB, by the quantile of words and sentences alike."""
     rows: dict[str, dict[str, list[str]]] = defaultdict(dict)
-    for row in read_rows("results/studies/quantiles/steps.csv"):
+    for row in read_rows("benchmarks/results/2026-11-21-nvidia-h200-padding.csv"):
         if row["data"] == "imdb" and row["words"] == row["sentences"]:
             cells = [f"{float(row['median_ms']):.2f}", f"{100 * float(row['padding']):.1f} %"]
             rows[row["words"]][row["way"]] = cells
