@@ -95,8 +95,9 @@ def open_tracking(root: Path = Path()) -> "Tracking":
 
     for name, value in HTTP_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    # MLflow reports success on stderr, where it looks like an error.
+    # MLflow reports success on stderr, where it looks like an error, and prints the address of each run that has ended.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     for name in ("mlflow.store.db.utils", "mlflow.pyfunc", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     uri = tracking_uri(root)
