@@ -124,7 +124,7 @@ def set_champion(tracking: Tracking, data: str, version: str) -> str:
 class LoadedModel:
     """A version of a registered model, ready to predict. Made by ``load_model``.
 
-    description: prepared.json of the data that it was trained on.
+    description: prepared.json of the data that it was trained on. card: the model card as Markdown.
     """
 
     name: str
@@ -132,6 +132,7 @@ class LoadedModel:
     variant: str
     description: Mapping[str, Any] = field(repr=False)
     served: "ServedModel" = field(repr=False)
+    card: str = field(default="", repr=False)
 
     def predict(
         self, values: "Sequence[str] | pandas.DataFrame | numpy.ndarray", attention: bool = True
@@ -149,6 +150,15 @@ class LoadedModel:
             return self.served.predict(None, reader.model_input(values, self.description), parameters)
         except MlflowException as error:
             raise InputError(f"{self.name} version {self.version}: {error.message.splitlines()[0]}") from None
+
+    def check(self, values: "Sequence[str] | pandas.DataFrame | numpy.ndarray") -> None:
+        """Raise InputError, as ``predict`` would, for input that the model does not read."""
+        try:
+            self.served.reader.check(kinds.reader(self.kind).model_input(values, self.description))
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
     @property
     def kind(self) -> str:
@@ -201,7 +211,8 @@ def load_model(
         raise
     except (MlflowException, OSError, ValueError) as error:
         raise InputError(f"{which} does not load ({str(error).splitlines()[0]}): choose another version") from None
-    return LoadedModel(chosen.name, str(chosen.version), chosen.tags.get("variant", "unknown"), description, served)
+    variant = chosen.tags.get("variant", "unknown")
+    return LoadedModel(chosen.name, str(chosen.version), variant, description, served, chosen.description or "")
 
 
 def _find(tracking: Tracking, data: str, variant: str | None, version: int | str | None) -> "ModelVersion":
