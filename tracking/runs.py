@@ -362,6 +362,28 @@ class Tracking:
             children = self._search([parent.info.experiment_id], wanted)
             self._log_latest(parent_id, _mean_and_interval([run.data.metrics for run in children]))
 
+    def baseline(
+        self,
+        experiment: str,
+        data: str,
+        name: str,
+        found: tuple[Mapping[str, Any], Mapping[str, float]],
+        description: Mapping[str, Any],
+    ) -> str:
+        """Log a baseline's choices and metrics (``found``) to a run of its own, one per experiment; return its id.
+
+        description: prepared.json of the rows that it was fitted on.
+        """
+        experiment_id = self.experiment(experiment)
+        chosen, metrics = found
+        # Another version of the data is another run: a parameter of MLflow's never changes.
+        key = content_key({"data": description["data_version"], "name": name, "chosen": chosen})
+        with self._locked():
+            run = self._find_or_create(experiment_id, "baseline_key", key, f"{name} on {data}")
+            self._log_params_and_tags(run, _flat({"variant": name, "data": data, **chosen}), {"baseline": name})
+            self._log_latest(run.info.run_id, metrics)
+        return run.info.run_id
+
     def report(self, experiment: str, files: Iterable[Path], tags: Mapping[str, Any] | None = None) -> str:
         """Log an experiment's report with its figures and tables to a run of its own; return that run's id."""
         experiment_id = self.experiment(experiment)
