@@ -175,6 +175,11 @@ def set_champion(tracking: Tracking, data: str, version: str) -> str:
     return str(version)
 
 
+def champion_tags(data: str, root: Path = Path()) -> Mapping[str, str]:
+    """Return the tags of a data set's champion: ``variant``, ``experiment``, ``validation.score`` and others."""
+    return _find(open_tracking(root), data, None, None).tags
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A version of a registered model, ready to predict. Made by ``load_model``.

@@ -59,7 +59,7 @@ LOCKS = Path(".locks")
 MAXIMUM_METRICS = 25
 METRICS_PER_BATCH = 1000
 # What differs between the seeds of one variant, or only locates a run.
-NOT_OF_THE_VARIANT = {"seed", "run_key", "run_directory", "prepared"}
+NOT_OF_THE_VARIANT = {"seed", "run_key", "key_parts", "run_directory", "prepared"}
 # Entries of result.json that are no figure of merit, or are logged per epoch already.
 NO_METRICS = {"seed", "validation", "betas"}
 # The metric of learnt betas, whose step is the layer's number.
