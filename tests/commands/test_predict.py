@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from selenium.webdriver.support.ui import WebDriverWait
 
 from commands.app import main
 from storage.errors import InputError
@@ -28,6 +29,7 @@ from storage.files import read_json
 from storage.source import ROOT
 from tests.conftest import clean_environment
 from tests.rooms import copy_rooms
+from tests.tracking.comparison import browser, missing
 from tests.tracking.examples import evaluate_run, finish_run, make_job, prepared_images, prepared_text
 from tracking.registry import load_model, log_model, set_champion
 from tracking.runs import open_tracking
@@ -471,6 +473,28 @@ def test_the_server_describes_itself(served):
     assert status == 200 and kind.startswith("text/html")
     # Nothing is loaded from another host, and what a document contains is never HTML.
     assert not re.search(r"(src|href)=.https?:|innerHTML", page)
+
+
+@pytest.mark.skipif(missing() is not None and not os.environ.get("CI"), reason=str(missing()))
+def test_what_is_typed_into_the_page_is_answered_there(served):
+    with browser() as driver:
+        driver.get(served.page)
+        waiting = WebDriverWait(driver, 30)
+        waiting.until(lambda driver: "reread-snippets, version 1" in driver.find_element("id", "name").text)
+        driver.find_element("id", "input").send_keys(f"<b>{TEXT}</b>")
+        driver.find_element("tag name", "button").click()
+        waiting.until(lambda driver: driver.find_elements("id", "result"))
+        answer = served.predict([f"<b>{TEXT}</b>"], attention=True)[1]["predictions"][0]
+        assert driver.find_element("id", "result").text == answer["label"]
+        rows = [row.text.split() for row in driver.find_elements("css selector", "#answer tr")]
+        expected = sorted(answer["probabilities"].items(), key=lambda item: -item[1])
+        assert rows == [[name, f"{probability:.3f}"] for name, probability in expected]
+        words = [word.text for word in driver.find_elements("css selector", ".word")]
+        assert words == [word for sentence in answer["attention"] for word in sentence["words"]]
+        # What a document contains stays text.
+        assert not driver.find_elements("css selector", "#answer b")
+        severe = [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+        assert [entry for entry in severe if "favicon" not in entry["message"]] == []
 
 
 def test_images_are_sent_as_pixels(folder):
