@@ -54,13 +54,16 @@ repro: checked-data
 	@$(RECORD_DATA) || { echo "error: $(NOT_DESCRIBED)" >&2; exit 2; }
 	dvc repro $(if $(filter default,$(EXPERIMENT)),,results/dvc.yaml:experiment@$(EXPERIMENT))
 
-# Install the browser of the tests and Slurm, in CI on Debian. Without Slurm its tests are skipped.
+# Install the browser of the tests and, where they can be had, PostgreSQL and Slurm, in CI on Debian.
 test-packages:
 	@if [ -n "$$CI" ] && ! command -v chromedriver >/dev/null; then \
 	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; fi
+	@if [ -n "$$CI" ] && ! command -v pg_dump >/dev/null; then \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; } \
+	  || echo "note: PostgreSQL cannot be installed: the tests that need it are skipped"; fi
 	@if [ -n "$$CI" ] && ! test -x /usr/sbin/slurmctld; then \
-	  { apt-get update -qq && timeout 180 apt-get install -y -qq slurm-wlm munge; } >/dev/null \
-	    || echo "note: Slurm is not installed: its tests are skipped"; fi
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 180 apt-get install -y -qq slurm-wlm munge >/dev/null; } \
+	  || echo "note: Slurm cannot be installed: the tests that need it are skipped"; fi
 
 test: data test-packages
 	$(PYTHON) -m pytest -n 2 --dist worksteal

@@ -27,7 +27,7 @@ from tests.training.outcome import outcome
 from tracking.runs import open_tracking
 from training.launcher import TrainingFailed, run_training
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.debian
 LONGER = ["training.max_epochs=16", "training.patience=16"]
 
 
