@@ -17,7 +17,7 @@ from storage.source import ROOT
 from tests.tracking.comparison import free_port, server
 from tests.tracking.examples import evaluate_run, finish_run, history, make_job, prepared_text
 from tracking.registry import log_model, set_champion
-from tracking.runs import MAXIMUM_METRICS, TrackedRun, open_tracking, record_run
+from tracking.runs import MAXIMUM_METRICS, TrackedRun, open_tracking, record_run, shared_connection
 
 # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated.
 pytestmark = [
@@ -104,6 +104,43 @@ def test_a_run_carries_what_it_was(folder):
     assert data.dataset.digest == ("0123456789abcdef" * 4)[:36]
     names = {artifact.path for artifact in tracking.client.list_artifacts(run_id)}
     assert names >= {"job.json", "result.json", "environment.json"}
+
+
+def test_a_run_that_is_recorded_as_a_whole_is_as_one_that_was_logged_live(folder):
+    prepared = prepared_text(folder)
+    live, whole = make_job(folder, prepared, "han", seed=0), make_job(folder, prepared, "han", seed=1)
+    about = {"git.commit": "0123abc", "prefect": {"url": "there"}}
+    with shared_connection():
+        tracking = open_tracking()
+        assert open_tracking() is tracking and tracking.recorded(live["experiment"]) == set()
+        first = tracking.start(live, about)
+        for row in history(2):
+            tracking.log_epochs(first, [row])
+        tracking.finish(first, finish_run(live, epochs=2))
+        run = finish_run(whole, epochs=2)
+        write_json(run / "origin.json", about)
+        second = tracking.record(run)
+        # Parents are updated once, at the end.
+        assert "variant.seeds" not in tracking.client.get_run(tracking.parent(live)).data.metrics
+    assert open_tracking() is not tracking
+    parent = tracking.client.get_run(tracking.parent(live))
+    assert parent.data.metrics["variant.seeds"] == 2
+    assert tracking.recorded(live["experiment"]) == {live["run_key"], whole["run_key"]}
+
+    def content(run_id):
+        run = tracking.client.get_run(run_id)
+        seeds = {"seed", "run_key", "mlflow.runName"}
+        parts = {
+            name: {k: v for k, v in getattr(run.data, name).items() if k not in seeds} for name in ("params", "tags")
+        }
+        metrics = {
+            name: [(one.step, one.value) for one in tracking.client.get_metric_history(run_id, name)]
+            for name in run.data.metrics
+        }
+        files = {artifact.path for artifact in tracking.client.list_artifacts(run_id)}
+        return parts, metrics, files, run.info.status, run.inputs.dataset_inputs[0].dataset.digest
+
+    assert content(second) == content(first)
 
 
 def test_learnt_betas_are_one_metric_whose_steps_are_the_layers(folder):

@@ -13,6 +13,7 @@ import pytest
 from storage.errors import InputError
 from storage.locks import file_lock, holder, is_held, run_lock
 from storage.source import ROOT
+from tests.training.outcome import outcome
 from training import launcher
 
 ROOMS = ("storage", "cuda_ext", "models", "batches", "kinds", "runtime", "training")
@@ -61,6 +62,45 @@ def test_training_is_allowed_again_after_it_was_stopped(bare, write_job, text_di
         launcher.allow_training()
     launcher.run_training(job, lambda event: None)
     assert (Path(job["run_directory"]) / "result.json").is_file()
+
+
+def test_a_kept_process_trains_further_runs_with_the_bytes_of_a_new_one(bare, write_job, text_directory, monkeypatch):
+    started, start = [], launcher.Trainer.start
+    monkeypatch.setattr(launcher.Trainer, "start", lambda *given: started.append(start(*given)) or started[-1])
+    first, second, third = (
+        read_job(write_job(text_directory, f"run-{seed}", model="word_average", seed=seed)) for seed in range(3)
+    )
+    events = []
+    with launcher.kept_processes():
+        for job in (first, second):
+            with file_lock(run_lock(job["run_directory"])) as lock:
+                launcher.run_training(job, events.append, lock)
+            assert not is_held(run_lock(job["run_directory"]))
+        assert len(started) == 1 and started[0].process.poll() is None
+        # A process whose run failed is not used again.
+        with pytest.raises(InputError, match="nowhere"):
+            launcher.run_training({**third, "prepared": "nowhere"}, events.append)
+        launcher.run_training(third, events.append)
+    assert len(started) == 2 and all(one.process.poll() is not None for one in started)
+    assert [event["seed"] for event in events if event["event"] == "finished"] == [0, 1, 2]
+    alone = {**second, "run_directory": f"{second['run_directory']}-alone"}
+    launcher.run_training(alone, events.append)
+    assert outcome(Path(alone["run_directory"])) == outcome(Path(second["run_directory"]))
+    assert len((Path(second["run_directory"]) / "log.txt").read_text().splitlines()) == second["training"]["max_epochs"]
+
+
+def test_a_kept_process_that_is_killed_fails_its_run_alone(bare, write_job, text_directory):
+    job = read_job(write_job(text_directory, model="word_average"), max_epochs=9000, patience=9000)
+
+    def kill(event):
+        if event["event"] == "epoch":
+            (process,) = launcher.RUNNING
+            process.kill()
+
+    with launcher.kept_processes():
+        with pytest.raises(launcher.TrainingFailed, match="SIGKILL"):
+            launcher.run_training(job, kill)
+        assert not launcher.KEPT.idle and not launcher.RUNNING
 
 
 def test_several_processes_are_started_stopped_and_resumed(bare, write_job, text_directory):
