@@ -17,7 +17,7 @@ from flows.selection import plan_of
 from planning.reach import plan_reach, reach_lines
 from tasks.progress import say
 from tasks.train import train as train_run
-from tracking.runs import open_tracking
+from tracking.journal import settle, waiting
 from training.launcher import allow_training, stop_training
 
 STOP_SECONDS = 30
@@ -42,8 +42,8 @@ def train(
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
     for line in reach_lines(plan_reach(chosen)):
         say(line)
-    # What a kill left RUNNING in MLflow is settled first.
-    open_tracking().reconcile(chosen.environment.runs)
+    # What a kill left RUNNING in MLflow is closed first, and what waited in journals is sent.
+    settle(chosen.environment.runs, say)
     jobs = chosen.jobs(preprocess(plan=chosen.to_json()))
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=chosen.environment.workers)
     with runner:
@@ -56,4 +56,6 @@ def train(
             stop_training()
             wait_for(futures, timeout=STOP_SECONDS)
             raise
+    if waiting(chosen.environment.runs):
+        settle(chosen.environment.runs, say)
     return [future.result() for future in futures]

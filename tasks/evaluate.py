@@ -32,8 +32,7 @@ from tasks.preprocess import preprocess
 from tasks.progress import say
 from tasks.provenance import commit
 from tasks.step import step
-from tracking.registry import log_model, set_champion
-from tracking.runs import Tracking, open_tracking
+from tracking.journal import Tracker
 
 PLAN = "plan.json"
 
@@ -57,8 +56,8 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first['variant']} seed "
             f"{first['seed']} is the first): run `reread {command} --experiment {experiment}`"
         )
-    tracking = open_tracking()
-    records = [_evaluate_run(job, splits, tracking) for job in jobs]
+    tracker = Tracker(say)
+    records = [_evaluate_run(job, splits, tracker) for job in jobs]
     baselines, repeated = {}, {}
     data_sets = _rows_of_data_sets(chosen, prepared)
     for name, data in data_sets.items():
@@ -83,19 +82,19 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
     )
     write_json(destination / PLAN, chosen.record())
     if not chosen.partial:
-        _track(chosen, records, found, tracking)
+        _track(chosen, records, found, tracker)
     if TaskRunContext.get() is not None:
         _show_in_prefect(chosen, found)
     say(f"report: {destination / 'report.html'}")
     return str(destination)
 
 
-def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracking: Tracking) -> RunRecord:
+def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracker: Tracker) -> RunRecord:
     run_directory, prepared = Path(job["run_directory"]), Path(job["prepared"])
     # Where an evaluation exists, the weights are not opened.
     RunFolder(run_directory).refuse_damage()
     evaluation = evaluate_run(run_directory, prepared, splits)
-    tracking.record(run_directory, evaluation, job=job)
+    tracker.record(run_directory, evaluation, job)
     return RunRecord(job["variant"], job["data"], job["seed"], run_directory, prepared, evaluation)
 
 
@@ -154,14 +153,15 @@ def repeated_rows(raw: Mapping[str, Any]) -> np.ndarray:
     return np.array([content(row) in seen for row in raw["test"]], bool)
 
 
-def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tracking: Tracking) -> None:
+def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tracker: Tracker) -> None:
     """The report as artifacts; of each variant its best seed as a model; the champion of each data set.
 
     An experiment that tunes registers no model: its variants are settings to choose from, not candidates to serve. Nor
     is a run whose weights are on another machine: one line lists the missing ones.
     """
     tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
-    tracking.report(
+    tracker.report(
+        experiment.environment.runs,
         experiment.name,
         [Path(file) for file in found["files"] if Path(file).is_file()] + [experiment.report_directory / PLAN],
         tags,
@@ -172,17 +172,13 @@ def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tr
     champions = {data: about["variant"] for data, about in found["metrics"]["champions"].items()}
     for name, about in found["metrics"]["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
-        run_id = tracking.record(
-            best.run_directory, best.evaluation_directory, {**best.job, "experiment": experiment.name}
-        )
+        job = {**best.job, "experiment": experiment.name}
         if kinds.kind(best.description["kind"]).reader is None:
             continue  # models of this kind are not served
         if not best.run.weights.is_file():
             missing.append(f"{name} seed {best.seed} ({best.run.weights})")
             continue
-        version = log_model(tracking, run_id, best.run_directory)
-        if champions[best.data] == name:
-            set_champion(tracking, best.data, version)
+        tracker.model(best.run_directory, best.evaluation_directory, job, champions[best.data] == name)
     if missing:
         say(f"weights are missing, so no model is registered and no attention shown of: {', '.join(missing)}")
 

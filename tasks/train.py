@@ -20,7 +20,7 @@ from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
 from tasks.step import publishes, step
-from tracking.runs import TrackedRun, record_run
+from tracking.journal import TrackedRun, Tracker, settle, waiting
 from training.launcher import STOPPING, TrainingFailed, TrainingStopped, run_training
 from training.state import COLUMNS
 
@@ -49,7 +49,7 @@ def train(job: Mapping[str, Any], fresh: bool = False, wait: bool = True) -> str
         if damage:
             say(f"{damage}: the run is restored from its last checkpoint")
         elif run.finished:
-            record_run(run_directory, job, say)
+            Tracker(say, strict=False).record(run_directory, None, job)
             say(f"{_summary(job)} (finished before, {run_directory})")
             return str(run_directory)
         if remote:
@@ -99,9 +99,12 @@ def main() -> None:
     arguments = parser.parse_args()
     plan = make_plan(arguments.experiment, [arguments.variant] if arguments.variant else None)
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
+    settle(plan.environment.runs, say)
     with ThreadPoolExecutor(plan.environment.workers) as pool:
         jobs = plan.jobs(prepared)
         folders = list(pool.map(train.fn, jobs))
+    if waiting(plan.environment.runs):
+        settle(plan.environment.runs, say)
     if publishes(plan.name):
         runs = {(job["variant"], job["seed"]): Path(folder) for job, folder in zip(jobs, folders, strict=True)}
         write_json(RESULTS / plan.name / RUNS, run_records(runs))

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -14,10 +13,10 @@ import pytest
 from storage.errors import InputError
 from storage.files import read_json, write_json
 from storage.source import ROOT
-from tests.tracking.comparison import free_port, server
+from tests.tracking.comparison import server
 from tests.tracking.examples import evaluate_run, finish_run, history, make_job, prepared_text
 from tracking.registry import log_model, set_champion
-from tracking.runs import MAXIMUM_METRICS, TrackedRun, open_tracking, record_run
+from tracking.runs import MAXIMUM_METRICS, open_tracking
 
 # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated.
 pytestmark = [
@@ -326,80 +325,3 @@ def test_a_server_instead_of_the_database(folder, monkeypatch):
         assert set_champion(tracking, "snippets", version) == version == log_model(tracking, run_id, run)
         assert list((folder / "artifacts").rglob("best.safetensors"))
     assert [path.name for path in project.iterdir()] == [".locks"]
-
-
-def test_a_server_that_stops_stops_no_training(folder, monkeypatch):
-    """Three runs: one finishes while the server is away, one after it is back, one starts while it is away."""
-    monkeypatch.setattr("tracking.runs.SECONDS_BETWEEN_ATTEMPTS", 0.0)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    port = free_port()
-    prepared = prepared_text(folder)
-    jobs = [make_job(folder, prepared, "han", seed) for seed in range(3)]
-    rows, lines = history(3), []
-
-    def serve():
-        return server(f"sqlite:///{folder / 'server.db'}", folder / "artifacts", folder / "server.log", port)
-
-    with serve() as address:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-        early, late = (TrackedRun(job, {}, lines.append) for job in jobs[:2])
-        for run in (early, late):
-            run.log_epoch(rows[0])
-        assert lines == []
-    for run in (early, late):
-        run.log_epoch(rows[1])
-    # One line per run, however often it fails.
-    early.log_epoch(rows[2])
-    finish_run(jobs[0])
-    early.finish()
-    unlucky = TrackedRun(jobs[2], {}, lines.append)
-    assert len(lines) == 3 and not any("\n" in line for line in lines), lines
-    assert [f"han seed {seed} " in line for seed, line in enumerate(lines)] == [True] * 3
-    with serve():
-        late.log_epoch(rows[2])
-        tracking = open_tracking()
-        assert steps(tracking, late.run_id, "training_loss") == [1, 2, 3]
-        for run, job in ((late, jobs[1]), (unlucky, jobs[2])):
-            finish_run(job)
-            run.finish()
-        # A run that finished while nobody answered is settled at the next start.
-        assert tracking.reconcile(folder / "runs") == {early.run_id: "FINISHED"}
-        for run in (early, late, unlucky):
-            assert tracking.client.get_run(run.run_id).info.status == "FINISHED"
-            for key in ("training_loss", "validation_loss", "validation_score"):
-                assert steps(tracking, run.run_id, key) == [1, 2, 3]
-    assert len(lines) == 3
-
-
-def test_a_locked_database_stops_no_training(folder):
-    job, lines = make_job(folder, prepared_text(folder), "han"), []
-    run = TrackedRun(job, {}, lines.append)
-    other = sqlite3.connect(folder / "mlflow.db", isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    run.log_epoch(history(3)[0])
-    other.close()
-    (line,) = lines
-    assert "database is locked" in line and "\n" not in line
-    finish_run(job)
-    run.finish()
-    tracking = open_tracking()
-    assert steps(tracking, run.run_id, "training_loss") == [1, 2, 3]
-    assert tracking.client.get_run(run.run_id).info.status == "FINISHED" and len(lines) == 1
-
-
-def test_a_failed_run_and_a_finished_one_that_nobody_recorded(folder, monkeypatch):
-    lines = []
-    prepared = prepared_text(folder)
-    run = TrackedRun(make_job(folder, prepared, "han"), {}, lines.append)
-    run.fail("KILLED", "stopped from outside")
-    assert open_tracking().client.get_run(run.run_id).data.tags["ended_by"] == "stopped from outside"
-    assert lines == []
-    job = make_job(folder, prepared, "han", seed=1)
-    finished = finish_run(job)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    record_run(finished, job, lines.append)
-    (line,) = lines
-    assert finished.name in line and "does not answer" in line
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    record_run(finished, job, lines.append)
-    assert len(runs_with(open_tracking(), "run_key", job["run_key"])) == len(lines) == 1
