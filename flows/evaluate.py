@@ -7,9 +7,11 @@ from prefect import flow
 from flows.preprocess import preprocess
 from flows.selection import plan_of
 from tasks.evaluate import evaluate as evaluate_plan
+from tasks.liveness import locked
 
 
 @flow(name="evaluate", log_prints=True)
+@locked
 def evaluate(
     experiment: str = "default",
     variants: list[str] | None = None,

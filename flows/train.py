@@ -15,6 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.preprocess import preprocess
 from flows.selection import plan_of
 from planning.reach import plan_reach, reach_lines
+from tasks.liveness import close_dead_flow_runs, locked
 from tasks.progress import say
 from tasks.train import train as train_run
 from tracking.journal import settle, waiting
@@ -24,6 +25,7 @@ STOP_SECONDS = 30
 
 
 @flow(name="train", log_prints=True)
+@locked
 def train(
     experiment: str = "default",
     variants: list[str] | None = None,
@@ -42,7 +44,8 @@ def train(
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
     for line in reach_lines(plan_reach(chosen)):
         say(line)
-    # What a kill left RUNNING in MLflow is closed first, and what waited in journals is sent.
+    # What a kill left running in Prefect and MLflow is closed first, and what waited in journals is sent.
+    close_dead_flow_runs(say)
     settle(chosen.environment.runs, say)
     jobs = chosen.jobs(preprocess(plan=chosen.to_json()))
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=chosen.environment.workers)

@@ -100,7 +100,10 @@ class Journal:
 
 @dataclass
 class Sender:
-    """Sends entries to MLflow, each with its own time. ``epochs``, ``finish`` and ``fail`` are of the run started last."""
+    """Sends entries to MLflow, each with its own time.
+
+    ``epochs``, ``finish`` and ``fail`` belong to the run that was started last.
+    """
 
     tracking: Tracking
     job: dict[str, Any] = field(default_factory=dict)

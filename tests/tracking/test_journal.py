@@ -161,7 +161,9 @@ def test_a_server_that_is_killed_stops_no_training_and_gets_everything_once(fold
             for path, content in copies.items():
                 path.write_bytes(content)
             assert set(reconcile(folder / "runs").sent) == names
-            assert logged() == before | {found(tracking, killed).info.run_id: before[found(tracking, killed).info.run_id]}
+            assert logged() == before | {
+                found(tracking, killed).info.run_id: before[found(tracking, killed).info.run_id]
+            }
             assert len(tracking.client.search_model_versions("name = 'reread-snippets'")) == 1
             assert reconcile(folder / "runs").sent == [] and lines == [line]
     finally:
