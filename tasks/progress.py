@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from storage.errors import BREAKS, printable
 from tasks import AT_TERMINAL
 
 ARTIFACT_SECONDS = 2.0
@@ -68,6 +69,7 @@ BOARD = Board()
 
 def say(line: str) -> None:
     """Tell a person one line: on the terminal, and in the log of Prefect's run where there is one."""
+    line = printable(line, BREAKS)
     if AT_TERMINAL:
         BOARD.console.print(line, highlight=False, markup=False, soft_wrap=True)
     if FlowRunContext.get() or TaskRunContext.get():
