@@ -56,23 +56,50 @@ def test_importing_it_does_not_import_mlflow(folder):
     assert process.communicate() == ("False\n", "")
 
 
-def test_four_processes_meet_a_fresh_database_and_a_finished_run(folder):
-    """All get through, the database is whole, and the run that all of them record is there once, exactly."""
-    job = make_job(folder, prepared_text(folder), "han")
-    run = finish_run(job)
+def test_eight_processes_meet_no_database_and_all_finish(folder):
+    """Each trains a run of its own and records one that all of them record: all is there once, in one experiment."""
+    prepared = prepared_text(folder)
+    jobs = [make_job(folder, prepared, "han", seed) for seed in range(9)]
+    shared = finish_run(jobs[8])
+    evaluation = evaluate_run(shared)
     code = f"""
+        import os, sys
+        import mlflow.store.tracking.sqlalchemy_store  # imported once: the processes are forked, and start at once
+        from tests.tracking.examples import finish_run, history
+        from tracking.journal import TrackedRun
         from tracking.runs import open_tracking
-        print(open_tracking().record({str(run)!r}, {str(evaluate_run(run))!r}))
+        go, start = os.pipe()
+        processes = []
+        for job in {jobs[:8]!r}:
+            processes.append(os.fork())
+            if processes[-1] == 0:
+                os.close(start)
+                os.read(go, 1)  # ends for all when the parent closes it
+                run = TrackedRun(job, {{}}, lambda line: print(line, file=sys.stderr))
+                for row in history(3):
+                    run.log_epoch(row)
+                finish_run(job)
+                run.finish()
+                print(open_tracking().record({str(shared)!r}, {str(evaluation)!r}), flush=True)
+                os._exit(0)
+        os.close(start)
+        print([os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes])
     """
-    answers = [process.communicate() for process in [python(code, folder) for _ in range(4)]]
-    assert len({answer for answer, _ in answers}) == 1, answers
+    output, errors = python(code, folder).communicate()
+    assert errors == ""
+    *recorded, codes = output.splitlines()
+    assert codes == str([0] * 8) and len(recorded) == 8 and len(set(recorded)) == 1
     tracking = open_tracking()
-    (found,) = runs_with(tracking, "run_key", job["run_key"])
-    assert found.info.run_id == answers[0][0].strip()
-    assert found.info.status == "FINISHED"
-    assert steps(tracking, found.info.run_id, "training_loss") == [1, 2, 3]
-    assert steps(tracking, found.info.run_id, "test.accuracy") == [0]
+    assert [one.name for one in tracking.client.search_experiments() if one.name != "Default"] == ["trial"]
+    for job in jobs:
+        (found,) = runs_with(tracking, "run_key", job["run_key"])
+        assert found.info.status == "FINISHED"
+        assert steps(tracking, found.info.run_id, "training_loss") == [1, 2, 3]
+    assert recorded[0] == found.info.run_id and steps(tracking, found.info.run_id, "test.accuracy") == [0]
+    (parent,) = runs_with(tracking, "mlflow.runName", "han")
+    assert parent.data.metrics["variant.seeds"] == 9
     assert [path.name for path in folder.glob("*mlflow.db*")] == ["mlflow.db"]
+    assert not list(folder.glob("runs/.journals/*.jsonl"))
 
 
 def test_a_run_carries_what_it_was(folder):
