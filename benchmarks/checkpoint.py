@@ -22,14 +22,13 @@ from unittest import mock
 import torch
 
 from benchmarks.end_to_end import IMAGES, Clock, drawn_images
-from cuda_ext import bench
-from planning.experiment import VariantSettings, load_experiment
+from planning.plan import Variant, make_plan
 from storage.errors import InputError, command, refuse_unknown
 from storage.files import write_json
 from storage.prepared import Prepared
 from training import loop
 from training.checkpoint import Checkpoint
-from training.device import configure
+from training.device import configure, environment
 from training.settings import Job, Settings
 
 # Subject: experiment and variant.
@@ -51,13 +50,13 @@ def main() -> None:
     if not 0 <= arguments.warm < arguments.epochs:
         raise InputError(f"--warm is {arguments.warm}: give fewer than --epochs ({arguments.epochs})")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    measured: dict[str, Any] = {"environment": bench.environment(), "results": {}}
+    measured: dict[str, Any] = {"environment": environment(device, runs_per_gpu=1), "results": {}}
     print("| network | MB | writing, s | waited, s | epoch, s | share | difference |")
     print(f"|{'---|' * 7}")
     prepared = drawn_images((arguments.rows - arguments.rows // 10, arguments.rows // 10))
     for name in arguments.subjects or SUBJECTS:
         experiment, variant = SUBJECTS[name]
-        subject = load_experiment(experiment).variants[variant]
+        subject = make_plan(experiment, [variant]).variants[variant]
         found = measure(subject, prepared, device, arguments.epochs, arguments.warm, arguments.rounds, arguments.folder)
         measured["results"][name] = {"experiment": experiment, "variant": variant, **found}
         print(line(name, found), flush=True)
@@ -67,7 +66,7 @@ def main() -> None:
 
 
 def measure(
-    subject: VariantSettings,
+    subject: Variant,
     prepared: Prepared,
     device: torch.device,
     epochs: int,

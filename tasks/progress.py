@@ -1,5 +1,6 @@
 """Progress of training: a live table on a terminal, otherwise one line per epoch, and a bar in Prefect."""
 
+import contextlib
 import sys
 import threading
 import time
@@ -86,8 +87,10 @@ class RunProgress:
         self.artifact: UUID | None = None
         self.updated = 0.0
         if TaskRunContext.get() is not None:
-            artifact = create_progress_artifact(progress=0.0, description=f"Training {self.name}")
-            self.artifact = artifact if isinstance(artifact, UUID) else None
+            # A server of Prefect that is gone costs the bar and not the run.
+            with contextlib.suppress(Exception):
+                artifact = create_progress_artifact(progress=0.0, description=f"Training {self.name}")
+                self.artifact = artifact if isinstance(artifact, UUID) else None
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] not in ("progress", "epoch"):
@@ -103,15 +106,22 @@ class RunProgress:
         now = time.monotonic()
         if self.artifact and (event["event"] == "epoch" or now - self.updated > ARTIFACT_SECONDS):
             self.updated = now
-            update_progress_artifact(self.artifact, progress=100.0 * event["epoch"] / self.max_epochs)
+            self._fill(100.0 * event["epoch"] / self.max_epochs)
 
     def finish(self, line: str) -> None:
         """The run is over: leave one line about it and a full bar."""
         if self.terminal:
             BOARD.remove(self.name)
         say(line)
+        self._fill(100.0)
+
+    def _fill(self, percent: float) -> None:
+        """Fill the bar in Prefect; leave it as it is from the first error on."""
         if self.artifact:
-            update_progress_artifact(self.artifact, progress=100.0)
+            try:
+                update_progress_artifact(self.artifact, progress=percent)
+            except Exception:  # whatever Prefect's client raises
+                self.artifact = None
 
 
 def _loss(event: dict[str, Any]) -> float:

@@ -5,13 +5,13 @@ import dataclasses
 import torch
 
 from benchmarks import checkpoint, end_to_end
-from planning.experiment import load_experiment
+from planning.plan import make_plan
 from storage.source import ROOT
 
 
 def test_a_checkpoint_is_timed_as_a_share_of_an_epoch(tmp_path):
-    subject = load_experiment("densenet-fast", ROOT).variants["densenet-75"]
-    small = dataclasses.replace(subject, network={"depth": 10, "growth_rate": 4})
+    subject = make_plan("densenet-fast", root=ROOT).variants["densenet-75"]
+    small = dataclasses.replace(subject, network={**subject.network, "depth": 10, "growth_rate": 4})
     try:
         found = checkpoint.measure(small, end_to_end.drawn_images((40, 10)), torch.device("cpu"), 3, 1, 1, tmp_path)
     finally:

@@ -1,7 +1,9 @@
 """A deployed flow that is cancelled or killed: nothing is left running, and the worker trains the next one."""
 
+import contextlib
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from storage.source import ROOT
 from tests.commands.test_serve import call, free_port
 from tests.flows.test_survival import child_runs, trainers, wait_until_gone
 
@@ -17,6 +20,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 DENSENET = "densenet: {network: {depth: 10, growth_rate: 4}, training: {max_epochs: 3}}"
 LONG = DENSENET.replace("max_epochs: 3", "max_epochs: 3000, patience: 3000")
 STOP_SECONDS = 30
+# A process that holds the lock of a flow run.
+HOLDS = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from storage.locks import file_lock
+with file_lock(Path(".locks/flow-runs") / (sys.argv[1] + ".lock")):
+    print("held", flush=True)
+    time.sleep(600)
+"""
 
 
 def wait_for(condition, seconds: float = 120):
@@ -99,9 +112,10 @@ def test_a_deployed_flow_is_cancelled_run_again_and_killed_with_its_worker(proje
         assert len(checkpoints) == 2 and not (folder / "result.json").exists()
 
         # The same worker trains the next flow, which resumes the run; then both are killed.
-        served.run()
+        second = served.run()
         wait_for(lambda: served.trained(int(checkpoints[-1]) + 2))
         assert f"resumed after epoch {int(checkpoints[-1])}\n" in (folder / "log.txt").read_text()
+        live = served.run()
         for process in served.processes():
             if "training" not in process.cmdline():
                 process.kill()
@@ -113,7 +127,14 @@ def test_a_deployed_flow_is_cancelled_run_again_and_killed_with_its_worker(proje
         serve.wait(60)
     assert project.processes() == {}
     assert statuses(project) == ["RUNNING"]
-    settled = json.loads(project.run("python", "-m", "commands", "reconcile", "--json").stdout)
+    # A flow run whose lock a process holds is alive, whatever Prefect shows.
+    with subprocess.Popen([sys.executable, "-c", HOLDS, live], cwd=project.directory, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        settled = json.loads(project.run("python", "-m", "commands", "reconcile", "--json").stdout)
+        holder.kill()
+    with contextlib.closing(sqlite3.connect(project.directory / ".prefect/prefect.db")) as database:
+        states = dict(database.execute("SELECT id, state_type FROM flow_run"))
+    assert (states[second], states[live]) == ("CRASHED", "SCHEDULED")
     assert list(settled["closed"].values()) == ["KILLED"] and settled["sent"] == [] and settled["left"] == {}
     assert set(settled["flow_runs"].values()) == {"Crashed"}
     assert statuses(project) == ["KILLED"]

@@ -1,5 +1,6 @@
 """A flow that is killed or interrupted leaves no process behind, loses no whole epoch, and goes on where it was."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -97,10 +98,10 @@ def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weight
     assert [path.name for path in (project.directory / "reports").iterdir()] == ["tiny-part"]
     assert "resumed after epoch" in (run / "log.txt").read_text()
     # The second flow has closed what was left of the first.
-    with sqlite3.connect(project.directory / ".prefect/prefect.db") as database:
+    with contextlib.closing(sqlite3.connect(project.directory / ".prefect/prefect.db")) as database:
         states = Counter(state for (state,) in database.execute("SELECT state_type FROM flow_run"))
-    database.close()
     assert states["CRASHED"] == 1 and set(states) == {"CRASHED", "COMPLETED"}
+    assert not list((project.directory / ".locks/flow-runs").iterdir())
     (finished,) = child_runs(project)
     assert finished.info.status == "FINISHED"
     client = MlflowClient(tracking_uri=f"sqlite:///{project.directory / 'mlflow.db'}")
