@@ -24,7 +24,7 @@ from typing import Any
 
 from storage.errors import InputError
 from storage.locks import file_lock, run_lock
-from tracking.runs import RUN_LOCKS, Tracking, Unavailable, open_tracking, tracking_uri
+from tracking.runs import HAPPENED, RUN_LOCKS, Tracking, Unavailable, open_tracking, tracking_uri
 
 FOLDER = ".journals"
 SECONDS_BETWEEN_ATTEMPTS = 60.0
@@ -112,11 +112,11 @@ class Sender:
     def send(self, one: Mapping[str, Any]) -> None:
         """Send an entry; an error of MLflow is raised."""
         arguments = {name: value for name, value in one.items() if name not in ("time", "what")}
-        self.tracking.time = one["time"]
+        token = HAPPENED.set(one["time"])
         try:
             getattr(self, one["what"])(**arguments)
         finally:
-            self.tracking.time = None
+            HAPPENED.reset(token)
 
     def start(self, job: dict[str, Any], about: Mapping[str, Any]) -> None:
         self.job, self.run_id = job, self.tracking.start(job, about)

@@ -27,6 +27,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -153,6 +154,15 @@ def _create_database(root: Path) -> None:
         working.unlink(missing_ok=True)
 
 
+# When that happened which is logged now, in milliseconds since 1970; None: now. Each thread has its own.
+HAPPENED: ContextVar[int | None] = ContextVar("happened", default=None)
+
+
+def logged_at() -> int:
+    """Return the time of what is logged, in milliseconds since 1970."""
+    return HAPPENED.get() or int(time.time() * 1000)
+
+
 class RunLocks:
     """The locks of the runs that this process tracks, each with the thread that acquired it."""
 
@@ -190,8 +200,6 @@ class Tracking:
         self.uri = uri
         self.root = root.resolve()
         self.logged_steps: dict[str, dict[str, set[int]]] = {}
-        # When what is logged happened, in milliseconds since 1970; None: now.
-        self.time: int | None = None
 
     # One run
 
@@ -215,7 +223,7 @@ class Tracking:
             if run is None:
                 tags = {"run_key": job["run_key"], "mlflow.parentRunId": parent_id, "folder": self._workspace_id()}
                 name = f"{job['variant']}-seed-{job['seed']}"
-                run = self.client.create_run(experiment_id, start_time=self._now(), run_name=name, tags=tags)
+                run = self.client.create_run(experiment_id, start_time=logged_at(), run_name=name, tags=tags)
             description = read_json(Path(job["prepared"]) / DESCRIPTION)
             parameters = {**_parameters(job, description), "seed": str(job["seed"])}
             tags = {
@@ -270,14 +278,14 @@ class Tracking:
             for name in RUN_FILES:
                 if (folder.directory / name).is_file():
                     self.client.log_artifact(run_id, str(folder.directory / name))
-            self.client.set_terminated(run_id, "FINISHED", self._now())
+            self.client.set_terminated(run_id, "FINISHED", logged_at())
         self._release(run)
         self.update_parent(run.data.tags["mlflow.parentRunId"])
 
     def fail(self, run_id: str, status: str = "FAILED", message: str = "") -> None:
         """Set the final status of a run without a result: FAILED, or KILLED where it was stopped from outside."""
         self.client.set_tag(run_id, "ended_by", message[:5000])
-        self.client.set_terminated(run_id, status, self._now())
+        self.client.set_terminated(run_id, status, logged_at())
         self._release(self.client.get_run(run_id))
 
     def record(
@@ -390,10 +398,6 @@ class Tracking:
 
     # Private parts
 
-    def _now(self) -> int:
-        """Return the time of what is logged, in milliseconds since 1970."""
-        return self.time or int(time.time() * 1000)
-
     def _locked(self) -> contextlib.AbstractContextManager[TextIO | None]:
         """Lock MLflow for one process: to find or create a run, or to read metrics and replace them. Never nested."""
         return file_lock(self.root / LOCKS / "mlflow.lock")
@@ -481,7 +485,7 @@ class Tracking:
         if known is None:
             metrics = self.client.get_run(run_id).data.metrics
             known = {key: {metric.step for metric in self.client.get_metric_history(run_id, key)} for key in metrics}
-        now = self._now()
+        now = logged_at()
         new, left_out = [], set()
         for key, step, value in figures:
             value = _number(value)
