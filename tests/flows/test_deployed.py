@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.error import HTTPError
 
 import psutil
 import pytest
@@ -46,24 +47,37 @@ def statuses(project) -> list[str]:
     return [run.info.status for run in child_runs(project)]
 
 
+def ask(url: str, body: object | None = None):
+    """Ask Prefect's server, which answers 503 while its database is busy."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            return call(url, body)
+        except HTTPError as error:
+            error.close()
+            if error.code != 503 or time.monotonic() > until:
+                raise
+            time.sleep(0.5)
+
+
 class Deployed:
     """The deployment train/variant of a project that is served, and the run that it trains."""
 
     def __init__(self, project, api: str) -> None:
         self.project, self.api = project, api
-        (self.deployment,) = (one for one in call(f"{api}/deployments/filter", {}) if one["name"] == "variant")
+        (self.deployment,) = (one for one in ask(f"{api}/deployments/filter", {}) if one["name"] == "variant")
 
     def run(self) -> str:
         parameters = {"experiment": "tiny", "variants": ["densenet-swish"], "seeds": [0]}
         body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-        return call(f"{self.api}/deployments/{self.deployment['id']}/create_flow_run", body)["id"]
+        return ask(f"{self.api}/deployments/{self.deployment['id']}/create_flow_run", body)["id"]
 
     def cancel(self, flow_run: str) -> None:
         """Do as ``prefect flow-run cancel``."""
-        call(f"{self.api}/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
+        ask(f"{self.api}/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
 
     def state(self, flow_run: str) -> str:
-        return call(f"{self.api}/flow_runs/{flow_run}")["state"]["name"]
+        return ask(f"{self.api}/flow_runs/{flow_run}")["state"]["name"]
 
     def processes(self) -> list[psutil.Process]:
         """The worker and the processes that it started."""
