@@ -9,8 +9,8 @@ python -m benchmarks.speed_record 94 --prepared prepared/KEY --network '{"activa
 The clock runs from the prepared arrays on disk to the accuracy: it counts the weights' drawing, the copy of all images
 to the GPU, the whitening, training on all 50,000 training images, and the prediction of the 10,000 test images. It does
 not count opening and checking the arrays, and one warm-up before the first seed, a whole run of one epoch: CUDA starts,
-cuDNN chooses its algorithms, torch.compile compiles where ``--compile`` asks for it, and the step's CUDA graphs are
-captured. Those of image sizes that come in later epochs alone are captured in the first seed, and counted.
+cuDNN chooses its algorithms, and the step's CUDA graphs are captured. Those of image sizes that come in later epochs
+alone are captured in the first seed, and counted.
 
 Training is by the same Batches, Step, Schedule and Lookahead as training/loop.py, without its validation and
 checkpoints. Nothing is chosen by test images: a recipe has a fixed number of epochs, and its settings were chosen on
@@ -138,17 +138,12 @@ class Timed:
 class Runs:
     """Runs of one recipe, which share a network's memory and its captured graphs."""
 
-    def __init__(
-        self, recipe: Recipe, settings: Settings, prepared: Prepared, device: torch.device, compiled: bool = False
-    ) -> None:
-        """compiled: run the network by torch.compile, within the step's CUDA graph."""
+    def __init__(self, recipe: Recipe, settings: Settings, prepared: Prepared, device: torch.device) -> None:
         self.recipe = recipe
         self.settings = settings
         self.prepared = prepared
         self.device = device
         self.network = self.drawn().to(device)
-        if compiled:
-            self.network.compile(dynamic=False)
         self.objective = make_objective(settings.objective, prepared.description)
         self.step = Step(self.network, self.objective, make_optimiser(self.network, settings), settings, device)
         self.first_scale = self.step.scaler.state_dict()
@@ -211,7 +206,6 @@ def measure(
     device: torch.device,
     seeds: Sequence[int],
     validation: bool = False,
-    compiled: bool = False,
 ) -> dict[str, Any]:
     """Run ``recipe`` for each of ``seeds`` after one warm-up; with ``validation`` the test split is not read."""
     settings = from_json(Settings, recipe.training)
@@ -219,7 +213,7 @@ def measure(
     splits = ("train",) if validation else ("train", "validation")
     rows = np.concatenate([prepared.rows(split) for split in splits])
     held_out = prepared.rows("validation" if validation else "test")
-    runs = Runs(recipe, settings, prepared, device, compiled)
+    runs = Runs(recipe, settings, prepared, device)
     start = synchronised(device)
     runs.run(seeds[0], rows, held_out, epochs=1)
     warm_up = synchronised(device) - start
@@ -234,7 +228,6 @@ def measure(
         "model": recipe.model,
         "network": recipe.network,
         "training": recipe.training,
-        "compiled": compiled,
         "parameters": parameter_count(runs.network),
         "kernels": kernels(runs.network),
         "rows": len(rows),
@@ -257,7 +250,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, metavar="N", help="how many (default: the recipe's)")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="the others follow (%(default)s)")
     parser.add_argument("--validation", action="store_true", help="choose settings: the test split is not read")
-    parser.add_argument("--compile", action="store_true", help="run the network by torch.compile (a minute more)")
     for name in ("network", "training"):
         parser.add_argument(f"--{name}", type=json.loads, default={}, metavar="JSON", help=f"{name} settings to change")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
@@ -270,7 +262,7 @@ def main() -> None:
     recipe = RECIPES[arguments.recipe].changed(arguments.network, arguments.training)
     device = torch.device("cuda", torch.cuda.current_device())
     seeds = range(arguments.first_seed, arguments.first_seed + (arguments.seeds or recipe.seeds))
-    found = measure(recipe, open_prepared(arguments.prepared), device, seeds, arguments.validation, arguments.compile)
+    found = measure(recipe, open_prepared(arguments.prepared), device, seeds, arguments.validation)
     commit, changed = checkout() or (None, None)
     measured = {
         "recipe": arguments.recipe,

@@ -86,6 +86,14 @@ def rule() -> str:
     return f"```text\n{text.strip()}\n```\n"
 
 
+def service_settings() -> Table:
+    """Return the variables of commands/service_settings.py."""
+    sys.path.insert(0, str(ROOT))
+    from commands.service_settings import table
+
+    return ["variable", "default", "content"], [[f"`{name}`", value, text] for name, value, text in table()]
+
+
 def environment() -> Table:
     """Return the variables of planning/environment.py."""
     sys.path.insert(0, str(ROOT))
@@ -128,6 +136,28 @@ def default_accuracies() -> Table:
                 rows.append([data, f"`{name}`", interval(variant["test"]["accuracy"], 3, sign=False)])
         rows += [[data, one["name"], f"{one['test']['accuracy']:.3f}"] for one in baselines.values()]
     return ["data", "variant or baseline", "test accuracy"], rows
+
+
+def larger_experiments() -> Table:
+    """Return the accuracies of whole data sets on one GPU: the line of texts, then that of images."""
+    rows = []
+    for name, title in (("imdb", "IMDB, 25,000 test reviews"), ("newsgroups20", "20 Newsgroups, 7,309 test posts")):
+        metrics = read_json(f"results/{name}/metrics.json")
+        han = metrics["variants"]["han"]["test"]["accuracy"]
+        baselines = metrics["baselines"][name].values()
+        best = max(baselines, key=lambda one: one["test"]["accuracy"])
+        cells = [title, "HAN", interval(han, 4, sign=False), str(len(metrics["variants"]["han"]["seeds"]))]
+        rows.append([*cells, f"{best['name']}: {best['test']['accuracy']:.4f}"])
+    for name in ("94", "96"):
+        one = read_json(f"benchmarks/results/2026-11-22-nvidia-h200-speed-{name}.json")
+        cells = [
+            "CIFAR-10, 10,000 test images",
+            f"fastnet {name}",
+            interval(one["accuracy"], 4, sign=False),
+            str(one["n"]),
+        ]
+        rows.append([*cells, f"trained in {one['seconds']['whole']:.1f} s"])
+    return ["data", "network", "test accuracy", "seeds", "beside it"], rows
 
 
 def readers_accuracies() -> Table:
@@ -181,22 +211,38 @@ def imdb_trials() -> Table:
     return ["settings changed", "difference in accuracy", "parts"], rows
 
 
-def cuts() -> Table:
-    rows: dict[str, list[str]] = {}
-    for row in read_rows("results/studies/quantiles/cuts.csv"):
-        if row["together"] == "True":
-            accuracy = {"mean": row["test_accuracy"], "low": row["test_low"], "high": row["test_high"]}
-            kept = f"{100 * float(row['train_words_kept']):.0f} %" + (" (knee)" if row["knee"] == "True" else "")
-            numbers = {key: float(value) for key, value in accuracy.items()}
-            rows.setdefault(row["words"], []).extend([kept, interval(numbers, 3, sign=False)])
-    header = ["quantile", "IMDB: words kept", "test accuracy", "20 Newsgroups: words kept", "test accuracy"]
-    return header, [[quantile, *cells] for quantile, cells in sorted(rows.items(), key=lambda one: float(one[0]))]
+QUANTILES = {"imdb": "IMDB", "newsgroups20": "20 Newsgroups", "docstrings": "docstrings"}
+
+
+def quantiles() -> Table:
+    rows: dict[float, list[str]] = defaultdict(list)
+    for number, data in enumerate(QUANTILES):
+        for row in read_rows(f"results/studies/quantiles/{data}/truncation.csv"):
+            accuracy = {key: float(row[f"test_{key}"]) for key in ("low", "high")} | {
+                "mean": float(row["test_accuracy"])
+            }
+            cells = rows[float(row["quantile"])]
+            cells += [""] * (2 * number - len(cells))
+            knee = " (knee)" if row["knee"] == "True" else ""
+            cells += [f"{100 * float(row['train_words_kept']):.0f} %{knee}", interval(accuracy, 3, sign=False)]
+    header = ["quantile", *(cell for title in QUANTILES.values() for cell in (f"{title}: words kept", "test accuracy"))]
+    ordered = sorted(rows.items())
+    return header, [[f"{quantile:g}", *cells, *[""] * (len(header) - 1 - len(cells))] for quantile, cells in ordered]
+
+
+def quantile_verdicts() -> Table:
+    rows: dict[str, dict[str, str]] = defaultdict(dict)
+    for data in QUANTILES:
+        for one in read_json(f"results/quantiles-{data}/verdicts.json")["verdicts"]:
+            rows[one["name"]][data] = f"{verdict(one['verdict'])}, {interval(one['over_seeds_and_items'], 3)}"
+    body = [[f"{int(name[1:]) / 100:g}", *(cells.get(data, "") for data in QUANTILES)] for name, cells in rows.items()]
+    return ["whole texts are better than those truncated at", *QUANTILES.values()], body
 
 
 def padding() -> Table:
     """Return the time of a step and the share of padding on IMDB, by the quantile of words and sentences alike."""
     rows: dict[str, dict[str, list[str]]] = defaultdict(dict)
-    for row in read_rows("results/studies/quantiles/steps.csv"):
+    for row in read_rows("benchmarks/results/2026-11-21-nvidia-h200-padding.csv"):
         if row["data"] == "imdb" and row["words"] == row["sentences"]:
             cells = [f"{float(row['median_ms']):.2f}", f"{100 * float(row['padding']):.1f} %"]
             rows[row["words"]][row["way"]] = cells
@@ -319,6 +365,34 @@ def speed_end_to_end() -> Table:
     return ["network", "batch", "step alone", "with validation", "share", "share with checkpoints"], rows
 
 
+def speed_records() -> Table:
+    rows = []
+    for name in ("94", "96"):
+        one = read_json(f"benchmarks/results/2026-11-22-nvidia-h200-speed-{name}.json")
+        accuracy = {key: 100 * value for key, value in one["accuracy"].items()}
+        rows.append(
+            [
+                f"{name} %",
+                f"{one['parameters'] / 1e6:.1f} million",
+                str(one["training"]["max_epochs"]),
+                f"{interval(accuracy, 2, sign=False)} %",
+                str(one["n"]),
+                f"{one['seconds']['whole']:.2f}",
+                f"{one['slowest_seconds']:.2f}",
+            ]
+        )
+    return ["goal", "parameters", "epochs", "test accuracy", "seeds", "seconds", "slowest seed"], rows
+
+
+def memory() -> Table:
+    peaks: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    for one in read_json("benchmarks/results/2026-11-22-nvidia-h200-memory.json")["results"]:
+        peaks[one["network"], one["batch"]][one["variant"]] = one["peak_bytes"] / 2**30
+    ways = ("this", "modules", "modules, checkpointed")
+    rows = [[name, str(batch), *(f"{of[way]:.2f}" for way in ways)] for (name, batch), of in peaks.items()]
+    return ["network", "batch", "reread, GiB", "modules, GiB", "modules, recomputed, GiB"], rows
+
+
 def speed_prediction() -> Table:
     rows = []
     for data in ("docstrings", "imdb"):
@@ -326,6 +400,26 @@ def speed_prediction() -> Table:
             if one["span"] == "answer":
                 rows.append([data, one["way"], str(one["batch"]), f"{one['documents_a_second']['median']:,.0f}"])
     return ["data", "processes", "batch", "documents per second"], rows
+
+
+def speed_serving() -> Table:
+    rows = []
+    measured = read_json("benchmarks/results/2026-11-22-serving.json")
+    for way, one in measured["ways"].items():
+        times = (f"{one['milliseconds'][name]:.1f} ms" for name in ("median", "p99"))
+        load = f"{measured['load_before']:.1f}"
+        rows.append([way, str(one["documents_per_request"]), f"{one['documents_per_second']:,.0f}", *times, load])
+    return ["way", "documents per request", "documents per second", "median", "p99", "other load"], rows
+
+
+def tracking_load() -> Table:
+    one = read_json("benchmarks/results/2026-11-22-tracking-load.json")
+    names = ["workers", "seconds", "requests per second", "metrics per second", "median", "p99"]
+    names += ["errors", "lost metrics", "other load"]
+    row = [str(one["workers"]), f"{one['seconds']:.0f}"]
+    row += [f"{one[name]:,.0f}" for name in ("requests_per_second", "metrics_per_second")]
+    row += [f"{one['milliseconds'][name]:.0f} ms" for name in ("median", "p99")]
+    return names, [[*row, str(one["errors"]), str(one["lost_metrics"]), f"{one['load_before']:.1f}"]]
 
 
 def speed_preprocessing() -> Table:

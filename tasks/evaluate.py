@@ -82,7 +82,10 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
     )
     write_json(destination / PLAN, chosen.record())
     if not chosen.partial:
-        _track(chosen, records, found, tracker)
+        _track(chosen, found, tracker)
+        # One that tunes registers no model: its variants are settings to choose from, not candidates to serve.
+        if chosen.evaluate_on == "test":
+            _register(chosen, records, baselines, data_sets, found["metrics"], tracker)
     if TaskRunContext.get() is not None:
         _show_in_prefect(chosen, found)
     say(f"report: {destination / 'report.html'}")
@@ -153,12 +156,8 @@ def repeated_rows(raw: Mapping[str, Any]) -> np.ndarray:
     return np.array([content(row) in seen for row in raw["test"]], bool)
 
 
-def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tracker: Tracker) -> None:
-    """The report as artifacts; of each variant its best seed as a model; the champion of each data set.
-
-    An experiment that tunes registers no model: its variants are settings to choose from, not candidates to serve. Nor
-    is a run whose weights are on another machine: one line lists the missing ones.
-    """
+def _track(experiment: Plan, found: dict[str, Any], tracker: Tracker) -> None:
+    """The report as artifacts of a run."""
     tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
     tracker.report(
         experiment.environment.runs,
@@ -166,11 +165,33 @@ def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tr
         [Path(file) for file in found["files"] if Path(file).is_file()] + [experiment.report_directory / PLAN],
         tags,
     )
-    if experiment.evaluate_on == "validation":
-        return
+
+
+def _register(
+    experiment: Plan,
+    records: list[RunRecord],
+    baselines: Mapping[str, Mapping[str, Baseline]],
+    data_sets: Mapping[str, Prepared],
+    metrics: Mapping[str, Any],
+    tracker: Tracker,
+) -> None:
+    """Of each variant its best seed as a model, and each baseline; the champion of each data set.
+
+    The champion is the best on validation: a variant by its mean, or a baseline that is better than all of them. A run
+    whose weights are on another machine is not registered: one line lists the missing ones.
+    """
     missing: list[str] = []
-    champions = {data: about["variant"] for data, about in found["metrics"]["champions"].items()}
-    for name, about in found["metrics"]["variants"].items():
+    best_of = {
+        data: (-np.inf if about["mean"] is None else about["mean"], about["variant"])
+        for data, about in metrics["champions"].items()
+    }
+    for data, mine in baselines.items():
+        scores = [(one.metrics["validation"][metrics["champions"][data]["metric"]], name) for name, one in mine.items()]
+        for score, name in scores:
+            if score is not None and score > best_of[data][0]:
+                best_of[data] = (score, name)
+    champions = {data: name for data, (_, name) in best_of.items()}
+    for name, about in metrics["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
         job = {**best.job, "experiment": experiment.name}
         if kinds.kind(best.description["kind"]).reader is None:
@@ -179,6 +200,12 @@ def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tr
             missing.append(f"{name} seed {best.seed} ({best.run.weights})")
             continue
         tracker.model(best.run_directory, best.evaluation_directory, job, champions[best.data] == name)
+    for data, mine in baselines.items():
+        for name, baseline in mine.items():
+            if baseline.directory is None or kinds.kind(data_sets[data].kind).reader is None:
+                continue
+            folders = (baseline.directory, data_sets[data].directory)
+            tracker.baseline(experiment.environment.runs, experiment.name, name, *folders, champions[data] == name)
     if missing:
         say(f"weights are missing, so no model is registered and no attention shown of: {', '.join(missing)}")
 

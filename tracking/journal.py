@@ -23,13 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import InputError
+from storage.files import read_json
 from storage.locks import file_lock, run_lock
+from storage.prepared import open_prepared
 from tracking.runs import HAPPENED, RUN_LOCKS, Tracking, Unavailable, open_tracking, tracking_uri
 
 FOLDER = ".journals"
 SECONDS_BETWEEN_ATTEMPTS = 60.0
 # The methods of Sender that an entry may name.
-ENTRIES = ("start", "epochs", "finish", "fail", "record", "report", "model")
+ENTRIES = ("start", "epochs", "finish", "fail", "record", "report", "model", "baseline")
 
 Entry = dict[str, Any]
 Report = Callable[[str], None]
@@ -146,6 +148,17 @@ class Sender:
         if champion:
             set_champion(self.tracking, job["data"], version)
 
+    def baseline(self, experiment: str, name: str, directory: str, prepared: str, champion: bool) -> None:
+        """Register a fitted baseline, as the champion of its data where it is that."""
+        from evaluation.baselines import Baseline
+        from tracking.registry import log_baseline, set_champion
+
+        values, data = read_json(Path(directory) / "baseline.json"), open_prepared(Path(prepared))
+        fitted = Baseline(**values, probabilities={}, directory=Path(directory))
+        version = log_baseline(self.tracking, experiment, name, fitted, data)
+        if champion:
+            set_champion(self.tracking, data.description["name"], version)
+
 
 class Outages:
     """Until when this process leaves an MLflow alone that failed, by its address."""
@@ -200,6 +213,12 @@ class Tracker:
         folders = {"run_directory": str(run_directory), "evaluation_directory": str(evaluation_directory)}
         one = entry("model", **folders, job=dict(job), champion=champion)
         self.log(Journal.of_run(run_directory), [one])
+
+    def baseline(self, runs: Path, experiment: str, name: str, directory: Path, prepared: Path, champion: bool) -> None:
+        """Register a fitted baseline, kept in ``directory``, of the data in ``prepared``, after the report."""
+        folders = {"directory": str(directory), "prepared": str(prepared)}
+        one = entry("baseline", experiment=experiment, name=name, **folders, champion=champion)
+        self.log(Journal.of_report(runs, experiment), [one])
 
     def log(self, journal: Journal, entries: list[Entry], header: Entry | None = None) -> None:
         """Send entries, after those that wait. Where that fails write them to the journal, which begins with

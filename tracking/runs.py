@@ -59,7 +59,7 @@ LOCKS = Path(".locks")
 MAXIMUM_METRICS = 25
 METRICS_PER_BATCH = 1000
 # What differs between the seeds of one variant, or only locates a run.
-NOT_OF_THE_VARIANT = {"seed", "run_key", "run_directory", "prepared"}
+NOT_OF_THE_VARIANT = {"seed", "run_key", "key_parts", "run_directory", "prepared"}
 # Entries of result.json that are no figure of merit, or are logged per epoch already.
 NO_METRICS = {"seed", "validation", "betas"}
 # The metric of learnt betas, whose step is the layer's number.
@@ -104,8 +104,9 @@ def open_tracking(root: Path = Path()) -> "Tracking":
 
     for name, value in HTTP_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    # MLflow reports success on stderr, where it looks like an error.
+    # MLflow reports success on stderr, where it looks like an error, and prints the address of each run that has ended.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     for name in ("mlflow.pyfunc", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # It prints the traceback of each error that it raises.
@@ -385,6 +386,28 @@ class Tracking:
             wanted = f"tags.mlflow.parentRunId = '{parent_id}' AND attributes.status = 'FINISHED'"
             children = self._search([parent.info.experiment_id], wanted)
             self._log_latest(parent_id, _mean_and_interval([run.data.metrics for run in children]))
+
+    def baseline(
+        self,
+        experiment: str,
+        data: str,
+        name: str,
+        found: tuple[Mapping[str, Any], Mapping[str, float]],
+        description: Mapping[str, Any],
+    ) -> str:
+        """Log a baseline's choices and metrics (``found``) to a run of its own, one per experiment; return its id.
+
+        description: prepared.json of the rows that it was fitted on.
+        """
+        experiment_id = self.experiment(experiment)
+        chosen, metrics = found
+        # Another version of the data is another run: a parameter of MLflow's never changes.
+        key = content_key({"data": description["data_version"], "name": name, "chosen": chosen})
+        with self._locked():
+            run = self._find_or_create(experiment_id, "baseline_key", key, f"{name} on {data}")
+            self._log_params_and_tags(run, _flat({"variant": name, "data": data, **chosen}), {"baseline": name})
+            self._log_latest(run.info.run_id, metrics)
+        return run.info.run_id
 
     def report(self, experiment: str, files: Iterable[Path], tags: Mapping[str, Any] | None = None) -> str:
         """Log an experiment's report with its figures and tables to a run of its own; return that run's id."""

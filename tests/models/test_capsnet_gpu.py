@@ -47,7 +47,7 @@ def test_in_float32_loss_and_gradients_are_the_cpu_s(monkeypatch, task, gradient
         )
         loss = objective.loss(own, own(images), target, (images,))
         loss.backward()
-        found.append([loss.cpu(), torch.cat([one.grad.cpu().flatten() for one in own.parameters()])])
+        found.append([loss.detach().cpu(), torch.cat([one.grad.cpu().flatten() for one in own.parameters()])])
     for cpu, gpu in zip(*found, strict=True):
         assert float((cpu - gpu).norm() / cpu.norm()) < 1e-4
 
