@@ -7,7 +7,6 @@ reread doctor --json
 Exit code 0 where all that is required is there, 1 where something is missing. Nothing is changed or installed.
 """
 
-import configparser
 import os
 import re
 import shutil
@@ -30,6 +29,7 @@ from preprocessing.manifest import MANIFEST_PATH, DataSetEntry, Manifest
 from storage.errors import InputError
 from storage.files import sha256_file
 from storage.locks import is_held
+from tasks.dvc_cache import remotes
 
 OK, MISSING, OPTIONAL = "ok", "missing", "optional"
 COLOURS = {OK: "green", MISSING: "bold red", OPTIONAL: "yellow"}
@@ -142,17 +142,15 @@ def browser() -> Check:
 
 def dvc_remote() -> Check:
     """Check whether DVC has a remote for data/, and whether it verifies fetched files."""
-    settings = configparser.ConfigParser(interpolation=None)
-    settings.read([".dvc/config", ".dvc/config.local"])
-    remotes = {name.split('"')[1]: settings[name] for name in settings.sections() if "remote " in name}
-    unsafe = [name for name, remote in remotes.items() if remote.get("verify", "false").lower() != "true"]
-    if not remotes:
+    found = remotes()
+    unsafe = [name for name, verified in found.items() if not verified]
+    if not found:
         fix = ".venv/bin/dvc remote add --default storage URL && .venv/bin/dvc remote modify storage verify true"
         return Check("DVC remote", OPTIONAL, "none: data/ is built on each machine", fix)
     if unsafe:
         fix = f".venv/bin/dvc remote modify {unsafe[0]} verify true"
         return Check("DVC remote", OPTIONAL, f"{unsafe[0]}: what is fetched from it is not verified", fix)
-    return Check("DVC remote", OK, ", ".join(remotes))
+    return Check("DVC remote", OK, ", ".join(found))
 
 
 def data(thorough: bool) -> Iterator[Check]:

@@ -38,6 +38,7 @@ from storage.files import remove_directory
 from storage.locks import file_lock, holder, is_held, run_lock
 from storage.prepared import DESCRIPTION
 from storage.run_folder import CHECKPOINTS, RunFolder
+from tracking.journal import FOLDER as JOURNALS
 
 # A hidden file younger than this may be one that somebody writes now.
 SETTLED_SECONDS = 3600
@@ -178,7 +179,7 @@ def _leftovers(found: set[Path]) -> Iterator[Item]:
             hidden += [*run.directory.glob(".*.*"), *run.directory.glob(f"{CHECKPOINTS}/.*")]
     hidden += Path().glob(".mlflow.db.*")
     for path in sorted(hidden):
-        if path.name in (".locks", ".gitignore") or any(map(is_held, path.glob(".locks/*.lock"))):
+        if path.name in (".locks", ".gitignore", JOURNALS) or any(map(is_held, path.glob(".locks/*.lock"))):
             continue
         if time.time() - _touched(path) > SETTLED_SECONDS:
             why = "reproductions that were kept" if path.name == REPRODUCED else "left by a process that died"

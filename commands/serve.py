@@ -40,6 +40,7 @@ def command(
                 servers.start(prefect_server(prefect_port))
         with console.status("deploying ..."):
             deploy(api)
+            close_what_was_killed(api, console)
         servers.start(worker(api, limit))
         prefect = f"PREFECT_API_URL={api} .venv/bin/prefect"
         console.print(
@@ -53,6 +54,19 @@ def command(
             markup=False,
         )
         servers.watch()
+
+
+def close_what_was_killed(api: str, console: Console) -> None:
+    """Close in Prefect and MLflow what an earlier worker left running when it was killed."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from planning.environment import read_environment
+    from tasks.liveness import close_dead_flow_runs
+    from tracking.journal import settle
+
+    with temporary_settings({PREFECT_API_URL: api}):
+        close_dead_flow_runs(console.print)
+    settle(read_environment().runs, console.print)
 
 
 def serve_team(file: Path, console: Console) -> None:

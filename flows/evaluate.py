@@ -8,10 +8,12 @@ from flows.preprocess import preprocess
 from flows.selection import plan_of
 from planning.search import with_known_trials
 from tasks.evaluate import evaluate as evaluate_plan
+from tasks.liveness import locked
 from tracking.runs import shared_connection
 
 
 @flow(name="evaluate", log_prints=True)
+@locked
 def evaluate(
     experiment: str = "default",
     variants: list[str] | None = None,

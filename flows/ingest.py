@@ -6,9 +6,11 @@ from prefect import flow
 
 from flows.selection import plan_of
 from tasks.ingest import ingest as ingest_data_set
+from tasks.liveness import locked
 
 
 @flow(name="ingest", log_prints=True)
+@locked
 def ingest(
     experiment: str = "default",
     variants: list[str] | None = None,

@@ -8,9 +8,11 @@ from flows.evaluate import evaluate
 from flows.ingest import ingest
 from flows.selection import plan_of
 from flows.train import train
+from tasks.liveness import locked
 
 
 @flow(name="pipeline", log_prints=True)
+@locked
 def pipeline(
     experiment: str = "default",
     variants: list[str] | None = None,

@@ -5,10 +5,12 @@ from typing import Any
 from prefect import flow
 
 from flows.selection import plan_of
+from tasks.liveness import locked
 from tasks.preprocess import preprocess as preprocess_data_set
 
 
 @flow(name="preprocess", log_prints=True)
+@locked
 def preprocess(
     experiment: str = "default",
     variants: list[str] | None = None,

@@ -18,16 +18,18 @@ from planning.environment import Environment
 from planning.reach import plan_reach, reach_lines
 from planning.search import rounds
 from tasks.background import tracking_in_background
+from tasks.liveness import close_dead_flow_runs, locked
 from tasks.progress import say
 from tasks.train import reuse
 from tasks.train import train as train_run
-from tracking.runs import open_tracking
+from tracking.journal import settle, waiting
 from training.launcher import allow_training, kept_processes, stop_training
 
 STOP_SECONDS = 30
 
 
 @flow(name="train", log_prints=True)
+@locked
 def train(
     experiment: str = "default",
     variants: list[str] | None = None,
@@ -46,13 +48,16 @@ def train(
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
     for line in reach_lines(plan_reach(chosen)):
         say(line)
-    # What a kill left RUNNING in MLflow is settled first.
-    open_tracking().reconcile(chosen.environment.runs)
+    # What a kill left running in Prefect and MLflow is closed first, and what waited in journals is sent.
+    close_dead_flow_runs(say)
+    settle(chosen.environment.runs, say)
     prepared = preprocess(plan=chosen.to_json())
     directories: list[str] = []
     with kept_processes(), tracking_in_background():
         for jobs in rounds(chosen, prepared):
             directories += _train_jobs(jobs, chosen.environment, fresh, wait)
+    if waiting(chosen.environment.runs):
+        settle(chosen.environment.runs, say)
     return directories
 
 

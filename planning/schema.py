@@ -8,16 +8,32 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from storage.errors import InputError
+from storage.errors import BREAKS, InputError
 
 MERGE = "tag:yaml.org,2002:merge"  # of `<<`
 MAX_BYTES = 1_000_000
 MAX_NODES = 100_000  # also those that aliases repeat: nested aliases grow a small file without bounds
 SEEDS = 2**63  # how many there are: torch takes a seed as a signed integer of 64 bits
 
-Text = Annotated[str, Field(min_length=1)]
+
+def _printable(text: str) -> str:
+    """Return a text that terminals, pages and MLflow show. ValueError for control characters but line breaks."""
+    if not all(one.isprintable() or one in BREAKS for one in text):
+        raise ValueError(f"{text!r} has a control character")
+    return text
+
+
+def _name(text: str) -> str:
+    """Return a name. ValueError where it has a line break or could be read as a path."""
+    if not text.isprintable() or set(text) & set("/\\"):
+        raise ValueError(f"{text!r} is no name: use no line break, control character, / or \\")
+    return text
+
+
+Text = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
+Name = Annotated[str, Field(min_length=1), AfterValidator(_name)]
 Margin = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 # `docstrings:` with nothing after it is an empty section.
@@ -48,7 +64,7 @@ class VariantSection(File):
     """The settings of a variant or, under ``defaults``, of all variants of an experiment."""
 
     model: Text | None = None
-    data: Text | None = None
+    data: Name | None = None
     preprocessing: Section = {}
     network: Section = {}
     training: Section = {}
@@ -123,7 +139,7 @@ class ExperimentFile(File):
     """experiments/NAME.yaml."""
 
     title: Text
-    variants: Annotated[dict[str, Annotated[Variant, OrEmpty]], Field(min_length=1)]
+    variants: Annotated[dict[Name, Annotated[Variant, OrEmpty]], Field(min_length=1)]
     seeds: Annotated[list[Seed], Field(min_length=1)]
     parameters: Section = {}
     defaults: VariantSection = VariantSection()

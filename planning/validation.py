@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from storage.errors import InputError, nearest
+from storage.errors import InputError, nearest, printable
 from storage.registry import registry
 from storage.settings import Tagged, alternatives, markers, to_json
 
@@ -90,7 +90,7 @@ def _one_line(error: ValidationError, kind: Any) -> str:
     """The first thing that is wrong, and where; ``kind`` is what was expected."""
     first = error.errors(include_url=False)[0]
     where, *path = first["loc"]
-    place = ".".join([str(where), *map(str, path)])
+    place = printable(".".join([str(where), *map(str, path)]))
     parent = ".".join([str(where), *map(str, path[:-1])])
     if first["type"] in UNKNOWN:
         return f"unknown name '{path[-1]}' in {parent}: {nearest(path[-1], _names(kind, path[:-1]))}"

@@ -183,8 +183,8 @@ def verify_files(directory: Path, entry: DataSetEntry) -> None:
             raise InputError(f"{path} is missing: remove {directory} and run 'make data' to make it again")
         if path.stat().st_size != about.bytes or sha256_file(path) != about.sha256:
             raise InputError(
-                f"{path} is not the file that the manifest names (sha256 {about.sha256[:12]}…): "
-                f"remove {directory} and run 'make data' to make it again"
+                f"{path} is not the file that the manifest names: its sha256 is {sha256_file(path)[:12]}…, and "
+                f"{about.sha256[:12]}… is expected: remove {directory} and run 'make data' to make it again"
             )
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+BREAKS = "\n\t"
 # A folder without write permission, a full disk, a file in place of a folder and vice versa.
 OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR)
 
@@ -45,6 +46,16 @@ def refuse_unknown(given: Iterable[object], known: Iterable[str], where: str) ->
             raise InputError(f"unknown name '{name}' in {where}: {nearest(name, known)}")
 
 
+def printable(text: object, kept: str = "") -> str:
+    """Return text in which control characters, but those of ``kept``, are escaped.
+
+    A name or a document may have some that move a terminal's cursor or break the line.
+    """
+    return "".join(
+        one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in str(text)
+    )
+
+
 def command(main: Callable[..., int | None]) -> Callable[..., None]:
     """Make ``main`` a command that prints errors as one line on stderr.
 
@@ -61,13 +72,15 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
             exit_code = getattr(error, "exit_code", None)
             if exit_code is None:
                 raise
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(error)}", file=sys.stderr)
             sys.exit(exit_code)
         except WorkFailed as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(error, BREAKS)}", file=sys.stderr)
             sys.exit(1)
         except PassingError as error:
-            print(f"error: {error}; it may be temporary: run the same command again", file=sys.stderr)
+            print(
+                f"error: {printable(error, BREAKS)}; it may be temporary: run the same command again", file=sys.stderr
+            )
             sys.exit(1)
         except BrokenPipeError:
             # The reader of the output has exited (head, less): redirect stdout so that no traceback follows.
@@ -78,7 +91,7 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
             if error.errno not in OF_THE_PLACE or error.filename is None:
                 raise
             problem = f"{error.filename} cannot be used ({error.strerror})"
-            print(f"error: {problem}: correct that, and run the same command again", file=sys.stderr)
+            print(f"error: {printable(problem)}: correct that, and run the same command again", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:
             print("interrupted: finished work is kept; run the same command again to resume", file=sys.stderr)

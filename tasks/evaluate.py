@@ -32,8 +32,7 @@ from tasks.preprocess import preprocess
 from tasks.progress import say
 from tasks.provenance import commit
 from tasks.step import step
-from tracking.registry import log_baseline, log_model, set_champion
-from tracking.runs import Tracking, open_tracking
+from tracking.journal import Tracker
 
 PLAN = "plan.json"
 
@@ -57,8 +56,8 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first['variant']} seed "
             f"{first['seed']} is the first): run `reread {command} --experiment {experiment}`"
         )
-    tracking = open_tracking()
-    records = [_evaluate_run(job, splits, tracking) for job in jobs]
+    tracker = Tracker(say)
+    records = [_evaluate_run(job, splits, tracker) for job in jobs]
     baselines, repeated = {}, {}
     data_sets = _rows_of_data_sets(chosen, prepared)
     for name, data in data_sets.items():
@@ -83,22 +82,22 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
     )
     write_json(destination / PLAN, chosen.record())
     if not chosen.partial:
-        _track(chosen, found, tracking)
+        _track(chosen, found, tracker)
         # One that tunes registers no model: its variants are settings to choose from, not candidates to serve.
         if chosen.evaluate_on == "test":
-            _register(chosen, records, baselines, data_sets, found["metrics"], tracking)
+            _register(chosen, records, baselines, data_sets, found["metrics"], tracker)
     if TaskRunContext.get() is not None:
         _show_in_prefect(chosen, found)
     say(f"report: {destination / 'report.html'}")
     return str(destination)
 
 
-def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracking: Tracking) -> RunRecord:
+def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracker: Tracker) -> RunRecord:
     run_directory, prepared = Path(job["run_directory"]), Path(job["prepared"])
     # Where an evaluation exists, the weights are not opened.
     RunFolder(run_directory).refuse_damage()
     evaluation = evaluate_run(run_directory, prepared, splits)
-    tracking.record(run_directory, evaluation, job=job)
+    tracker.record(run_directory, evaluation, job)
     return RunRecord(job["variant"], job["data"], job["seed"], run_directory, prepared, evaluation)
 
 
@@ -157,10 +156,11 @@ def repeated_rows(raw: Mapping[str, Any]) -> np.ndarray:
     return np.array([content(row) in seen for row in raw["test"]], bool)
 
 
-def _track(experiment: Plan, found: dict[str, Any], tracking: Tracking) -> None:
+def _track(experiment: Plan, found: dict[str, Any], tracker: Tracker) -> None:
     """The report as artifacts of a run."""
     tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
-    tracking.report(
+    tracker.report(
+        experiment.environment.runs,
         experiment.name,
         [Path(file) for file in found["files"] if Path(file).is_file()] + [experiment.report_directory / PLAN],
         tags,
@@ -173,7 +173,7 @@ def _register(
     baselines: Mapping[str, Mapping[str, Baseline]],
     data_sets: Mapping[str, Prepared],
     metrics: Mapping[str, Any],
-    tracking: Tracking,
+    tracker: Tracker,
 ) -> None:
     """Of each variant its best seed as a model, and each baseline; the champion of each data set.
 
@@ -193,24 +193,19 @@ def _register(
     champions = {data: name for data, (_, name) in best_of.items()}
     for name, about in metrics["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
-        run_id = tracking.record(
-            best.run_directory, best.evaluation_directory, {**best.job, "experiment": experiment.name}
-        )
+        job = {**best.job, "experiment": experiment.name}
         if kinds.kind(best.description["kind"]).reader is None:
             continue  # models of this kind are not served
         if not best.run.weights.is_file():
             missing.append(f"{name} seed {best.seed} ({best.run.weights})")
             continue
-        version = log_model(tracking, run_id, best.run_directory)
-        if champions[best.data] == name:
-            set_champion(tracking, best.data, version)
+        tracker.model(best.run_directory, best.evaluation_directory, job, champions[best.data] == name)
     for data, mine in baselines.items():
         for name, baseline in mine.items():
             if baseline.directory is None or kinds.kind(data_sets[data].kind).reader is None:
                 continue
-            version = log_baseline(tracking, experiment.name, name, baseline, data_sets[data])
-            if champions[data] == name:
-                set_champion(tracking, data, version)
+            folders = (baseline.directory, data_sets[data].directory)
+            tracker.baseline(experiment.environment.runs, experiment.name, name, *folders, champions[data] == name)
     if missing:
         say(f"weights are missing, so no model is registered and no attention shown of: {', '.join(missing)}")
 

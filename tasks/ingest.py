@@ -12,7 +12,8 @@ from preprocessing.ingest import data_card
 from preprocessing.ingest import ingest as ingest_source
 from preprocessing.manifest import Manifest
 from preprocessing.sources import SOURCES, embedded
-from storage.errors import command, refuse_unknown
+from storage.errors import InputError, command, refuse_unknown
+from tasks.dvc_cache import how_to_mend
 from tasks.progress import say
 from tasks.step import publish_results, step
 
@@ -21,7 +22,10 @@ from tasks.step import publish_results, step
 def ingest(data: str, accept_new_version: bool = False, mirror: str | None = None) -> str:
     """Make data set ``data``, or verify it; return the version that the manifest knows it by."""
     folder = Path(mirror) if mirror else None
-    entry = ingest_source(data, accept_new_version=accept_new_version, mirror=folder, progress=say)
+    try:
+        entry = ingest_source(data, accept_new_version=accept_new_version, mirror=folder, progress=say)
+    except InputError as error:
+        raise InputError(f"{error}{how_to_mend(data)}") from None
     rows = ", ".join(f"{count} {split}" for split, count in entry.splits.items())
     say(f"{data}: {rows} rows, {len(entry.classes)} classes, version {entry.version[:12]}")
     return entry.version

@@ -1,5 +1,6 @@
 """Progress of training: a live table on a terminal, otherwise one line per epoch, and a bar in Prefect."""
 
+import contextlib
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from storage.errors import BREAKS, printable
 from tasks import AT_TERMINAL
 
 ARTIFACT_SECONDS = 2.0
@@ -68,6 +70,7 @@ BOARD = Board()
 
 def say(line: str) -> None:
     """Tell a person one line: on the terminal, and in the log of Prefect's run where there is one."""
+    line = printable(line, BREAKS)
     if AT_TERMINAL:
         BOARD.console.print(line, highlight=False, markup=False, soft_wrap=True)
     if FlowRunContext.get() or TaskRunContext.get():
@@ -99,7 +102,7 @@ class RunProgress:
         # A run that is shorter needs no bar.
         if TaskRunContext.get() is not None and now - self.updated > ARTIFACT_SECONDS:
             self.updated = now
-            self._draw(100.0 * event["epoch"] / self.max_epochs)
+            self._fill(100.0 * event["epoch"] / self.max_epochs)
 
     def finish(self, line: str) -> None:
         """The run is over: leave one line about it and a full bar."""
@@ -107,15 +110,16 @@ class RunProgress:
             BOARD.remove(self.name)
         say(line)
         if self.artifact:
-            self._draw(100.0)
+            self._fill(100.0)
 
-    def _draw(self, percent: float) -> None:
-        """Show the bar of Prefect's task run at ``percent``."""
-        if self.artifact:
-            update_progress_artifact(self.artifact, progress=percent)
-            return
-        artifact = create_progress_artifact(progress=percent, description=f"Training {self.name}")
-        self.artifact = artifact if isinstance(artifact, UUID) else None
+    def _fill(self, percent: float) -> None:
+        """Fill the bar in Prefect, and make it first. Without its server, only the bar is lost."""
+        with contextlib.suppress(Exception):  # whatever Prefect's client raises
+            if self.artifact:
+                update_progress_artifact(self.artifact, progress=percent)
+                return
+            artifact = create_progress_artifact(progress=percent, description=f"Training {self.name}")
+            self.artifact = artifact if isinstance(artifact, UUID) else None
 
 
 def _loss(event: dict[str, Any]) -> float:

@@ -23,7 +23,8 @@ from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
 from tasks.step import publishes, step
-from tracking.runs import ORIGIN, TrackedRun, open_tracking, record_run
+from tracking.journal import TrackedRun, Tracker, settle, waiting
+from tracking.runs import ORIGIN, open_tracking
 from training.launcher import STOPPING, TrainingFailed, TrainingStopped, run_training
 from training.state import COLUMNS
 
@@ -55,7 +56,7 @@ def train(job: Mapping[str, Any], fresh: bool = False, wait: bool = True) -> str
         if damage:
             say(f"{damage}: the run is restored from its last checkpoint")
         elif run.finished:
-            record_run(run_directory, job, say)
+            record(job)
             say(f"{_summary(job)} (finished before, {run_directory})")
             return str(run_directory)
         if remote:
@@ -77,9 +78,14 @@ def reuse(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     known = recorded_keys({job["experiment"] for job in found})
     for job in found:
         if (job["experiment"], job["run_key"]) not in known:
-            record_run(Path(job["run_directory"]), job, say)
+            record(job)
         say(f"{_summary(job)} (finished before, {job['run_directory']})")
     return [job["run_directory"] for job in found]
+
+
+def record(job: Mapping[str, Any]) -> None:
+    """Record the finished run of a job in MLflow, or in its journal while MLflow is away."""
+    Tracker(say, strict=False).record(Path(job["run_directory"]), None, job)
 
 
 def is_reusable(run: RunFolder) -> bool:
@@ -96,9 +102,9 @@ def recorded_keys(experiments: Iterable[str]) -> set[tuple[str, str]]:
 
 
 def _train(job: dict[str, Any], lock: TextIO | None) -> None:
-    about, directory = provenance(job), Path(job["run_directory"])
+    about = provenance(job)
     # A run that ends at once is recorded as a whole.
-    write_json(directory / ORIGIN, about)
+    write_json(Path(job["run_directory"]) / ORIGIN, about)
     ended = threading.Event()
 
     def start() -> TrackedRun | None:
@@ -128,7 +134,7 @@ def _train(job: dict[str, Any], lock: TextIO | None) -> None:
         raise
     finally:
         ended.set()
-    track(lambda: run.finish() if (run := tracked.result()) else record_run(directory, job, say))
+    track(lambda: run.finish() if (run := tracked.result()) else record(job))
     progress.finish(_summary(job))
 
 
@@ -150,12 +156,15 @@ def main() -> None:
     arguments = parser.parse_args()
     plan = make_plan(arguments.experiment, [arguments.variant] if arguments.variant else None)
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
+    settle(plan.environment.runs, say)
     with ThreadPoolExecutor(plan.environment.workers) as pool:
         runs = {
             (job["variant"], job["seed"]): Path(folder)
             for jobs in rounds(plan, prepared)
             for job, folder in zip(jobs, pool.map(train.fn, jobs), strict=True)
         }
+    if waiting(plan.environment.runs):
+        settle(plan.environment.runs, say)
     if publishes(plan.name):
         write_json(RESULTS / plan.name / RUNS, run_records(runs))
 

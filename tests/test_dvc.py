@@ -1,7 +1,11 @@
 """DVC and Prefect are two doors to one core: equal results, nothing trained twice, data.dvc never rewritten."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -109,7 +113,9 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     assert "han" in printed and "report" in printed.lower()
     # The flow publishes nothing; the ledger has that it read the test split.
     assert flow.git("status", "--porcelain", "results").split() == ["M", LEDGER]
+    kill_repro_in_training(stages)
     stages.run("dvc", "repro")
+    assert any("resumed after epoch" in log.read_text() for log in stages.directory.glob("runs/*/log.txt"))
 
     assert len(run_files(flow)) == 3
     assert run_files(flow) == run_files(stages)
@@ -169,6 +175,26 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     assert refused.returncode != 0
     assert "documents.jsonl" in refused.stdout + refused.stderr
     assert (flow.directory / "data.dvc").read_bytes() == data_version
+
+
+def kill_repro_in_training(stages) -> None:
+    """Kill ``dvc repro`` and what it started once a run has a checkpoint; dvc.lock stays as it was."""
+    command = {"cwd": stages.directory, "env": stages.environment, "stdin": subprocess.DEVNULL}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(["dvc", "repro"], start_new_session=True, **command, **quiet)
+    checkpoints: list[Path] = []
+    while not checkpoints:
+        assert process.poll() is None, "dvc repro ended before anything was trained"
+        time.sleep(0.02)
+        checkpoints = list(stages.directory.glob("runs/*/checkpoints/0*"))
+        lock = stages.directory / "dvc.lock"
+        before = lock.read_bytes() if lock.exists() else b""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert lock.read_bytes() == before and b"\n  train:" not in before
+    assert not list(stages.directory.glob("results/default/runs.json.*"))
+    while any("training" in line for line in stages.processes().values()):
+        time.sleep(0.05)
 
 
 def stage_dependencies() -> dict[str, list[str]]:

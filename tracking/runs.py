@@ -9,8 +9,7 @@ MLflow is a log and decides nothing. If its database is deleted, ``record`` writ
 process that tracks a run holds a lock, which the kernel frees however the process dies. From free locks ``reconcile``
 knows which RUNNING runs nobody trains any more.
 
-Tracking never stops training: ``TrackedRun`` logs an error of MLflow in one line and goes on. What could not be logged
-is written when the run finishes, or by ``reconcile`` and ``record`` at the next start.
+Tracking never stops training: what MLflow cannot take waits in tracking/journal.py.
 
 The database is sqlite:///mlflow.db in the project's folder with mlartifacts/ beside it, or MLFLOW_TRACKING_URI. MLflow
 is imported on first use: its import takes a second, and not every stage tracks.
@@ -29,7 +28,8 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -76,9 +76,18 @@ SCORES = {"single-label": "accuracy", "multi-label": "macro_auroc"}
 ORIGIN = "origin.json"
 RUN_FILES = (JOB, RESULT, TIMING, ENVIRONMENT, LOG)
 # MLflow would try for minutes by default, and training waits meanwhile.
-HTTP_DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-SECONDS_BETWEEN_ATTEMPTS = 60.0
+HTTP_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+# What SQLite says where nothing more can be written.
+FULL_DISK = ("database or disk is full", "disk I/O error")
 REFUSED = re.compile(r"[^\w./: -]")
+
+
+class Unavailable(InputError):
+    """MLflow does not answer, its disk is full, or its database cannot be opened."""
 
 
 def tracking_uri(root: Path = Path()) -> str:
@@ -89,7 +98,7 @@ def tracking_uri(root: Path = Path()) -> str:
 def open_tracking(root: Path = Path()) -> "Tracking":
     """Connect to MLflow; the first process creates a missing database.
 
-    InputError where the server does not answer or the database belongs to another version of MLflow.
+    Unavailable where the server does not answer, the disk is full, or the database is of another version of MLflow.
     """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
@@ -97,28 +106,32 @@ def open_tracking(root: Path = Path()) -> "Tracking":
 
     shared = Shared.connections.get((tracking_uri(root), root.resolve())) if Shared.connections else None
     if shared is not None:
+        if shared.uri.startswith(("http://", "https://")):
+            _refuse_silent_server(shared.uri)
         return shared
     for name, value in HTTP_DEFAULTS.items():
         os.environ.setdefault(name, value)
     # MLflow reports success on stderr, where it looks like an error, and prints the address of each run that has ended.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    for name in ("mlflow.store.db.utils", "mlflow.pyfunc", "alembic"):
+    for name in ("mlflow.pyfunc", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It prints the traceback of each error that it raises.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     uri = tracking_uri(root)
     if uri.startswith(("http://", "https://")):
         _refuse_silent_server(uri)
     with file_lock(root / LOCKS / "mlflow.lock"):
-        if uri == f"sqlite:///{(root / DATABASE).resolve()}":
-            _create_database(root)
         try:
+            if uri == f"sqlite:///{(root / DATABASE).resolve()}":
+                _create_database(root)
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
         except (MlflowException, SQLAlchemyError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
-            raise InputError(
-                f"MLflow cannot open {uri}: {reason}. Move that file away: finished runs are logged again"
-            ) from None
+            full = any(one in reason for one in FULL_DISK)
+            mend = "Make room on the disk" if full else "Move that file away: finished runs are logged again"
+            raise Unavailable(f"MLflow cannot open {uri}: {reason}. {mend}") from None
     tracking = Tracking(client, uri, root)
     if Shared.connections is not None:
         Shared.connections[uri, tracking.root] = tracking
@@ -162,7 +175,7 @@ def _refuse_silent_server(uri: str) -> None:
         answer.close()
     except OSError as error:
         reason = getattr(error, "reason", error)
-        raise InputError(
+        raise Unavailable(
             f"MLFLOW_TRACKING_URI={uri} does not answer ({reason}): start that server or unset the variable"
         ) from None
 
@@ -180,6 +193,15 @@ def _create_database(root: Path) -> None:
         os.replace(working, root / DATABASE)
     finally:
         working.unlink(missing_ok=True)
+
+
+# When that happened which is logged now, in milliseconds since 1970; None: now. Each thread has its own.
+HAPPENED: ContextVar[int | None] = ContextVar("happened", default=None)
+
+
+def logged_at() -> int:
+    """Return the time of what is logged, in milliseconds since 1970."""
+    return HAPPENED.get() or int(time.time() * 1000)
 
 
 class RunLocks:
@@ -245,7 +267,8 @@ class Tracking:
             run = self._find(experiment_id, "run_key", job["run_key"])
             if run is None:
                 tags = {"run_key": job["run_key"], "mlflow.parentRunId": parent_id, "folder": self._workspace_id()}
-                run = self.client.create_run(experiment_id, run_name=f"{job['variant']}-seed-{job['seed']}", tags=tags)
+                name = f"{job['variant']}-seed-{job['seed']}"
+                run = self.client.create_run(experiment_id, start_time=logged_at(), run_name=name, tags=tags)
             description = read_json(Path(job["prepared"]) / DESCRIPTION)
             parameters = {**_parameters(job, description), "seed": str(job["seed"])}
             tags = {
@@ -286,14 +309,14 @@ class Tracking:
             if "ended_by" in run.data.tags:
                 self.client.delete_tag(run_id, "ended_by")
             self._log_files(run_id, [folder.directory / name for name in RUN_FILES])
-            self.client.set_terminated(run_id, "FINISHED")
+            self.client.set_terminated(run_id, "FINISHED", logged_at())
         self._release(run)
         self._parent_changed(run.data.tags["mlflow.parentRunId"])
 
     def fail(self, run_id: str, status: str = "FAILED", message: str = "") -> None:
         """Set the final status of a run without a result: FAILED, or KILLED where it was stopped from outside."""
         self.client.set_tag(run_id, "ended_by", message[:5000])
-        self.client.set_terminated(run_id, status)
+        self.client.set_terminated(run_id, status, logged_at())
         self._release(self.client.get_run(run_id))
 
     def record(
@@ -340,7 +363,7 @@ class Tracking:
         }
         with self._locked():
             name = f"{job['variant']}-seed-{job['seed']}"
-            run = self.client.create_run(experiment_id, run_name=name, tags=tags)
+            run = self.client.create_run(experiment_id, start_time=logged_at(), run_name=name, tags=tags)
             run_id = run.info.run_id
             self._log_params_and_tags(run, {**_parameters(job, description), "seed": str(job["seed"])}, {})
             self._log_dataset(run, job, description)
@@ -356,7 +379,7 @@ class Tracking:
                 ],
             )
         self._log_files(run_id, [run_directory / name for name in RUN_FILES])
-        self.client.set_terminated(run_id, "FINISHED")
+        self.client.set_terminated(run_id, "FINISHED", logged_at())
         self._parent_changed(parent_id)
         return run_id
 
@@ -398,10 +421,14 @@ class Tracking:
                 if not free or self.client.get_run(run_id).info.status != "RUNNING":
                     continue
                 run_directory = Path(runs_root) / run_key
-                if RunFolder(run_directory).finished:
+                folder = RunFolder(run_directory)
+                if folder.finished:
                     self.finish(run_id, run_directory)
                     settled[run_id] = "FINISHED"
                 else:
+                    # What the process had not logged when it ended.
+                    with contextlib.suppress(InputError):
+                        self.log_epochs(run_id, folder.history())
                     self.fail(run_id, "KILLED", "the process was gone; run again to resume it")
                     settled[run_id] = "KILLED"
         return settled
@@ -581,7 +608,7 @@ class Tracking:
         if known is None:
             metrics = self.client.get_run(run_id).data.metrics
             known = {key: {metric.step for metric in self.client.get_metric_history(run_id, key)} for key in metrics}
-        now = int(time.time() * 1000)
+        now = logged_at()
         new, left_out = [], set()
         for key, step, value in figures:
             value = _number(value)
@@ -599,81 +626,6 @@ class Tracking:
         self.logged_steps[run_id] = known
         if left_out:
             self.client.set_tag(run_id, "metrics_left_out", ", ".join(sorted(left_out)))
-
-
-class TrackedRun:
-    """Tracks the training of one job and never raises: an error of MLflow is reported in one line.
-
-    job: a resolved job; about: tags, as ``Tracking.start`` takes them; report: takes a line of text.
-    Epochs that could not be logged are sent with a later epoch, at most one attempt per minute, or when the run
-    finishes. Where that fails too, ``reconcile`` or ``record`` writes the finished run at the next start.
-    """
-
-    def __init__(
-        self, job: Mapping[str, Any], about: Mapping[str, Any], report: Callable[[str], None], root: Path = Path()
-    ) -> None:
-        self.job, self.about, self.report, self.root = job, about, report, root
-        self.tracking: Tracking | None = None
-        self.run_id: str | None = None
-        self.unsent: list[Mapping[str, Any]] = []
-        self.next_attempt = 0.0
-        self._attempt(self._start)
-
-    def log_epoch(self, row: Mapping[str, Any]) -> None:
-        """Log one epoch, a mapping with ``epoch`` and numbers by name."""
-        self.unsent.append(row)
-        if time.monotonic() >= self.next_attempt:
-            self._attempt(self._send)
-
-    def finish(self) -> None:
-        """Log the finished run as a whole."""
-        self._end(lambda tracking, run_id: tracking.finish(run_id, Path(self.job["run_directory"])))
-
-    def fail(self, status: str, message: str) -> None:
-        """Set the final status of a run without a result."""
-        self._end(lambda tracking, run_id: tracking.fail(run_id, status, message))
-
-    def _start(self) -> tuple["Tracking", str]:
-        if self.tracking is None:
-            self.tracking = open_tracking(self.root)
-        if self.run_id is None:
-            self.run_id = self.tracking.start(self.job, self.about)
-        return self.tracking, self.run_id
-
-    def _send(self) -> None:
-        tracking, run_id = self._start()
-        tracking.log_epochs(run_id, self.unsent)
-        self.unsent.clear()
-
-    def _end(self, write: Callable[["Tracking", str], None]) -> None:
-        self._attempt(lambda: write(*self._start()))
-        # Where MLflow failed, the lock is still held, and ``reconcile`` must find the run unlocked.
-        RUN_LOCKS.release_thread()
-
-    def _attempt(self, action: Callable[[], Any]) -> None:
-        try:
-            action()
-        except Exception as error:  # whatever MLflow, its database or its server raise
-            if self.next_attempt == 0.0:
-                name = f"{self.job['variant']} seed {self.job['seed']}"
-                self.report(f"{_failure(name, error)}: training goes on, and the run is logged later, as a whole")
-            self.next_attempt = time.monotonic() + SECONDS_BETWEEN_ATTEMPTS
-        else:
-            self.next_attempt = 0.0
-
-
-def record_run(run_directory: Path, job: Mapping[str, Any], report: Callable[[str], None], root: Path = Path()) -> None:
-    """Record a finished run as ``Tracking.record`` does; report an error of MLflow in one line in place of raising."""
-    try:
-        open_tracking(root).record(run_directory, job=job)
-    except Exception as error:
-        report(f"{_failure(str(run_directory), error)}: the run is logged at the next start")
-
-
-def _failure(what: str, error: Exception) -> str:
-    """Return one line on an error of MLflow, whose own messages have many lines."""
-    reason = (str(error).splitlines() or [""])[0][:160]
-    return f"MLflow cannot log {what} ({type(error).__name__}: {reason})"
 
 
 def _read_if_exists(path: Path) -> dict[str, Any]:

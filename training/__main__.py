@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from storage.errors import InputError, command
+from storage.errors import InputError, command, printable
 from storage.files import read_json
 from storage.locks import is_held, run_lock
 from storage.run_folder import RunFolder
@@ -161,7 +161,7 @@ def attempt(
         train(path, events, locked, processes, runs_per_gpu, wait)
     except InputError as error:
         if processes.main:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {printable(error)}", file=sys.stderr, flush=True)
         code = 2
     except Exception:
         traceback.print_exc()

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from storage.errors import printable
 from storage.run_folder import LOG
 from training.settings import Job
 
@@ -99,7 +100,7 @@ class Progress:
         return {"samples_per_second": round(self.samples / seconds, 1), "seconds_left": round(left, 1)}
 
     def _name(self) -> str:
-        return f"{self.job.variant} seed {self.job.seed}"
+        return printable(f"{self.job.variant} seed {self.job.seed}")
 
     def _event(self, event: str, **values: Any) -> None:
         if self.events:

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -49,7 +50,8 @@ def run(
         prepared = open_prepared(job.prepared)
         # Read before training: the file may be edited in the meantime.
         network_source = models.network_source(job.model, job.network)
-        processes.lead(lambda: check_network(job.model, job.network, job.training.objective, prepared))
+        with memory_advice(job, "this machine"):
+            processes.lead(lambda: check_network(job.model, job.network, job.training.objective, prepared))
         configure(job.training)
         with acquire_device(processes, job.runs_per_gpu) as device, warnings.catch_warnings():
             if device.type == "cpu":
@@ -58,15 +60,10 @@ def run(
             if processes.main:
                 write_json(job.run_directory / ENVIRONMENT, environment(device, job.runs_per_gpu))
             try:
-                with peak_memory(device) as peak:
+                with memory_advice(job, device), peak_memory(device) as peak:
                     network, state = train(job, prepared, device, progress, processes)
             except KernelError as error:
                 raise InputError(str(error)) from None
-            except torch.OutOfMemoryError:
-                raise InputError(
-                    f"{device} has too little memory for {job.variant}: lower batch_size "
-                    f"({job.training.batch_size}) or the size of the network"
-                ) from None
         return processes.lead(lambda: finish(job, network, network_source, state, progress.timing() | peak))
 
 
@@ -98,6 +95,22 @@ def begin(
     directory.mkdir(exist_ok=True)
     write_json(directory / JOB, given)
     return None
+
+
+@contextlib.contextmanager
+def memory_advice(job: Job, where: object) -> Iterator[None]:
+    """Raise InputError with advice where memory runs out inside the block: torch's, of GPU or CPU, or numpy's."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # torch has no class for the CPU's.
+        of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+        if not of_memory:
+            raise
+        raise InputError(
+            f"{where} has too little memory for {job.variant}: lower batch_size ({job.training.batch_size}) or the "
+            "size of the network, then run again"
+        ) from None
 
 
 def finish(job: Job, network: nn.Module, network_source: str, state: State, timing: dict[str, float]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from storage.source import ROOT
 
 COMMANDS = {
     "adopt", "compare", "data", "doctor", "evaluate", "jobs", "predict", "preprocess", "prune", "publish",
-    "reproduce", "run", "serve", "study", "train", "ui",
+    "reconcile", "reproduce", "run", "serve", "study", "train", "ui",
 }  # fmt: skip
 ADDED = '''"""Print a number.
 

@@ -73,11 +73,6 @@ def test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it(project):
         done = project.run("python", *run, **home)
         assert "finished successfully in 'Completed'" in done.stdout
 
-        # One variant by its own deployment: found trained.
-        select = ["-p", "experiment=tiny", "-p", 'variants=["han"]', "-p", "seeds=[0]"]
-        one = project.run("python", "-m", "prefect", "deployment", "run", "train/variant", *select, "--watch", **home)
-        assert "finished successfully in 'Completed'" in one.stdout
-
         by_deployment = {"flow_runs": {"deployment_id": {"any_": [deployments["default"]["id"]]}}}
         (flow_run,) = call(f"{api}/flow_runs/filter", by_deployment)
         assert flow_run["state_type"] == "COMPLETED"

@@ -14,7 +14,7 @@ def test_what_can_be_reached_is_printed_before_anything_is_trained(monkeypatch, 
     def stop():
         raise Stop
 
-    monkeypatch.setattr(flows.train, "open_tracking", stop)
+    monkeypatch.setattr(flows.train, "settle", lambda *_: stop())
     plan = make_plan("tiny", ["densenet-relu", "densenet-swish"])
     with pytest.raises(Stop):
         flows.train.train.fn(plan=plan.to_json())

@@ -1,13 +1,18 @@
 """A flow that is killed or interrupted leaves no process behind, loses no whole epoch, and goes on where it was."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
+import pytest
 from mlflow import MlflowClient
 
 ARGUMENTS = ["--experiment", "tiny", "--variant", "densenet-swish", "--seed", "0"]
@@ -65,7 +70,19 @@ def child_runs(project) -> list:
     return [run for run in client.search_runs([experiment.experiment_id]) if "run_key" in run.data.tags]
 
 
-def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weights(project):
+@pytest.fixture
+def poor(make_project):
+    """A copy in a folder with a space and an umlaut, without git, HOME and a language."""
+    project = make_project("Läufe von heute")
+    project.environment["LC_ALL"] = "C"
+    project.environment["PATH"] = str(Path(sys.executable).parent)
+    project.environment.pop("HOME", None)
+    assert shutil.which("git", path=project.environment["PATH"]) is None
+    return project
+
+
+def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weights(poor):
+    project = poor
     lengthen(project)
     flow = start(project)
     run = wait_for_epoch(project, 3, flow)
@@ -80,20 +97,31 @@ def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weight
     # A part of an experiment does not take the place of its report.
     assert [path.name for path in (project.directory / "reports").iterdir()] == ["tiny-part"]
     assert "resumed after epoch" in (run / "log.txt").read_text()
+    # The second flow has closed what was left of the first.
+    with contextlib.closing(sqlite3.connect(project.directory / ".prefect/prefect.db")) as database:
+        states = Counter(state for (state,) in database.execute("SELECT state_type FROM flow_run"))
+    assert states["CRASHED"] == 1 and set(states) == {"CRASHED", "COMPLETED"}
+    assert not list((project.directory / ".locks/flow-runs").iterdir())
     (finished,) = child_runs(project)
     assert finished.info.status == "FINISHED"
     client = MlflowClient(tracking_uri=f"sqlite:///{project.directory / 'mlflow.db'}")
     steps = [metric.step for metric in client.get_metric_history(finished.info.run_id, "validation_loss")]
     assert len(steps) == len(set(steps)) >= 40
 
-    # Trained without a break, in another folder: the same weights.
+    # Trained without a break, in another folder, with an MLflow that never was up: the same weights.
     project.run(
         "python", "-c",
         "from planning.plan import make_plan; from tasks.preprocess import preprocess; from tasks.train import train;"
         "plan = make_plan('tiny', ['densenet-swish'], [0]);"
         "train.fn(*plan.jobs({key: preprocess.fn(about) for key, about in plan.preparations().items()}))",
-        REREAD_RUNS="unbroken", MLFLOW_TRACKING_URI=f"sqlite:///{project.directory}/other.db",
+        REREAD_RUNS="unbroken", MLFLOW_TRACKING_URI="http://127.0.0.1:9",
     )  # fmt: skip
+    (journal,) = (project.directory / "unbroken/.journals").glob("*.jsonl")
+    assert [json.loads(line)["what"] for line in journal.read_text().splitlines()] == [
+        "start",
+        *["epochs"] * 40,
+        "finish",
+    ]
     results = [
         json.loads((folder / run.name / "result.json").read_text())
         for folder in (run.parent, project.directory / "unbroken")

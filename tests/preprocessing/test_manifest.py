@@ -165,14 +165,18 @@ def test_missing_data_says_what_makes_it(folder):
 
 
 def test_an_edit_of_equal_size_and_time_is_found(folder):
-    folder.add("weather", TextRows(ABOUT, documents()))
+    entry = folder.add("weather", TextRows(ABOUT, documents()))
     path = folder.data / "weather" / "documents.jsonl"
     status = path.stat()
     path.write_bytes(path.read_bytes().replace(b"Text 3", b"Text 4"))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert path.stat().st_size == status.st_size
-    with pytest.raises(InputError, match="documents.jsonl is not the file that the manifest names"):
+    with pytest.raises(
+        InputError, match="documents.jsonl is not the file .* remove .*weather and run 'make data'"
+    ) as error:
         folder.open("weather")
+    found, expected = sha256_bytes(path.read_bytes()), entry.files["documents.jsonl"].sha256
+    assert found[:12] in str(error.value) and expected[:12] in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ def failing(error: BaseException):
     [
         (InputError("no such thing: choose another"), 2, "error: no such thing: choose another"),
         (OfAnotherPackage("no kernel"), 2, "error: no kernel"),
+        # Of a name or a document: it moves no cursor and makes no second line.
+        (InputError("no 'a\nb\x1b[2J\u202e'"), 2, r"error: no 'a\nb\x1b[2J\u202e'"),
         (WorkFailed("training failed"), 1, "error: training failed"),
         (PassingError("no answer"), 1, "no answer"),
         (

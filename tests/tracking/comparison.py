@@ -57,7 +57,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(database: str, artifacts: Path, log: Path, port: int | None = None) -> Iterator[str]:
+def server(
+    database: str, artifacts: Path, log: Path, port: int | None = None, end: signal.Signals = signal.SIGTERM
+) -> Iterator[str]:
     """Run MLflow's server on a port of 127.0.0.1 (default: a free one) in the block, and yield its address."""
     port = port or free_port()
     arguments = ["--backend-store-uri", database, "--artifacts-destination", str(artifacts), "--port", str(port)]
@@ -85,7 +87,7 @@ def server(database: str, artifacts: Path, log: Path, port: int | None = None) -
         yield address
     finally:
         # The server's workers are in its session, not only its own process.
-        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, end)
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:

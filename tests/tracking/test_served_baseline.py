@@ -12,6 +12,7 @@ from storage.files import read_json
 from storage.prepared import SPLITS, Prepared, open_prepared
 from tests.tracking.examples import TEXTS, prepared_images, prepared_text
 from tests.tracking.test_served_model import answer_elsewhere, assert_no_pickle, folder, kept_files, register
+from tracking.journal import Tracker, reconcile
 from tracking.registry import load_model, log_baseline, set_champion
 from tracking.runs import open_tracking
 from tracking.scoring import make_app
@@ -77,7 +78,7 @@ def post(app, bodies: list) -> list:
     return asyncio.run(send())
 
 
-def test_a_baseline_is_one_version_and_a_run_with_its_metrics(folder):
+def test_a_baseline_is_one_version_and_a_run_with_its_metrics(folder, monkeypatch):
     prepared = open_prepared(prepared_text(folder))
     baseline, tracking = fitted(folder, "tf-idf", prepared), open_tracking()
     version = log_baseline(tracking, "trial", "tf-idf", baseline, prepared)
@@ -87,6 +88,18 @@ def test_a_baseline_is_one_version_and_a_run_with_its_metrics(folder):
     assert run.info.status == "FINISHED" and float(run.data.params["C"]) == baseline.chosen
     assert run.data.metrics["test.accuracy"] == baseline.metrics["test"]["accuracy"]
     assert found.tags["validation.rows"] == "2" and found.tags["variant"] == "tf-idf"
+
+    # One that is registered while MLflow is away waits in a journal.
+    lines: list[str] = []
+    with monkeypatch.context() as away:
+        away.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+        Tracker(lines.append).baseline(
+            folder / "runs", "trial", "tf-idf", baseline.directory, prepared.directory, champion=True
+        )
+    assert len(lines) == 1 and reconcile(folder / "runs").sent == ["report-trial"]
+    (model,) = tracking.client.search_registered_models()
+    assert {name: str(one) for name, one in model.aliases.items()} == {"champion": version}
+    assert len(tracking.client.search_model_versions()) == 1
 
 
 def test_a_better_network_takes_the_title_and_a_changed_baseline_is_refused(folder, monkeypatch):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -14,10 +13,10 @@ import pytest
 from storage.errors import InputError
 from storage.files import read_json, write_json
 from storage.source import ROOT
-from tests.tracking.comparison import free_port, server
+from tests.tracking.comparison import server
 from tests.tracking.examples import evaluate_run, finish_run, history, make_job, prepared_text
 from tracking.registry import log_model, set_champion
-from tracking.runs import MAXIMUM_METRICS, TrackedRun, open_tracking, record_run, shared_connection
+from tracking.runs import MAXIMUM_METRICS, open_tracking, shared_connection
 
 # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated.
 pytestmark = [
@@ -57,23 +56,50 @@ def test_importing_it_does_not_import_mlflow(folder):
     assert process.communicate() == ("False\n", "")
 
 
-def test_four_processes_meet_a_fresh_database_and_a_finished_run(folder):
-    """All get through, the database is whole, and the run that all of them record is there once, exactly."""
-    job = make_job(folder, prepared_text(folder), "han")
-    run = finish_run(job)
+def test_eight_processes_meet_no_database_and_all_finish(folder):
+    """Each trains a run of its own and records one that all of them record: all is there once, in one experiment."""
+    prepared = prepared_text(folder)
+    jobs = [make_job(folder, prepared, "han", seed) for seed in range(9)]
+    shared = finish_run(jobs[8])
+    evaluation = evaluate_run(shared)
     code = f"""
+        import os, sys
+        import mlflow.store.tracking.sqlalchemy_store  # imported once: the processes are forked, and start at once
+        from tests.tracking.examples import finish_run, history
+        from tracking.journal import TrackedRun
         from tracking.runs import open_tracking
-        print(open_tracking().record({str(run)!r}, {str(evaluate_run(run))!r}))
+        go, start = os.pipe()
+        processes = []
+        for job in {jobs[:8]!r}:
+            processes.append(os.fork())
+            if processes[-1] == 0:
+                os.close(start)
+                os.read(go, 1)  # ends for all when the parent closes it
+                run = TrackedRun(job, {{}}, lambda line: print(line, file=sys.stderr))
+                for row in history(3):
+                    run.log_epoch(row)
+                finish_run(job)
+                run.finish()
+                print(open_tracking().record({str(shared)!r}, {str(evaluation)!r}), flush=True)
+                os._exit(0)
+        os.close(start)
+        print([os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes])
     """
-    answers = [process.communicate() for process in [python(code, folder) for _ in range(4)]]
-    assert len({answer for answer, _ in answers}) == 1, answers
+    output, errors = python(code, folder).communicate()
+    assert errors == ""
+    *recorded, codes = output.splitlines()
+    assert codes == str([0] * 8) and len(recorded) == 8 and len(set(recorded)) == 1
     tracking = open_tracking()
-    (found,) = runs_with(tracking, "run_key", job["run_key"])
-    assert found.info.run_id == answers[0][0].strip()
-    assert found.info.status == "FINISHED"
-    assert steps(tracking, found.info.run_id, "training_loss") == [1, 2, 3]
-    assert steps(tracking, found.info.run_id, "test.accuracy") == [0]
+    assert [one.name for one in tracking.client.search_experiments() if one.name != "Default"] == ["trial"]
+    for job in jobs:
+        (found,) = runs_with(tracking, "run_key", job["run_key"])
+        assert found.info.status == "FINISHED"
+        assert steps(tracking, found.info.run_id, "training_loss") == [1, 2, 3]
+    assert recorded[0] == found.info.run_id and steps(tracking, found.info.run_id, "test.accuracy") == [0]
+    (parent,) = runs_with(tracking, "mlflow.runName", "han")
+    assert parent.data.metrics["variant.seeds"] == 9
     assert [path.name for path in folder.glob("*mlflow.db*")] == ["mlflow.db"]
+    assert not list(folder.glob("runs/.journals/*.jsonl"))
 
 
 def test_a_run_carries_what_it_was(folder):
@@ -363,80 +389,3 @@ def test_a_server_instead_of_the_database(folder, monkeypatch):
         assert set_champion(tracking, "snippets", version) == version == log_model(tracking, run_id, run)
         assert list((folder / "artifacts").rglob("best.safetensors"))
     assert [path.name for path in project.iterdir()] == [".locks"]
-
-
-def test_a_server_that_stops_stops_no_training(folder, monkeypatch):
-    """Three runs: one finishes while the server is away, one after it is back, one starts while it is away."""
-    monkeypatch.setattr("tracking.runs.SECONDS_BETWEEN_ATTEMPTS", 0.0)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    port = free_port()
-    prepared = prepared_text(folder)
-    jobs = [make_job(folder, prepared, "han", seed) for seed in range(3)]
-    rows, lines = history(3), []
-
-    def serve():
-        return server(f"sqlite:///{folder / 'server.db'}", folder / "artifacts", folder / "server.log", port)
-
-    with serve() as address:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-        early, late = (TrackedRun(job, {}, lines.append) for job in jobs[:2])
-        for run in (early, late):
-            run.log_epoch(rows[0])
-        assert lines == []
-    for run in (early, late):
-        run.log_epoch(rows[1])
-    # One line per run, however often it fails.
-    early.log_epoch(rows[2])
-    finish_run(jobs[0])
-    early.finish()
-    unlucky = TrackedRun(jobs[2], {}, lines.append)
-    assert len(lines) == 3 and not any("\n" in line for line in lines), lines
-    assert [f"han seed {seed} " in line for seed, line in enumerate(lines)] == [True] * 3
-    with serve():
-        late.log_epoch(rows[2])
-        tracking = open_tracking()
-        assert steps(tracking, late.run_id, "training_loss") == [1, 2, 3]
-        for run, job in ((late, jobs[1]), (unlucky, jobs[2])):
-            finish_run(job)
-            run.finish()
-        # A run that finished while nobody answered is settled at the next start.
-        assert tracking.reconcile(folder / "runs") == {early.run_id: "FINISHED"}
-        for run in (early, late, unlucky):
-            assert tracking.client.get_run(run.run_id).info.status == "FINISHED"
-            for key in ("training_loss", "validation_loss", "validation_score"):
-                assert steps(tracking, run.run_id, key) == [1, 2, 3]
-    assert len(lines) == 3
-
-
-def test_a_locked_database_stops_no_training(folder):
-    job, lines = make_job(folder, prepared_text(folder), "han"), []
-    run = TrackedRun(job, {}, lines.append)
-    other = sqlite3.connect(folder / "mlflow.db", isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    run.log_epoch(history(3)[0])
-    other.close()
-    (line,) = lines
-    assert "database is locked" in line and "\n" not in line
-    finish_run(job)
-    run.finish()
-    tracking = open_tracking()
-    assert steps(tracking, run.run_id, "training_loss") == [1, 2, 3]
-    assert tracking.client.get_run(run.run_id).info.status == "FINISHED" and len(lines) == 1
-
-
-def test_a_failed_run_and_a_finished_one_that_nobody_recorded(folder, monkeypatch):
-    lines = []
-    prepared = prepared_text(folder)
-    run = TrackedRun(make_job(folder, prepared, "han"), {}, lines.append)
-    run.fail("KILLED", "stopped from outside")
-    assert open_tracking().client.get_run(run.run_id).data.tags["ended_by"] == "stopped from outside"
-    assert lines == []
-    job = make_job(folder, prepared, "han", seed=1)
-    finished = finish_run(job)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    record_run(finished, job, lines.append)
-    (line,) = lines
-    assert finished.name in line and "does not answer" in line
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    record_run(finished, job, lines.append)
-    assert len(runs_with(open_tracking(), "run_key", job["run_key"])) == len(lines) == 1

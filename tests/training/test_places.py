@@ -9,11 +9,15 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
+from prefect.states import Failed
 
-from storage.errors import InputError
+from storage.errors import InputError, PassingError
 from storage.source import ROOT
+from tasks.step import _may_pass
 from tests.training.outcome import outcome
 from training import loop
+from training.launcher import TrainingFailed
 
 # No bytecode: under a limit on file sizes Python leaves modules that are cut.
 POOR = {
@@ -27,9 +31,9 @@ POOR = {
 FOLDER = "Läufe – mit Leerzeichen"
 
 
-def start(job, *options, **keywords):
+def start(job, *options, program=("-m", "training"), **keywords):
     """Train with no HOME, no git, no language and warnings as errors."""
-    command = [sys.executable, "-W", "error", "-m", "training", str(job), *options]
+    command = [sys.executable, "-W", "error", *program, str(job), *options]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
     return subprocess.Popen(command, cwd=job.parent, env=POOR, **streams, **keywords)
 
@@ -117,3 +121,49 @@ def test_a_loss_that_is_not_finite_leaves_the_checkpoint_as_it_was(write_job, te
     monkeypatch.undo()
     train_here(job)
     assert "resumed after epoch 1" in (folder / "log.txt").read_text()
+
+
+# Limits the memory of its process to what it has and a little more, once all is imported.
+LIMITED = """
+import resource, sys
+from training.__main__ import main
+import training.run
+from pathlib import Path
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 200_000_000,) * 2)
+main([sys.argv[1]])
+"""
+
+
+def test_memory_that_runs_out_is_one_line_and_the_checkpoint_stays(write_job, text_directory, train_here):
+    settings = {"model": "word_average", "training": {"max_epochs": 2}}
+    folder = train_here(write_job(text_directory, "key", **settings))
+    before = {path: path.read_bytes() for path in folder.rglob("checkpoints/*/*")}
+    (folder / "result.json").unlink()
+    # A network of a gigabyte.
+    job = write_job(text_directory, "key", **settings, network={"embedding_dim": 10_000_000})
+    code, _, errors = finish(start(job, program=("-c", LIMITED)))
+    assert code == 2 and errors.count("\n") == 1, errors
+    assert "too little memory" in errors and "lower batch_size (8)" in errors
+    assert {path: path.read_bytes() for path in folder.rglob("checkpoints/*/*")} == before != {}
+
+
+def test_a_gpu_out_of_memory_and_a_refused_job_are_not_tried_again(write_job, text_directory, train_here, monkeypatch):
+    job = write_job(text_directory, "key", model="word_average", training={"max_epochs": 3})
+    folder = job.parent / "runs" / "key"
+    calls = []
+
+    def run_out(*arguments):
+        calls.append(arguments)
+        if list(folder.glob("checkpoints/*")):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return validate(*arguments)
+
+    validate = loop.validate
+    monkeypatch.setattr(loop, "validate", run_out)
+    with pytest.raises(InputError, match="too little memory .* lower batch_size") as error:
+        train_here(job)
+    assert len(calls) == 2 and [path.name for path in folder.glob("checkpoints/*")] == ["000001"]
+    # Prefect retries what may pass, and this does not.
+    states = [Failed(data=one) for one in (error.value, TrainingFailed("killed"), PassingError("busy"))]
+    assert [_may_pass(None, None, state) for state in states] == [False, False, True]

@@ -1,0 +1,150 @@
+"""Time a checkpoint per epoch as a share of an epoch of CIFAR-10: ``python -m benchmarks.checkpoint``.
+
+python -m benchmarks.checkpoint                                  fastnet and DenseNet-BC-100-12 of their experiments
+python -m benchmarks.checkpoint --rows 256 --epochs 3 --warm 1   on a CPU: few rows, and the time of an epoch is scaled
+
+Runs with a checkpoint after each epoch alternate with runs without one, on drawn images. ``waited`` is how long
+training waits at an epoch's end: on a CPU for the whole checkpoint, on a GPU for the copies and for the checkpoint
+before, while a thread writes. ``share`` is the median of ``waited`` over that of an epoch of 45,000 training and 5,000
+validation images without a checkpoint. ``difference`` compares the medians of whole epochs with and without, which also
+has what the writing thread takes from training. The first epochs of each run capture CUDA graphs and are not counted.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.end_to_end import IMAGES, Clock, drawn_images
+from planning.plan import Variant, make_plan
+from storage.errors import InputError, command, refuse_unknown
+from storage.files import write_json
+from storage.prepared import Prepared
+from training import loop
+from training.checkpoint import Checkpoint
+from training.device import configure, environment
+from training.settings import Job, Settings
+
+# Subject: experiment and variant.
+SUBJECTS = {"fastnet": ("fastnet", "fastnet-gelu"), "densenet": ("densenet-fast", "densenet-75")}
+ROUNDS, EPOCHS, WARM_EPOCHS = 3, 8, 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__.split("\n\n")[0])
+    parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"which: {', '.join(SUBJECTS)} (default: all)")
+    parser.add_argument("--rows", type=int, default=sum(IMAGES), help="images, a tenth for validation (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="of each run (%(default)s)")
+    parser.add_argument("--warm", type=int, default=WARM_EPOCHS, help="of these, not counted (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs with and without checkpoints (%(default)s)")
+    parser.add_argument("--folder", type=Path, help="write the checkpoints here; default: a temporary folder")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    refuse_unknown(arguments.subjects, SUBJECTS, "the arguments")
+    if not 0 <= arguments.warm < arguments.epochs:
+        raise InputError(f"--warm is {arguments.warm}: give fewer than --epochs ({arguments.epochs})")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    measured: dict[str, Any] = {"environment": environment(device, runs_per_gpu=1), "results": {}}
+    print("| network | MB | writing, s | waited, s | epoch, s | share | difference |")
+    print(f"|{'---|' * 7}")
+    prepared = drawn_images((arguments.rows - arguments.rows // 10, arguments.rows // 10))
+    for name in arguments.subjects or SUBJECTS:
+        experiment, variant = SUBJECTS[name]
+        subject = make_plan(experiment, [variant]).variants[variant]
+        found = measure(subject, prepared, device, arguments.epochs, arguments.warm, arguments.rounds, arguments.folder)
+        measured["results"][name] = {"experiment": experiment, "variant": variant, **found}
+        print(line(name, found), flush=True)
+    print(json.dumps(measured))
+    if arguments.json:
+        write_json(arguments.json, measured)
+
+
+def measure(
+    subject: Variant,
+    prepared: Prepared,
+    device: torch.device,
+    epochs: int,
+    warm: int,
+    rounds: int,
+    folder: Path | None = None,
+) -> dict[str, Any]:
+    """Train ``rounds`` times with and without checkpoints, ``epochs`` epochs each, and return the seconds."""
+    rows = len(prepared.rows("train")) + len(prepared.rows("validation"))
+    batch_size = min(subject.training["batch_size"], len(prepared.rows("train")))
+    limits = {"max_epochs": epochs, "patience": epochs, "batch_size": batch_size}
+    settings = Settings(**{**subject.training, **limits})
+    configure(settings)
+    seconds: dict[str, list[float]] = {"with": [], "without": [], "waited": [], "writing": []}
+    for _ in range(rounds):
+        for way in ("without", "with"):
+            with tempfile.TemporaryDirectory(dir=folder) as directory:
+                job = Job(
+                    "benchmark", subject.model, subject.model, 0, subject.network, settings, Path(), Path(directory)
+                )
+                spans, writing = timed_run(job, prepared, device, saves=way == "with")
+                size = sum(path.stat().st_size for path in Path(directory).glob(f"checkpoints/{epochs:06}/*"))
+            whole = [sum(parts) for parts in zip(*spans.values(), strict=True)]
+            seconds[way] += whole[warm:]
+            if way == "with":
+                seconds["waited"] += spans["checkpoint"][warm:]
+                seconds["writing"] += writing[warm:]
+                megabytes = size / 1e6
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    epoch = medians["without"] * sum(IMAGES) / rows
+    return {
+        "device": str(device),
+        "rows": rows,
+        "megabytes": megabytes,
+        "epoch": epoch,
+        "medians": medians,
+        "share": medians["waited"] / epoch,
+        "difference": (medians["with"] - medians["without"]) / epoch,
+        "seconds": seconds,
+    }
+
+
+def timed_run(
+    job: Job, prepared: Prepared, device: torch.device, saves: bool
+) -> tuple[dict[str, list[float]], list[float]]:
+    """Train a job; return the seconds of steps, validation and checkpoint by epoch, and those of each writing."""
+    clock, validate, save, write = Clock(job, device), loop.validate, Checkpoint.save, Checkpoint._write
+    writing: list[float] = []
+
+    def timed(*arguments: Any) -> Any:
+        clock.note("steps")
+        validation = validate(*arguments)
+        clock.note("validation")
+        return validation
+
+    def saved(checkpoint: Checkpoint, *arguments: Any) -> None:
+        if saves:
+            save(checkpoint, *arguments)
+        clock.note("checkpoint")
+
+    def written(*arguments: Any) -> None:
+        start = time.perf_counter()
+        write(*arguments)
+        writing.append(time.perf_counter() - start)
+
+    with mock.patch.object(loop, "validate", timed), mock.patch.multiple(Checkpoint, save=saved, _write=written):
+        loop.train(job, prepared, device, clock)
+    return clock.spans, writing
+
+
+def line(name: str, found: dict[str, Any]) -> str:
+    """Return a row of the table that ``main`` prints."""
+    medians = found["medians"]
+    return (
+        f"| {name} | {found['megabytes']:.1f} | {medians.get('writing', 0):.3f} | {medians['waited']:.3f} | "
+        f"{found['epoch']:.2f} | {found['share']:.2%} | {found['difference']:+.2%} |"
+    )
+
+
+if __name__ == "__main__":
+    command(main)()
