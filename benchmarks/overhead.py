@@ -2,123 +2,114 @@
 
 python -m benchmarks.overhead --runs 200 --json FILE
 
-Runs of a tiny network on digits, of one epoch and different seeds, are trained by the flow one after the other with
-Prefect's server and MLflow's database as on any machine, in a temporary folder. The first pass trains them, and the
-second finds them cached. ``training`` is what timing.json has of a run: from its first step to its last. All else is
-overhead: the flow's own time, feeding a process, torch's set-up, checkpoints, tracking. One run comes before, which
-imports torch and MLflow and makes the database. ``parts`` are milliseconds per run of what this process calls:
-``process`` is the time that it waits for the training process, and ``tracking`` is in a thread beside it.
+Runs of a tiny network on digits, of one epoch and different seeds, are trained one after the other by ``reread train``,
+with a server of Prefect and a database of MLflow of their own in a temporary folder. A second command finds them
+cached. What a command with one run takes is subtracted: imports, the plan, and the start of a training process. ``training`` is
+what timing.json has of a run, from its first step to its last; ``overhead`` is all else: the flow's own time, feeding a
+process, torch's set-up, checkpoints, tracking.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import platform
+import socket
+import subprocess
+import sys
 import tempfile
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from unittest import mock
 
-from storage.errors import command
+from storage.errors import InputError, WorkFailed, command
 from storage.files import read_json, write_json
 from storage.run_folder import TIMING
 
-# The first run of a pass, which is not counted.
-WARM = 1
-OVERRIDES = (
-    "training.max_epochs=1",
-    "training.schedule={name: constant, warmup_epochs: 0}",
-    "preprocessing.rows_per_class=5",
-)
+TRAIN = ("train", "--experiment", "tiny", "--variant", "densenet-relu")
+SETTINGS = {
+    "training.max_epochs": "1",
+    "training.schedule": "{name: constant, warmup_epochs: 0}",
+    "preprocessing.rows_per_class": "5",
+}
+START_SECONDS = 180
 
 
-class Parts:
-    """Seconds by the name of what was called, of calls that are not within another one of them."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.thread = threading.local()
-
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            if getattr(self.thread, "within", False):
-                return function(*arguments, **named)
-            self.thread.within = True
-            start = time.perf_counter()
-            try:
-                return function(*arguments, **named)
-            finally:
-                self.seconds[name] += time.perf_counter() - start
-                self.thread.within = False
-
-        return call
-
-
-def measure(runs: int, folder: Path) -> dict[str, Any]:
+def measure(runs: int, folder: Path) -> dict[str, dict[str, float]]:
     """Train ``runs`` runs and find them again; return milliseconds per run."""
-    os.environ |= {
+    environment = {
+        **os.environ,
         "REREAD_RUNS": str(folder / "runs"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
         "REREAD_WORKERS": "1",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+        "PREFECT_HOME": str(folder / "prefect"),
     }
-    import tasks.train
-    from commands.servers import prefect_session
-    from flows.train import train
-    from planning.plan import make_plan
-    from tracking.runs import Tracking
-
-    def plan(first: int, count: int) -> dict[str, Any]:
-        return make_plan("tiny", ["densenet-relu"], range(first, first + count), OVERRIDES).to_json()
-
-    def timed(what: dict[str, Any]) -> tuple[float, list[str], dict[str, float]]:
-        parts = Parts()
-        with contextlib.ExitStack() as stack:
-            for owner, name, title in (
-                (Tracking, "start", "tracking"),
-                (Tracking, "log_epochs", "tracking"),
-                (Tracking, "finish", "tracking"),
-                (Tracking, "record", "tracking"),
-                (tasks.train, "run_training", "process"),
-                (tasks.train, "provenance", "provenance"),
-                (tasks.train, "RunProgress", "progress"),
-            ):
-                patch = mock.patch.object(owner, name, parts.timed(title, getattr(owner, name)))
-                stack.enter_context(patch)
-            start, cpu = time.perf_counter(), time.process_time()
-            directories = train(plan=what)
-            seconds = time.perf_counter() - start
-            parts.seconds["CPU of this process"] = time.process_time() - cpu
-            return seconds, directories, dict(parts.seconds)
-
-    with prefect_session():
-        found: dict[str, Any] = {}
-        train(plan=plan(0, WARM))
-        for title in ("trained", "cached"):
-            seconds, directories, parts = timed(plan(WARM, runs))
-            training = [read_json(Path(one) / TIMING)["seconds"] for one in directories]
-            within = fmean(training) if title == "trained" else 0.0
-            found[title] = {
-                "run": 1e3 * seconds / runs,
-                "training": 1e3 * within,
-                "overhead": 1e3 * (seconds / runs - within),
-                "parts": {name: 1e3 * one / runs for name, one in sorted(parts.items())},
-            }
-            print(line(title, found[title]), flush=True)
-        return found
+    with prefect_server(environment, folder / "prefect.log") as api:
+        environment["PREFECT_API_URL"] = api
+        seconds([0], environment)
+        known = finished(folder)
+        one = seconds([1], environment)
+        seeds = range(2, runs + 2)
+        several = seconds(seeds, environment)
+        training = fmean(read_json(path)["seconds"] for path in finished(folder) - known)
+        found = {"trained": per_run(several - one, runs, training)}
+        found["cached"] = per_run(seconds(seeds, environment) - seconds([2], environment), runs, 0.0)
+    return found
 
 
-def line(title: str, found: dict[str, Any]) -> str:
-    parts = ", ".join(f"{name} {one:.1f}" for name, one in found["parts"].items())
-    return (
-        f"{title}: {found['run']:.1f} ms per run, of which training {found['training']:.1f}, "
-        f"overhead {found['overhead']:.1f} ({parts})"
+def per_run(seconds: float, runs: int, training: float) -> dict[str, float]:
+    """Return milliseconds per run, of seconds that ``runs`` runs take more than one does."""
+    run = 1e3 * seconds / (runs - 1)
+    return {"run": run, "training": 1e3 * training, "overhead": run - 1e3 * training}
+
+
+def finished(folder: Path) -> set[Path]:
+    return set(folder.glob(f"runs/*/{TIMING}"))
+
+
+def seconds(seeds: Any, environment: dict[str, str]) -> float:
+    """Return the seconds of a command that trains these seeds, or finds them."""
+    given = [f"--seed={seed}" for seed in seeds] + [f"--set={name}={value}" for name, value in SETTINGS.items()]
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "commands", *TRAIN, *given], env=environment, capture_output=True, text=True
     )
+    if done.returncode:
+        raise WorkFailed(f"reread train ended with exit code {done.returncode}: {done.stderr[-2000:]}")
+    return time.perf_counter() - start
+
+
+@contextmanager
+def prefect_server(environment: dict[str, str], log: Path) -> Iterator[str]:
+    """Run a server of Prefect for the block and yield the address of its API."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    api = f"http://127.0.0.1:{port}/api"
+    words = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with open(log, "w", encoding="utf-8") as output:
+        server = subprocess.Popen([sys.executable, *words], env=environment, stdout=output, stderr=output)
+        try:
+            wait_for(f"{api}/health", server, log)
+            yield api
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def wait_for(url: str, server: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise WorkFailed(f"Prefect's server does not start: {log.read_text(encoding='utf-8')[-2000:]}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -126,22 +117,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=200, help="how many (%(default)s)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
+    if options.runs < 2:
+        raise InputError(f"--runs is {options.runs}: give two or more")
     with tempfile.TemporaryDirectory() as folder:
         found = measure(options.runs, Path(folder))
-    load = os.getloadavg()[0]
-    measured = {"environment": environment(), "load": load, "runs": options.runs, "milliseconds": found}
+    for title, row in found.items():
+        print(f"{title}: " + ", ".join(f"{name} {value:.1f}" for name, value in row.items()) + " ms per run")
+    versions = {name: version(name) for name in ("torch", "mlflow", "prefect")}
+    about = {"python": platform.python_version(), "cores": os.cpu_count(), "load": os.getloadavg()[0], **versions}
+    measured = {"environment": about, "runs": options.runs, "milliseconds": found}
     print(json.dumps(measured))
     if options.json:
         write_json(options.json, measured)
-
-
-def environment() -> dict[str, Any]:
-    import mlflow
-    import prefect
-    import torch
-
-    versions = {one.__name__: one.__version__ for one in (torch, mlflow, prefect)}
-    return {"python": platform.python_version(), "cores": os.cpu_count(), **versions}
 
 
 if __name__ == "__main__":
