@@ -3,9 +3,9 @@
 python -m benchmarks.overhead --runs 200 --json FILE
 
 Runs of a tiny network on digits, of one epoch and different seeds, are trained one after the other by ``reread train``,
-with a server of Prefect and a database of MLflow of their own in a temporary folder. A second command finds them
-cached. What a command with one run takes is subtracted: imports, the plan, and the start of a training process. ``training`` is
-what timing.json has of a run, from its first step to its last; ``overhead`` is all else: the flow's own time, feeding a
+with a server of Prefect and a database of MLflow in a temporary folder. A second command finds them cached. What a
+command with one run takes is subtracted: imports, the plan, and the start of a training process. ``training`` is what
+timing.json has of a run, from its first step to its last. ``overhead`` is all else: the flow's own time, feeding a
 process, torch's set-up, checkpoints, tracking.
 """
 
