@@ -801,11 +801,12 @@ __global__ void __launch_bounds__(forward_threads<T>, 1) forward_kernel(const Fo
   }
 }
 
-template <typename T, int eighths>
+template <typename T, int eighths, int threads>
 struct BackwardShared {
   using Shape = Tile<T, eighths>;
-  static constexpr bool crowded = eighths == 13 && Shape::planes == 1;
-  static constexpr int tile_rows = backward_threads<T, eighths> / 32 * unit_rows;
+  // So many threads that they have too few registers each.
+  static constexpr bool crowded = eighths == 13 && Shape::planes == 1 && threads > 256;
+  static constexpr int tile_rows = threads / 32 * unit_rows;
   static constexpr int tile_plane = tile_rows * Shape::pitch;
   alignas(16) typename Shape::Element weight[Shape::planes * Shape::weight_plane];
   alignas(16) typename Shape::Element states[Shape::planes * tile_plane];
@@ -813,13 +814,13 @@ struct BackwardShared {
   alignas(16) typename Shape::Element slopes[Shape::planes * tile_plane + 8];
   Vectors<eighths> vectors;
   // For float, what the scales of a unit's slopes, and of these times its states, must be undone by.
-  float inverses[backward_threads<T, eighths> / 32][2];
-  float contexts[backward_threads<T, eighths> / 32][Shape::width];
+  float inverses[threads / 32][2];
+  float contexts[threads / 32][Shape::width];
   // Each thread's own sums of the context's gradient and of the weight's, where registers are short.
-  static constexpr int strips = (eighths + 1) / 2, parts = backward_threads<T, eighths> / 32 / strips;
+  static constexpr int strips = (eighths + 1) / 2, parts = threads / 32 / strips;
   static constexpr int tiles = (eighths + parts - 1) / parts;
-  float2 context_sums[crowded ? eighths : 1][crowded ? backward_threads<T, eighths> : 1];
-  float4 weight_sums[crowded ? tiles : 1][crowded ? backward_threads<T, eighths> : 1];
+  float2 context_sums[crowded ? eighths : 1][crowded ? threads : 1];
+  float4 weight_sums[crowded ? tiles : 1][crowded ? threads : 1];
 };
 
 // Columns c and c + 1 of a row, of which there are `width`.
@@ -936,6 +937,53 @@ __device__ void score_gradients(float (&slope)[2], const Backward& call, const R
   }
 }
 
+// Float's numbers that are split together share a scale, which takes from a row that is much smaller than the largest
+// all of its bits, where that is of another sequence, and may be infinite. Such a row's gradient is computed apart.
+__device__ inline bool stands_apart(float most_of_row, float most_of_all) {
+  return most_of_row > 0 && most_of_row < most_of_all * 0x1p-30f;
+}
+
+__device__ inline float most_of_quad(float x) {
+  x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
+}
+
+// The gradient of one row of states by a warp, without matrix units: slow, and seldom wanted.
+__device__ __noinline__ void gradient_of_row(const Backward& call, int64_t place, int64_t sequence, float share,
+                                             float slope) {
+  constexpr int each = widest / 32;
+  const Parameters& p = call.parameters;
+  const int lane = threadIdx.x % 32;
+  const auto* weight = static_cast<const float*>(p.weight);
+  const auto* bias = static_cast<const float*>(p.bias);
+  const auto* context = static_cast<const float*>(p.context);
+  float x[each], sum[each];
+#pragma unroll
+  for (int j = 0; j < each; ++j) {
+    const int c = lane + 32 * j;
+    x[j] = c < p.width ? static_cast<const float*>(call.states)[place * p.width + c] : 0.0f;
+    sum[j] = c < p.width ? share * static_cast<const float*>(call.gradient)[sequence * p.width + c] : 0.0f;
+  }
+  for (int a = 0; a < p.units; ++a) {
+    float w[each], product = 0;
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      const int c = lane + 32 * j;
+      w[j] = c < p.width ? weight[a * p.width + c] : 0.0f;
+      product = fmaf(w[j], x[j], product);
+    }
+    const float u = tanhf(over_rows(over_quad(product)) + bias[a]), most = slope * context[a];
+    const float change = fmaf(-u, u * most, most);
+#pragma unroll
+    for (int j = 0; j < each; ++j) sum[j] = fmaf(change, w[j], sum[j]);
+  }
+#pragma unroll
+  for (int j = 0; j < each; ++j) {
+    const int c = lane + 32 * j;
+    if (c < p.width) static_cast<float*>(call.states_gradient)[place * p.width + c] = sum[j];
+  }
+}
+
 // Zeros to the gradient of what is no step of any sequence.
 template <typename T>
 __device__ void clear_padding(const Backward& call, int warp, int warps, int lane) {
@@ -968,13 +1016,13 @@ __device__ void clear_padding(const Backward& call, int warp, int warps, int lan
 // and, with these for an operand from shared memory, the states' gradient; then the block adds the tile's slopes^T states to
 // the weight's gradient, 16 rows of it a warp. The matrix units round towards zero when they add: each tile's sum begins anew
 // and joins the others by an addition that rounds to nearest.
-template <typename T, int eighths>
-__global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kernel(const Backward call) {
+template <typename T, int eighths, int threads>
+__global__ void __launch_bounds__(threads, 1) backward_kernel(const __grid_constant__ Backward call) {
   after_the_kernel_before();
   using Shape = Tile<T, eighths>;
-  using Shared = BackwardShared<T, eighths>;
+  using Shared = BackwardShared<T, eighths, threads>;
   using E = typename Shape::Element;
-  constexpr int warps = backward_threads<T, eighths> / 32;
+  constexpr int warps = threads / 32;
   constexpr int strips = Shared::strips, parts = Shared::parts, tiles = Shared::tiles;
   constexpr int planes = Shape::planes;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -1012,7 +1060,7 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
   int32_t entries[2] = {entry_of(from + warp, 0), entry_of(from + warp, 1)};
   fetch(from + warp, entries);
   const float2 loaded =
-      load_parameters<T, eighths, backward_threads<T, eighths>>(call.parameters, shared.weight, shared.vectors);
+      load_parameters<T, eighths, threads>(call.parameters, shared.weight, shared.vectors);
   const float weight_scale = loaded.x, largest_context = loaded.y;
   const unsigned weight = shared_address(shared.weight);
 
@@ -1088,10 +1136,18 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
 
       // Scaled slopes, and what undoes the scales of the projection and of the states' gradient.
       float scale = 1, scaled[2] = {slope[0], slope[1]}, inverse = tangent_scale<T>, change_inverse = 1;
+      bool apart[2] = {};
       if constexpr (planes == 2) {
-        scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
-        const float most = most_of_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1]))) * largest_context;
-        const float slope_scale = scale_for<60>(most), weight_inverse = inverse_of(weight_scale);
+        const float largest = most_of_warp(fmaxf(x[0].largest(), x[1].largest()));
+        const float largest_slope = most_of_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1])));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          apart[i] = real[i] && (stands_apart(most_of_quad(x[i].largest()), largest) ||
+                                 stands_apart(fabsf(slope[i]), largest_slope));
+        }
+        scale = scale_for<60>(largest);
+        const float slope_scale = scale_for<60>(largest_slope * largest_context);
+        const float weight_inverse = inverse_of(weight_scale);
         scaled[0] *= slope_scale;
         scaled[1] *= slope_scale;
         inverse *= inverse_of(scale) * weight_inverse;
@@ -1204,7 +1260,17 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
           }
           result.set(pair, y);
         }
-        if (real[i]) result.store(out + int64_t{place[i]} * width, width, call.packs, q);
+        if (real[i] && !apart[i]) result.store(out + int64_t{place[i]} * width, width, call.packs, q);
+      }
+      if constexpr (planes == 2) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          for (unsigned lanes = __ballot_sync(all_lanes, apart[i] && q == 0); lanes != 0; lanes &= lanes - 1) {
+            const int from = __ffs(lanes) - 1;
+            gradient_of_row(call, __shfl_sync(all_lanes, place[i], from), __shfl_sync(all_lanes, sequence[i], from),
+                            __shfl_sync(all_lanes, share[i], from), __shfl_sync(all_lanes, slope[i], from));
+          }
+        }
       }
     }
     entries[0] = then[0];
@@ -1309,7 +1375,7 @@ __global__ void __launch_bounds__(backward_threads<T, eighths>, 1) backward_kern
     }
   }
   __syncthreads();
-  for (int a = threadIdx.x; a < units; a += backward_threads<T, eighths>) {
+  for (int a = threadIdx.x; a < units; a += threads) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < warps; ++i) sum += shared.contexts[i][a];
@@ -1583,7 +1649,7 @@ struct BackwardFewShared {
 // part of the states' gradient, which the warps then add up, and of the parameters'. What one product leaves in a warp's
 // registers, transposed there, is the operand of the next.
 template <typename T, int eighths>
-__global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backward call) {
+__global__ void __launch_bounds__(few_threads) backward_few_kernel(const __grid_constant__ Backward call) {
   after_the_kernel_before();
   using Shape = Tile<T, eighths>;
   using Shared = BackwardFewShared<T, eighths>;
@@ -1669,13 +1735,14 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backwar
   }
 
   const bool busy = warp < strips;
-  float scale = 1, slope_scale = 1, largest_context = 0;
+  float scale = 1, slope_scale = 1, largest_context = 0, largest = 0;
   Sums<T> u[2];
   Parts<T, eighths, 2> of_rows, of_units;
+  if constexpr (planes == 2) largest = most_of_warp(fmaxf(x[0].largest(), x[1].largest()));
   if (busy) {
     strip.find_scale();
     if constexpr (planes == 2) {
-      scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
+      scale = scale_for<60>(largest);
       largest_context = most_of_warp(fmaxf(fmaxf(fabsf(context[0][0]), fabsf(context[0][1])),
                                            fmaxf(fabsf(context[1][0]), fabsf(context[1][1]))));
     }
@@ -1685,18 +1752,26 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backwar
   }
   __syncthreads();
 
-  if (busy) {
-    float slope[2];
+  float slope[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < few_warps; ++k) sum += shared.scores[k][g + 8 * i];
+    slope[i] = share[i] * sum;
+  }
+  bool apart[2] = {};
+  float largest_slope = 0;
+  if constexpr (planes == 2) {
+    largest_slope = most_of_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1])));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float sum = 0;
-#pragma unroll
-      for (int k = 0; k < few_warps; ++k) sum += shared.scores[k][g + 8 * i];
-      slope[i] = share[i] * sum;
+      apart[i] = real[i] && (stands_apart(most_of_quad(x[i].largest()), largest) ||
+                             stands_apart(fabsf(slope[i]), largest_slope));
     }
-    if constexpr (planes == 2) {
-      slope_scale = scale_for<60>(most_of_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1]))) * largest_context);
-    }
+  }
+  if (busy) {
+    if constexpr (planes == 2) slope_scale = scale_for<60>(largest_slope * largest_context);
     const float inverse = tangent_scale<T> * (inverse_of(scale) * inverse_of(strip.scale));
     float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * call.parameters.part();
     // Slopes as an operand of rows and units, and transposed.
@@ -1773,11 +1848,24 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const Backwar
         sum.x += part.x;
         sum.y += part.y;
       }
-      if (real[i]) {
+      if (real[i] && !apart[i]) {
         T* const out = static_cast<T*>(call.states_gradient) + place[i] * width;
         if (c < width) out[c] = static_cast<T>(sum.x);
         if (c + 1 < width) out[c + 1] = static_cast<T>(sum.y);
       }
+    }
+  }
+  if constexpr (planes == 2) {
+    // A warp takes the two rows of its number, which four lanes hold.
+    const int from = 4 * warp;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool own = __shfl_sync(all_lanes, static_cast<int>(apart[i]), from);
+      const int64_t own_place = __shfl_sync(all_lanes, place[i], from);
+      const int64_t own_sequence = __shfl_sync(all_lanes, sequence[i], from);
+      const float own_share = __shfl_sync(all_lanes, share[i], from);
+      const float own_slope = __shfl_sync(all_lanes, slope[i], from);
+      if (own) gradient_of_row(call, own_place, own_sequence, own_share, own_slope);
     }
   }
 }
@@ -1794,15 +1882,21 @@ void with_eighths(int width, F&& f) {
   }
 }
 
-template <typename T>
-bool fits(int64_t width, int64_t shared_bytes) {
-  if (width > widest) return false;
-  bool enough = false;
-  with_eighths(static_cast<int>(width), [&](auto eighths) {
-    enough = static_cast<int64_t>(sizeof(BackwardShared<T, decltype(eighths)::value>)) <= shared_bytes;
-  });
-  return enough;
-}
+// As many threads as there is use for, and, of dtypes and widths for which a GPU may have too little shared memory for
+// so many, 256.
+template <typename T, int eighths>
+constexpr int least_backward_threads =
+    sizeof(BackwardShared<T, eighths, backward_threads<T, eighths>>) <= 99 * 1024 ? backward_threads<T, eighths> : 256;
+
+// Bytes of shared memory of a block that a GPU must have: SHARED_MEMORY in library.py holds the same numbers.
+template <typename T, int eighths>
+constexpr std::size_t needed_shared_memory = sizeof(BackwardShared<T, eighths, least_backward_threads<T, eighths>>);
+static_assert(needed_shared_memory<__half, 8> == 87984);
+static_assert(needed_shared_memory<__half, 13> == 79408);
+static_assert(needed_shared_memory<__half, 16> == 109936);
+static_assert(needed_shared_memory<float, 8> == 95088);
+static_assert(needed_shared_memory<float, 13> == 154288);
+static_assert(needed_shared_memory<float, 16> == 214384);
 
 template <typename T>
 void launch_forward(const Forward& call, int processors, cudaStream_t stream) {
@@ -1825,9 +1919,17 @@ void launch_backward(const Backward& call, cudaStream_t stream) {
     // A block for 16 rows: few enough of them to share the rows of each among its warps.
     if (call.blocks == (call.rows.total + unit_rows - 1) / unit_rows) {
       launch(backward_few_kernel<T, e>, call.blocks, few_threads, sizeof(BackwardFewShared<T, e>), stream, call);
-    } else {
-      launch(backward_kernel<T, e>, call.blocks, backward_threads<T, e>, sizeof(BackwardShared<T, e>), stream, call);
+      return;
     }
+    constexpr int most = backward_threads<T, e>, least = least_backward_threads<T, e>;
+    constexpr std::size_t bytes = sizeof(BackwardShared<T, e, most>);
+    if constexpr (least < most) {
+      if (bytes > static_cast<std::size_t>(cuda_ext::shared_memory_of_a_block())) {
+        launch(backward_kernel<T, e, least>, call.blocks, least, needed_shared_memory<T, e>, stream, call);
+        return;
+      }
+    }
+    launch(backward_kernel<T, e, most>, call.blocks, most, bytes, stream, call);
   });
 }
 

@@ -1,7 +1,7 @@
 // Matrix products of one warp: the instructions, and how float is carried on bfloat16 units.
 #pragma once
 
-#include "../launch.cuh"
+#include "../common/launch.cuh"
 
 namespace cuda_ext {
 

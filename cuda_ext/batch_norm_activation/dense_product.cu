@@ -5,7 +5,7 @@
 // Both go through x in tiles that are copied to shared memory ahead of their use. A fragment of x, as the matrix units
 // take it, is normalised and activated in registers.
 
-#include "../matrix_units.cuh"
+#include "../common/matrix_units.cuh"
 #include "norm.cuh"
 
 namespace {
@@ -23,9 +23,9 @@ constexpr int tile_rows = 128;
 // Tiles in shared memory: as many as let two blocks stand on a multiprocessor.
 __host__ __device__ constexpr int stages_of(int WN) { return WN == 2 ? 2 : 3; }
 constexpr int weight_rows = 64;
-constexpr int weight_stages = 4;
+__host__ __device__ constexpr int weight_stages_of(int WN) { return WN == 2 ? 3 : 4; }
 
-__device__ float2 scale_and_shift(const Norm<float>& norm, int channel, int channels) {
+__device__ float2 scale_and_shift(const Norm& norm, int channel, int channels) {
   if (channel >= channels) return {0, 0};
   const float scale = norm.weight[channel] * inverse_root(norm.variance[channel] + norm.epsilon);
   return {scale, norm.bias[channel] - norm.mean[channel] * scale};
@@ -42,7 +42,7 @@ __device__ int output_of(int j, int n) {
 template <typename T, int MF, int NT, int WN>
 __global__ void __launch_bounds__(threads, 2)
     products(const T* __restrict__ x, int64_t x_stride, const T* __restrict__ w, int64_t w_stride, int outputs,
-             T* __restrict__ y, int64_t rows, int channels, Norm<float> norm, double* partial) {
+             T* __restrict__ y, int64_t rows, int channels, Norm norm, double* partial) {
   constexpr int block_outputs = NT * 8 * WN, stages = stages_of(WN);
   constexpr int group = NT % 4 ? 2 : 4;
   constexpr int stage_size = (tile_rows + block_outputs) * chunk_stride;
@@ -148,14 +148,19 @@ __global__ void __launch_bounds__(threads, 2)
           result[m][j][1] = units::packed<T>(product[m][j][2], product[m][j][3]);
         }
       }
-      // The first row's values, from which on the block sums: this keeps the digits where the mean is large.
+      // The middle ones of three rows' values, from which on the block sums (channels::beginnings).
       if (tile == blockIdx.x) {
-        if (own_rows == 0 && lane < 4) {
+        if (own_rows == 0) {
 #pragma unroll
           for (int j = 0; j < NT; ++j) {
-            const float2 values = unpacked(result[0][j][0], T{});
-            center[own_output + output_of<group>(j, lane * 2)] = values.x;
-            center[own_output + output_of<group>(j, lane * 2 + 1)] = values.y;
+            const unsigned own = result[0][j][0];
+            const float2 a = unpacked(own, T{});
+            const float2 b = unpacked(__shfl_sync(0xffffffffu, own, lane % 4 + 12), T{});
+            const float2 c = unpacked(__shfl_sync(0xffffffffu, own, lane % 4 + 24), T{});
+            if (lane < 4) {
+              center[own_output + output_of<group>(j, lane * 2)] = middle_of(a.x, b.x, c.x);
+              center[own_output + output_of<group>(j, lane * 2 + 1)] = middle_of(a.y, b.y, c.y);
+            }
           }
         }
         __syncthreads();
@@ -245,9 +250,10 @@ __global__ void __launch_bounds__(finish_threads)
 template <typename T, int NT, int WN>
 __global__ void __launch_bounds__(threads, 2)
     weight_products(const T* __restrict__ dy, int64_t dy_stride, int outputs, const T* __restrict__ x, int64_t x_stride,
-                    int64_t rows, int channels, Norm<float> norm, float* partial) {
+                    int64_t rows, int channels, Norm norm, float* partial) {
   constexpr int block_outputs = NT * 8 * WN;
   constexpr int dy_row = block_outputs + skew;
+  constexpr int weight_stages = weight_stages_of(WN);
   constexpr int stage_size = weight_rows * (chunk_stride + dy_row);
   extern __shared__ __align__(128) unsigned char memory[];
   T* const staged = reinterpret_cast<T*>(memory);
@@ -358,18 +364,6 @@ __global__ void __launch_bounds__(finish_channels * weight_parts)
   if (i < size && threadIdx.y == 0) dw[i] = static_cast<float>(sum[0]);
 }
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
-template <typename Kernel>
-void allow_memory(Kernel kernel, int bytes) {
-  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-}
-
 // Calls `function` with NT and WN: blocks of 48, 64 or 128 outputs.
 template <typename Function>
 void with_outputs(int64_t outputs, Function function) {
@@ -379,7 +373,7 @@ void with_outputs(int64_t outputs, Function function) {
 }
 
 template <typename T>
-void product_of(const Tensor& x, const Tensor& w, const Norm<float>& norm, const Tensor& y, const Tensor& mean,
+void product_of(const Tensor& x, const Tensor& w, const Norm& norm, const Tensor& y, const Tensor& mean,
                 const Tensor& variance) {
   const Matrix m = matrix(x, "x"), wm = matrix(w, "w");
   if (m.rows == 0) return;
@@ -393,27 +387,27 @@ void product_of(const Tensor& x, const Tensor& w, const Norm<float>& norm, const
     const auto kernel = products<T, WN, NT, WN>;
     const int bytes = stages_of(WN) * (tile_rows + block_outputs) * chunk_stride * 2 + warps * 2 * NT * 8 * 4 +
                       block_outputs * 4 + static_cast<int>((m.channels + chunk - 1) / chunk * chunk) * 8;
-    allow_memory(kernel, bytes);
     const int64_t tiles = (m.rows + tile_rows - 1) / tile_rows;
     const int64_t groups = (outputs + block_outputs - 1) / block_outputs;
-    const auto blocks = static_cast<int>(std::min(tiles, std::max<int64_t>(1, multiprocessors() * 2 / groups)));
+    const auto blocks = static_cast<int>(std::min(tiles, std::max<int64_t>(1, cuda_ext::multiprocessors() * 2 / groups)));
     Tensor partial;
     if (sums) partial = torch::stable::new_empty(x, {int64_t{blocks} * 2 * outputs}, ScalarType::Double);
     auto* partials = sums ? static_cast<double*>(partial.data_ptr()) : nullptr;
-    kernel<<<dim3(blocks, static_cast<unsigned>(groups)), threads, bytes, stream>>>(
-        static_cast<const T*>(m.data), m.stride, static_cast<const T*>(wm.data), wm.stride, static_cast<int>(outputs),
-        static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels), norm, partials);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    cuda_ext::launch(kernel,
+                     {dim3(blocks, static_cast<unsigned>(groups)), dim3(threads), static_cast<std::size_t>(bytes), stream},
+                     static_cast<const T*>(m.data), m.stride, static_cast<const T*>(wm.data), wm.stride,
+                     static_cast<int>(outputs), static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels),
+                     norm, partials);
     if (!sums) return;
     finish_product<<<finish_grid(outputs), finish_block, 0, stream>>>(
-        partials, blocks, m.rows, static_cast<int>(outputs), vector<float>(x, mean, outputs, "mean"),
-        vector<float>(x, variance, outputs, "variance"));
+        partials, blocks, m.rows, static_cast<int>(outputs), vector(x, mean, outputs, "mean"),
+        vector(x, variance, outputs, "variance"));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }
 
 template <typename T>
-void weights_of(const Tensor& dy, const Tensor& x, const Norm<float>& norm, const Tensor& dw) {
+void weights_of(const Tensor& dy, const Tensor& x, const Norm& norm, const Tensor& dw) {
   const Matrix m = matrix(x, "x"), dm = matrix(dy, "dy");
   if (m.rows == 0) return;
   const int64_t outputs = dm.channels;
@@ -423,19 +417,18 @@ void weights_of(const Tensor& dy, const Tensor& x, const Norm<float>& norm, cons
   with_outputs(outputs, [&](auto nt, auto wn) {
     constexpr int NT = decltype(nt)::value, WN = decltype(wn)::value, block_outputs = NT * 8 * WN;
     const auto kernel = weight_products<T, NT, WN>;
-    const int bytes = weight_stages * weight_rows * (chunk_stride + block_outputs + skew) * 2;
-    allow_memory(kernel, bytes);
+    const int bytes = weight_stages_of(WN) * weight_rows * (chunk_stride + block_outputs + skew) * 2;
     const int64_t chunks = (m.channels + chunk - 1) / chunk;
     const int64_t groups = (outputs + block_outputs - 1) / block_outputs;
     const int64_t tiles = (m.rows + weight_rows - 1) / weight_rows;
-    const int64_t shares = std::min(tiles, std::max<int64_t>(1, multiprocessors() * 2 / (chunks * groups)));
+    const int64_t shares = std::min(tiles, std::max<int64_t>(1, cuda_ext::multiprocessors() * 2 / (chunks * groups)));
     const int64_t size = outputs * m.channels;
-    const Tensor partial = floats<float>(x, {shares * size});
+    const Tensor partial = floats(x, {shares * size});
     const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(shares), static_cast<unsigned>(groups));
-    kernel<<<grid, threads, bytes, stream>>>(
-        static_cast<const T*>(dm.data), dm.stride, static_cast<int>(outputs), static_cast<const T*>(m.data), m.stride,
-        m.rows, static_cast<int>(m.channels), norm, static_cast<float*>(partial.data_ptr()));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    cuda_ext::launch(kernel, {grid, dim3(threads), static_cast<std::size_t>(bytes), stream},
+                     static_cast<const T*>(dm.data), dm.stride, static_cast<int>(outputs),
+                     static_cast<const T*>(m.data), m.stride, m.rows, static_cast<int>(m.channels), norm,
+                     static_cast<float*>(partial.data_ptr()));
     finish_weights<<<finish_grid(size), dim3(finish_channels, weight_parts), 0, stream>>>(
         static_cast<const float*>(partial.data_ptr()), static_cast<int>(shares), size,
         static_cast<float*>(dw.data_ptr()));
@@ -465,7 +458,7 @@ std::tuple<Tensor, Tensor, Tensor> dense_product(Tensor x, Tensor w, Tensor weig
                      : torch::stable::new_zeros(x, {size}, ScalarType::Float);
   };
   Tensor y_mean = vector_like(), y_variance = vector_like();
-  const Norm<float> norm = norm_of<float>(x, weight, bias, mean, variance, beta, activation, epsilon);
+  const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
   switch (x.scalar_type()) {
     case ScalarType::Half: product_of<__half>(x, w, norm, y, y_mean, y_variance); break;
     case ScalarType::BFloat16: product_of<__nv_bfloat16>(x, w, norm, y, y_mean, y_variance); break;
@@ -482,7 +475,7 @@ Tensor dense_product_weight_gradient(Tensor dy, Tensor x, Tensor weight, Tensor 
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   Tensor dw = x.size(0) ? torch::stable::new_empty(x, {dy.size(1), x.size(1)}, ScalarType::Float)
                         : torch::stable::new_zeros(x, {dy.size(1), x.size(1)}, ScalarType::Float);
-  const Norm<float> norm = norm_of<float>(x, weight, bias, mean, variance, beta, activation, epsilon);
+  const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
   switch (x.scalar_type()) {
     case ScalarType::Half: weights_of<__half>(dy, x, norm, dw); break;
     case ScalarType::BFloat16: weights_of<__nv_bfloat16>(dy, x, norm, dw); break;

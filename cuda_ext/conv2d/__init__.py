@@ -128,11 +128,11 @@ def _check_gradient(images: Tensor, gradient: Tensor, size: int, padding: str) -
 
 def _run(images: Tensor, weight: Tensor, padding: str, kernel: str) -> Tensor:
     check(images, weight, padding, kernel)
-    run = compiled("conv2d", images.device)
+    run = compiled("conv2d", images)
     if run is None:
         return reference(images, weight, padding)
     if kernel == "auto":
-        kernel = "tiled" if images.dtype == torch.float64 else "register"
+        kernel = "register"
     pictures, taps = _pictures(images), weight.reshape(weight.shape[-2:])
     return run(pictures, taps, PADDINGS.index(padding), KERNELS.index(kernel)).view(images.shape)
 
@@ -183,7 +183,7 @@ def _fold(wide: Tensor, dim: int, margin: int, padding: str) -> Tensor:
 
 def _run_filter_gradient(images: Tensor, gradient: Tensor, size: int, padding: str) -> Tensor:
     _check_gradient(images, gradient, size, padding)
-    run = compiled("conv2d_filter_gradient", images.device)
+    run = compiled("conv2d_filter_gradient", images)
     if run is None:
         return filter_gradient_reference(images, gradient, size, padding)
     return run(_pictures(images), _pictures(gradient), size, PADDINGS.index(padding))

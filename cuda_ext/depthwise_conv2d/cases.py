@@ -109,7 +109,7 @@ def exercise() -> None:
         x, weight, gradient = (tensor.double().cpu() for tensor in (x, weight, gradient))
         exact = reference(x, weight, padding), *reference_backward(gradient, x, weight, padding, True, True)
         for a, b in zip(found, exact, strict=True):
-            if (a.double().cpu() - b).norm() > (1e-5 if dtype in (torch.float32, torch.float64) else 2e-2) * b.norm():
+            if (a.double().cpu() - b).norm() > (1e-5 if dtype == torch.float32 else 2e-2) * b.norm():
                 raise AssertionError(f"depthwise_conv2d differs at {shape}, filter {k}, {padding}, {dtype}")
 
 
@@ -128,4 +128,4 @@ def _exercised() -> Iterator[tuple[tuple[int, ...], int, str, torch.dtype]]:
         yield (3, 2, 56, 56), k, "zeros", torch.bfloat16
     yield (2, 2, 20, 22), 1, "reflect", torch.float32
     yield (2, 2, 20, 22), 31, "zeros", torch.float32
-    yield (2, 2, 5, 6), 3, "reflect", torch.float64
+    yield (2, 2, 5, 6), 3, "reflect", torch.float32

@@ -2,7 +2,7 @@
 // into shared memory.
 #pragma once
 
-#include "../launch.cuh"
+#include "../common/launch.cuh"
 
 #include <algorithm>
 #include <cstdint>
@@ -365,15 +365,6 @@ Window window_of(const void* data, const Shape& shape, const Plan& plan, int bor
   window.image = window.rows * window.pitch;
   window.step = (image * window.rows + window.step_rows) * window.pitch + window.step_moves * size;
   return window;
-}
-
-// Whether the current device has bulk copies.
-inline bool has_bulk_copies() {
-  int device = 0;
-  int major = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return major >= 9;
 }
 
 // Whether a window's images can come in one piece each, their rows without a gap: a thread's four places must lie

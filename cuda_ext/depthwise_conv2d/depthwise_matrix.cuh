@@ -19,7 +19,7 @@
 
 #include "depthwise.cuh"
 
-#include "../matrix_units.cuh"
+#include "../common/matrix_units.cuh"
 
 namespace depthwise {
 
@@ -366,7 +366,7 @@ MatrixLaunch plan_matrix(const Shape& shape, const T* windowed, const T* centred
   // The plan so far is one for all pointers: the number of blocks is asked for before there are any. Rows of a multiple
   // of 64 bytes without a gap would lie in the same banks.
   walk.bulk = comes_whole(walk.window, windowed, shape) && comes_whole(walk.centre, centred, shape) &&
-              shape.width % 8 == 0 && shape.width % 32 != 0 && cuda_ext::aligned_for_packs(out) && has_bulk_copies();
+              shape.width % 8 == 0 && shape.width % 32 != 0 && cuda_ext::aligned_for_packs(out) && cuda_ext::has_hopper_code();
   if (walk.bulk) {
     walk.image_bytes = shape.height * shape.width * static_cast<int>(sizeof(T));
     args.first_block = 0;

@@ -7,7 +7,7 @@
 // that the input makes (n, r, z) and the three that the state makes (r, z, m) lie together.
 #pragma once
 
-#include "../launch.cuh"
+#include "../common/launch.cuh"
 
 namespace gru {
 
@@ -342,45 +342,13 @@ __device__ inline void meet() {
   }
 }
 
-// In clusters of `split` blocks.
-template <int split = 1, typename... Wanted, typename... Given>
-void launch(void (*kernel)(Wanted...), dim3 blocks, int threads, int shared, cudaStream_t stream,
-            const Given&... arguments) {
-  // 48 KB in all would do without, of which a kernel may have 18 by itself.
-  if (shared > 30 * 1024) {
-    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  }
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = split;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t how{};
-  how.gridDim = blocks;
-  how.blockDim = dim3(static_cast<unsigned>(threads));
-  how.dynamicSmemBytes = static_cast<std::size_t>(shared);
-  how.stream = stream;
-  how.attrs = &cluster;
-  how.numAttrs = split > 1 ? 1 : 0;
-  STD_CUDA_CHECK(cudaLaunchKernelEx(&how, kernel, static_cast<Wanted>(arguments)...));
-}
-
-inline int attribute_of_device(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
-  return value;
-}
-
-// Whether this GPU has clusters of blocks and bulk copies.
-inline bool is_hopper_or_later() { return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9; }
-
 // A tile of sequences whose blocks would leave most of the GPU idle is shared by a cluster of four, of which each has a
 // part of the units and gets the others' states through distributed shared memory. It pays for fp32 above 64 units, of
 // which one block's registers do not hold the weights; half precision is slower by it.
 template <typename T, int k_steps>
 inline bool takes_clusters(int64_t tiles) {
   if constexpr (std::is_same_v<T, float> && k_steps > 4) {
-    return is_hopper_or_later() && 4 * tiles <= attribute_of_device(cudaDevAttrMultiProcessorCount);
+    return cuda_ext::has_hopper_code() && 4 * tiles <= cuda_ext::multiprocessors();
   }
   return false;
 }
@@ -435,7 +403,10 @@ struct Outgoing {
   }
 };
 
-inline bool sends(int k_steps, int64_t tiles) { return is_hopper_or_later() && (k_steps > 4 || tiles > 264); }
+// bytes: of shared memory that a block takes with the two buffers.
+inline bool sends(int k_steps, int64_t tiles, int bytes) {
+  return cuda_ext::has_hopper_code() && (k_steps > 4 || tiles > 264) && bytes <= cuda_ext::shared_memory_of_a_block();
+}
 
 // The same for a row that may begin anywhere, and of whose units only `left` are still there: in pairs if `pairs`.
 template <typename T, int n>

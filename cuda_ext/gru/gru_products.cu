@@ -1,11 +1,11 @@
-// The GRU's large matrix products, over real steps alone. How many there are, M, only the GPU knows: a block whose rows
-// begin past M ends at once. A library's product would do all N T.
+// The GRU's large matrix products, over real steps alone: rows `origin` to `last`, which only the GPU knows (plan[N]); a
+// block of other rows ends at once. A library's product would do all N T.
 //
 // `project` makes the gates' sums from the input, and the input's gradient from theirs. `correlate` makes the weights'
 // gradients in slices of M, and `finish` adds those up in order.
 //
 // fp32 is multiplied as two fp16 each in three products, scaled by powers of two: of `project`, each row of 32 numbers
-// of a by its own and each row of weights by its own; of `correlate`, each 32 x 16 block by its own. The matrix units
+// of a by its own and each row of weights by its own; of `correlate`, each 32 rows of 112 columns. The matrix units
 // add up 32 numbers a time, and fp32 additions these sums, where the scales are taken back: the units round towards
 // zero, which over thousands of additions errs by 1e-5.
 
@@ -69,7 +69,7 @@ __device__ void split_four(const uint4& four, float scale, uint2& high, uint2& l
 // ones, and `inverse` has what takes each row's scale back.
 template <typename T>
 struct Weights {
-  const std::conditional_t<std::is_same_v<T, double>, double, gru::Element<T>>* data;
+  const gru::Element<T>* data;
   int64_t row, part;
   const float* inverse;
 };
@@ -85,8 +85,8 @@ __device__ __forceinline__ void multiply_from(bool fresh, float (&c)[4], const u
   }
 }
 
-// c[m, j] = sum_k a[m, k] b[j, k] + bias[j], m < M. Rows of a or of c may lie elsewhere: row m at source[m]; of such a
-// c the rows from M on, which are its padding, become zero. A block makes `tall` rows and `across` columns, a warp 16
+// c[m, j] = sum_k a[m, k] b[j, k] + bias[j] of real steps m. Rows of a or of c may lie elsewhere: row m at source[m]; of
+// such a c the rows behind the last, which are its padding, become zero. A block makes `tall` rows and `across` columns, a warp 16
 // rows; of 16 columns a thread makes 4 neighbours in two rows. What comes next is on its way `stages` - 1 steps ahead,
 // of a each thread's own 8 numbers of two rows, so that they go from there straight into its operands.
 template <typename T, int across, int stages>
@@ -108,10 +108,10 @@ __global__ void __launch_bounds__(project_threads, 2)
 
   // Blocks of one tile of rows follow one another, so that the rows are read from memory once.
   const int column_tiles = (c.columns + across - 1) / across;
-  const int count = plan[sequences].length;
+  const int origin = plan[sequences].first, last = plan[sequences].length;
   const int64_t first_row = int64_t{blockIdx.x / column_tiles} * tall;
-  const int64_t written = c_source ? rows : count;
-  if (first_row >= written) return;
+  const int64_t written = c_source ? rows : last;
+  if (first_row >= written || first_row + tall <= origin) return;
   const int first_column = blockIdx.x % column_tiles * across;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(project_threads, 2)
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int64_t m = first_row + warp * 16 + lane / 4 + 8 * i;
-    a_row[i] = m < count ? a.data + (a_source ? a_source[m] : m) * a.row : nullptr;
+    a_row[i] = m >= origin && m < last ? a.data + (a_source ? a_source[m] : m) * a.row : nullptr;
   }
   const int chunk = threadIdx.x % chunks * 8;
   const E* b_row[b_loads];
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(project_threads, 2)
   };
 
   float sum[2 * pairs][4] = {};
-  const int steps = first_row < count ? (a.columns + depth - 1) / depth : 0;
+  const int steps = first_row < last ? (a.columns + depth - 1) / depth : 0;
 #pragma unroll
   for (int step = 0; step < stages - 1; ++step) {
     if (step < steps) fetch(step);
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(project_threads, 2)
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int64_t m = first_row + warp * 16 + lane / 4 + 8 * i;
-    if (m >= written) continue;
+    if (m < origin || m >= written) continue;
     T* row = c.data + (c_source ? c_source[m] : m) * c.row;
 #pragma unroll
     for (int j = 0; j < pairs; ++j) {
@@ -267,7 +267,7 @@ struct Correlation {
   int64_t g_group, x_group;
   const int* x_source;
   int groups;
-  cuda_ext::compute_t<T>* out;
+  float* out;
   int row_tiles, column_tiles;  // a block each
 
   __host__ __device__ int blocks() const { return groups * row_tiles * column_tiles; }
@@ -302,9 +302,9 @@ __device__ void correlate_tile(const Correlation<T>& of, int index, int slices, 
   const int first_column = place_in_slice % of.column_tiles * 8 * tiles;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  const int64_t count = plan[sequences].length;
-  const int64_t share = ((count + slices - 1) / slices + depth - 1) / depth * depth;
-  const int64_t begin = slice * share, end = min(begin + share, count);
+  const int64_t origin = plan[sequences].first, last = plan[sequences].length;
+  const int64_t share = ((last - origin + slices - 1) / slices + depth - 1) / depth * depth;
+  const int64_t begin = origin + slice * share, end = min(begin + share, last);
 
   const int own_row = threadIdx.x / chunks, place = threadIdx.x % chunks * numbers;  // of a thread's loads
   const int g_left = first_row + place < g.columns ? numbers : 0;
@@ -454,39 +454,6 @@ __global__ void __launch_bounds__(correlate_threads, 2)
   }
 }
 
-// float64: a thread a number, sums in the order of the rows. Plain; not for speed.
-__global__ void project_double(Matrix<const double> a, const int* a_source, Weights<double> b, const double* bias,
-                               Matrix<double> c, const int* c_source, int64_t rows, const Sequence* plan,
-                               int sequences) {
-  const int64_t count = plan[sequences].length, total = (c_source ? rows : count) * c.columns;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < total; i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t m = i / c.columns;
-    const int j = static_cast<int>(i % c.columns);
-    double sum = bias ? bias[j + (j >= c.length ? c.length / 3 : 0)] : 0;
-    if (m < count) {
-      const double* row = a.data + (a_source ? a_source[m] : m) * a.row;
-      for (int k = 0; k < a.columns; ++k) sum += row[a.at(k)] * b.data[j * b.row + k];
-    }
-    c.data[(c_source ? c_source[m] : m) * c.row + c.at(j)] = sum;
-  }
-}
-
-__global__ void correlate_double(Correlation<double> of, const Sequence* plan, int sequences) {
-  const Matrix<const double>&g = of.g, &x = of.x;
-  const int64_t columns = x.columns + 1, total = int64_t{of.groups} * g.columns * columns;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < total; i += int64_t{gridDim.x} * blockDim.x) {
-    const int j = static_cast<int>(i % columns), row = static_cast<int>(i / columns % g.columns);
-    const int64_t group = i / columns / g.columns;
-    double sum = 0;
-    for (int64_t m = 0; m < plan[sequences].length; ++m) {
-      const double value = g.data[group * of.g_group + m * g.row + g.at(row)];
-      const int64_t m_of_x = of.x_source ? of.x_source[m] : m;
-      sum += j < x.columns ? value * x.data[group * of.x_group + m_of_x * x.row + j] : value;
-    }
-    of.out[i] = sum;
-  }
-}
-
 template <typename W>
 struct Gradients {
   W *w_ih[2], *w_hh[2], *b_ih[2], *b_hh[2];
@@ -494,8 +461,8 @@ struct Gradients {
 
 // The slices added up in order, as nn.GRU lays the gradients out: rows r, z, n.
 // from_input [slices, d, 3 (n r z), P, I to 4 and 1], from_state [slices, d, 3 (r z m), P, P + 1].
-template <typename S, typename W>
-__global__ void finish(const S* from_input, const S* from_state, int slices, int directions, int units, int padded,
+template <typename W>
+__global__ void finish(const float* from_input, const float* from_state, int slices, int directions, int units, int padded,
                        int inputs, int wide_inputs, Gradients<W> out) {
   const int64_t rows = int64_t{directions} * 3 * units, wide = inputs + 1, square = units + 1;
   const int64_t total = rows * (wide + square);
@@ -508,8 +475,8 @@ __global__ void finish(const S* from_input, const S* from_state, int slices, int
     const int64_t last = state ? padded : wide_inputs, lies = last + 1;
     const int64_t at = ((direction * 3 + stretch) * padded + unit) * lies + (column == columns - 1 ? last : column);
     const int64_t slice = int64_t{directions} * 3 * padded * lies;
-    const S* from = state ? from_state : from_input;
-    S sum = 0;
+    const float* from = state ? from_state : from_input;
+    float sum = 0;
     for (int s = 0; s < slices; ++s) sum += from[s * slice + at];
     const int64_t own = row % (3 * units);
     if (column == columns - 1) {
@@ -527,8 +494,14 @@ void launch_across(const Matrix<const T>& a, const int* a_source, const Weights<
   constexpr int shared =
       stages * (2 * 8 * static_cast<int>(sizeof(T)) * project_threads + gru::parts<T> * across * project_width * 2);
   const int64_t blocks = (rows + tall - 1) / tall * ((c.columns + across - 1) / across);
-  gru::launch(project<T, across, stages>, dim3(static_cast<unsigned>(blocks)), project_threads, shared, stream, a,
-              a_source, b, static_cast<const float*>(bias), c, c_source, rows, plan, sequences);
+  if constexpr (stages > 2) {
+    if (shared > cuda_ext::shared_memory_of_a_block()) {
+      return launch_across<T, across, stages - 1>(a, a_source, b, bias, c, c_source, rows, plan, sequences, stream);
+    }
+  }
+  cuda_ext::launch(project<T, across, stages>,
+                   {dim3(static_cast<unsigned>(blocks)), dim3(project_threads), shared, stream}, a, a_source, b,
+                   static_cast<const float*>(bias), c, c_source, rows, plan, sequences);
 }
 
 template <typename T>
@@ -537,12 +510,7 @@ void launch_project(const Matrix<const T>& a, const int* a_source, const Weights
                     cudaStream_t stream) {
   constexpr int64_t few_rows = 1 << 13;  // too few for a large tile on each multiprocessor
   constexpr int stages = gru::parts<T> == 2 ? 3 : 4;
-  if constexpr (std::is_same_v<T, double>) {
-    const auto blocks = static_cast<unsigned>(std::min<int64_t>((rows * c.columns + 255) / 256, 1 << 20));
-    project_double<<<blocks, 256, 0, stream>>>(a, a_source, b, static_cast<const double*>(bias), c, c_source, rows,
-                                               plan, sequences);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  } else if (rows <= few_rows) {
+  if (rows <= few_rows) {
     launch_across<T, 32, stages>(a, a_source, b, bias, c, c_source, rows, plan, sequences, stream);
   } else {
     launch_across<T, 112, stages>(a, a_source, b, bias, c, c_source, rows, plan, sequences, stream);
@@ -559,32 +527,25 @@ void launch_tiles(Correlation<T> input, Correlation<T> state, int slices, const 
   share_out(input, input_tiles);
   share_out(state, state_tiles);
   constexpr int shared = correlate_shared<T, std::max(input_tiles, state_tiles)>;
-  gru::launch(correlate<T, input_tiles, state_tiles>, dim3((input.blocks() + state.blocks()) * slices),
-              correlate_threads, shared, stream, input, state, slices, plan, sequences);
+  cuda_ext::launch(correlate<T, input_tiles, state_tiles>,
+                   {dim3((input.blocks() + state.blocks()) * slices), dim3(correlate_threads), shared, stream}, input,
+                   state, slices, plan, sequences);
 }
 
 template <typename T>
 void launch_correlate(const Correlation<T>& input, const Correlation<T>& state, int slices, const Sequence* plan,
                       int sequences, cudaStream_t stream) {
-  if constexpr (std::is_same_v<T, double>) {
-    for (const Correlation<T>& of : {input, state}) {
-      const int64_t total = int64_t{of.groups} * of.g.columns * (of.x.columns + 1);
-      correlate_double<<<static_cast<unsigned>((total + 255) / 256), 256, 0, stream>>>(of, plan, sequences);
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-    }
-  } else {
-    const auto with_state = [&](auto input_tiles) {
-      if (state.x.columns <= 56) {
-        launch_tiles<T, decltype(input_tiles)::value, 7>(input, state, slices, plan, sequences, stream);
-      } else {
-        launch_tiles<T, decltype(input_tiles)::value, 13>(input, state, slices, plan, sequences, stream);
-      }
-    };
-    if (input.x.columns <= 56) {
-      with_state(std::integral_constant<int, 7>{});
+  const auto with_state = [&](auto input_tiles) {
+    if (state.x.columns <= 56) {
+      launch_tiles<T, decltype(input_tiles)::value, 7>(input, state, slices, plan, sequences, stream);
     } else {
-      with_state(std::integral_constant<int, 13>{});
+      launch_tiles<T, decltype(input_tiles)::value, 13>(input, state, slices, plan, sequences, stream);
     }
+  };
+  if (input.x.columns <= 56) {
+    with_state(std::integral_constant<int, 7>{});
+  } else {
+    with_state(std::integral_constant<int, 13>{});
   }
 }
 
@@ -608,17 +569,6 @@ Shape shape_of(const char* name, const Tensor& x, const Tensor& gates, const Ten
   return {rows, inputs, gates.size(1), gates.size(2), gates.size(3),
           source.numel() == 0 ? nullptr : static_cast<const int*>(source.data_ptr()),
           static_cast<const Sequence*>(plan.data_ptr()), static_cast<int>(plan.size(0) - 1)};
-}
-
-template <typename F>
-void with_dtype(const char* name, ScalarType dtype, const F& run) {
-  switch (dtype) {
-    case ScalarType::Double: run(double{}); break;
-    case ScalarType::Float: run(float{}); break;
-    case ScalarType::Half: run(__half{}); break;
-    case ScalarType::BFloat16: run(__nv_bfloat16{}); break;
-    default: STD_TORCH_CHECK(false, name, ": dtype must be float64, float32, float16 or bfloat16");
-  }
 }
 
 template <typename T>
@@ -656,7 +606,7 @@ void gru_project(Tensor x, Tensor plan, Tensor source, Tensor weights, Tensor bi
   if (of.rows == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
-  with_dtype("gru_project", x.scalar_type(), [&](auto t) {
+  cuda_ext::with_dtype("gru_project", x.scalar_type(), [&](auto t) {
     using T = decltype(t);
     const int inputs = static_cast<int>(of.inputs);
     const Matrix<const T> a{read<T>(x), of.inputs, inputs, INT_MAX, 0, of.packs(x)};
@@ -678,7 +628,7 @@ void gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weigh
   if (of.rows == 0 || of.inputs == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(of_x.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(of_x.get_device_index());
-  with_dtype("gru_project_back", of_x.scalar_type(), [&](auto t) {
+  cuda_ext::with_dtype("gru_project_back", of_x.scalar_type(), [&](auto t) {
     using T = decltype(t);
     const Matrix<const T> a = three_gates<T>(gradients, of);
     const Weights<T> b = weights_of<T>(weights, packed_of(weights, of, true));
@@ -699,12 +649,11 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   const int64_t d = of.directions, padded = of.padded;
-  const ScalarType dtype = x.scalar_type(), sums = dtype == ScalarType::Double ? dtype : ScalarType::Float;
   // Three blocks a multiprocessor and more, of which two run at a time, and 96 rows a slice or more.
-  const int64_t most = dtype == ScalarType::Double ? 1 : padded <= 56 && d == 2 ? 66 : 264 / (d * 3);
+  const int64_t most = padded <= 56 && d == 2 ? 66 : 264 / (d * 3);
   const int64_t slices = std::clamp<int64_t>(of.rows / (3 * depth), 1, most);
-  Tensor from_input = torch::stable::new_empty(x, {slices, d * 3 * padded * (of.inputs + 1)}, sums);
-  Tensor from_state = torch::stable::new_empty(x, {slices, d * 3 * padded * (padded + 1)}, sums);
+  Tensor from_input = torch::stable::new_empty(x, {slices, d * 3 * padded * (of.inputs + 1)}, ScalarType::Float);
+  Tensor from_state = torch::stable::new_empty(x, {slices, d * 3 * padded * (padded + 1)}, ScalarType::Float);
   const ScalarType wanted = w_ih.scalar_type();
   std::vector<Tensor> found;
   for (int64_t direction = 0; direction < d; ++direction) {
@@ -713,9 +662,8 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
     found.push_back(torch::stable::new_empty(x, {3 * units}, wanted));
     found.push_back(torch::stable::new_empty(x, {3 * units}, wanted));
   }
-  with_dtype("gru_correlate", dtype, [&](auto t) {
+  cuda_ext::with_dtype("gru_correlate", x.scalar_type(), [&](auto t) {
     using T = decltype(t);
-    using S = cuda_ext::compute_t<T>;
     const Matrix<const T> of_input = three_gates<T>(gradients, of);
     Matrix<const T> of_state = of_input;
     of_state.columns = static_cast<int>(3 * padded);
@@ -723,15 +671,14 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
     const T* before = read<T>(gates) + gru::before * padded;
     launch_correlate<T>(
         {of_input, {read<T>(x), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0, of.packs(x)}, 0, 0, of.source, 1,
-         static_cast<S*>(from_input.data_ptr())},
+         static_cast<float*>(from_input.data_ptr())},
         {of_state, {before, d * 5 * padded, static_cast<int>(padded), INT_MAX, 0, true}, 4 * padded, 5 * padded,
-         nullptr, static_cast<int>(d), static_cast<S*>(from_state.data_ptr())},
+         nullptr, static_cast<int>(d), static_cast<float*>(from_state.data_ptr())},
         static_cast<int>(slices), of.plan, of.sequences, stream);
   });
   const int64_t total = d * 3 * units * (inputs + units + 2);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>((total + 127) / 128, 1 << 16));
-  const auto add_up = [&](auto s, auto w) {
-    using S = decltype(s);
+  const auto add_up = [&](auto w) {
     using W = decltype(w);
     Gradients<W> out{};
     for (int64_t direction = 0; direction < d; ++direction) {
@@ -741,16 +688,10 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
       out.b_ih[direction] = data(2);
       out.b_hh[direction] = data(3);
     }
-    gru::launch(finish<S, W>, dim3(blocks), 128, 0, stream, read<S>(from_input), read<S>(from_state), slices, d, units,
-                padded, inputs, of.inputs, out);
+    cuda_ext::launch(finish<W>, {dim3(blocks), dim3(128), 0, stream}, read<float>(from_input), read<float>(from_state),
+                     slices, d, units, padded, inputs, of.inputs, out);
   };
-  switch (wanted) {
-    case ScalarType::Double: add_up(double{}, double{}); break;
-    case ScalarType::Float: add_up(float{}, float{}); break;
-    case ScalarType::Half: add_up(float{}, __half{}); break;
-    case ScalarType::BFloat16: add_up(float{}, __nv_bfloat16{}); break;
-    default: STD_TORCH_CHECK(false, "gru_correlate: dtype must be float64, float32, float16 or bfloat16");
-  }
+  cuda_ext::with_dtype("gru_correlate", wanted, add_up);
   return found;
 }
 
