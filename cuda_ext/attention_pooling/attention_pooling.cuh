@@ -75,10 +75,8 @@ struct Backward {
 // A kernel that `launch` starts may be started while the one before it on the stream still runs, if that allows it; it waits
 // here, and allows the next one to start. For a small batch a launch takes as long as a kernel.
 __device__ inline void after_the_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+  wait_for_the_one_before();
+  let_the_next_start();
 }
 
 template <typename... Wanted, typename... Given>

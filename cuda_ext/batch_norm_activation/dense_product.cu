@@ -5,14 +5,20 @@
 // Both go through x in tiles that are copied to shared memory ahead of their use. A fragment of x, as the matrix units
 // take it, is normalised and activated in registers.
 
-#include "../common/matrix_units.cuh"
+#include "../common/halves.cuh"
+#include "../common/mma.cuh"
 #include "norm.cuh"
 
 namespace {
 
 using namespace cuda_ext::channels;
-using namespace cuda_ext::units;
-namespace units = cuda_ext::units;
+using cuda_ext::await_copies;
+using cuda_ext::commit_copies;
+using cuda_ext::copy_async;
+using cuda_ext::load_matrices;
+using cuda_ext::load_matrices_transposed;
+using cuda_ext::multiply;
+using cuda_ext::pack;
 
 constexpr int chunk = 64;
 constexpr int warps = threads / 32;
@@ -72,12 +78,12 @@ __global__ void __launch_bounds__(threads, 2)
       for (int i = 0; i < tile_rows * 8 / threads; ++i) {
         const int r = thread / 8 + i * (threads / 8);
         const bool real = channel < channels && first_row + r < rows;
-        copy_async(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + channel : x, real);
+        copy_async<16>(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + channel : x, real);
       }
 #pragma unroll
       for (int r = thread / 8; r < block_outputs; r += threads / 8) {
         const bool real = channel < w_stride && first_output + r < outputs;
-        copy_async(to + (tile_rows + r) * chunk_stride + thread % 8 * 8,
+        copy_async<16>(to + (tile_rows + r) * chunk_stride + thread % 8 * 8,
                    real ? w + (first_output + r) * w_stride + channel : w, real);
       }
       if (++ahead_chunk == chunks) {
@@ -86,7 +92,7 @@ __global__ void __launch_bounds__(threads, 2)
       }
     }
     ahead_stage = (ahead_stage + 1) % stages;
-    commit();
+    commit_copies();
   };
 #pragma unroll
   for (int i = 0; i < stages - 1; ++i) copy_ahead();
@@ -112,10 +118,10 @@ __global__ void __launch_bounds__(threads, 2)
           unsigned a[MF][4];
 #pragma unroll
           for (int m = 0; m < MF; ++m) {
-            load_fragments(a[m], xs + m * 16 * chunk_stride + k);
+            load_matrices(a[m], xs + m * 16 * chunk_stride + k);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              float2 values = unpacked(a[m][i], T{});
+              float2 values = cuda_ext::unpack<T>(a[m][i]);
               const float4& by = i < 2 ? low : high;
               const int first = channel + lane % 4 * 2 + i / 2 * 8;
               // Past the channels lies what others wrote or will write.
@@ -124,13 +130,13 @@ __global__ void __launch_bounds__(threads, 2)
                 if (first + 1 >= channels) values.y = 0;
               }
               a[m][i] =
-                  units::packed<T>(activation.value(values.x * by.x + by.y), activation.value(values.y * by.z + by.w));
+                  pack<T>(activation.value(values.x * by.x + by.y), activation.value(values.y * by.z + by.w));
             }
           }
 #pragma unroll
           for (int j = 0; j < NT; j += 2) {
             unsigned b[4];
-            load_fragments(b, ws + output_of<group>(j + lane / 16, lane % 8) * chunk_stride + k + lane / 8 % 2 * 8);
+            load_matrices(b, ws + output_of<group>(j + lane / 16, lane % 8) * chunk_stride + k + lane / 8 % 2 * 8);
 #pragma unroll
             for (int m = 0; m < MF; ++m) {
               multiply<T>(product[m][j], a[m], b[0], b[1]);
@@ -144,8 +150,8 @@ __global__ void __launch_bounds__(threads, 2)
       for (int m = 0; m < MF; ++m) {
 #pragma unroll
         for (int j = 0; j < NT; ++j) {
-          result[m][j][0] = units::packed<T>(product[m][j][0], product[m][j][1]);
-          result[m][j][1] = units::packed<T>(product[m][j][2], product[m][j][3]);
+          result[m][j][0] = pack<T>(product[m][j][0], product[m][j][1]);
+          result[m][j][1] = pack<T>(product[m][j][2], product[m][j][3]);
         }
       }
       // The middle ones of three rows' values, from which on the block sums (channels::beginnings).
@@ -154,9 +160,9 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
           for (int j = 0; j < NT; ++j) {
             const unsigned own = result[0][j][0];
-            const float2 a = unpacked(own, T{});
-            const float2 b = unpacked(__shfl_sync(0xffffffffu, own, lane % 4 + 12), T{});
-            const float2 c = unpacked(__shfl_sync(0xffffffffu, own, lane % 4 + 24), T{});
+            const float2 a = cuda_ext::unpack<T>(own);
+            const float2 b = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 12));
+            const float2 c = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 24));
             if (lane < 4) {
               center[own_output + output_of<group>(j, lane * 2)] = middle_of(a.x, b.x, c.x);
               center[own_output + output_of<group>(j, lane * 2 + 1)] = middle_of(a.y, b.y, c.y);
@@ -182,7 +188,7 @@ __global__ void __launch_bounds__(threads, 2)
             }
 #pragma unroll
             for (int i = 0; i < group; ++i) {
-              const float2 values = unpacked(result[m][j + i][half], T{});
+              const float2 values = cuda_ext::unpack<T>(result[m][j + i][half]);
               const float first = values.x - center[output + 2 * i], second = values.y - center[output + 2 * i + 1];
               sums[0][j + i][0] += first;
               sums[0][j + i][1] += second;
@@ -277,18 +283,18 @@ __global__ void __launch_bounds__(threads, 2)
       for (int i = 0; i < weight_rows * 8 / threads; ++i) {
         const int r = thread / 8 + i * (threads / 8), c = first_channel + thread % 8 * 8;
         const bool real = c < channels && first_row + r < rows;
-        copy_async(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + c : x, real);
+        copy_async<16>(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + c : x, real);
       }
       T* const dys = to + weight_rows * chunk_stride;
       for (int i = thread; i < weight_rows * (block_outputs / 8); i += threads) {
         const int r = i / (block_outputs / 8), n = i % (block_outputs / 8) * 8;
         const bool real = first_row + r < rows && first_output + n < outputs;
-        copy_async(dys + r * dy_row + n, real ? dy + (first_row + r) * dy_stride + first_output + n : dy, real);
+        copy_async<16>(dys + r * dy_row + n, real ? dy + (first_row + r) * dy_stride + first_output + n : dy, real);
       }
       ahead += gridDim.y;
     }
     ahead_stage = (ahead_stage + 1) % weight_stages;
-    commit();
+    commit_copies();
   };
 #pragma unroll
   for (int i = 0; i < weight_stages - 1; ++i) copy_ahead();
@@ -309,17 +315,17 @@ __global__ void __launch_bounds__(threads, 2)
       for (int k = 0; k < own_rows; k += 16) {
         // A channel's row of the result comes from that channel alone: what lies past the channels spoils nothing.
         unsigned a[4];
-        load_transposed(a, xs + k * chunk_stride);
+        load_matrices_transposed(a, xs + k * chunk_stride);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float2 values = unpacked(a[i], T{});
-          a[i] = units::packed<T>(activation.value(values.x * by[i % 2].x + by[i % 2].y),
+          const float2 values = cuda_ext::unpack<T>(a[i]);
+          a[i] = pack<T>(activation.value(values.x * by[i % 2].x + by[i % 2].y),
                                   activation.value(values.y * by[i % 2].x + by[i % 2].y));
         }
 #pragma unroll
         for (int j = 0; j < NT; j += 2) {
           unsigned b[4];
-          load_transposed(b, dys + k * dy_row + j * 8);
+          load_matrices_transposed(b, dys + k * dy_row + j * 8);
           multiply<T>(product[j], a, b[0], b[1]);
           multiply<T>(product[j + 1], a, b[2], b[3]);
         }

@@ -1,6 +1,7 @@
 // What a norm and its activation are made of, on the device, and the second stage of the sums over all rows.
 #pragma once
 
+#include "../common/functions.cuh"
 #include "channels.cuh"
 
 namespace cuda_ext::channels {
@@ -21,10 +22,7 @@ __device__ inline float inverse_root(float x) { return 1.0f / sqrtf(x); }
 // last place; tanh.approx, which is one, would leave 11 bits.
 constexpr float log2_e = 1.4426950408889634f;
 __device__ inline float gate_of(float x, float rate) {
-  float power, gate;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * rate));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(gate) : "f"(1.0f + power));
-  return gate;
+  return cuda_ext::reciprocal(1.0f + cuda_ext::power_of_two(x * rate));
 }
 
 __device__ inline float larger(float x, float y) {

@@ -222,7 +222,7 @@ __device__ void pack_scaled(const Packing<float>& of, int64_t warp, int64_t warp
         const int place = first + 64 * i + 2 * lane;
         const float2 now = columns <= stretch ? values[i] : two(row, place);
         uint32_t* to = high + (int64_t{row} * columns + place) / 2;
-        if (place < columns) gru::split_scaled(now.x * scale, now.y * scale, to[0], to[part]);
+        if (place < columns) gru::split_pair<__half>(make_float2(now.x * scale, now.y * scale), to[0], to[part]);
       }
     }
     if (lane == 0) of.input[2 * part + row] = gru::inverse_of(scale);
@@ -272,8 +272,8 @@ __device__ void pack(const Packing<T>& of, int64_t i) {
     const bool is = row < of.units && other < of.units;
     values[e] = is ? number<W>(weights, (int64_t{gate} * of.units + row) * of.units + other) : 0.f;
   }
-  uint32_t high = gru::packed<E>(values[0], values[1]), low = 0;
-  if (part == 1) gru::split_bfloat16(values[0], values[1], high, low);
+  uint32_t high = gru::pack<E>(values[0], values[1]), low = 0;
+  if (part == 1) gru::split_pair<E>(make_float2(values[0], values[1]), high, low);
   of.recurrent[i] = part == 0 ? high : low;
 }
 

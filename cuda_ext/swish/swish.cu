@@ -17,6 +17,7 @@
 // Each block writes its sums to a place of its own, and a second kernel adds them, in double, in an order that depends
 // on the shape alone: no atomics, the same bits in every run and on every GPU.
 
+#include "../common/functions.cuh"
 #include "../common/launch.cuh"
 
 #include <algorithm>
@@ -45,10 +46,7 @@ struct Sigmoid {
   static constexpr float factor = -1.4426950408889634f;
   static constexpr float inverse_factor = -0.6931471805599453f;
   static __device__ float of_scaled(float z) {
-    float power, inverse;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(z));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
-    return inverse;
+    return cuda_ext::reciprocal(1.0f + cuda_ext::power_of_two(z));
   }
 };
 

@@ -65,7 +65,7 @@ def test_every_element_is_written_and_nothing_else(size):
         assert result[0].isnan().all() and result[2].isnan().all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_shapes_strides_and_misaligned_views(dtype):
     images, weight = random(3, 1, 40, 136, dtype=dtype), random(1, 1, 5, 5, dtype=dtype, seed=1)
     for kernel in kernels(dtype):

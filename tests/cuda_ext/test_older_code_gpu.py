@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuda_ext import build
+from cuda_ext import build, library
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 # A folder with a library that `python -m cuda_ext.build --gpu 8.0 --output FOLDER` made.
@@ -25,8 +25,15 @@ import torch
 from cuda_ext import build, exercise, library
 build.BUILT = Path(sys.argv[1])
 print(library.kernels(torch.device("cuda", 0)))
-exercise.main()
+assert not torch.ops.cuda_ext_kernels.has_hopper_code(), "the driver ran other code than that of the PTX"
+exercise.exercise()
 """
+
+
+def test_code_for_hopper_is_known_as_such():
+    library.kernel("swish", torch.empty(0, device="cuda"))
+    hopper = torch.cuda.get_device_capability() >= (9, 0) and [9, 0] in build.built()["architectures"]
+    assert torch.ops.cuda_ext_kernels.has_hopper_code() == hopper
 
 
 @pytest.mark.skipif(
