@@ -229,10 +229,10 @@ def run(arguments: list[str]) -> str:
     return done.stdout
 
 
-def built(output: Path = BUILT) -> dict | None:
-    """What library.json says of the library in ``output``, or None if there is none."""
+def built() -> dict | None:
+    """What library.json says of the library in ``BUILT``, or None if there is none."""
     try:
-        return json.loads((output / "library.json").read_text(encoding="utf-8"))
+        return json.loads((BUILT / "library.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cuda_ext.attention_pooling import attention_pooling, attention_pooling_ragged
-from cuda_ext.case import Case, compiled, forward_and_backward_of
+from cuda_ext.case import Case, begin, compiled, forward_and_backward_of
 
 # Rows, steps: a batch of sentences as words, and one of documents as sentences.
 SHAPES = ((5120, 30), (64, 20))
@@ -135,6 +135,7 @@ def exercise() -> None:
     }
     for dtype, shapes in cases.items():
         for rows, steps, width, units in shapes:
+            begin("attention_pooling", rows, steps, width, units, dtype)
             _compare(rows, steps, width, units, dtype)
 
 

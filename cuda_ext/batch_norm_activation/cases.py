@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from cuda_ext import batch_norm_activation as fused
 from cuda_ext.batch_norm_activation import ACTIVATIONS, DTYPES, batch_norm_activation
-from cuda_ext.case import Case, backward_of, compiled
+from cuda_ext.case import Case, backward_of, begin, compiled
 
 # What the last layer of DenseNet-121's first block reads, at 224 pixels and 128 images, and a bottleneck of
 # DenseNet-BC-100-12, at 32 pixels and 512 images.
@@ -103,6 +103,7 @@ def _exercise_product(dtype: torch.dtype, rows: int, outputs: int, channels: int
 
 def _compare(name: str, *arguments: object) -> None:
     """The kernel beside its reference on the CPU, with copies of what both may change."""
+    begin("batch_norm_activation", name, tuple(arguments[0].shape), arguments[0].dtype)
     own = [a.clone() if isinstance(a, Tensor) and a.is_contiguous() else a for a in arguments]
     others = [a.cpu() if isinstance(a, Tensor) else a for a in arguments]
     found, expected = fused.part(name, own[0])(*own), fused.REFERENCES[name](*others)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cuda_ext.case import Case, compiled
+from cuda_ext.case import Case, begin, compiled
 from cuda_ext.conv2d import KERNELS, PADDINGS, conv2d, reference
 
 LARGE, MANY, SMALL = (1, 8192, 8192), (64, 512, 512), (1, 1024, 1024)
@@ -158,6 +158,7 @@ def exercise() -> None:
     for number, (dtype, size) in enumerate(cases):
         for turn, shape in enumerate(shapes):
             padding = PADDINGS[(number + turn) % 3]
+            begin("conv2d", shape, size, padding, dtype)
             images, weight = torch.randn(shape).to(dtype), torch.randn(size, size).to(dtype)
             expected = reference(images.double(), weight.double(), padding)
             images, weight = (tensor.cuda().requires_grad_() for tensor in (images, weight))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext.case import Case, backward_of, compiled
+from cuda_ext.case import Case, backward_of, begin, compiled
 from cuda_ext.depthwise_conv2d import PADDINGS, depthwise_conv2d, reference, reference_backward
 
 Result = TypeVar("Result")
@@ -101,6 +101,7 @@ def exercise() -> None:
     for shape, k, padding, dtype in _exercised():
         if padding == "reflect" and k // 2 >= min(shape[2:]):
             continue
+        begin("depthwise_conv2d", shape, k, padding, dtype)
         x, gradient = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
         weight = torch.randn(shape[1], 1, k, k, device="cuda").to(dtype)
         backward = torch.ops.cuda_ext.depthwise_conv2d_backward

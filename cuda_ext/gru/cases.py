@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cuda_ext.case import Case, compiled
+from cuda_ext.case import Case, begin, compiled
 from cuda_ext.gru import gru
 from cuda_ext.gru.module import GRU
 
@@ -238,6 +238,7 @@ def exercise() -> None:
     torch.manual_seed(0)
     for dtype, limit in ((torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
         for sequences, steps, inputs, units, both in SMALL:
+            begin("gru", sequences, steps, inputs, units, both, dtype)
             theirs = nn.GRU(inputs, units, batch_first=True, bidirectional=both, dtype=torch.float64).cuda()
             ours = GRU(inputs, units, batch_first=True, bidirectional=both).to("cuda", dtype)
             ours.load_state_dict(theirs.state_dict())

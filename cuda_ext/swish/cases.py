@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext.case import Case, backward_of, compiled
+from cuda_ext.case import Case, backward_of, begin, compiled
 from cuda_ext.swish import HALF, reference, reference_backward, reference_backward_beta, swish
 
 Kind = Literal["none", "scalar", "channel"]
@@ -71,6 +71,7 @@ def exercise() -> None:
     # float16 runs the same code as bfloat16.
     few = itertools.product((torch.float16,), shapes[2:4])
     for dtype, shape in itertools.chain(itertools.product((torch.float32, torch.bfloat16), shapes), few):
+        begin("swish", shape, dtype)
         last_first = torch.randn(shape[::-1], device="cuda").to(dtype).permute(*reversed(range(len(shape))))
         for x in (last_first, last_first.contiguous()[..., 1:]):
             gradient = torch.randn_like(x)

@@ -214,3 +214,10 @@ def test_a_library_that_does_not_load_says_so(tmp_path):
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"not a library")
     assert re.fullmatch(r"the library does not load with PyTorch .*: run `make ext`", library._load.__wrapped__(broken))
+
+
+def test_what_is_built_is_looked_up_where_the_library_is_loaded_from(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "BUILT", tmp_path)
+    assert build.built() is None
+    (tmp_path / "library.json").write_text('{"file": "kernels.so"}', encoding="utf-8")
+    assert build.built() == {"file": "kernels.so"}
