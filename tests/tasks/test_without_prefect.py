@@ -1,4 +1,4 @@
-"""The progress of a run, where Prefect's server is gone."""
+"""Progress where Prefect's server is gone, and what a name prints."""
 
 from uuid import uuid4
 
