@@ -52,11 +52,9 @@ def command(
 
 def runs_pages(mlflow: str) -> Iterator[tuple[str, str]]:
     """Each experiment with the address of its runs: MLflow's first page is about traces of language models."""
+    from tracking.pages import experiment_page
     from tracking.runs import open_tracking
 
     for experiment in open_tracking().client.search_experiments():
         if experiment.name != "Default":  # MLflow's own, which has no runs of ours
-            yield (
-                experiment.name,
-                f"{mlflow}/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning",
-            )
+            yield experiment.name, experiment_page(mlflow, experiment.experiment_id)

@@ -71,6 +71,8 @@ INTERVAL = {"mean": "mean", "low": "mean_low", "high": "mean_high"}
 SEEDS = "variant.seeds"
 # What the evaluation calls the score that training maximises.
 SCORES = {"single-label": "accuracy", "multi-label": "macro_auroc"}
+# The tag of the run that holds an experiment's report.
+REPORT = "report"
 ORIGIN = "origin.json"
 RUN_FILES = (JOB, RESULT, TIMING, ENVIRONMENT, LOG)
 # MLflow would try for minutes by default, and training waits meanwhile.
@@ -365,11 +367,16 @@ class Tracking:
         """Log an experiment's report with its figures and tables to a run of its own; return that run's id."""
         experiment_id = self.experiment(experiment)
         with self._locked():
-            run = self._find_or_create(experiment_id, "report", experiment, f"{experiment}-report")
+            run = self._find_or_create(experiment_id, REPORT, experiment, f"{experiment}-report")
             self._log_params_and_tags(run, {}, _flat(tags or {}))
         for file in files:
             self.client.log_artifact(run.info.run_id, str(file))
         return run.info.run_id
+
+    def find(self, experiment: str, tag: str, value: str) -> "Run | None":
+        """Return the run of an experiment with this tag; None where there is none."""
+        found = self.client.get_experiment_by_name(experiment)
+        return self._find(found.experiment_id, tag, value) if found else None
 
     # Private parts
 
