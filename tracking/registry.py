@@ -31,6 +31,7 @@ from storage.files import read_json
 from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
 from storage.run_folder import RunFolder
+from tracking.descriptions import NOTE, registered_name
 from tracking.runs import DATABASE, LOCKS, SCORES, SEEDS, Tracking, open_tracking, tracking_uri
 from tracking.serving import CARD, SERVED_MODEL, model_card, pack, served_source
 
@@ -48,17 +49,14 @@ ENOUGH_SEEDS = 6  # the fewest with which a comparison can be decided: more do n
 TRAIN = "an experiment on that data (`make run` or `make run EXPERIMENT=NAME`) trains some and registers the best"
 
 
-def registered_name(data: str) -> str:
-    """Return the name of a data set's registered model."""
-    return f"reread-{data}"
-
-
 def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
     """Log the network of a run as a model that takes raw input, register it, and return its version.
 
     A version is identified by the tags ``run_key`` and ``source``, the digest of the code that serves it. If the run
     has a version of today's code already, only its card is updated.
     """
+    from mlflow.entities import LoggedModelOutput
+
     client, run_directory = tracking.client, Path(run_directory)
     job = RunFolder(run_directory).job
     description = read_json(Path(job["prepared"]) / DESCRIPTION)
@@ -75,6 +73,8 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
             version = str(found[0].version)
         else:
             model_id = _log_package(client, run, run_directory, card)
+            # The variant's own page has its model, too.
+            client.log_outputs(run.data.tags["mlflow.parentRunId"], [LoggedModelOutput(model_id, step=0)])
             if not client.search_registered_models(f"name = '{name}'"):
                 client.create_registered_model(name)
             made = client.create_model_version(
@@ -86,6 +86,13 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
             )
             version = str(made.version)
         client.update_model_version(name, version, description=card)
+        reads = kinds.kind(description["kind"]).reads
+        labels = ", ".join(description["classes"])
+        client.update_registered_model(
+            name,
+            f"Networks that read {reads} and give labels of {job['data']}: {labels}. A request is the input example "
+            f"of a version; its schema is the version's signature. The alias `{CHAMPION}` is the best on validation.",
+        )
         # The variant's validation score over its seeds: champions are chosen by it.
         start, stop = description["splits"]["validation"]
         score = {
@@ -293,6 +300,7 @@ def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: 
         )  # fmt: skip
         (saved / CARD).write_text(card, encoding="utf-8")
         client.log_model_artifacts(logged.model_id, str(saved))
+    client.set_logged_model_tags(logged.model_id, {NOTE: card})
     client.finalize_logged_model(logged.model_id, "READY")
     client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
     return logged.model_id

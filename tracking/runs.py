@@ -48,6 +48,10 @@ from storage.run_folder import (
     RunFolder,
     evaluate_again,
 )
+from tracking import descriptions
+from tracking.descriptions import NOTE
+from tracking.pages import run_page
+from tracking.views import views
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -59,7 +63,7 @@ LOCKS = Path(".locks")
 MAXIMUM_METRICS = 25
 METRICS_PER_BATCH = 1000
 # What differs between the seeds of one variant, or only locates a run.
-NOT_OF_THE_VARIANT = {"seed", "run_key", "run_directory", "prepared"}
+NOT_OF_THE_VARIANT = {"seed", "run_key", "key_parts", "run_directory", "prepared"}
 # Entries of result.json that are no figure of merit, or are logged per epoch already.
 NO_METRICS = {"seed", "validation", "betas"}
 # The metric of learnt betas, whose step is the layer's number.
@@ -185,12 +189,12 @@ class Tracking:
 
     # One run
 
-    def start(self, job: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    def start(self, job: Mapping[str, Any], about: Mapping[str, Any], began: int | None = None) -> str:
         """Find or create the run of ``job`` and return its id, RUNNING and locked by this process.
 
         ``about`` becomes tags (nested names are joined by dots): commit, data digests, Prefect's run, GPU, torch. It is
         also written to origin.json in the run's folder, in case MLflow's database is lost. An interrupted run resumes
-        as the same MLflow run.
+        as the same MLflow run. ``began``: when a run that is logged afterwards began, in milliseconds since 1970.
         """
         origin = Path(job["run_directory"]) / ORIGIN
         if about:
@@ -199,15 +203,18 @@ class Tracking:
             about = _read_if_exists(origin)
         experiment_id = self.experiment(job["experiment"])
         RUN_LOCKS.acquire(self._run_lock(experiment_id, job["run_key"]))
-        parent_id = self.parent(job)
+        parent_id = self.parent(job, began)
         with self._locked():
             run = self._find(experiment_id, "run_key", job["run_key"])
             if run is None:
                 tags = {"run_key": job["run_key"], "mlflow.parentRunId": parent_id, "folder": self._workspace_id()}
-                run = self.client.create_run(experiment_id, run_name=f"{job['variant']}-seed-{job['seed']}", tags=tags)
+                name = f"{job['variant']}-seed-{job['seed']}"
+                run = self.client.create_run(experiment_id, start_time=began, run_name=name, tags=tags)
             description = read_json(Path(job["prepared"]) / DESCRIPTION)
             parameters = {**_parameters(job, description), "seed": str(job["seed"])}
             tags = {
+                **descriptions.origin(descriptions.command_of(job, seed=True), about),
+                NOTE: descriptions.seed_note(job),
                 **_flat(about),
                 "folder": self._workspace_id(),
                 "seed": str(job["seed"]),
@@ -226,10 +233,13 @@ class Tracking:
         """
         self._log_metrics(run_id, ((key, int(row["epoch"]), row[key]) for row in rows for key in row if key != "epoch"))
 
-    def finish(self, run_id: str, run_directory: Path, evaluation_directory: Path | None = None) -> None:
+    def finish(
+        self, run_id: str, run_directory: Path, evaluation_directory: Path | None = None, ended: int | None = None
+    ) -> None:
         """Log the files of a finished run, all epochs included, mark it FINISHED and update its parent's metrics.
 
-        Call it again with ``evaluation_directory`` (which has metrics.json) after the evaluation.
+        Call it again with ``evaluation_directory`` (which has metrics.json) after the evaluation. ``ended``: when the
+        run ended, in milliseconds since 1970; default: now.
         """
         folder = RunFolder(Path(run_directory))
         result = folder.require_result()
@@ -252,14 +262,14 @@ class Tracking:
         with self._locked():
             self._log_latest(run_id, figures)
             self._log_metrics(run_id, ((BETA, number, sum(beta) / len(beta)) for number, beta in enumerate(layers, 1)))
-            self._log_params_and_tags(run, {}, _flat({**folder.environment, "kernels": result.get("kernels")}))
+            self._log_params_and_tags(run, {}, _flat(_environment(run, folder) | {"kernels": result.get("kernels")}))
         if run.info.status != "FINISHED":
             if "ended_by" in run.data.tags:
                 self.client.delete_tag(run_id, "ended_by")
             for name in RUN_FILES:
                 if (folder.directory / name).is_file():
                     self.client.log_artifact(run_id, str(folder.directory / name))
-            self.client.set_terminated(run_id, "FINISHED")
+            self.client.set_terminated(run_id, "FINISHED", ended)
         self._release(run)
         self.update_parent(run.data.tags["mlflow.parentRunId"])
 
@@ -287,8 +297,9 @@ class Tracking:
         RUN_LOCKS.acquire(lock)
         try:
             run = self._find(experiment_id, "run_key", job["run_key"])
-            run_id = run.info.run_id if run and run.info.status == "FINISHED" else self.start(job, {})
-            self.finish(run_id, run_directory, evaluation_directory)
+            began, ended = _when(run_directory)
+            run_id = run.info.run_id if run and run.info.status == "FINISHED" else self.start(job, {}, began)
+            self.finish(run_id, run_directory, evaluation_directory, ended)
         finally:
             RUN_LOCKS.release(lock)
         return run_id
@@ -334,15 +345,16 @@ class Tracking:
             )
         return found.experiment_id
 
-    def parent(self, job: Mapping[str, Any]) -> str:
+    def parent(self, job: Mapping[str, Any], began: int | None = None) -> str:
         """Return the id of the parent run of ``job``: its variant on its data version. Create a missing one."""
         description = read_json(Path(job["prepared"]) / DESCRIPTION)
         inputs = {key: value for key, value in job.items() if key not in NOT_OF_THE_VARIANT}
         key = content_key({**inputs, "prepared": description})
         experiment_id = self.experiment(job["experiment"])
         with self._locked():
-            run = self._find_or_create(experiment_id, "variant_key", key, job["variant"])
-            self._log_params_and_tags(run, _parameters(job, description), {})
+            run = self._find_or_create(experiment_id, "variant_key", key, job["variant"], began)
+            source = descriptions.origin(descriptions.command_of(job, seed=False))
+            self._log_params_and_tags(run, _parameters(job, description), source)
             self._log_dataset(run, job, description)
         return run.info.run_id
 
@@ -362,13 +374,25 @@ class Tracking:
             wanted = f"tags.mlflow.parentRunId = '{parent_id}' AND attributes.status = 'FINISHED'"
             children = self._search([parent.info.experiment_id], wanted)
             self._log_latest(parent_id, _mean_and_interval([run.data.metrics for run in children]))
+            # A variant takes as long as its seeds together, however many train at a time or on different days.
+            took = sum(run.info.end_time - run.info.start_time for run in children)
+            end = parent.info.start_time + took
+            if end != parent.info.end_time:
+                self.client.set_terminated(parent_id, "FINISHED", end)
 
     def report(self, experiment: str, files: Iterable[Path], tags: Mapping[str, Any] | None = None) -> str:
-        """Log an experiment's report with its figures and tables to a run of its own; return that run's id."""
-        experiment_id = self.experiment(experiment)
+        """Log an experiment's report with its figures and tables to a run of its own; return that run's id.
+
+        Where its results are among ``files``, the experiment's and its variants' pages show them.
+        """
+        experiment_id, files = self.experiment(experiment), list(files)
+        results = descriptions.Results.of(files)
         with self._locked():
             run = self._find_or_create(experiment_id, REPORT, experiment, f"{experiment}-report")
-            self._log_params_and_tags(run, {}, _flat(tags or {}))
+            about = descriptions.origin(f"reread run --experiment {experiment}")
+            self._log_params_and_tags(run, {}, {**_flat(tags or {}), **about})
+        if results is not None:
+            self._describe(experiment, run, results)
         for file in files:
             self.client.log_artifact(run.info.run_id, str(file))
         return run.info.run_id
@@ -379,6 +403,19 @@ class Tracking:
         return self._find(found.experiment_id, tag, value) if found else None
 
     # Private parts
+
+    def _describe(self, experiment: str, report: "Run", results: descriptions.Results) -> None:
+        """Show the results on the pages of the experiment, its variants and its report."""
+        experiment_id, run_id = report.info.experiment_id, report.info.run_id
+        link = f"[Report]({run_page('', experiment_id, run_id, descriptions.PAGE)})"
+        note = results.note(link)
+        for key, value in {NOTE: note, **views(results.split, results.scores)}.items():
+            self.client.set_experiment_tag(experiment_id, key, value)
+        self._log_params_and_tags(report, {}, {NOTE: note})
+        for variant, parent_id in self.parents(experiment).items():
+            if variant in results.metrics["variants"]:
+                tags = results.variant_tags(variant, f"{link}{results.model_link(variant)}")
+                self._log_params_and_tags(self.client.get_run(parent_id), {}, tags)
 
     def _locked(self) -> contextlib.AbstractContextManager[TextIO | None]:
         """Lock MLflow for one process: to find or create a run, or to read metrics and replace them. Never nested."""
@@ -411,13 +448,13 @@ class Tracking:
         found = self._search([experiment_id], f"tags.{tag} = '{value}'")
         return found[0] if found else None
 
-    def _find_or_create(self, experiment_id: str, tag: str, value: str, name: str) -> "Run":
+    def _find_or_create(self, experiment_id: str, tag: str, value: str, name: str, began: int | None = None) -> "Run":
         """Find or create a run that no process trains, FINISHED from the start. Call it inside ``_locked``."""
         run = self._find(experiment_id, tag, value)
         if run is None:
-            run = self.client.create_run(experiment_id, run_name=name, tags={tag: value})
+            run = self.client.create_run(experiment_id, start_time=began, run_name=name, tags={tag: value})
         if run.info.status == "RUNNING":
-            self.client.set_terminated(run.info.run_id, "FINISHED")
+            self.client.set_terminated(run.info.run_id, "FINISHED", run.info.start_time)
         return run
 
     def _log_params_and_tags(self, run: "Run", parameters: Mapping[str, str], tags: Mapping[str, str]) -> None:
@@ -562,6 +599,13 @@ def _failure(what: str, error: Exception) -> str:
     return f"MLflow cannot log {what} ({type(error).__name__}: {reason})"
 
 
+def _when(run_directory: Path) -> tuple[int, int]:
+    """Return when a finished run began and ended, in milliseconds since 1970, by its files."""
+    folder = RunFolder(run_directory)
+    ended = int((folder.directory / RESULT).stat().st_mtime * 1000) if folder.finished else int(time.time() * 1000)
+    return ended - int(folder.timing.get("seconds", 0.0) * 1000), ended
+
+
 def _read_if_exists(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
@@ -575,6 +619,13 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         elif value is not None:
             flat[REFUSED.sub("_", f"{prefix}{key}")] = value if isinstance(value, str) else json.dumps(value)
     return flat
+
+
+def _environment(run: "Run", folder: RunFolder) -> dict[str, Any]:
+    """Return a run's environment as tags; its commit once, under the name that ``start`` gave it."""
+    found = dict(folder.environment)
+    of_git = {f"git.{name}": found.pop(f"git_{name}", None) for name in ("commit", "dirty")}
+    return found | {name: value for name, value in of_git.items() if name not in run.data.tags}
 
 
 def _parameters(job: Mapping[str, Any], description: Mapping[str, Any]) -> dict[str, str]:
