@@ -31,6 +31,7 @@ $(VENV)/installed: requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/pip check --disable-pip-version-check
+	$(PYTHON) -m evaluation.vega .cache/vega.js
 	touch $@
 
 # Pull from a DVC remote, if one is configured. Then build data/ or check it against data.manifest.json.
@@ -52,6 +53,7 @@ wheel: install
 
 repro: checked-data
 	@$(RECORD_DATA) || { echo "error: $(NOT_DESCRIBED)" >&2; exit 2; }
+	@$(PYTHON) -m tasks.machine
 	dvc repro $(if $(filter default,$(EXPERIMENT)),,results/dvc.yaml:experiment@$(EXPERIMENT))
 
 # Install the browser of the tests, in CI on Debian.

@@ -17,6 +17,7 @@ from storage.files import remove_directory, write_json
 from storage.locks import run_locked
 from storage.run_folder import RunFolder
 from tasks.board import BOARD, name_of
+from tasks.machine import refuse_other_machine
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
@@ -100,6 +101,8 @@ def main() -> None:
     parser.add_argument("--variant", help="default: all variants")
     arguments = parser.parse_args()
     plan = make_plan(arguments.experiment, [arguments.variant] if arguments.variant else None)
+    if publishes(plan.name):
+        refuse_other_machine()
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
     jobs = plan.jobs(prepared)
     BOARD.expect(jobs, plan.environment.workers)

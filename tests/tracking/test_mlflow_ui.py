@@ -1,6 +1,7 @@
 """MLflow's pages in a real browser: two variants compared, an experiment's table and charts, and a variant's page."""
 
 import os
+import shutil
 import struct
 from pathlib import Path
 
@@ -58,7 +59,8 @@ def page_text(driver, address: str, wanted: str) -> str:
     return driver.find_element("tag name", "body").text
 
 
-def test_the_pages_of_two_variants(tmp_path, monkeypatch):
+def test_the_pages_of_two_variants(tmp_path, monkeypatch, empty_databases):
+    shutil.copy2(empty_databases / "mlflow.db", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     prepared = prepared_text(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -27,8 +28,9 @@ pytestmark = [
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, empty_databases):
     """An empty project folder as the current one, which no server of the user's reaches."""
+    shutil.copy2(empty_databases / "mlflow.db", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return tmp_path
@@ -59,6 +61,7 @@ def test_importing_it_does_not_import_mlflow(folder):
 
 def test_four_processes_meet_a_fresh_database_and_a_finished_run(folder):
     """All get through, the database is whole, and the run that all of them record is there once, exactly."""
+    (folder / "mlflow.db").unlink()
     job = make_job(folder, prepared_text(folder), "han")
     run = finish_run(job)
     code = f"""
