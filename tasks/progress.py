@@ -98,8 +98,9 @@ class RunProgress:
         else:
             row.loss = event["loss"]
         BOARD.draw()
+        # Between epochs the bar stays, and each update is an event on Prefect's pages.
         now = time.monotonic()
-        if self.artifact and (event["event"] == "epoch" or now - self.updated > ARTIFACT_SECONDS):
+        if self.artifact and event["event"] == "epoch" and now - self.updated > ARTIFACT_SECONDS:
             self.updated = now
             update_progress_artifact(self.artifact, 100.0 * row.epoch / row.max_epochs, self._description())
 

@@ -143,6 +143,8 @@ def _create_database(root: Path) -> None:
     working = (root / f".{DATABASE}.{uuid.uuid4().hex}").resolve()
     try:
         store = SqlAlchemyStore(f"sqlite:///{working}", (root / ARTIFACTS).resolve().as_uri())
+        # MLflow's own 'Default' would stand beside our experiment 'default', and never has a run.
+        store.delete_experiment(SqlAlchemyStore.DEFAULT_EXPERIMENT_ID)
         store.engine.dispose()
         os.replace(working, root / DATABASE)
     finally:
