@@ -76,11 +76,7 @@ class RunProgress:
         self.job = job
         self.row = BOARD.begin(job)
         self.artifact: UUID | None = None
-        self.updated = 0.0
-        if TaskRunContext.get() is not None:
-            key = artifact_key(job["experiment"], job["variant"], job["seed"], "epochs")
-            artifact = create_progress_artifact(progress=0.0, key=key, description=self._description())
-            self.artifact = cast(UUID, artifact)  # a coroutine in asynchronous flows alone
+        self.updated = time.monotonic()
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         if event["event"] not in ("progress", "epoch"):
@@ -98,18 +94,27 @@ class RunProgress:
         else:
             row.loss = event["loss"]
         BOARD.draw()
-        # Between epochs the bar stays, and each update is an event on Prefect's pages.
+        # Between epochs the bar stays, and each update is an event on Prefect's pages. A shorter run needs no bar.
         now = time.monotonic()
-        if self.artifact and event["event"] == "epoch" and now - self.updated > ARTIFACT_SECONDS:
+        if TaskRunContext.get() and event["event"] == "epoch" and now - self.updated > ARTIFACT_SECONDS:
             self.updated = now
-            update_progress_artifact(self.artifact, 100.0 * row.epoch / row.max_epochs, self._description())
+            self._draw(100.0 * row.epoch / row.max_epochs, self._description())
 
     def finish(self, line: str, trained: bool = True) -> None:
         """End the run: leave one line about it and, where it was ``trained`` to its end, a full bar."""
         BOARD.end(self.job, trained)
         say(line, summary=True)
         if self.artifact and trained:
-            update_progress_artifact(self.artifact, 100.0, line)
+            self._draw(100.0, line)
+
+    def _draw(self, percent: float, description: str) -> None:
+        """Show the bar of the run on Prefect's pages at ``percent``."""
+        if self.artifact:
+            update_progress_artifact(self.artifact, percent, description)
+            return
+        key = artifact_key(self.job["experiment"], self.job["variant"], self.job["seed"], "epochs")
+        artifact = create_progress_artifact(progress=percent, key=key, description=description)
+        self.artifact = cast(UUID, artifact)  # a coroutine in asynchronous flows alone
 
     def _description(self) -> str:
         row = self.row
