@@ -48,7 +48,8 @@ def train(
     jobs = chosen.jobs(preprocess(plan=chosen.to_json()))
     workers = chosen.environment.workers
     BOARD.expect(jobs, workers)
-    say(f"{chosen.name}: {len(jobs)} runs of {len(chosen.variants)} variants, {workers} at a time", summary=True)
+    seeds = f"{len(chosen.seeds)} {'seed' if len(chosen.seeds) == 1 else 'seeds'}"
+    say(f"{chosen.name}: {', '.join(chosen.variants)} on {seeds}, {workers} runs at a time", summary=True)
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
     with runner:
         options = {"fresh": fresh, "wait": wait}

@@ -27,6 +27,15 @@ def pytest_runtest_makereport(item: pytest.Item):
     return report
 
 
+# Tests with these fixtures start commands, for seconds to minutes each.
+OF_MINUTES = {"finished", "project", "make_project"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the longest tests first: a worker that begins one at the end works alone for minutes."""
+    items.sort(key=lambda item: not OF_MINUTES & set(getattr(item, "fixturenames", ())))
+
+
 @dataclass(frozen=True)
 class Project:
     """A copy of the project in a folder of its own, as a clone with data/ in it."""

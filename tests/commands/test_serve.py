@@ -74,9 +74,9 @@ def almost_finished(finished, empty_databases, tmp_path):
     shutil.copytree(finished.directory, directory)
     (run,) = [path.parent for path in directory.glob("runs/*/job.json") if LEFT in path.read_text()]
     shutil.rmtree(run)
-    shutil.rmtree(directory / "mlartifacts")
-    for name in ("mlflow.db", ".prefect/prefect.db"):
-        shutil.copy2(empty_databases / name, directory / name)
+    for name in ("mlartifacts", ".prefect"):
+        shutil.rmtree(directory / name)
+    shutil.copytree(empty_databases, directory, dirs_exist_ok=True)
     for origin in directory.glob("runs/*/origin.json"):
         origin.unlink()
     return replace(finished, directory=directory)
