@@ -8,11 +8,9 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 
 from evaluation.metrics import metric_title
 from evaluation.page import interval, number
-from storage.errors import InputError
 from storage.files import read_json
 from tasks.progress import artifact_key, in_outermost_flow, log
-from tracking.pages import run_page, server_of
-from tracking.runs import REPORT, open_tracking
+from tracking.runs import report_page
 
 
 def show_results(report: Path) -> None:
@@ -27,7 +25,7 @@ def show_results(report: Path) -> None:
     name = report.name
     for one in verdicts:
         log(f"{one['verdict']}: {one['claim']} {one['sentence']}")
-    page, file = _report_page(plan["name"]) if not plan["partial"] else None, (report / "report.html").resolve()
+    page, file = report_page(plan["name"]) if not plan["partial"] else None, (report / "report.html").resolve()
     log(f"report: {file}")
     if page:
         log(f"report in MLflow, while `reread ui` runs: {page}")
@@ -51,20 +49,6 @@ def show_results(report: Path) -> None:
         key=artifact_key(name, "report"),
         description=where,
     )
-
-
-def _report_page(experiment: str) -> str | None:
-    """Return the page of an experiment's report in MLflow; None where MLflow has none or does not answer."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        tracking = open_tracking()
-        run = tracking.find(experiment, REPORT, experiment)
-    except (InputError, MlflowException):
-        return None
-    if run is None:
-        return None
-    return run_page(server_of(tracking.uri), run.info.experiment_id, run.info.run_id, "report.html")
 
 
 def _row(variant: str, about: Mapping[str, Any], split: str) -> dict[str, Any]:

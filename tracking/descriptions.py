@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evaluation.metrics import metric_title
-from evaluation.page import interval, number
 from storage.files import read_json
 
 NOTE = "mlflow.note.content"
@@ -84,6 +82,9 @@ class Results:
 
     def variant_tags(self, variant: str, links: str) -> dict[str, str]:
         """Return the tags of a variant's run: its result with the interval, and the verdicts on it."""
+        from evaluation.metrics import metric_title
+        from evaluation.page import interval, number
+
         about = self.metrics["variants"][variant]
         found = about[self.split][about["score"]]
         shown = number(found["mean"]) if found["low"] is None else f"{number(found['mean'])} {interval(found)}"

@@ -50,7 +50,7 @@ from storage.run_folder import (
 )
 from tracking import descriptions
 from tracking.descriptions import NOTE
-from tracking.pages import run_page
+from tracking.pages import run_page, server_of
 from tracking.views import views
 
 if TYPE_CHECKING:
@@ -120,6 +120,20 @@ def open_tracking(root: Path = Path()) -> "Tracking":
                 f"MLflow cannot open {uri}: {reason}. Move that file away: finished runs are logged again"
             ) from None
     return Tracking(client, uri, root)
+
+
+def report_page(experiment: str, root: Path = Path()) -> str | None:
+    """Return the page of an experiment's report; None where MLflow has none or does not answer."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        tracking = open_tracking(root)
+        run = tracking.find(experiment, REPORT, experiment)
+    except (InputError, MlflowException):
+        return None
+    if run is None:
+        return None
+    return run_page(server_of(tracking.uri), run.info.experiment_id, run.info.run_id, descriptions.PAGE)
 
 
 def _refuse_silent_server(uri: str) -> None:
