@@ -48,8 +48,8 @@ def train(
     jobs = chosen.jobs(preprocess(plan=chosen.to_json()))
     workers = chosen.environment.workers
     BOARD.expect(jobs, workers)
-    seeds = f"{len(chosen.seeds)} {'seed' if len(chosen.seeds) == 1 else 'seeds'}"
-    say(f"{chosen.name}: {', '.join(chosen.variants)} on {seeds}, {workers} runs at a time", summary=True)
+    each = f"{len(chosen.seeds)} {'seed' if len(chosen.seeds) == 1 else 'seeds'}"
+    say(f"{chosen.name}: {', '.join(chosen.variants)} on {each}, {workers} runs at a time", summary=True)
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
     with runner:
         options = {"fresh": fresh, "wait": wait}
