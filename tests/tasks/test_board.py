@@ -1,9 +1,15 @@
 """The board of the runs that train: what a terminal and a log show, and how long the whole takes."""
 
+import contextlib
+import os
+import pty
+import subprocess
+import sys
 import time
 
 import pytest
 
+from storage.source import ROOT
 from tasks import board
 from tasks.board import Board, duration
 
@@ -62,3 +68,43 @@ def test_a_row_has_the_figures_of_its_run():
 def test_durations():
     spoken = {None: "", 7.4: "7 s", 75: "1 min 15 s", 120: "2 min", 1500: "25 min", 7500: "2 h 5 min"}
     assert {seconds: duration(seconds) for seconds in spoken} == spoken
+
+
+SCRIPT = """
+from rich.text import Text
+from commands.options import print_table
+from tasks.board import BOARD
+
+job = {"variant": "han", "seed": 7, "training": {"max_epochs": 10}}
+BOARD.expect([job, {**job, "seed": 8}], 1)
+BOARD.begin(job)
+BOARD.draw()
+BOARD.end(job, trained=True)
+print_table(Text("supported", style="bold green"))
+"""
+
+
+def in_terminal(**environment: str) -> str:
+    """Run SCRIPT in a terminal of its own and return what it printed there."""
+    controller, terminal = pty.openpty()
+    inherited = {name: value for name, value in os.environ.items() if name not in ("CI", "NO_COLOR", "FORCE_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal,
+        env={**inherited, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), **environment},
+    )  # fmt: skip
+    os.close(terminal)
+    printed = b""
+    with contextlib.suppress(OSError):  # the terminal is closed where the process ends
+        while part := os.read(controller, 4096):
+            printed += part
+    os.close(controller)
+    assert process.wait(60) == 0, printed
+    return printed.decode()
+
+
+def test_a_terminal_has_a_table_and_colours_where_they_are_wanted():
+    usual, plain, quiet = in_terminal(), in_terminal(NO_COLOR="1"), in_terminal(CI="1")
+    green = "\x1b[1;32msupported"
+    assert "validation" in usual and "1 training, 1 waiting" in usual and green in usual
+    assert "1 training, 1 waiting" in plain and "supported" in plain and "32m" not in plain
+    assert "training" not in quiet and "supported" in quiet
