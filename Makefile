@@ -20,7 +20,7 @@ SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 run: data
 	$(REREAD) run --experiment $(EXPERIMENT)
 
-install: $(VENV)/installed
+install: $(VENV)/installed .cache/vega.js
 
 # torch is installed first: pip chooses the build that suits the machine (CPU or CUDA), and their hashes differ.
 # --no-deps: the lock file is complete. pip's resolver would choose a newer release of a package that another one requires
@@ -31,8 +31,11 @@ $(VENV)/installed: requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/pip check --disable-pip-version-check
-	$(PYTHON) -m evaluation.vega .cache/vega.js
 	touch $@
+
+# The script of DVC's page of plots, which then needs no network.
+.cache/vega.js: | $(VENV)/installed
+	@$(PYTHON) -m evaluation.vega $@
 
 # Pull from a DVC remote, if one is configured. Then build data/ or check it against data.manifest.json.
 checked-data: install
