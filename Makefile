@@ -59,10 +59,13 @@ repro: checked-data
 	@$(PYTHON) -m tasks.machine
 	dvc repro $(if $(filter default,$(EXPERIMENT)),,results/dvc.yaml:experiment@$(EXPERIMENT))
 
-# Install the browser of the tests, in CI on Debian.
+# Install the browser of the tests and, where it can be had, PostgreSQL, in CI on Debian.
 test-packages:
 	@if [ -n "$$CI" ] && ! command -v chromedriver >/dev/null; then \
 	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; fi
+	@if [ -n "$$CI" ] && ! command -v pg_dump >/dev/null; then \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; } \
+	  || echo "note: PostgreSQL cannot be installed: the tests that need it are skipped"; fi
 
 test: data test-packages
 	$(PYTHON) -m pytest -n 2 --dist worksteal

@@ -13,10 +13,10 @@ from torch import nn
 import kinds
 from batches.collation import inputs, sizes
 from batches.inference import predict
+from batches.readable import columns
 from models.layers.attention import Attention
 from storage.prepared import Prepared
 
-LIKELY = 0.5
 ROWS_AT_A_TIME = 128
 
 
@@ -26,11 +26,7 @@ def attends(network: nn.Module) -> bool:
 
 
 def answer(network: nn.Module, prepared: Prepared) -> dict[str, list[Any]]:
-    """Return one entry per row of ``prepared`` in each column: label, probability, probabilities.
-
-    label: the likeliest class, and probability its own; where a row can have several labels, the list of those with a
-    probability of 0.5 or more, and the list of theirs. probabilities: each class by name.
-    """
+    """Return one entry per row of ``prepared`` in each column of ``batches.readable.columns``."""
     scores = predict(network, prepared, np.arange(_rows(prepared)), ROWS_AT_A_TIME)
     return _columns(network, scores, prepared)
 
@@ -66,14 +62,5 @@ def _rows(prepared: Prepared) -> int:
 
 def _columns(network: nn.Module, scores: np.ndarray, prepared: Prepared) -> dict[str, list[Any]]:
     """scores float32 [n, K] -> label, probability, probabilities by the network's ``objective``."""
-    classes = np.array(prepared.classes)
     probabilities = network.objective.probabilities(torch.from_numpy(scores).double()).numpy()
-    if prepared.task == "multi-label":
-        likely = [row >= LIKELY for row in probabilities]
-        label = [classes[chosen].tolist() for chosen in likely]
-        probability = [row[chosen].tolist() for row, chosen in zip(probabilities, likely, strict=True)]
-    else:
-        label = classes[probabilities.argmax(axis=1)].tolist()
-        probability = probabilities.max(axis=1).tolist()
-    by_name = [dict(zip(prepared.classes, row.tolist(), strict=True)) for row in probabilities]
-    return {"label": label, "probability": probability, "probabilities": by_name}
+    return columns(probabilities, prepared.classes, prepared.task)

@@ -133,7 +133,9 @@ def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:
 
 
 def _caveats(row: Mapping[str, Any]) -> Iterable[Text]:
-    """Yield notes on an answer: unknown words and truncation."""
+    """Yield notes on an answer: unknown words and truncation. A baseline's answer says nothing of them."""
+    if "words_read" not in row:
+        return
     read, unknown = row["words_read"], row["words_unknown"]
     words = "word" if read == 1 else "words"
     cut = ", the rest of the document was cut" if row["cut"] else ""

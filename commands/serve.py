@@ -2,25 +2,36 @@
 
 reread serve
 reread serve --prefect-port 4201 --limit 2
+reread serve --service
 
 Where PREFECT_API_URL names a server, that one is used and none is started.
+
+--service starts what a team shares: Prefect's and MLflow's servers on PostgreSQL, with passwords, as service.env says
+(`reread service init` writes it). It starts no worker: each machine that trains runs `reread serve`.
 """
 
 import contextlib
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from commands.servers import Servers, api_url, deploy, prefect_server, worker
+from commands.servers import ServerFailed, Servers, api_url, deploy, prefect_server, worker
+from commands.service_settings import SETTINGS, Settings
 
 
 def command(
     prefect_port: Annotated[int, typer.Option("--prefect-port", metavar="PORT")] = 4200,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Flow runs at a time (each trains several).")] = 1,
+    service: Annotated[bool, typer.Option("--service", help="Start the servers of a team.")] = False,
+    settings: Settings = SETTINGS,
 ) -> None:
     console = Console(highlight=False, soft_wrap=True)
+    if service:
+        serve_team(settings, console)
+        return
     given = os.environ.get("PREFECT_API_URL")
     api = given or api_url(prefect_port)
     with Servers() as servers, contextlib.suppress(KeyboardInterrupt):
@@ -41,4 +52,26 @@ def command(
             "Ctrl-C stops the worker, and the server if it was started here.",
             markup=False,
         )
+        servers.watch()
+
+
+def serve_team(file: Path, console: Console) -> None:
+    """Run the servers of the settings in ``file`` until a signal; ServerFailed where one ends or its checks fail."""
+    from commands.databases import create_missing
+    from commands.service import checks
+    from commands.service_servers import service_servers
+    from commands.service_settings import read_settings
+
+    settings = read_settings(file)
+    create_missing(settings)
+    with Servers() as servers, contextlib.suppress(KeyboardInterrupt):
+        servers.start(*service_servers(settings))
+        failed = [check for check in checks(settings) if not check.passed]
+        if failed:
+            raise ServerFailed(f"{failed[0].name}: {failed[0].detail}")
+        console.print(f"Prefect  {settings.prefect_page}\nMLflow   {settings.mlflow_page}\n")
+        if servers.running:
+            console.print("Each has a password. Ctrl-C stops both.")
+        else:
+            console.print("Another terminal runs them: nothing to do.")
         servers.watch()

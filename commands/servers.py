@@ -1,8 +1,8 @@
 """Servers that run while somebody looks or deploys: Prefect's, MLflow's and a worker, started and stopped together.
 
 Each has a session of its own, so that Ctrl-C reaches this process alone. A guard process stops them in order when this
-one leaves the block or is killed. They answer on 127.0.0.1 only. Their output goes to a file in Prefect's home, or to
-the terminal where it is for the person there.
+one leaves the block or is killed. They answer on 127.0.0.1 only, but for a team's service, which asks for passwords.
+Their output goes to a file in Prefect's home, or to the terminal where it is for the person there.
 """
 
 import atexit
@@ -35,7 +35,10 @@ class ServerFailed(PassingError):
 
 @dataclass(frozen=True)
 class Server:
-    """A process: ``port`` (0: none), the ``option`` that chooses another, and the address ``health`` that answers."""
+    """A process that may listen on a port.
+
+    port: 0 for none; option: what chooses another; health: the URL that answers 200; log: by default the terminal.
+    """
 
     name: str
     command: list[str]
@@ -44,10 +47,15 @@ class Server:
     option: str = ""
     health: str = ""
     log: Path | None = None
+    host: str = HOST
 
     @property
     def page(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def where_log(self) -> str:
+        return f"; its log: {self.log}" if self.log else ""
 
     def start(self) -> subprocess.Popen:
         """Start the process in a session of its own."""
@@ -70,7 +78,7 @@ def prefect_server(port: int) -> Server:
     """Prefect's server on its database in Prefect's home."""
     # The server itself must know its address, or its page asks port 4200.
     environment = {"PREFECT_API_URL": api_url(port), "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
-    command = _module("prefect", "server", "start", "--host", HOST, "--port", str(port))
+    command = module_command("prefect", "server", "start", "--host", HOST, "--port", str(port))
     return Server("Prefect", command, environment, port, "--prefect-port", f"{api_url(port)}/health", _log("server"))
 
 
@@ -79,7 +87,7 @@ def mlflow_server(port: int) -> Server:
     from tracking.runs import ARTIFACTS, open_tracking, tracking_uri
 
     open_tracking()
-    command = _module(
+    command = module_command(
         "mlflow", "server", "--workers", "1", "--host", HOST, "--port", str(port), "--no-serve-artifacts",
         "--backend-store-uri", tracking_uri(), "--default-artifact-root", ARTIFACTS.resolve().as_uri(),
     )  # fmt: skip
@@ -96,7 +104,7 @@ def worker(api: str, limit: int) -> Server:
         # prefect.yaml's pull steps read it: a deployment contains no path.
         "REREAD_PROJECT": str(Path.cwd()),
     }
-    command = _module("prefect", "worker", "start", "--pool", POOL, "--name", POOL, "--limit", str(limit))
+    command = module_command("prefect", "worker", "start", "--pool", POOL, "--name", POOL, "--limit", str(limit))
     return Server("the worker", command, environment)
 
 
@@ -121,10 +129,9 @@ def deploy(api: str) -> None:
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     def prefect(*arguments: str) -> subprocess.CompletedProcess:
-        command, environment = _module("prefect", "--no-prompt", *arguments), {**os.environ, "PREFECT_API_URL": api}
         return subprocess.run(
-            command, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            module_command("prefect", "--no-prompt", *arguments), env={**os.environ, "PREFECT_API_URL": api}, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
     require_answer(api)
@@ -183,7 +190,7 @@ class Servers:
             while server.health and not _answers(server.health):
                 self._refuse_ended()
                 if time.monotonic() > deadline:
-                    raise ServerFailed(f"{server.name} does not answer after {START_SECONDS} s; its log: {server.log}")
+                    raise ServerFailed(f"{server.name} does not answer after {START_SECONDS} s{server.where_log}")
                 time.sleep(0.2)
 
     def watch(self) -> None:
@@ -195,8 +202,7 @@ class Servers:
     def _refuse_ended(self) -> None:
         for server, process in self.running:
             if process.poll() is not None:
-                where = f"; its log: {server.log}" if server.log else ""
-                raise ServerFailed(f"{server.name} has ended with exit code {process.returncode}{where}")
+                raise ServerFailed(f"{server.name} has ended with exit code {process.returncode}{server.where_log}")
 
 
 @contextlib.contextmanager
@@ -233,23 +239,23 @@ def port_lock(port: int) -> Path:
     return LOCKS / f"port-{port}.lock"
 
 
-def is_free(port: int) -> bool:
-    """Return whether a server can listen on a port of this machine."""
+def is_free(port: int, host: str = HOST) -> bool:
+    """Return whether a server can listen on a port of an address of this machine."""
     with socket.socket() as listener:
         # As the servers do: a port whose connections are still closing is free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((HOST, port))
+            listener.bind((host, port))
         except (OSError, OverflowError):
             return False
         return True
 
 
 def _refuse_taken(server: Server) -> None:
-    if not is_free(server.port):
+    if not is_free(server.port, server.host):
         raise InputError(
-            f"port {server.port} on {HOST} is not free for {server.name}: stop what listens there, "
-            f"or choose another with {server.option}, as `reread ui {server.option} {server.port + 1}`"
+            f"port {server.port} on {server.host} is not free for {server.name}: stop what listens there, "
+            f"or choose another with {server.option}"
         )
 
 
@@ -268,7 +274,8 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _module(name: str, *arguments: str) -> list[str]:
+def module_command(name: str, *arguments: str) -> list[str]:
+    """Return the command line of a module of this Python."""
     return [sys.executable, "-m", name, *arguments]
 
 

@@ -78,6 +78,7 @@ def command(
     from evaluation.terminal import terminal_table
     from flows.pipeline import pipeline
     from storage.files import read_json
+    from tracking.registry import champion_tags
 
     with prefect_session():
         report = Path(pipeline(tuning_name(name), plan=tuning.to_json()))
@@ -85,11 +86,9 @@ def command(
         report = Path(pipeline(name, plan=plan_of(name).to_json()))
     metrics = read_json(report / "metrics.json")
     print_table(terminal_table(metrics, read_json(report / "verdicts.json")["verdicts"]))
-    champion = metrics["champions"][name]
+    champion = champion_tags(name)
+    metric = metrics["champions"][name]["metric"]
     print(f"\nReport: {report / 'report.html'}")
-    print(f"Champion: {champion['variant']}, validation {champion['metric']} {champion['mean']:.4f}")
+    print(f"Champion: {champion['variant']}, validation {metric} {float(champion['validation.score']):.4f}")
     print(f"Predict:  reread predict --data {name} 'a text of yours'")
-    print(
-        f"Serve:    MLFLOW_TRACKING_URI=sqlite:///mlflow.db mlflow models serve -m models:/reread-{name}@champion "
-        "--env-manager local --host 127.0.0.1 --port 5001"
-    )
+    print(f"Serve:    reread serve model {name}")

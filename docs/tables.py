@@ -86,6 +86,14 @@ def rule() -> str:
     return f"```text\n{text.strip()}\n```\n"
 
 
+def service_settings() -> Table:
+    """Return the variables of commands/service_settings.py."""
+    sys.path.insert(0, str(ROOT))
+    from commands.service_settings import table
+
+    return ["variable", "default", "content"], [[f"`{name}`", value, text] for name, value, text in table()]
+
+
 def environment() -> Table:
     """Return the variables of planning/environment.py."""
     sys.path.insert(0, str(ROOT))
@@ -392,6 +400,26 @@ def speed_prediction() -> Table:
             if one["span"] == "answer":
                 rows.append([data, one["way"], str(one["batch"]), f"{one['documents_a_second']['median']:,.0f}"])
     return ["data", "processes", "batch", "documents per second"], rows
+
+
+def speed_serving() -> Table:
+    rows = []
+    measured = read_json("benchmarks/results/2026-11-22-serving.json")
+    for way, one in measured["ways"].items():
+        times = (f"{one['milliseconds'][name]:.1f} ms" for name in ("median", "p99"))
+        load = f"{measured['load_before']:.1f}"
+        rows.append([way, str(one["documents_per_request"]), f"{one['documents_per_second']:,.0f}", *times, load])
+    return ["way", "documents per request", "documents per second", "median", "p99", "other load"], rows
+
+
+def tracking_load() -> Table:
+    one = read_json("benchmarks/results/2026-11-22-tracking-load.json")
+    names = ["workers", "seconds", "requests per second", "metrics per second", "median", "p99"]
+    names += ["errors", "lost metrics", "other load"]
+    row = [str(one["workers"]), f"{one['seconds']:.0f}"]
+    row += [f"{one[name]:,.0f}" for name in ("requests_per_second", "metrics_per_second")]
+    row += [f"{one['milliseconds'][name]:.0f} ms" for name in ("median", "p99")]
+    return names, [[*row, str(one["errors"]), str(one["lost_metrics"]), f"{one['load_before']:.1f}"]]
 
 
 def speed_preprocessing() -> Table:

@@ -19,45 +19,58 @@ from typing import Any
 
 import numpy as np
 import sklearn
+from safetensors.numpy import save_file
 from scipy.optimize import minimize_scalar
-from scipy.special import expit, softmax
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 import kinds
+from evaluation.linear_models import (
+    ROWS_AT_A_TIME,
+    Features,
+    Regressions,
+    State,
+    flat,
+    tempered,
+    vocabulary_of,
+    word_vectoriser,
+)
 from evaluation.metrics import higher_is_better, metric_names, metric_value, row_losses, split_metrics
-from evaluation.nb_svm import NbSvm
+from evaluation.nb_svm import NbSvm, bigram_vectoriser
+from storage.digests import digested_directory
 from storage.errors import InputError, refuse_unknown
-from storage.files import content_key, published_directory, read_json, write_json
+from storage.files import content_key, read_json, write_json
 from storage.source import source_digests
 
+MODEL = "model.safetensors"
 MOST_ITERATIONS = 10_000
-# Images of more numbers than a CIFAR-10 image has are described by the means of FIELDS x FIELDS fields.
-MOST_PIXELS = 32 * 32 * 3
-FIELDS = 16
-ROWS_AT_A_TIME = 512
 # Between these powers of e a temperature is looked for.
 COLDEST, HOTTEST = -7.0, 7.0
 
-Features = Mapping[str, Any]
 Labels = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A classifier: features of any rows to float32 probabilities [N, K], and its number of weights."""
+    """A classifier: features of any rows to float32 probabilities [N, K], and its number of weights.
+
+    state: its arrays (evaluation/linear_models.py); None: it is not served.
+    """
 
     predict: Callable[[Any], np.ndarray]
     parameters: int
     temperature: float | None = None
+    state: State | None = None
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A fitted baseline: its title, each C's validation score (None where not defined), and its metrics by split."""
+    """A fitted baseline: its title, each C's validation score (None where not defined), and its metrics by split.
+
+    directory: where MODEL has its state; None where it is not kept, or not served.
+    """
 
     name: str
     grid: dict[str, float | None]
@@ -66,6 +79,18 @@ class Baseline:
     parameters: int
     metrics: dict[str, Any]
     probabilities: dict[str, np.ndarray] = field(repr=False)
+    directory: Path | None = None
+
+    def parameters_and_metrics(self) -> tuple[dict[str, Any], dict[str, float]]:
+        """Return what was chosen, and the metrics by SPLIT.NAME without those that are undefined, as a log has them."""
+        chosen = {"baseline": self.name, "C": self.chosen, "temperature": self.temperature}
+        measured = {
+            f"{split}.{name}": value
+            for split, metrics in self.metrics.items()
+            for name, value in metrics.items()
+            if isinstance(value, float)
+        }
+        return chosen, {**measured, "parameters": float(self.parameters)}
 
 
 def evaluate_baseline(
@@ -89,7 +114,7 @@ def evaluate_baseline(
         if not len(inputs.get(split, ())):
             raise InputError(f"the baseline needs rows in the {split} split and there are none: correct the manifest")
     if cache is None:
-        return _fit(name, inputs, labels, task, classes, metric)
+        return _fit(name, inputs, labels, task, classes, metric)[0]
     directory = Path(cache) / content_key(
         {
             "inputs": {split: _digest(inputs[split], labels[split]) for split in sorted(inputs)},
@@ -102,8 +127,10 @@ def evaluate_baseline(
         }
     )
     if not (directory / "baseline.json").is_file():
-        found = _fit(name, inputs, labels, task, classes, metric)
-        with published_directory(directory) as working:
+        found, state = _fit(name, inputs, labels, task, classes, metric)
+        with digested_directory(directory) as working:
+            if state is not None:
+                save_file({key: np.ascontiguousarray(array) for key, array in state.items()}, working / MODEL)
             for split, measured in found.probabilities.items():
                 np.save(working / f"{split}.npy", measured, allow_pickle=False)
             kept = ("name", "grid", "chosen", "temperature", "parameters", "metrics")
@@ -112,7 +139,8 @@ def evaluate_baseline(
     probabilities = {
         split: np.load(directory / f"{split}.npy", allow_pickle=False) for split in inputs if split != "train"
     }
-    return Baseline(**values, probabilities=probabilities)
+    served = directory if (directory / MODEL).is_file() else None
+    return Baseline(**values, probabilities=probabilities, directory=served)
 
 
 def _modules(name: str) -> set[str]:
@@ -120,7 +148,10 @@ def _modules(name: str) -> set[str]:
     return {kinds.module_of(baseline.features), kinds.module_of(baseline.fit)}
 
 
-def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[str], metric: str | None) -> Baseline:
+def _fit(
+    name: str, inputs: Mapping, labels: Labels, task: str, classes: list[str], metric: str | None
+) -> tuple[Baseline, State | None]:
+    """Return the baseline and its state, None where it is not served."""
     baseline = kinds.baselines()[name]
     read, fit = kinds.load(baseline.features), kinds.load(baseline.fit)
     score = metric or metric_names(task)[0]
@@ -145,41 +176,44 @@ def _fit(name: str, inputs: Mapping, labels: Labels, task: str, classes: list[st
         _, chosen, fitted = best
         probabilities = {split: fitted.predict(features[split]) for split in others}
     metrics = {split: split_metrics(probabilities[split], labels[split], task, classes) for split in others}
-    return Baseline(baseline.title, grid, chosen, fitted.temperature, fitted.parameters, metrics, probabilities)
+    found = Baseline(baseline.title, grid, chosen, fitted.temperature, fitted.parameters, metrics, probabilities)
+    # A kind of one's own may have features and classifiers without a state.
+    of_features, of_classifier = (getattr(part, "state", None) for part in (features, fitted))
+    if baseline.serve is None or of_features is None or of_classifier is None:
+        return found, None
+    return found, {**of_features, **of_classifier}
 
 
-def word_features(texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def word_features(texts: Mapping[str, Sequence[str]]) -> Features:
     """TF-IDF of words seen in at least two training documents, log counts, unit length."""
-    vectoriser = TfidfVectorizer(sublinear_tf=True, min_df=2, token_pattern=r"(?u)\b\w+\b")
+    vectoriser = word_vectoriser(min_df=2)
     try:
         features = {"train": vectoriser.fit_transform(texts["train"])}
     except ValueError:
         raise InputError(
             "no word occurs in two training documents: TF-IDF has nothing to count; add documents"
         ) from None
-    return features | {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
+    features |= {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
+    return Features(features, {"vocabulary": vocabulary_of(vectoriser), "idf": vectoriser.idf_})
 
 
-def pixel_features(images: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def bigram_features(texts: Mapping[str, Sequence[str]]) -> Features:
+    """f of each split, float32 [N, V] (evaluation/nb_svm.py): every unigram and bigram of the training split."""
+    vectoriser = bigram_vectoriser()
+    try:
+        features = {"train": vectoriser.fit_transform(texts["train"])}
+    except ValueError:
+        raise InputError("no training document has a word: NB-SVM has nothing to count; add documents") from None
+    features |= {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
+    return Features(features, {"vocabulary": vocabulary_of(vectoriser)})
+
+
+def pixel_features(images: Mapping[str, np.ndarray]) -> Features:
     """Each pixel less its mean in the training split, divided by its deviation there; or each field's mean likewise."""
-    flat = {split: _flat(array) for split, array in images.items()}
-    scaler = StandardScaler().fit(flat["train"])
-    return {split: scaler.transform(array) for split, array in flat.items()}
-
-
-def _flat(images: np.ndarray) -> np.ndarray:
-    """Images uint8 [N, H, W, C] -> float64 [N, pixels or fields], a few at a time where they are large."""
-    height, width, channels = images.shape[1:]
-    if height * width * channels <= MOST_PIXELS or min(height, width) < FIELDS:
-        return np.asarray(images).reshape(len(images), -1).astype(np.float64)
-    rows, columns = (np.arange(FIELDS) * side // FIELDS for side in (height, width))
-    pixels = np.diff(rows, append=height)[:, None, None] * np.diff(columns, append=width)[:, None]
-    means = np.empty((len(images), FIELDS * FIELDS * channels))
-    for start in range(0, len(images), ROWS_AT_A_TIME):
-        part = images[start : start + ROWS_AT_A_TIME]
-        sums = np.add.reduceat(np.add.reduceat(part, rows, axis=1, dtype=np.float64), columns, axis=2)
-        means[start : start + ROWS_AT_A_TIME] = (sums / pixels).reshape(len(part), -1)
-    return means
+    arrays = {split: flat(array) for split, array in images.items()}
+    scaler = StandardScaler().fit(arrays["train"])
+    features = {split: scaler.transform(array) for split, array in arrays.items()}
+    return Features(features, {"mean": scaler.mean_, "scale": scaler.scale_})
 
 
 def logistic_regression(features: Features, labels: Labels, classes: int, task: str, strength: float) -> Fitted:
@@ -193,21 +227,8 @@ def logistic_regression(features: Features, labels: Labels, classes: int, task: 
 
     target = np.asarray(labels["train"])
     fitted = [regression(column) for column in ([target] if task == "single-label" else target.T)]
-
-    def predict(rows: Any) -> np.ndarray:
-        result = np.zeros((rows.shape[0], classes), np.float32)
-        for number, model in enumerate(fitted):
-            if task == "single-label":
-                if isinstance(model, int):
-                    result[:, model] = 1
-                else:
-                    result[:, model.classes_] = model.predict_proba(rows)
-            else:
-                result[:, number] = model if isinstance(model, int) else model.predict_proba(rows)[:, 1]
-        return result
-
-    weights = sum(model.coef_.size + model.intercept_.size for model in fitted if not isinstance(model, int))
-    return Fitted(predict, weights)
+    regressions = Regressions(classes, task, fitted)
+    return Fitted(regressions.predict, regressions.parameters, state=regressions.state)
 
 
 def nb_svm(features: Features, labels: Labels, classes: int, task: str, strength: float) -> Fitted:
@@ -216,16 +237,15 @@ def nb_svm(features: Features, labels: Labels, classes: int, task: str, strength
     scores = machine.scores(features["validation"])
 
     def loss(log_temperature: float) -> float:
-        return float(row_losses(_tempered(scores, np.exp(log_temperature), task), labels["validation"]).mean())
+        return float(row_losses(tempered(scores, np.exp(log_temperature), task), labels["validation"]).mean())
 
     temperature = float(np.exp(minimize_scalar(loss, bounds=(COLDEST, HOTTEST), method="bounded").x))
-    return Fitted(lambda rows: _tempered(machine.scores(rows), temperature, task), machine.parameters, temperature)
-
-
-def _tempered(scores: np.ndarray, temperature: float, task: str) -> np.ndarray:
-    """float32 probabilities of scores [N, K]: softmax (one label) or sigmoid (several) of scores / temperature."""
-    turn = expit if task == "multi-label" else lambda values: softmax(values, axis=1)
-    return turn(scores / temperature).astype(np.float32)
+    return Fitted(
+        lambda rows: tempered(machine.scores(rows), temperature, task),
+        machine.parameters,
+        temperature,
+        {**machine.state, "temperature": np.array([temperature])},
+    )
 
 
 def _digest(inputs: Sequence[str] | np.ndarray, labels: np.ndarray) -> str:

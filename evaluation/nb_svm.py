@@ -16,15 +16,14 @@ what becomes of the SVM's intercept; here intercepts are interpolated like the w
 validation split: an intercept that is kept whole goes with weights four times as large.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.svm import LinearSVC
-
-from storage.errors import InputError
 
 ALPHA = 1.0
 BETA = 0.25
@@ -34,14 +33,9 @@ MOST_ITERATIONS = 1_000
 WORD = r"(?u)\w+|[^\w\s]"
 
 
-def bigram_features(texts: Mapping[str, Sequence[str]]) -> dict[str, csr_matrix]:
-    """f of each split, float32 [N, V]: every unigram and bigram of the training split."""
-    vectoriser = CountVectorizer(binary=True, ngram_range=(1, 2), token_pattern=WORD, dtype=np.float32)
-    try:
-        features = {"train": vectoriser.fit_transform(texts["train"])}
-    except ValueError:
-        raise InputError("no training document has a word: NB-SVM has nothing to count; add documents") from None
-    return features | {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
+def bigram_vectoriser(**settings: Any) -> CountVectorizer:
+    """Return what computes f, float32 [N, V]: every unigram and bigram of the rows that it is fitted on."""
+    return CountVectorizer(binary=True, ngram_range=(1, 2), token_pattern=WORD, dtype=np.float32, **settings)
 
 
 @dataclass(frozen=True)
@@ -88,6 +82,24 @@ class NbSvm:
         for k, always in self.constant.items():
             scores[:, k] = 0.0 if always and self.single_label else np.inf if always else -np.inf
         return scores
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """The arrays of ``of``; a constant class is its number, or -1 - its number where no row has it."""
+        constant = [k if always else -1 - k for k, always in self.constant.items()]
+        return {
+            "weights": self.weights,
+            "intercepts": self.intercepts,
+            "fitted": np.array(self.fitted, np.int64),
+            "constant": np.array(constant, np.int64),
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, np.ndarray], classes: int, task: str) -> "NbSvm":
+        """Return the machine of a ``state``."""
+        constant = {k if k >= 0 else -1 - k: k >= 0 for k in state["constant"].tolist()}
+        fitted = state["fitted"].tolist()
+        return cls(classes, task == "single-label", state["weights"], state["intercepts"], fitted, constant)
 
     @property
     def parameters(self) -> int:

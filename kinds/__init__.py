@@ -32,6 +32,8 @@ class Baseline:
     grid      values of its regularisation C, from the strongest on; validation chooses one
     features  f(raw rows by split) -> features by split
     fit       f(features, labels by split, classes, task, C) -> evaluation.baselines.Fitted
+    serve     f(state of features and fit, classes, task) -> f(raw rows) -> float32 probabilities [n, K], as
+              evaluation/linear_models.py has them; None: it is not served
     """
 
     name: str
@@ -39,6 +41,7 @@ class Baseline:
     grid: tuple[float, ...]
     features: Entry
     fit: Entry
+    serve: Entry | None = None
 
 
 @dataclass(frozen=True)

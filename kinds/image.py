@@ -38,6 +38,7 @@ KIND = Kind(
             grid=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
             features="evaluation.baselines:pixel_features",
             fit="evaluation.baselines:logistic_regression",
+            serve="evaluation.linear_models:serve_pixels",
         ),
     ),
 )

@@ -62,13 +62,15 @@ KIND = Kind(
             grid=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
             features="evaluation.baselines:word_features",
             fit="evaluation.baselines:logistic_regression",
+            serve="evaluation.linear_models:serve_words",
         ),
         Baseline(
             name="nb-svm",
             title="NB-SVM on unigrams and bigrams",
             grid=(0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
-            features="evaluation.nb_svm:bigram_features",
+            features="evaluation.baselines:bigram_features",
             fit="evaluation.baselines:nb_svm",
+            serve="evaluation.linear_models:serve_bigrams",
         ),
     ),
 )

@@ -29,7 +29,7 @@ from tasks.preprocess import preprocess
 from tasks.progress import say
 from tasks.provenance import commit
 from tasks.step import step
-from tracking.registry import log_model, set_champion
+from tracking.registry import log_baseline, log_model, set_champion
 from tracking.runs import Tracking, open_tracking
 
 PLAN = "plan.json"
@@ -80,7 +80,10 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
     )
     write_json(destination / PLAN, chosen.record())
     if not chosen.partial:
-        _track(chosen, records, found, tracking)
+        _track(chosen, found, tracking)
+        # One that tunes registers no model: its variants are settings to choose from, not candidates to serve.
+        if chosen.evaluate_on == "test":
+            _register(chosen, records, baselines, data_sets, found["metrics"], tracking)
     say(f"report: {destination / 'report.html'}")
     return str(destination)
 
@@ -149,23 +152,41 @@ def repeated_rows(raw: Mapping[str, Any]) -> np.ndarray:
     return np.array([content(row) in seen for row in raw["test"]], bool)
 
 
-def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tracking: Tracking) -> None:
-    """The report as artifacts; of each variant its best seed as a model; the champion of each data set.
-
-    An experiment that tunes registers no model: its variants are settings to choose from, not candidates to serve. Nor
-    is a run whose weights are on another machine: one line lists the missing ones.
-    """
+def _track(experiment: Plan, found: dict[str, Any], tracking: Tracking) -> None:
+    """The report as artifacts of a run."""
     tags = {f"verdict.{verdict['name']}": verdict["verdict"] for verdict in found["verdicts"]}
     tracking.report(
         experiment.name,
         [Path(file) for file in found["files"] if Path(file).is_file()] + [experiment.report_directory / PLAN],
         tags,
     )
-    if experiment.evaluate_on == "validation":
-        return
+
+
+def _register(
+    experiment: Plan,
+    records: list[RunRecord],
+    baselines: Mapping[str, Mapping[str, Baseline]],
+    data_sets: Mapping[str, Prepared],
+    metrics: Mapping[str, Any],
+    tracking: Tracking,
+) -> None:
+    """Of each variant its best seed as a model, and each baseline; the champion of each data set.
+
+    The champion is the best on validation: a variant by its mean, or a baseline that is better than all of them. A run
+    whose weights are on another machine is not registered: one line lists the missing ones.
+    """
     missing: list[str] = []
-    champions = {data: about["variant"] for data, about in found["metrics"]["champions"].items()}
-    for name, about in found["metrics"]["variants"].items():
+    best_of = {
+        data: (-np.inf if about["mean"] is None else about["mean"], about["variant"])
+        for data, about in metrics["champions"].items()
+    }
+    for data, mine in baselines.items():
+        scores = [(one.metrics["validation"][metrics["champions"][data]["metric"]], name) for name, one in mine.items()]
+        for score, name in scores:
+            if score is not None and score > best_of[data][0]:
+                best_of[data] = (score, name)
+    champions = {data: name for data, (_, name) in best_of.items()}
+    for name, about in metrics["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
         run_id = tracking.record(
             best.run_directory, best.evaluation_directory, {**best.job, "experiment": experiment.name}
@@ -178,6 +199,13 @@ def _track(experiment: Plan, records: list[RunRecord], found: dict[str, Any], tr
         version = log_model(tracking, run_id, best.run_directory)
         if champions[best.data] == name:
             set_champion(tracking, best.data, version)
+    for data, mine in baselines.items():
+        for name, baseline in mine.items():
+            if baseline.directory is None or kinds.kind(data_sets[data].kind).reader is None:
+                continue
+            version = log_baseline(tracking, experiment.name, name, baseline, data_sets[data])
+            if champions[data] == name:
+                set_champion(tracking, data, version)
     if missing:
         say(f"weights are missing, so no model is registered and no attention shown of: {', '.join(missing)}")
 

@@ -19,9 +19,17 @@ NOT_INHERITED = ("REREAD_", "PREFECT_", "MLFLOW_", "DVC_", "GIT_")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item):
-    """Where everything is installed nothing may be skipped in silence: in CI a skip is a failure, but for a GPU's."""
+    """Where everything is installed nothing may be skipped in silence: in CI a skip is a failure.
+
+    Excepted are a GPU, and the programs of Debian that CI may lack.
+    """
     report = yield
-    if report.skipped and os.environ.get("CI") and "gpu" not in item.keywords and not hasattr(report, "wasxfail"):
+    if (
+        report.skipped
+        and os.environ.get("CI")
+        and not {"gpu", "debian"} & set(item.keywords)
+        and not hasattr(report, "wasxfail")
+    ):
         report.outcome = "failed"
         report.longrepr = f"skipped in CI, where it may not be: {report.longrepr[2]}"
     return report

@@ -1,8 +1,8 @@
 """The only door to MLflow for models: the registered models, their versions, cards and champions.
 
-Each data set has one registered model, ``reread-DATA``. A version of it is the network of one run with the code that
-serves it, packed by tracking/serving.py so that it takes raw input. Runs go through tracking/runs.py, whose connection
-serves here too.
+Each data set has one registered model, ``reread-DATA``. A version of it is the network of one run, or a baseline, with
+the code that serves it, packed by tracking/serving.py so that it takes raw input. Runs go through tracking/runs.py,
+whose connection serves here too.
 
 To predict in Python, in the project's folder, without a server:
 
@@ -17,7 +17,7 @@ import contextlib
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,11 +29,23 @@ from preprocessing.manifest import MANIFEST_PATH, Manifest
 from storage.errors import InputError, nearest
 from storage.files import read_json
 from storage.locks import file_lock
-from storage.prepared import DESCRIPTION
+from storage.prepared import DESCRIPTION, Prepared
 from storage.run_folder import RunFolder
 from tracking.descriptions import NOTE, registered_name
 from tracking.runs import DATABASE, LOCKS, SCORES, SEEDS, Tracking, open_tracking, tracking_uri
-from tracking.serving import CARD, SERVED_MODEL, model_card, pack, served_source
+from tracking.serving import (
+    BASELINE,
+    CARD,
+    NETWORK,
+    SERVED,
+    Package,
+    baseline_card,
+    baseline_source,
+    model_card,
+    pack,
+    pack_baseline,
+    served_source,
+)
 
 if TYPE_CHECKING:
     import numpy
@@ -42,6 +54,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
 
+    from evaluation.baselines import Baseline
+    from tracking.served_baseline import ServedBaseline
     from tracking.served_model import ServedModel
 
 CHAMPION = "champion"
@@ -55,55 +69,102 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
     A version is identified by the tags ``run_key`` and ``source``, the digest of the code that serves it. If the run
     has a version of today's code already, only its card is updated.
     """
-    from mlflow.entities import LoggedModelOutput
-
     client, run_directory = tracking.client, Path(run_directory)
     job = RunFolder(run_directory).job
     description = read_json(Path(job["prepared"]) / DESCRIPTION)
-    name = registered_name(job["data"])
-    source = served_source(job, description["kind"])
     with _locked(tracking):
         run = client.get_run(run_id)
         variant_metrics = client.get_run(run.data.tags["mlflow.parentRunId"]).data.metrics
-        data = Manifest.load(tracking.root / MANIFEST_PATH).datasets.get(job["data"])
-        card = model_card(job, description, vars(data) if data else {}, run.data.metrics, variant_metrics)
-        versions = client.search_model_versions(f"name = '{name}' AND tags.run_key = '{job['run_key']}'")
-        found = [version for version in versions if version.tags.get("source") == source]
-        if found:
-            version = str(found[0].version)
-        else:
-            model_id = _log_package(client, run, run_directory, card)
-            # The variant's own page has its model, too.
-            client.log_outputs(run.data.tags["mlflow.parentRunId"], [LoggedModelOutput(model_id, step=0)])
-            if not client.search_registered_models(f"name = '{name}'"):
-                client.create_registered_model(name)
-            made = client.create_model_version(
-                name,
-                f"models:/{model_id}",
-                run_id,
-                tags={"run_key": job["run_key"], "source": source},
-                model_id=model_id,
-            )
-            version = str(made.version)
-        client.update_model_version(name, version, description=card)
-        reads = kinds.kind(description["kind"]).reads
-        labels = ", ".join(description["classes"])
-        client.update_registered_model(
-            name,
-            f"Networks that read {reads} and give labels of {job['data']}: {labels}. A request is the input example "
-            f"of a version; its schema is the version's signature. The alias `{CHAMPION}` is the best on validation.",
-        )
+        card = model_card(job, description, _data_entry(tracking, job["data"]), run.data.metrics, variant_metrics)
         # The variant's validation score over its seeds: champions are chosen by it.
-        start, stop = description["splits"]["validation"]
-        score = {
-            "variant": job["variant"],
-            "experiment": client.get_experiment(run.info.experiment_id).name,
-            "validation.rows": str(stop - start),
-            "validation.seeds": str(int(variant_metrics.get(SEEDS, 1))),
-            "validation.score": repr(variant_metrics[f"validation.{SCORES[description['task']]}.mean"]),
-        }
-        for key, value in score.items():
-            client.set_model_version_tag(name, version, key, value)
+        return _register(
+            tracking, run, registered_name(job["data"]), card,
+            {"run_key": job["run_key"], "source": served_source(job, description["kind"])},
+            {
+                "variant": job["variant"],
+                **_validated(description, variant_metrics[f"validation.{SCORES[description['task']]}.mean"]),
+                "validation.seeds": str(int(variant_metrics.get(SEEDS, 1))),
+            },
+            lambda folder: pack(run_directory, folder),
+            description,
+        )  # fmt: skip
+
+
+def log_baseline(tracking: Tracking, experiment: str, name: str, baseline: "Baseline", prepared: Prepared) -> str:
+    """Log a fitted baseline as a run and a model of the data set of ``prepared``, register it; return its version.
+
+    name: of kinds.baselines(). It is fitted once and has no seeds: as many count for it as are enough.
+    """
+    assert baseline.directory is not None, f"{name} is not served"
+    data, description = prepared.description["name"], prepared.description
+    run_id = tracking.baseline(experiment, data, name, baseline.parameters_and_metrics(), description)
+    card = baseline_card(name, baseline, description, data, _data_entry(tracking, data))
+    with _locked(tracking):
+        return _register(
+            tracking, tracking.client.get_run(run_id), registered_name(data), card,
+            {"run_key": baseline.directory.name, "source": baseline_source(prepared.kind, name)},
+            {
+                "variant": name,
+                **_validated(description, baseline.metrics["validation"][SCORES[description["task"]]]),
+                "validation.seeds": str(ENOUGH_SEEDS),
+            },
+            lambda folder: pack_baseline(baseline, prepared, name, folder),
+            description,
+        )  # fmt: skip
+
+
+def _data_entry(tracking: Tracking, name: str) -> Mapping[str, Any]:
+    data = Manifest.load(tracking.root / MANIFEST_PATH).datasets.get(name)
+    return vars(data) if data else {}
+
+
+def _validated(description: Mapping[str, Any], score: float) -> dict[str, str]:
+    start, stop = description["splits"]["validation"]
+    return {"validation.rows": str(stop - start), "validation.score": repr(score)}
+
+
+def _register(
+    tracking: Tracking,
+    run: "Run",
+    name: str,
+    card: str,
+    identity: Mapping[str, str],
+    tags: Mapping[str, str],
+    package: Callable[[Path], Package],
+    description: Mapping[str, Any],
+) -> str:
+    """Find or create the version of registered model ``name`` with the tags ``identity``; update its card and tags.
+
+    description: prepared.json of the data that the model was trained on.
+    """
+    from mlflow.entities import LoggedModelOutput
+
+    client = tracking.client
+    versions = client.search_model_versions(f"name = '{name}' AND tags.run_key = '{identity['run_key']}'")
+    found = [version for version in versions if version.tags.get("source") == identity["source"]]
+    if found:
+        version = str(found[0].version)
+    else:
+        model_id = _log_package(client, run, package, card)
+        if parent := run.data.tags.get("mlflow.parentRunId"):
+            # The variant's own page has its model, too.
+            client.log_outputs(parent, [LoggedModelOutput(model_id, step=0)])
+        if not client.search_registered_models(f"name = '{name}'"):
+            client.create_registered_model(name)
+        made = client.create_model_version(
+            name, f"models:/{model_id}", run.info.run_id, tags=dict(identity), model_id=model_id
+        )
+        version = str(made.version)
+    client.update_model_version(name, version, description=card)
+    client.update_registered_model(
+        name,
+        f"Models that read {kinds.kind(description['kind']).reads} and give labels of {description['name']}: "
+        f"{', '.join(description['classes'])}. A request is the input example of a version; its schema is the "
+        f"version's signature. The alias `{CHAMPION}` is the best on validation.",
+    )
+    experiment = client.get_experiment(run.info.experiment_id).name
+    for key, value in {**tags, "experiment": experiment}.items():
+        client.set_model_version_tag(name, version, key, value)
     return version
 
 
@@ -127,18 +188,24 @@ def set_champion(tracking: Tracking, data: str, version: str) -> str:
     return str(version)
 
 
+def champion_tags(data: str, root: Path = Path()) -> Mapping[str, str]:
+    """Return the tags of a data set's champion: ``variant``, ``experiment``, ``validation.score`` and others."""
+    return _find(open_tracking(root), data, None, None).tags
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A version of a registered model, ready to predict. Made by ``load_model``.
 
-    description: prepared.json of the data that it was trained on.
+    description: prepared.json of the data that it was trained on. card: the model card as Markdown.
     """
 
     name: str
     version: str
     variant: str
     description: Mapping[str, Any] = field(repr=False)
-    served: "ServedModel" = field(repr=False)
+    served: "ServedModel | ServedBaseline" = field(repr=False)
+    card: str = field(default="", repr=False)
 
     def predict(
         self, values: "Sequence[str] | pandas.DataFrame | numpy.ndarray", attention: bool = True
@@ -156,6 +223,15 @@ class LoadedModel:
             return self.served.predict(None, reader.model_input(values, self.description), parameters)
         except MlflowException as error:
             raise InputError(f"{self.name} version {self.version}: {error.message.splitlines()[0]}") from None
+
+    def check(self, values: "Sequence[str] | pandas.DataFrame | numpy.ndarray") -> None:
+        """Raise InputError, as ``predict`` would, for input that the model does not read."""
+        try:
+            self.served.reader.check(kinds.reader(self.kind).model_input(values, self.description))
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
     @property
     def kind(self) -> str:
@@ -181,7 +257,6 @@ def load_model(
     if variant is not None and version is not None:
         raise InputError(f"variant '{variant}' and version {version} are given: choose one")
     from mlflow.exceptions import MlflowException
-    from mlflow.pyfunc.model import PythonModelContext
 
     if tracking_uri(root) == f"sqlite:///{(root / DATABASE).resolve()}" and not (root / DATABASE).exists():
         raise InputError(f"no model is registered yet ({(root / DATABASE).resolve()} does not exist): {TRAIN}")
@@ -189,26 +264,35 @@ def load_model(
     chosen = _find(tracking, data, variant, version)
     which = f"{chosen.name} version {chosen.version}"
     try:
-        network = _fetch(tracking, chosen) / "artifacts" / "network"
-        description = read_json(network / DESCRIPTION)
-        job = RunFolder(network).job
-        known = job["model"] in models.available()
-        if not known or served_source(job, description["kind"]) != chosen.tags.get("source"):
+        artifacts = _fetch(tracking, chosen) / "artifacts"
+        artifact = NETWORK if (artifacts / NETWORK).is_dir() else BASELINE
+        description = read_json(artifacts / artifact / DESCRIPTION)
+        what, source = _what_and_source(artifacts / artifact, description["kind"])
+        if source != chosen.tags.get("source"):
             raise models.SourceChanged(
-                f"{which}: the code of network '{job['model']}' or of what serves it has changed since it was "
+                f"{which}: the code of {what} or of what serves it has changed since it was "
                 f"registered; serve it by `mlflow models serve -m models:/{chosen.name}/{chosen.version} "
                 "--env-manager local`, which uses the code kept with it, or run its experiment again, which registers "
                 "a new version"
             )
-        from tracking.served_model import ServedModel
-
-        served = ServedModel()
-        served.load_context(PythonModelContext({"network": str(network)}, None))
+        served = _served(artifact, artifacts / artifact)
     except models.SourceChanged:
         raise
     except (MlflowException, OSError, ValueError) as error:
         raise InputError(f"{which} does not load ({str(error).splitlines()[0]}): choose another version") from None
-    return LoadedModel(chosen.name, str(chosen.version), chosen.tags.get("variant", "unknown"), description, served)
+    variant = chosen.tags.get("variant", "unknown")
+    return LoadedModel(chosen.name, str(chosen.version), variant, description, served, chosen.description or "")
+
+
+def _what_and_source(folder: Path, kind: str) -> tuple[str, str | None]:
+    """Return the name of what was packed, and the digest of its code today, None where there is no such code."""
+    if (folder / SERVED).is_file():
+        name = read_json(folder / SERVED)["baseline"]
+        known = any(one.name == name and one.serve for one in kinds.kind(kind).baselines)
+        return f"baseline '{name}'", baseline_source(kind, name) if known else None
+    job = RunFolder(folder).job
+    known = job["model"] in models.available()
+    return f"network '{job['model']}'", served_source(job, kind) if known else None
 
 
 def _find(tracking: Tracking, data: str, variant: str | None, version: int | str | None) -> "ModelVersion":
@@ -269,17 +353,16 @@ def _exists(tracking: Tracking, experiment: str | None) -> bool:
     return not folder.is_dir() or experiment in experiments(tracking.root)
 
 
-def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: str) -> str:
-    """Log what serving the network needs as a model of the run; return the model's id."""
+def _log_package(client: "MlflowClient", run: "Run", make: Callable[[Path], Package], card: str) -> str:
+    """Log what serving a model needs as a model of the run; return the model's id. make: packs into a folder."""
     import mlflow
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model
 
     run_id = run.info.run_id
     with tempfile.TemporaryDirectory() as folder:
-        package = pack(run_directory, Path(folder))
-        artifacts = {"network": str(package.network)}
-        answer = _served(artifacts).predict(None, package.example)
+        package = make(Path(folder))
+        answer = _served(package.artifact, package.folder).predict(None, package.example)
         signature = _signature(package.example, answer, package.parameters)
         # MLflow takes no dot or slash in a model's name, and a variant may have one (han-0.01).
         name = re.sub(r"[^\w-]", "_", run.info.run_name)
@@ -289,8 +372,8 @@ def _log_package(client: "MlflowClient", run: "Run", run_directory: Path, card: 
         saved = Path(folder) / "saved"
         mlflow.pyfunc.save_model(
             saved,
-            python_model=SERVED_MODEL,
-            artifacts=artifacts,
+            python_model=package.python_model,
+            artifacts={package.artifact: str(package.folder)},
             code_paths=[str(path) for path in package.code_paths],
             signature=signature,
             input_example=package.example,
@@ -316,12 +399,20 @@ def _signature(example: Any, answer: "pandas.DataFrame", parameters: Mapping[str
         return infer_signature(example, answer, dict(parameters) or None)
 
 
-def _served(artifacts: Mapping[str, str]) -> Any:
-    """Load the served model in this process: its answer to the example gives the signature."""
+def _served(artifact: str, folder: Path) -> "ServedModel | ServedBaseline":
+    """Load a packed model in this process."""
     from mlflow.pyfunc.model import PythonModelContext
 
+    served = _served_class(artifact)()
+    served.load_context(PythonModelContext({artifact: str(folder)}, None))
+    return served
+
+
+def _served_class(artifact: str) -> "type[ServedModel | ServedBaseline]":
+    if artifact == BASELINE:
+        from tracking.served_baseline import ServedBaseline
+
+        return ServedBaseline
     from tracking.served_model import ServedModel
 
-    served = ServedModel()
-    served.load_context(PythonModelContext(dict(artifacts), None))
-    return served
+    return ServedModel

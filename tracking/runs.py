@@ -101,8 +101,9 @@ def open_tracking(root: Path = Path()) -> "Tracking":
 
     for name, value in HTTP_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    # MLflow reports success on stderr, where it looks like an error.
+    # MLflow reports success on stderr, where it looks like an error, and prints the address of each run that has ended.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     for name in ("mlflow.store.db.utils", "mlflow.pyfunc", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     uri = tracking_uri(root)
@@ -395,6 +396,31 @@ class Tracking:
             end = parent.info.start_time + took
             if end != parent.info.end_time:
                 self.client.set_terminated(parent_id, "FINISHED", end)
+
+    def baseline(
+        self,
+        experiment: str,
+        data: str,
+        name: str,
+        found: tuple[Mapping[str, Any], Mapping[str, float]],
+        description: Mapping[str, Any],
+    ) -> str:
+        """Log a baseline's choices and metrics (``found``) to a run of its own, one per experiment; return its id.
+
+        description: prepared.json of the rows that it was fitted on.
+        """
+        experiment_id = self.experiment(experiment)
+        chosen, metrics = found
+        # Another version of the data is another run: a parameter of MLflow's never changes.
+        key = content_key({"data": description["data_version"], "name": name, "chosen": chosen})
+        with self._locked():
+            run = self._find_or_create(experiment_id, "baseline_key", key, f"{name} on {data}")
+            source = descriptions.origin(f"reread evaluate --experiment {experiment}")
+            self._log_params_and_tags(
+                run, _flat({"variant": name, "data": data, **chosen}), {"baseline": name, **source}
+            )
+            self._log_latest(run.info.run_id, metrics)
+        return run.info.run_id
 
     def report(self, experiment: str, files: Iterable[Path], tags: Mapping[str, Any] | None = None) -> str:
         """Log an experiment's report with its figures and tables to a run of its own; return that run's id.

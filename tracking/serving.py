@@ -1,23 +1,34 @@
-"""Pack a served model: the run's network, the source that it needs, an example, and the model card."""
+"""Pack a served model: a run's network or a baseline, the source that it needs, an example, and the model card."""
 
 import importlib.metadata
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kinds
 import models
 from models.objectives import DEFAULT
+from storage.digests import refuse_damaged_folder
 from storage.errors import InputError
 from storage.files import write_json
-from storage.prepared import DESCRIPTION, SPLITS, open_prepared
+from storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
 from storage.run_folder import JOB, RESULT, RunFolder
 from storage.source import ROOT, closure, numeric_digest
 
+if TYPE_CHECKING:
+    from evaluation.baselines import Baseline
+
 SERVED_MODEL = Path(__file__).with_name("served_model.py")
+SERVED_BASELINE = Path(__file__).with_name("served_baseline.py")
+# In the folder of a baseline: its name.
+SERVED = "served.json"
+NETWORK, BASELINE = "network", "baseline"
 CARD = "model_card.md"
+ALWAYS_ANSWERS = (
+    "- Gives one of these labels to anything that it is shown; it does not know when it has not seen the like."
+)
 EXAMPLES = 2
 
 
@@ -25,11 +36,14 @@ EXAMPLES = 2
 class Package:
     """The parts of a served model.
 
-    network: folder with weights and JSON; code_paths: top folders of the source; example: a request; parameters: those
-    of a request with their defaults.
+    python_model: the file that MLflow runs; artifact: the name under which that asks for the folder; folder: of weights
+    and JSON; code_paths: top folders of the source; example: a request; parameters: those of a request with their
+    defaults.
     """
 
-    network: Path
+    python_model: Path
+    artifact: str
+    folder: Path
     code_paths: list[Path]
     requirements: list[str]
     example: Any
@@ -57,16 +71,45 @@ def pack(run_directory: Path, folder: Path) -> Package:
             raise InputError(f"{file} is missing: remove its folder and run again to make it")
         shutil.copyfile(file, network / file.name)
     write_json(network / JOB, job)
+    code = _copy_source(folder, [*served_modules(job, prepared.kind), f"kinds.{prepared.kind}"])
+    example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
+    requirements = _requirements("torch", *reader.PACKAGES)
+    return Package(SERVED_MODEL, NETWORK, network, code, requirements, example, dict(reader.PARAMETERS))
+
+
+def pack_baseline(baseline: "Baseline", prepared: Prepared, name: str, folder: Path) -> Package:
+    """Copy into ``folder`` (empty) what serving the baseline ``name`` needs, fitted on the rows of ``prepared``."""
+    from evaluation.baselines import MODEL
+
+    assert baseline.directory is not None, f"{name} is not served"
+    refuse_damaged_folder(baseline.directory)
+    reader = kinds.reader(prepared.kind)
+    destination = folder / BASELINE
+    destination.mkdir(parents=True)
+    shutil.copyfile(baseline.directory / MODEL, destination / MODEL)
+    for file in (DESCRIPTION, *reader.FILES):
+        shutil.copyfile(prepared.directory / file, destination / file)
+    write_json(destination / SERVED, {"baseline": name})
+    code = _copy_source(folder, [*baseline_modules(prepared.kind, name), f"kinds.{prepared.kind}"])
+    example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
+    requirements = _requirements("scikit-learn", "scipy", *reader.PACKAGES)
+    return Package(SERVED_BASELINE, BASELINE, destination, code, requirements, example, {})
+
+
+def _copy_source(folder: Path, modules: list[str]) -> list[Path]:
+    """Copy the files that ``modules`` reach into folder/code; return the top folders there."""
     code = folder / "code"
-    for path in closure([*served_modules(job, prepared.kind), f"kinds.{prepared.kind}"]):
+    for path in closure(modules):
         copy = code / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    packages = ["mlflow", "numpy", "pandas", "safetensors", "torch", *reader.PACKAGES]
-    # The public version: 2.13.0+cpu is not on a package index.
-    requirements = [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in packages]
-    example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
-    return Package(network, sorted(code.iterdir()), requirements, example, dict(reader.PARAMETERS))
+    return sorted(code.iterdir())
+
+
+def _requirements(*packages: str) -> list[str]:
+    """Return the installed versions: the public ones, since 2.13.0+cpu is not on a package index."""
+    names = ["mlflow", "numpy", "pandas", "safetensors", *packages]
+    return [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in names]
 
 
 def served_modules(job: Mapping[str, Any], kind: str) -> list[str]:
@@ -83,6 +126,52 @@ def served_source(job: Mapping[str, Any], kind: str) -> str:
     return numeric_digest(served_modules(job, kind))
 
 
+def baseline_modules(kind: str, name: str) -> list[str]:
+    """Return the modules that compute a served baseline's answers."""
+    described = kinds.kind(kind)
+    (baseline,) = (one for one in described.baselines if one.name == name)
+    entries = [entry for entry in (baseline.serve, described.reader) if entry]
+    return ["batches.readable", *map(kinds.module_of, entries)]
+
+
+def baseline_source(kind: str, name: str) -> str:
+    """Return the digest of the code that decides a served baseline's answers."""
+    return numeric_digest(baseline_modules(kind, name))
+
+
+def baseline_card(
+    name: str, baseline: "Baseline", description: Mapping[str, Any], data_set: str, data: Mapping[str, Any]
+) -> str:
+    """Return the card of a baseline as markdown; the arguments as ``model_card`` has them."""
+    several = description["task"] == "multi-label"
+    lines = [
+        f"# {name} on {data_set}",
+        "",
+        f"{baseline.name}: reads {kinds.kind(description['kind']).reads} and gives "
+        f"{'any number of' if several else 'one'} of {len(description['classes'])} labels: "
+        f"{', '.join(description['classes'])}.",
+        f"Regularisation C = {baseline.chosen:g}, the best of {len(baseline.grid)} on the validation split.",
+        *_data_lines(description, data_set, data),
+        "## Results",
+        "",
+        "| metric | this model |",
+        "|---|---|",
+    ]
+    for split, metrics in baseline.metrics.items():
+        lines += [
+            f"| {split}.{metric} | {value:.4f} |" for metric, value in metrics.items() if isinstance(value, float)
+        ]
+    lines += ["", "It is fitted once: another fit gives the same.", "", "## Limits", "", ALWAYS_ANSWERS]
+    return "\n".join(lines) + "\n"
+
+
+def _data_lines(description: Mapping[str, Any], data_set: str, data: Mapping[str, Any]) -> list[str]:
+    rows = {name: description["splits"][name] for name in SPLITS}
+    splits = ", ".join(f"{stop - start:,} for {name}" for name, (start, stop) in rows.items())
+    lines = ["", "## Data", "", f"{data_set}, version {description['data_version']}: {splits}."]
+    return [*lines, *(f"{name.capitalize()}: {data[name]}." for name in ("source", "licence") if data.get(name)), ""]
+
+
 def model_card(
     job: Mapping[str, Any],
     description: Mapping[str, Any],
@@ -95,8 +184,6 @@ def model_card(
     description: prepared.json; data: the entry of data.manifest.json; metrics: of this run; variant_metrics: of its
     parent run (NAME.mean, .mean_low, .mean_high, variant.seeds).
     """
-    rows = {name: description["splits"][name] for name in SPLITS}
-    splits = ", ".join(f"{stop - start:,} for {name}" for name, (start, stop) in rows.items())
     several = description["task"] == "multi-label"
     kind = kinds.kind(description["kind"])
     lines = [
@@ -105,14 +192,7 @@ def model_card(
         f"A {job['model']} network that reads {kind.reads} and gives {'any number of' if several else 'one'} of "
         f"{len(description['classes'])} labels: {', '.join(description['classes'])}.",
         f"Seed {job['seed']}, the best of its variant on the validation split; run {job['run_key']}.",
-        "",
-        "## Data",
-        "",
-        f"{job['data']}, version {description['data_version']}: {splits}.",
-    ]
-    lines += [f"{name.capitalize()}: {data[name]}." for name in ("source", "licence") if data.get(name)]
-    lines += [
-        "",
+        *_data_lines(description, job["data"], data),
         "## Results",
         "",
         "| metric | this model | mean of the variant | 95 % interval |",
@@ -127,7 +207,5 @@ def model_card(
     lines += ["", "## Limits", ""]
     lines.append("- Chosen as the best of its seeds on validation: expect the mean of the variant, not better.")
     lines += [f"- {limit}" for limit in kinds.reader(description["kind"]).limits(description)]
-    lines.append(
-        "- Gives one of these labels to anything that it is shown; it does not know when it has not seen the like."
-    )
+    lines.append(ALWAYS_ANSWERS)
     return "\n".join(lines) + "\n"

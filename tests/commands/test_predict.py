@@ -1,8 +1,10 @@
 """Prediction from a registered model: the command as a real process, and a real scoring server over HTTP."""
 
+import contextlib
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,12 +12,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from selenium.webdriver.support.ui import WebDriverWait
 
 from commands.app import main
 from storage.errors import InputError
@@ -23,6 +29,7 @@ from storage.files import read_json
 from storage.source import ROOT
 from tests.conftest import clean_environment
 from tests.rooms import copy_rooms
+from tests.tracking.comparison import browser, missing
 from tests.tracking.examples import evaluate_run, finish_run, make_job, prepared_images, prepared_text
 from tracking.registry import load_model, log_model, set_champion
 from tracking.runs import open_tracking
@@ -363,3 +370,161 @@ def test_a_server_answers_any_document(server):
 def test_a_server_refuses_what_is_no_text_with_400(server, body, fault):
     status, answer = server(body)
     assert status == 400 and fault in answer["message"] and "stack_trace" not in answer
+
+
+# The project's own server
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running `reread serve model`: its page, and a function that calls a path of it."""
+
+    page: str
+
+    def get(self, path: str) -> tuple[int, str, str]:
+        with urllib.request.urlopen(f"{self.page}{path}", timeout=30) as answer:
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
+
+    def predict(self, rows: object, **more: object) -> tuple[int, dict]:
+        return post(f"{self.page}/predict", {"rows": rows, **more})
+
+
+@contextmanager
+def serving(folder: Folder, *words: str) -> Iterator[Served]:
+    """`reread serve model` until it says where it listens; it must end by SIGTERM with exit code 0."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "commands", "serve", "model", *words, "--port", str(port)],
+        cwd=folder.directory, env={**folder.environment, "PYTHONUNBUFFERED": "1"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        said = process.stdout.readline()
+        assert f"http://127.0.0.1:{port}" in said, said + process.stdout.read()
+        for _ in range(100):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.05)
+        yield Served(f"http://127.0.0.1:{port}")
+    finally:
+        process.terminate()
+        rest = process.communicate(timeout=60)[0]
+        assert process.returncode == 0 and "Traceback" not in rest, rest
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    with serving(folder, "snippets", "--version", "1") as server:
+        yield server
+
+
+def test_the_server_answers_as_the_model_does(served, folder, monkeypatch):
+    texts = [TEXT, "", SHORT, "你好。"]
+    status, answer = served.predict(texts, attention=True)
+    assert status == 200 and answer["model"] == {"name": "reread-snippets", "version": "1", "variant": "han"}
+    monkeypatch.chdir(folder.directory)
+    expected = load_model("snippets", version=1).predict(texts).to_dict("records")
+    assert answer["predictions"] == json.loads(json.dumps(expected))
+    without = served.predict(texts)[1]["predictions"]
+    assert without == [{name: value for name, value in row.items() if name != "attention"} for row in expected]
+
+
+def test_requests_at_once_get_their_own_answers(served):
+    texts = [f"{TEXT} {SHORT if number % 3 else ''} Row {number}." for number in range(60)]
+    alone = [served.predict([text])[1]["predictions"][0] for text in texts]
+    with ThreadPoolExecutor(16) as pool:
+        together = [one[1]["predictions"][0] for one in pool.map(lambda text: served.predict([text]), texts)]
+    for one, other in zip(alone, together, strict=True):
+        assert one["label"] == other["label"] and one["words_read"] == other["words_read"]
+        assert one["probability"] == pytest.approx(other["probability"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "fault"),
+    [
+        ({"rows": [TEXT, None]}, 400, "row 1 of the column 'text' is null"),
+        ({"rows": [3]}, 400, "row 0 of the column 'text' is of type int"),
+        ({"rows": ["\ud800"]}, 400, "row 0 has half of a surrogate pair"),
+        ({"rows": []}, 400, "rows: List should have at least 1 item"),
+        ({"rows": [SHORT] * 1025}, 400, "rows: List should have at most 1024 items"),
+        ({"rows": TEXT}, 400, "rows: Input should be a valid list"),
+        ({"texts": [TEXT]}, 400, "rows: Field required"),
+        ({"rows": [TEXT], "attention": "perhaps"}, 400, "attention: Input should be a valid boolean"),
+        ([TEXT], 400, "the request: "),
+        ({"rows": ["x" * 17_000_000]}, 413, "16,000,000 are read"),
+    ],
+)
+def test_a_request_that_cannot_be_read_is_refused_with_a_reason(served, body, status, fault):
+    found, answer = post(f"{served.page}/predict", body)
+    assert found == status and fault in answer["detail"]
+    assert "\n" not in answer["detail"] and len(answer["detail"]) < 300
+
+
+def test_the_server_describes_itself(served):
+    assert json.loads(served.get("/health")[2])["status"] == "ok"
+    about = json.loads(served.get("/model")[2])
+    assert about["classes"] == ["read", "draw"] and about["card"].startswith("# han on snippets")
+    described = json.loads(served.get("/openapi.json")[2])
+    assert set(described["paths"]) == {"/predict", "/model", "/health"}
+    assert set(described["paths"]["/predict"]["post"]["responses"]) == {"200", "400", "411", "413", "503"}
+    status, kind, page = served.get("/")
+    assert status == 200 and kind.startswith("text/html")
+    # Nothing is loaded from another host, and what a document contains is never HTML.
+    assert not re.search(r"(src|href)=.https?:|innerHTML", page)
+
+
+@pytest.mark.skipif(missing() is not None and not os.environ.get("CI"), reason=str(missing()))
+def test_what_is_typed_into_the_page_is_answered_there(served):
+    with browser() as driver:
+        driver.get(served.page)
+        waiting = WebDriverWait(driver, 30)
+        waiting.until(lambda driver: "reread-snippets, version 1" in driver.find_element("id", "name").text)
+        driver.find_element("id", "input").send_keys(f"<b>{TEXT}</b>")
+        driver.find_element("tag name", "button").click()
+        waiting.until(lambda driver: driver.find_elements("id", "result"))
+        answer = served.predict([f"<b>{TEXT}</b>"], attention=True)[1]["predictions"][0]
+        assert driver.find_element("id", "result").text == answer["label"]
+        rows = [row.text.split() for row in driver.find_elements("css selector", "#answer tr")]
+        expected = sorted(answer["probabilities"].items(), key=lambda item: -item[1])
+        assert rows == [[name, f"{probability:.3f}"] for name, probability in expected]
+        words = [word.text for word in driver.find_elements("css selector", ".word")]
+        assert words == [word for sentence in answer["attention"] for word in sentence["words"]]
+        # What a document contains stays text.
+        assert not driver.find_elements("css selector", "#answer b")
+        severe = [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+        assert [entry for entry in severe if "favicon" not in entry["message"]] == []
+
+
+def test_images_are_sent_as_pixels(folder):
+    with serving(folder, "dots") as server:
+        pixels = np.arange(2 * 8 * 8).reshape(2, 8, 8, 1).tolist()
+        status, answer = server.predict(pixels)
+        assert status == 200 and len(answer["predictions"]) == 2
+        for rows, fault in (
+            ([[[[256]] * 8] * 8], "uint8"),
+            ([[[1, 2], [3]]], "not of one shape"),
+            ([TEXT], "uint8 [N, 8, 8, 1]"),
+            ([[[[0]] * 9] * 8], "[1, 8, 9, 1]"),
+        ):
+            status, answer = server.predict(rows)
+            assert status == 400 and fault in answer["detail"], answer
+
+
+def test_a_port_in_use_and_a_model_that_is_not_there_are_one_line(folder):
+    def refused(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "commands", "serve", "model", *words],
+            cwd=folder.directory, env=folder.environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stdout == ""
+        return done.stderr
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        said = refused("snippets", "--port", port)
+        assert f"port {port}" in said and "--port" in said
+    assert "did you mean 'snippets'?" in refused("snipets", "--port", port)

@@ -4,15 +4,16 @@ import itertools
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from scipy.special import softmax
 from sklearn.datasets import load_digits
 from sklearn.svm import LinearSVC
 
 import kinds
 from evaluation import baselines
-from evaluation.baselines import evaluate_baseline
+from evaluation.baselines import bigram_features, evaluate_baseline
 from evaluation.metrics import row_losses
-from evaluation.nb_svm import NbSvm, bigram_features, one_against_the_rest
+from evaluation.nb_svm import NbSvm, one_against_the_rest
 from storage.errors import InputError
 
 
@@ -193,3 +194,21 @@ def test_c_is_chosen_by_the_metric_that_is_asked(tmp_path):
         by_area.grid != by_f1.grid
         and by_f1.metrics["validation"]["micro_f1"] >= (by_area.metrics["validation"]["micro_f1"])
     )
+
+
+@pytest.mark.parametrize("task", ["single-label", "multi-label"])
+@pytest.mark.parametrize("name", sorted(kinds.baselines()))
+def test_what_is_saved_answers_raw_rows_as_the_baseline_did(name, task, tmp_path):
+    """To the last bit, and also with a class that was never there."""
+    baseline = kinds.baselines()[name]
+    if name == "linear":
+        inputs = split_of(load_digits().images[:200, :, :, None].astype(np.uint8), *EDGES)
+    else:
+        inputs = split_of(texts_of(LABELS), *EDGES)
+    labels = LABELS if task == "single-label" else np.stack([k == LABELS for k in range(4)], axis=1).astype(np.uint8)
+    found = evaluate_baseline(name, inputs, split_of(labels, *EDGES), task, list("abcd"), tmp_path)
+    state = load_file(found.directory / "model.safetensors")
+    answer = kinds.load(baseline.serve)(state, 4, task)
+    for split in ("validation", "test"):
+        np.testing.assert_array_equal(answer(inputs[split]), found.probabilities[split])
+    np.testing.assert_array_equal(answer(inputs["test"][:1]), found.probabilities["test"][:1])

@@ -3,7 +3,9 @@
 import json
 
 import numpy as np
+import pytest
 import yaml
+from mlflow import MlflowClient
 
 from preprocessing.raw import About, add_data_set
 from preprocessing.raw_text import Document, TextRows
@@ -88,3 +90,13 @@ def test_several_labels_from_rows_to_a_verdict(project):
     (verdict,) = json.loads((root / "reports/topics/verdicts.json").read_text())["verdicts"]
     assert verdict["metric"] == "macro_auroc" and verdict["verdict"] == "inconclusive"
     assert "2 seeds" in verdict["sentence"]
+
+    # The networks and the baselines are registered, and the best on validation is the champion, whichever it is.
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    versions = {one.version: one for one in client.search_model_versions("name = 'reread-topics'")}
+    scores = {one.tags["variant"]: float(one.tags["validation.score"]) for one in versions.values()}
+    of_baselines = {name: one["validation"]["macro_auroc"] for name, one in metrics["baselines"]["topics"].items()}
+    of_networks = {name: one["validation"]["macro_auroc"]["mean"] for name, one in metrics["variants"].items()}
+    assert scores == pytest.approx({**of_baselines, **of_networks})
+    champion = versions[client.get_registered_model("reread-topics").aliases["champion"]]
+    assert scores[champion.tags["variant"]] == max(scores.values())

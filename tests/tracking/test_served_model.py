@@ -43,8 +43,8 @@ mlflow.set_tracking_uri(sys.argv[1])
 model = mlflow.pyfunc.load_model(sys.argv[2])
 given = json.load(open(sys.argv[3]))
 given = pandas.DataFrame(given) if isinstance(given, dict) else numpy.array(given, numpy.uint8)
-import models
-print(models.__file__)
+import kinds
+print(kinds.__file__)
 print(model.predict(given).to_json(orient="records", double_precision=15))
 """
 

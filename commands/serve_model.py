@@ -1,0 +1,55 @@
+"""Serve a registered model over HTTP, in batches.
+
+reread serve model docstrings
+reread serve model docstrings --variant tf-idf --port 8001
+
+Then open http://127.0.0.1:8000, or:
+
+curl http://127.0.0.1:8000/predict -H 'Content-Type: application/json' -d '{"rows": ["Return the eigenvalues."]}'
+
+Requests that arrive together are answered together. Without --variant or --version the champion of the data set
+answers. There is no password: it listens on 127.0.0.1 unless --host names another address.
+"""
+
+import signal
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from commands.options import DATA, VARIANTS
+from commands.servers import HOST, SIGNALS, is_free
+from storage.errors import InputError
+
+
+def command(
+    data: Annotated[str, typer.Argument(metavar="NAME", help="The model's data set.", autocompletion=DATA)],
+    variant: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="This variant's best version on validation.", autocompletion=VARIANTS),
+    ] = None,
+    version: Annotated[int | None, typer.Option(metavar="N", help="This version.")] = None,
+    port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = HOST,
+) -> None:
+    if not is_free(port, host):
+        raise InputError(f"port {port} on {host} is not free: stop what listens there, or choose another with --port")
+    import uvicorn
+
+    from tracking.registry import load_model
+    from tracking.scoring import make_app
+
+    console = Console(highlight=False, soft_wrap=True)
+    with console.status("loading the model ..."):
+        model = load_model(data, variant=variant, version=version)
+
+    def started() -> None:
+        console.print(
+            f"{model.variant}, version {model.version} of {model.name}: http://{host}:{port}\nCtrl-C stops it."
+        )
+
+    app = make_app(model, started)
+    for number in SIGNALS:
+        # uvicorn ends in order on these, and then sends them again.
+        signal.signal(number, lambda *_: None)
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)

@@ -1,0 +1,122 @@
+"""Baselines in the registry: they answer as they were evaluated, load without the project, and may be champions."""
+
+import asyncio
+
+import httpx
+import numpy as np
+import pytest
+
+from evaluation.baselines import Baseline, evaluate_baseline
+from storage.errors import InputError
+from storage.files import read_json
+from storage.prepared import SPLITS, Prepared, open_prepared
+from tests.tracking.examples import TEXTS, prepared_images, prepared_text
+from tests.tracking.test_served_model import answer_elsewhere, assert_no_pickle, folder, kept_files, register
+from tracking.registry import load_model, log_baseline, set_champion
+from tracking.runs import open_tracking
+from tracking.scoring import make_app
+
+__all__ = ["folder"]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
+]
+
+
+def fitted(folder, name: str, prepared: Prepared) -> Baseline:
+    """A baseline on the six rows of an example, kept in runs/baselines."""
+    rows = TEXTS if prepared.kind == "text" else np.asarray(prepared.arrays["images"])
+    inputs = {split: rows[slice(*prepared.description["splits"][split])] for split in SPLITS}
+    labels = {split: np.asarray(prepared.labels[prepared.rows(split)]) for split in SPLITS}
+    return evaluate_baseline(name, inputs, labels, prepared.task, prepared.classes, folder / "runs/baselines")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "task"),
+    [("tf-idf", "snippets-single-label", "single-label"), ("nb-svm", "snippets-multi-label", "multi-label"),
+     ("linear", "dots", "single-label")],
+)  # fmt: skip
+def test_a_baseline_answers_raw_rows_where_the_project_is_not(folder, name, data, task):
+    prepared = open_prepared(prepared_images(folder) if name == "linear" else prepared_text(folder, task))
+    baseline, tracking = fitted(folder, name, prepared), open_tracking()
+    version = log_baseline(tracking, "trial", name, baseline, prepared)
+    set_champion(tracking, data, version)
+    files = kept_files(tracking, data, version)
+    assert_no_pickle(files)
+    assert not list(files.rglob("models")) and "torch" not in (files / "requirements.txt").read_text()
+
+    given = np.asarray(prepared.arrays["images"]) if name == "linear" else TEXTS
+    body = given.tolist() if name == "linear" else {"text": given}
+    # A process of its own takes seconds: two kinds of baseline show it.
+    elsewhere = (
+        [] if name == "tf-idf" else [answer_elsewhere(folder, tracking.uri, f"models:/reread-{data}@champion", body)]
+    )
+    model = load_model(data)
+    here = model.predict(given).to_dict("records")
+    start, stop = prepared.description["splits"]["test"]
+    for rows in (*elsewhere, here):
+        found = [[row["probabilities"][one] for one in prepared.classes] for row in rows[start:stop]]
+        np.testing.assert_array_equal(np.array(found, np.float32), baseline.probabilities["test"])
+    assert model.variant == name and model.card.startswith(f"# {name} on {data}")
+    assert model.card == (files / "model_card.md").read_text()
+
+    # The same over HTTP.
+    answer, refused = post(make_app(model), [{"rows": given.tolist() if name == "linear" else given}, {"rows": [None]}])
+    assert answer.json()["predictions"] == here and answer.json()["model"]["variant"] == name
+    assert refused.status_code == 400
+
+
+def post(app, bodies: list) -> list:
+    """The answers of an application, which runs in this process, to some requests."""
+
+    async def send():
+        transport = httpx.ASGITransport(app)
+        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as client:
+            return [await client.post("http://test/predict", json=body) for body in bodies]
+
+    return asyncio.run(send())
+
+
+def test_a_baseline_is_one_version_and_a_run_with_its_metrics(folder):
+    prepared = open_prepared(prepared_text(folder))
+    baseline, tracking = fitted(folder, "tf-idf", prepared), open_tracking()
+    version = log_baseline(tracking, "trial", "tf-idf", baseline, prepared)
+    assert log_baseline(tracking, "trial", "tf-idf", baseline, prepared) == version
+    found = tracking.client.get_model_version("reread-snippets-single-label", version)
+    run = tracking.client.get_run(found.run_id)
+    assert run.info.status == "FINISHED" and float(run.data.params["C"]) == baseline.chosen
+    assert run.data.metrics["test.accuracy"] == baseline.metrics["test"]["accuracy"]
+    assert found.tags["validation.rows"] == "2" and found.tags["variant"] == "tf-idf"
+
+
+def test_a_better_network_takes_the_title_and_a_changed_baseline_is_refused(folder, monkeypatch):
+    prepared = open_prepared(prepared_text(folder))
+    baseline = fitted(folder, "tf-idf", prepared)
+    tracking, _, _, network = register(folder, prepared.directory, "han", 0.9)
+    data = "snippets"
+    monkeypatch.setitem(prepared.description, "name", data)
+    version = log_baseline(tracking, "trial", "tf-idf", baseline, prepared)
+    score = float(tracking.client.get_model_version("reread-snippets", version).tags["validation.score"])
+    assert score == baseline.metrics["validation"]["accuracy"]
+    set_champion(tracking, data, network)
+    # Another experiment's network with more rows behind it keeps its place.
+    tracking.client.set_model_version_tag("reread-snippets", network, "validation.rows", "100")
+    tracking.client.set_model_version_tag("reread-snippets", version, "experiment", "another")
+    assert set_champion(tracking, data, version) == network
+    assert load_model(data, variant="tf-idf").version == version
+
+    tracking.client.set_model_version_tag("reread-snippets", version, "source", "0" * 64)
+    with pytest.raises(InputError, match="the code of baseline 'tf-idf'"):
+        load_model(data, version=version)
+
+
+def test_a_damaged_baseline_is_not_registered(folder):
+    prepared = open_prepared(prepared_text(folder))
+    baseline = fitted(folder, "nb-svm", prepared)
+    file = baseline.directory / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="model.safetensors is damaged"):
+        log_baseline(open_tracking(), "trial", "nb-svm", baseline, prepared)
+    assert read_json(baseline.directory / "baseline.json")["metrics"]
