@@ -20,7 +20,7 @@ SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 run: data
 	$(REREAD) run --experiment $(EXPERIMENT)
 
-install: $(VENV)/installed
+install: $(VENV)/installed .cache/vega.js
 
 # torch is installed first: pip chooses the build that suits the machine (CPU or CUDA), and their hashes differ.
 # --no-deps: the lock file is complete. pip's resolver would choose a newer release of a package that another one requires
@@ -32,6 +32,10 @@ $(VENV)/installed: requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/pip check --disable-pip-version-check
 	touch $@
+
+# The script of DVC's page of plots, which then needs no network.
+.cache/vega.js: | $(VENV)/installed
+	@$(PYTHON) -m evaluation.vega $@
 
 # Pull from a DVC remote, if one is configured. Then build data/ or check it against data.manifest.json.
 checked-data: install
@@ -52,6 +56,7 @@ wheel: install
 
 repro: checked-data
 	@$(RECORD_DATA) || { echo "error: $(NOT_DESCRIBED)" >&2; exit 2; }
+	@$(PYTHON) -m tasks.machine
 	dvc repro $(if $(filter default,$(EXPERIMENT)),,results/dvc.yaml:experiment@$(EXPERIMENT))
 
 # Install the browser of the tests and, where it can be had, PostgreSQL, in CI on Debian.

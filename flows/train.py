@@ -7,15 +7,16 @@ prefect deployment run train/variant -p experiment=default -p variants='["han"]'
 
 from typing import Any
 
-from prefect import flow
 from prefect.futures import PrefectFuture
 from prefect.futures import wait as wait_for
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.definition import project_flow
+from flows.parameters import Experiment, Fresh, Overrides, PlanValue, Seeds, Variants, Wait, plan_of
 from flows.preprocess import preprocess
-from flows.selection import plan_of
 from planning.reach import plan_reach, reach_lines
-from tasks.liveness import close_dead_flow_runs, locked
+from tasks.board import BOARD
+from tasks.liveness import close_dead_flow_runs
 from tasks.progress import say
 from tasks.train import train as train_run
 from tracking.journal import settle, waiting
@@ -24,16 +25,15 @@ from training.launcher import allow_training, stop_training
 STOP_SECONDS = 30
 
 
-@flow(name="train", log_prints=True)
-@locked
+@project_flow("train")
 def train(
-    experiment: str = "default",
-    variants: list[str] | None = None,
-    seeds: list[int] | None = None,
-    overrides: list[str] | None = None,
-    fresh: bool = False,
-    wait: bool = True,
-    plan: dict[str, Any] | None = None,
+    experiment: Experiment = "default",
+    variants: Variants = None,
+    seeds: Seeds = None,
+    overrides: Overrides = None,
+    fresh: Fresh = False,
+    wait: Wait = True,
+    plan: PlanValue = None,
 ) -> list[str]:
     """Train the runs of an experiment, or of some variants and seeds; return their folders in runs/.
 
@@ -43,12 +43,16 @@ def train(
     allow_training()
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
     for line in reach_lines(plan_reach(chosen)):
-        say(line)
+        say(line, summary=True)
     # What a kill left running in Prefect and MLflow is closed first, and what waited in journals is sent.
     close_dead_flow_runs(say)
     settle(chosen.environment.runs, say)
     jobs = chosen.jobs(preprocess(plan=chosen.to_json()))
-    runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=chosen.environment.workers)
+    workers = chosen.environment.workers
+    BOARD.expect(jobs, workers)
+    each = f"{len(chosen.seeds)} {'seed' if len(chosen.seeds) == 1 else 'seeds'}"
+    say(f"{chosen.name}: {', '.join(chosen.variants)} on {each}, {workers} runs at a time", summary=True)
+    runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
     with runner:
         options = {"fresh": fresh, "wait": wait}
         futures: list[PrefectFuture[str]] = [runner.submit(train_run, {"job": job, **options}) for job in jobs]

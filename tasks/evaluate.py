@@ -5,14 +5,11 @@ python -m tasks.evaluate [--experiment default]
 
 import argparse
 import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.context import TaskRunContext
 
 import kinds
 from evaluation.baselines import Baseline, evaluate_baseline
@@ -86,8 +83,6 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         # One that tunes registers no model: its variants are settings to choose from, not candidates to serve.
         if chosen.evaluate_on == "test":
             _register(chosen, records, baselines, data_sets, found["metrics"], tracker)
-    if TaskRunContext.get() is not None:
-        _show_in_prefect(chosen, found)
     say(f"report: {destination / 'report.html'}")
     return str(destination)
 
@@ -208,37 +203,6 @@ def _register(
             tracker.baseline(experiment.environment.runs, experiment.name, name, *folders, champions[data] == name)
     if missing:
         say(f"weights are missing, so no model is registered and no attention shown of: {', '.join(missing)}")
-
-
-def _show_in_prefect(experiment: Plan, found: dict[str, Any]) -> None:
-    """Artifacts of Prefect's run: the variants as a table, the verdicts as markdown."""
-    split = found["metrics"]["evaluated_on"]
-    # Prefect takes lower-case ASCII letters, digits and dashes alone in a key.
-    key = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower())
-    rows = [
-        {
-            "variant": name,
-            "data": about["data"],
-            "seeds": about["n"],
-            about["score"]: _interval(about[split][about["score"]]),
-            "parameters": about["parameters"],
-        }
-        for name, about in found["metrics"]["variants"].items()
-    ]
-    create_table_artifact(table=rows, key=f"{key}-variants", description=f"Variants on the {split} split")
-    verdicts = [
-        f"- **{one['verdict']}** — {one['claim']} {one['sentence']} ({one['source']})" for one in found["verdicts"]
-    ]
-    markdown = "\n".join([f"# {experiment.title}", "", *(verdicts or ["No comparison is judged in this experiment."])])
-    create_markdown_artifact(markdown=markdown, key=f"{key}-verdicts", description="Verdicts")
-
-
-def _interval(found: dict[str, float | None]) -> str:
-    if found["mean"] is None:
-        return "undefined"
-    if found["low"] is None:
-        return f"{found['mean']:.4f}"
-    return f"{found['mean']:.4f} [{found['low']:.4f}, {found['high']:.4f}]"
 
 
 @command

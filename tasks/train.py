@@ -16,6 +16,8 @@ from storage.errors import InputError, command
 from storage.files import remove_directory, write_json
 from storage.locks import run_locked
 from storage.run_folder import RunFolder
+from tasks.board import BOARD, name_of
+from tasks.machine import refuse_other_machine
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
@@ -34,7 +36,7 @@ def train(job: Mapping[str, Any], fresh: bool = False, wait: bool = True) -> str
     InputError for a run that is not finished and whose job was made for another machine.
     """
     job = dict(job)
-    name = f"{job['variant']} seed {job['seed']}"
+    name = name_of(job)
     if STOPPING.is_set():
         raise TrainingStopped(f"{name} was not started: everything is being stopped")
     run_directory = Path(job["run_directory"])
@@ -50,7 +52,8 @@ def train(job: Mapping[str, Any], fresh: bool = False, wait: bool = True) -> str
             say(f"{damage}: the run is restored from its last checkpoint")
         elif run.finished:
             Tracker(say, strict=False).record(run_directory, None, job)
-            say(f"{_summary(job)} (finished before, {run_directory})")
+            BOARD.end(job, trained=False)
+            say(f"{_summary(job)} (finished before, {run_directory})", summary=True)
             return str(run_directory)
         if remote:
             raise InputError(
@@ -75,7 +78,7 @@ def _train(job: dict[str, Any], lock: TextIO | None) -> None:
     except (InputError, TrainingFailed) as error:
         stopped = isinstance(error, TrainingStopped)
         tracked.fail("KILLED" if stopped else "FAILED", str(error))
-        progress.finish(f"{job['variant']} seed {job['seed']}: {'stopped' if stopped else 'failed'}")
+        progress.finish(f"{name_of(job)}: {'stopped' if stopped else 'failed'}: {error}", trained=False)
         raise
     tracked.finish()
     progress.finish(_summary(job))
@@ -84,7 +87,7 @@ def _train(job: dict[str, Any], lock: TextIO | None) -> None:
 def _summary(job: dict[str, Any]) -> str:
     result = RunFolder(Path(job["run_directory"])).require_result()
     return (
-        f"{job['variant']} seed {job['seed']}: validation {result['validation']['score']:.4f} "
+        f"{name_of(job)}: validation {result['validation']['score']:.4f} "
         f"at epoch {result['best_epoch']} of {result['epochs']}"
     )
 
@@ -98,10 +101,13 @@ def main() -> None:
     parser.add_argument("--variant", help="default: all variants")
     arguments = parser.parse_args()
     plan = make_plan(arguments.experiment, [arguments.variant] if arguments.variant else None)
+    if publishes(plan.name):
+        refuse_other_machine()
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
     settle(plan.environment.runs, say)
+    jobs = plan.jobs(prepared)
+    BOARD.expect(jobs, plan.environment.workers)
     with ThreadPoolExecutor(plan.environment.workers) as pool:
-        jobs = plan.jobs(prepared)
         folders = list(pool.map(train.fn, jobs))
     if waiting(plan.environment.runs):
         settle(plan.environment.runs, say)

@@ -110,24 +110,25 @@ def test_each_deployment_exists_with_the_parameters_shown():
             assert re.search(rf"\b{parameter}\b", signature), f"{words[2]} has no parameter {parameter}"
 
 
-def test_the_runnable_snippets_run_one_after_another(project):
-    """On the tiny experiment, in a copy: `reread` is the copy's own."""
-    project.edit("experiments/tiny.yaml", "seeds: [0, 1]", "seeds: [0]")
-    ran = 0
+def test_the_runnable_snippets_run_one_after_another(finished):
+    """On the tiny experiment, in a copy that has run it; `reread` is the copy's own."""
+    ran = []
     for page, text in PAGES.items():
         for runnable, kind, code in FENCE.findall(text):
             if not runnable:
                 continue
             if kind == "python":
-                answer = project.run("python", "-c", code + "print(list(answer.columns))").stdout
+                answer = finished.run("python", "-c", code + "print(list(answer.columns))").stdout
                 assert "probabilities" in answer, page
-                ran += 1
+                ran.append("python")
             for words in map(shlex.split, shell_lines(code) if kind == "sh" else []):
                 assert words[0] == "reread", page
-                project.run("python", "-m", "commands", *words[1:], timeout=400)
-                ran += 1
-    assert ran == 3
-    assert (project.directory / "reports/tiny/report.html").is_file()
+                ran.append(" ".join(words))
+                # This one made the copy.
+                if ran[-1] != "reread run --experiment tiny":
+                    finished.run("python", "-m", "commands", *words[1:])
+    assert len(ran) == 3 and "reread run --experiment tiny" in ran
+    assert (finished.directory / "reports/tiny/report.html").is_file()
 
 
 def test_the_report_of_published_results_can_be_drawn(tmp_path):
