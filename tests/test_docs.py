@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.tracking.comparison import published_report
+from tests.evaluation.pages import published_report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
