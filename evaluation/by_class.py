@@ -53,7 +53,7 @@ from evaluation.tables import write_table
 BINS = 10
 RATES = np.linspace(0, 1, 101)
 # The resamples of many classes are fewer, so that items x classes x seeds x resamples stays below this.
-MOST_CELLS, FEWEST_RESAMPLES = 10**9, 200
+MOST_CELLS, FEWEST_RESAMPLES = 3 * 10**8, 200
 OF_ONE_LABEL = ("recall", "precision", "f1")
 # More classes than this have figures of the worst ten alone; tables have all.
 MOST_DRAWN, WORST = 14, 10

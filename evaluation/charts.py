@@ -163,15 +163,23 @@ def confusion(table: pd.DataFrame) -> Chart:
     """
     if table["label"].astype(bool).any():
         return _found_labels(table)
-    classes = list(dict.fromkeys(table["actual"]))
-    if len(classes) > MOST_CLASSES:
+    shown = predicted = list(dict.fromkeys(table["actual"]))
+    if len(shown) > MOST_CLASSES:
         shown = worst_classes(table)
+        predicted = [*shown, OTHERS]
         table = table[table["actual"].isin(shown)].copy()
         table["predicted"] = table["predicted"].where(table["predicted"].isin(shown), OTHERS)
         table = table.groupby(["variant", "actual", "predicted"], sort=False)["count"].sum().reset_index()
     totals = table.groupby(["variant", "actual"], sort=False)["count"].transform("sum")
     columns = ["variant", "actual", "predicted", "count"]
-    return chart("confusion", table[columns].assign(share=(table["count"] / totals.clip(lower=1))))
+    return matrix(table[columns].assign(share=table["count"] / totals.clip(lower=1)), shown, predicted)
+
+
+def matrix(shares: pd.DataFrame, actual: Sequence[str], predicted: Sequence[str]) -> Chart:
+    """Return the chart of confusions with its rows and columns in these orders."""
+    spec = chart("confusion", shares)
+    spec["spec"]["encoding"]["y"]["sort"], spec["spec"]["encoding"]["x"]["sort"] = list(actual), list(predicted)
+    return spec
 
 
 def worst_classes(table: pd.DataFrame) -> list[str]:
@@ -198,7 +206,7 @@ def _found_labels(table: pd.DataFrame) -> Chart:
         there = (shown["predicted"] == "found") & (totals > 0)
         found = shown[there].groupby("actual", sort=False)["share"].mean()
         shown = shown[shown["actual"].isin(found.sort_values(kind="stable").index[:WORST])]
-    spec = chart("confusion", shown)
+    spec = matrix(shown, list(dict.fromkeys(shown["actual"])), ["found", "passed over"])
     spec["spec"]["encoding"]["y"]["title"], spec["spec"]["encoding"]["x"]["title"] = "label", None
     return spec
 
