@@ -37,9 +37,9 @@ RESULTS = ["finished", "epochs", "best_epoch"]
 def runs(experiment: str | None = None) -> pd.DataFrame:
     """Return every run of runs/, or those of an experiment, by key: its names, metrics and settings.
 
-    Columns: experiment (that trained it), variant, model, data, seed, finished, epochs, best_epoch; then ``SPLIT.METRIC``
-    of its newest evaluation, and ``network.SETTING`` and ``training.SETTING``. NaN where a run has none. With an
-    experiment, also runs that another one trained, under the names that variants have here, in the plan's order.
+    Columns: experiment (that trained it), variant, model, data, seed, finished, epochs, best_epoch; then
+    ``SPLIT.METRIC`` of its newest evaluation, and ``network.SETTING`` and ``training.SETTING``; NaN where a run has
+    none. With an experiment, also runs that another one trained, under the names that variants have here.
     InputError for an unknown experiment.
     """
     if experiment is None:

@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
+from nbclient import NotebookClient
 
 from tests.evaluation.pages import published_report
 
@@ -110,7 +112,7 @@ def test_each_deployment_exists_with_the_parameters_shown():
             assert re.search(rf"\b{parameter}\b", signature), f"{words[2]} has no parameter {parameter}"
 
 
-def test_the_runnable_snippets_run_one_after_another(project):
+def test_the_runnable_snippets_and_the_notebook_run_one_after_another(project):
     """On the tiny experiment, in a copy: `reread` is the copy's own."""
     project.edit("experiments/tiny.yaml", "seeds: [0, 1]", "seeds: [0]")
     ran = 0
@@ -128,6 +130,18 @@ def test_the_runnable_snippets_run_one_after_another(project):
                 ran += 1
     assert ran == 3
     assert (project.directory / "reports/tiny/report.html").is_file()
+    run_tour(project)
+
+
+def run_tour(project):
+    """The notebook, on the runs of the tiny experiment; the committed one was executed from its first cell to its last."""
+    tour = nbformat.read(ROOT / "docs/tour.ipynb", as_version=4)
+    code = [cell for cell in tour.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    client = NotebookClient(tour, timeout=120, resources={"metadata": {"path": str(project.directory)}})
+    client.execute(env=project.environment)
+    outputs = {output.output_type for cell in code for output in cell.outputs}
+    assert outputs == {"execute_result", "display_data"}
 
 
 def test_the_report_of_published_results_can_be_drawn(tmp_path):
