@@ -242,7 +242,8 @@ def measure(
 
     def judged(metrics: Mapping[str, Any], probabilities: np.ndarray) -> np.ndarray:
         """Return what the bootstrap reads: of a tuned metric the predictions at the thresholds of validation."""
-        return thresholds_of(metrics).decide(metric, probabilities) if metric in TUNED else probabilities
+        thresholds = thresholds_of(metrics) if metric in TUNED else None
+        return probabilities if thresholds is None else thresholds.decide(metric, probabilities)
 
     def measured_side(name: str, runs: Mapping[int, RunRecord]) -> Side:
         if name == comparison.control and comparison.reference is not None:
@@ -250,14 +251,17 @@ def measure(
         if name != comparison.baseline:
             scores = [metric_value(runs[seed].metrics([split])[split], metric) for seed in seeds]
             chosen = [runs[seed].metrics(["validation"])["validation"] for seed in seeds]
-            probabilities = [runs[seed].probabilities(split) for seed in seeds]
-            return Side(name, scores, [judged(*one) for one in zip(chosen, probabilities, strict=True)])
+            measured = [judged(one, runs[seed].probabilities(split)) for one, seed in zip(chosen, seeds, strict=True)]
+            return Side(name, scores, measured)
         there = baselines.get(first.data, {})
         refuse_unknown([name], there, f"comparison '{comparison.name}': the baselines of {first.data}")
         found = there[name]
         score = metric_value(found.metrics[split], metric)
-        probabilities = judged(found.metrics["validation"], found.probabilities[split])
-        return Side(name, [score] * len(seeds), [probabilities] * len(seeds))
+        return Side(
+            name,
+            [score] * len(seeds),
+            [judged(found.metrics["validation"], found.probabilities[split])] * len(seeds),
+        )
 
     treatment, control = map(measured_side, names, sides)
     scores = [[score for score in side.scores if score is not None] for side in (treatment, control)]

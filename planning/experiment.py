@@ -287,8 +287,12 @@ def _variant(
     network, training = (section.network, section.training) if section else ({}, {})
     training = merged(merged(parameters.training, training), own.get("training", {}))
     objective = training.get("objective")
-    smoothed = isinstance(objective, dict) and objective.get("label_smoothing")
-    if smoothed and not _asks_for_smoothing(of_experiment, own) and _has_several_labels(own["data"], root):
+    if (
+        isinstance(objective, dict)
+        and objective.get("label_smoothing")
+        and not _asks_for_smoothing(of_experiment, own)
+        and _has_several_labels(own["data"], root)
+    ):
         # It would lift the probability of every absent label.
         training["objective"] = {**objective, "label_smoothing": 0.0}
     return VariantSettings(

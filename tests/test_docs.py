@@ -134,7 +134,7 @@ def test_the_runnable_snippets_and_the_notebook_run_one_after_another(project):
 
 
 def run_tour(project):
-    """The notebook, on the runs of the tiny experiment; the committed one was executed from its first cell to its last."""
+    """The notebook, on the runs of the tiny experiment. All cells of the committed one were executed in order."""
     tour = nbformat.read(ROOT / "docs/tour.ipynb", as_version=4)
     code = [cell for cell in tour.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
