@@ -55,7 +55,7 @@ def metric_names(task: str) -> list[str]:
     """The metrics that tables show, the one that chooses the champion first. Accuracy says nothing of many labels."""
     if task == "single-label":
         return ["accuracy", "macro_f1", "loss", "expected_calibration_error"]
-    return ["macro_auroc", *TUNED, "micro_f1", "macro_f1", "loss", "expected_calibration_error", "exact_match"]
+    return ["macro_auroc", *TUNED, "loss", "expected_calibration_error", "micro_f1", "macro_f1", "exact_match"]
 
 
 def all_metric_names(task: str) -> list[str]:

@@ -11,6 +11,8 @@ from evaluation.metrics import higher_is_better, metric_names, metric_title
 from evaluation.page import half_width, interval, number, p_value, signed
 from evaluation.verdicts import EQUIVALENT, INCONCLUSIVE, REFUTED, SUPPORTED
 
+# The report has the others.
+MOST_METRICS = 4
 STYLES = {SUPPORTED: "bold green", REFUTED: "bold red", EQUIVALENT: "bold blue", INCONCLUSIVE: "bold yellow"}
 
 
@@ -32,7 +34,7 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
     """Return the table of one data set: its variants, then its baselines."""
     split = metrics["evaluated_on"]
     variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
-    names = metric_names(next(iter(variants.values()))["task"])
+    names = metric_names(next(iter(variants.values()))["task"])[:MOST_METRICS]
     table = Table(title=f"{data}, {split} split: mean and 95 % interval over seeds", title_justify="left")
     table.add_column("variant")
     for name in names:
