@@ -195,7 +195,7 @@ def readers_verdicts() -> Table:
 def choices() -> Table:
     """Return for each data set of a published experiment which variant or baseline to take, by validation and verdicts.
 
-    Tunings, which choose settings and read no test split, are left out.
+    Tunings, which choose settings and read no test split, are left out, and experiments on the preparation of data.
     """
     rows = []
     for path in sorted((ROOT / "results").glob("*/verdicts.json")):
@@ -205,6 +205,8 @@ def choices() -> Table:
         plan = read_json(f"results/{path.parent.name}/plan.json")
         for data in sorted(metrics["champions"]):
             mine = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
+            if len({json.dumps(plan["variants"][name]["preprocessing"], sort_keys=True) for name in mine}) > 1:
+                continue
             baselines = metrics["baselines"].get(data, {})
             score = metrics["champions"][data]["metric"]
             means = {name: one["validation"][score]["mean"] for name, one in mine.items()}

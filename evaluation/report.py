@@ -31,7 +31,7 @@ from evaluation.metrics import (
 from evaluation.page import VEGA, render
 from evaluation.records import RunRecord
 from evaluation.statistics import finite
-from evaluation.summary import rounded, summarise
+from evaluation.summary import champion_of, rounded, summarise
 from evaluation.verdicts import RULE, Comparison, Measured, Verdict, judge
 from storage.errors import InputError, refuse_unknown
 from storage.files import published_directory, write_json, write_text
@@ -406,7 +406,8 @@ def columns(data: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``variants`` of a data set, the metrics that are defined there (``metric_names``), and its leaders.
 
     ``best``: for each metric the name with the best mean of variants and baselines. ``outdone``: the title of the
-    baseline that has the best score, or None.
+    baseline that has the best score, or None. ``champion``: the variant's name or the baseline's title, with its
+    ``champion_mean`` of ``score``.
     """
     split = metrics["evaluated_on"]
     variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
@@ -421,7 +422,16 @@ def columns(data: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
             best[name] = (max if higher_is_better(name) else min)(known, key=known.__getitem__)
     score = metric_names(task)[0]
     outdone = best.get(score) if best.get(score) not in variants else None
-    return {"variants": list(variants), "metric_names": list(best), "best": best, "outdone": outdone}
+    champion, mean = champion_of(data, metrics)
+    return {
+        "variants": list(variants),
+        "metric_names": list(best),
+        "best": best,
+        "outdone": outdone,
+        "champion": baselines[champion]["name"] if champion in baselines else champion,
+        "score": score,
+        "champion_mean": mean,
+    }
 
 
 def settings_table(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:

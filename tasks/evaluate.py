@@ -22,6 +22,7 @@ from evaluation.metrics import metric_names
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import evaluate_run
+from evaluation.summary import champion_of
 from planning.experiment import networks
 from planning.plan import Plan, make_plan
 from preprocessing.manifest import load_raw_rows
@@ -192,16 +193,7 @@ def _register(
     whose weights are on another machine is not registered: one line lists the missing ones.
     """
     missing: list[str] = []
-    best_of = {
-        data: (-np.inf if about["mean"] is None else about["mean"], about["variant"])
-        for data, about in metrics["champions"].items()
-    }
-    for data, mine in baselines.items():
-        scores = [(one.metrics["validation"][metrics["champions"][data]["metric"]], name) for name, one in mine.items()]
-        for score, name in scores:
-            if score is not None and score > best_of[data][0]:
-                best_of[data] = (score, name)
-    champions = {data: name for data, (_, name) in best_of.items()}
+    champions = {data: champion_of(data, metrics)[0] for data in metrics["champions"]}
     for name, about in metrics["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
         run_id = tracking.record(

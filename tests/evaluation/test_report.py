@@ -20,6 +20,7 @@ from evaluation.ledger import record_read
 from evaluation.metrics import metrics_of_splits
 from evaluation.page import TEMPLATES
 from evaluation.report import evaluate_experiment, judge_experiment
+from evaluation.summary import champion_of
 from evaluation.tables import differences
 from evaluation.terminal import terminal_table
 from storage.errors import InputError
@@ -377,6 +378,19 @@ def test_a_perfect_score_is_flagged(tools, tmp_path, image_data):
     assert found["metrics"]["variants"]["swish"]["suspiciously_perfect"]
     assert found["verdicts"][0]["verdict"] == "inconclusive" and found["verdicts"][0]["flags"]
     assert "suspiciously perfect" in (tmp_path / "t" / "report.html").read_text()
+
+
+def test_a_baseline_that_is_better_on_validation_is_the_champion_and_the_report_says_so(
+    tools, tmp_path, texts, text_data
+):
+    experiment, records = texts
+    best = {"corpus": {"tf-idf": baseline_of(tools, text_data, skill=8.0)}}
+    found = evaluate_experiment(experiment, records, best, tmp_path / "trial")["metrics"]
+    assert found["champions"]["corpus"]["variant"] == "han" and champion_of("corpus", found)[0] == "tf-idf"
+    page = (tmp_path / "trial" / "report.html").read_text()
+    assert "A baseline has the best accuracy here: <strong>TF-IDF + logistic regression</strong>" in page
+    row = re.search(r'<tr class="baseline">.*?</tr>', page, re.DOTALL)[0]
+    assert ">champion</span>" in row and page.count(">champion</span>") == 1 and 'class="best"' in row
 
 
 def test_the_terminal_table(tools, tmp_path, texts, text_data):
