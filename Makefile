@@ -15,7 +15,8 @@ data.dvc and data.manifest.json; else remove data/ and run 'make data' again
 # Python 3.11, or else the default one.
 SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: install ext wheel checked-data data run repro test test-packages lint format docs docs-check ui serve doctor clean
+.PHONY: install ext wheel checked-data data run repro test test-packages lint format docs docs-check screens tour ui serve \
+        doctor clean
 
 run: data
 	$(REREAD) run --experiment $(EXPERIMENT)
@@ -86,6 +87,15 @@ docs: install
 docs-check: docs
 	$(PYTHON) docs/check.py site
 	$(PYTHON) docs/tables.py --check
+
+# Take the pictures of the report and of the page of attention in docs/, from reports/default.
+screens: install test-packages
+	$(PYTHON) -m tests.evaluation.pages
+
+# Execute the notebook in docs/ on the runs of the tiny experiment.
+tour: install
+	$(REREAD) run --experiment tiny
+	jupyter execute --inplace docs/tour.ipynb
 
 ui: install
 	$(REREAD) ui
