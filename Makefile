@@ -15,12 +15,13 @@ data.dvc and data.manifest.json; else remove data/ and run 'make data' again
 # Python 3.11, or else the default one.
 SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: install ext wheel checked-data data run repro test test-packages lint format docs docs-check ui serve doctor clean
+.PHONY: install ext wheel checked-data data run repro test test-packages lint format docs docs-check screens tour ui serve \
+        doctor clean
 
 run: data
 	$(REREAD) run --experiment $(EXPERIMENT)
 
-install: $(VENV)/installed
+install: $(VENV)/installed .cache/vega.js
 
 # torch is installed first: pip chooses the build that suits the machine (CPU or CUDA), and their hashes differ.
 # --no-deps: the lock file is complete. pip's resolver would choose a newer release of a package that another one requires
@@ -32,6 +33,10 @@ $(VENV)/installed: requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/pip check --disable-pip-version-check
 	touch $@
+
+# The script of DVC's page of plots, which then needs no network.
+.cache/vega.js: | $(VENV)/installed
+	@$(PYTHON) -m evaluation.vega $@
 
 # Pull from a DVC remote, if one is configured. Then build data/ or check it against data.manifest.json.
 checked-data: install
@@ -52,6 +57,7 @@ wheel: install
 
 repro: checked-data
 	@$(RECORD_DATA) || { echo "error: $(NOT_DESCRIBED)" >&2; exit 2; }
+	@$(PYTHON) -m tasks.machine
 	dvc repro $(if $(filter default,$(EXPERIMENT)),,results/dvc.yaml:experiment@$(EXPERIMENT))
 
 # Install the browser of the tests and, where they can be had, PostgreSQL and Slurm, in CI on Debian.
@@ -84,6 +90,15 @@ docs: install
 docs-check: docs
 	$(PYTHON) docs/check.py site
 	$(PYTHON) docs/tables.py --check
+
+# Take the pictures of the report and of the page of attention in docs/, from reports/default.
+screens: install test-packages
+	$(PYTHON) -m tests.evaluation.pages
+
+# Execute the notebook in docs/ on the runs of the tiny experiment.
+tour: install
+	$(REREAD) run --experiment tiny
+	jupyter execute --inplace docs/tour.ipynb
 
 ui: install
 	$(REREAD) ui

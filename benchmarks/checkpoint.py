@@ -11,6 +11,7 @@ has what the writing thread takes from training. The first epochs of each run ca
 """
 
 import argparse
+import gc
 import json
 import statistics
 import tempfile
@@ -134,6 +135,10 @@ def timed_run(
 
     with mock.patch.object(loop, "validate", timed), mock.patch.multiple(Checkpoint, save=saved, _write=written):
         loop.train(job, prepared, device, clock)
+    if device.type == "cuda":
+        # The graphs of a run hold its memory until they are collected.
+        gc.collect()
+        torch.cuda.empty_cache()
     return clock.spans, writing
 
 

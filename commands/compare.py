@@ -27,6 +27,8 @@ from storage.run_folder import RunFolder
 
 DIGEST = re.compile(r"[0-9a-f]{32,}")
 
+LONGEST = 48  # letters of a cell
+
 # Names of a run, which are no difference between two.
 NAMES = {"run_key", "variant", "seed"}
 
@@ -179,8 +181,13 @@ def shown(value: Any) -> Text:
     if isinstance(value, float):
         return Text(f"{value:.6g}")
     if isinstance(value, str):
-        return Text(value[:8] if DIGEST.fullmatch(value) else value)
+        return Text(value[:8] if DIGEST.fullmatch(value) else shorten(value))
     return Text(json.dumps(value, ensure_ascii=False))
+
+
+def shorten(value: str) -> str:
+    """Return at most LONGEST letters of a text; ``--json`` has all."""
+    return value if len(value) <= LONGEST else f"{value[: LONGEST - 1]}…"
 
 
 def list_of_runs() -> list[dict[str, Any]]:

@@ -4,13 +4,14 @@ reread publish imdb
 reread publish imdb --without-weights      runs came back from another machine without their weights
 
 Writes what is committed: metrics.json, verdicts.json, plan.json, the tables (CSV) and differences.png of the report,
-and runs.json with each run's key, seed, sha256 of its weights, environment and commit. DVC gets a stage for the
-experiment (results/experiments.yaml). Refuses a report of a selection,
-of other settings than today's, and of runs whose files do not match their digests.
+runs.json with each run's key, seed, sha256 of its weights, environment and commit, and summary.json, the few figures
+that `dvc metrics` shows. DVC gets a stage for the experiment (results/experiments.yaml). Refuses a report of a
+selection, of other settings than today's, and of runs whose files do not match their digests.
 """
 
 import shutil
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -26,6 +27,8 @@ LISTED = """# The experiments that results/dvc.yaml has a stage of; `reread publ
 # of: the file whose variants or comparisons an experiment takes, or params.
 """
 RECORDS = ("metrics.json", "verdicts.json", "plan.json")
+SUMMARY = "summary.json"
+DIGITS = 4
 
 
 def command(
@@ -61,12 +64,41 @@ def command(
             if (report / name).is_file():
                 shutil.copy2(report / name, folder / name)
         write_json(folder / RUNS, runs)
+        verdicts = read_object(report / "verdicts.json", "verdicts")["verdicts"]
+        write_json(folder / SUMMARY, summary(metrics, verdicts, runs))
     if experiment != "default":  # dvc.yaml has the stages of the default one
         add_to_dvc(experiment)
     if as_json:
         print_json({"results": str(RESULTS / experiment), "runs": runs})
     else:
         print(f"{RESULTS / experiment}: {len(runs)} runs; commit it")
+
+
+def summary(
+    metrics: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what ``dvc metrics`` shows: each variant's mean score by data set, the verdicts, and the kind of machine.
+
+    A difference between two machines is thus a line of its own, beside the figures that it explains.
+    """
+    scores: dict[str, dict[str, float | None]] = {}
+    # Of a grid, the trial that was chosen.
+    shown = {one["chosen"]: name for name, one in metrics.get("tuned", {}).items()}
+    for variant, about in metrics["variants"].items():
+        name = shown.get(variant, "") if shown else variant
+        if not name:
+            continue
+        mean = about[metrics["evaluated_on"]][about["score"]]["mean"]
+        scores.setdefault(about["data"], {})[name] = None if mean is None else round(mean, DIGITS)
+    environments = [run["environment"] for run in runs]
+    machines = {
+        f"{about.get('gpu') or about.get('cpu_capability')}, torch {about.get('torch')}" for about in environments
+    }
+    return {
+        **scores,
+        "verdict": {one["name"]: one["verdict"] for one in verdicts},
+        "machine": " and ".join(sorted(machines)),
+    }
 
 
 def add_to_dvc(experiment: str) -> None:

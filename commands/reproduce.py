@@ -1,6 +1,7 @@
 """Train a finished run again and compare the results.
 
-reread reproduce 3f2a       a run's key or its beginning
+reread reproduce 3f2a              a run's key or its beginning
+reread reproduce runs/3f2a91c0...  or its folder
 
 Exit code 0: equal weights and results; 1: they differ; 2: it cannot be tried. The original is only read. The second run
 is removed when it is equal and kept in runs/.reproduced/ when it is not. Its job is the original's; source, machine and
@@ -38,11 +39,17 @@ def command(run: RunKey) -> int:
     original = find_run(run)
     console = Console(highlight=False, soft_wrap=True)
     progress = RunProgress(original.job)
+
+    def follow(event: dict[str, Any]) -> None:
+        if event["event"] == "started":
+            console.print(f"training {original.key} again on {event['device']}", markup=False)
+        progress(event)
+
     name = f"{original.job['variant']} seed {original.job['seed']}"
     try:
-        again = reproduce(original, progress)
+        again = reproduce(original, follow)
     except TrainingFailed as error:
-        progress.finish(f"{name}: failed")
+        progress.finish(f"{name}: failed", trained=False)
         console.print(f"not reproduced: {error}", markup=False)
         return 1
     progress.finish(f"{name}: trained again on {again.environment.get('device', 'this machine')}")

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from commands.servers import ServerFailed, Servers, api_url, deploy, prefect_server, worker
 from commands.service_settings import SETTINGS, Settings
+from storage.errors import InputError
 
 
 def command(
@@ -30,6 +31,8 @@ def command(
 ) -> None:
     console = Console(highlight=False, soft_wrap=True)
     if service:
+        if (prefect_port, limit) != (4200, 1):
+            raise InputError(f"--prefect-port and --limit are for a worker: the ports of --service are in {settings}")
         serve_team(settings, console)
         return
     given = os.environ.get("PREFECT_API_URL")

@@ -3,9 +3,9 @@
 reread serve model docstrings
 reread serve model docstrings --variant tf-idf --port 8001
 
-Then open http://127.0.0.1:8000, or:
+Then open 127.0.0.1:8000 in a browser, or:
 
-curl http://127.0.0.1:8000/predict -H 'Content-Type: application/json' -d '{"rows": ["Return the eigenvalues."]}'
+curl 127.0.0.1:8000/predict -H 'Content-Type: application/json' -d '{"rows": ["Return the eigenvalues."]}'
 
 Requests that arrive together are answered together. Without --variant or --version the champion of the data set
 answers. There is no password: it listens on 127.0.0.1 unless --host names another address.

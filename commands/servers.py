@@ -179,6 +179,8 @@ class Servers:
             if server.port:
                 if not self.ports.enter_context(file_lock(port_lock(server.port), blocking=False)):
                     continue
+                # Removed while it is held: a session's port is another one each time.
+                self.ports.callback(port_lock(server.port).unlink, missing_ok=True)
                 _refuse_taken(server)
             process = server.start()
             print(process.pid, file=self.guard.stdin, flush=True)

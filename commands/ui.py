@@ -51,12 +51,17 @@ def command(
 
 
 def runs_pages(mlflow: str) -> Iterator[tuple[str, str]]:
-    """Each experiment with the address of its runs: MLflow's first page is about traces of language models."""
+    """Each experiment with the addresses of its variants and charts, or of its runs where it has no report yet."""
+    from tracking.pages import experiment_page
     from tracking.runs import open_tracking
+    from tracking.views import CHARTS, TAG, VARIANTS
 
     for experiment in open_tracking().client.search_experiments():
-        if experiment.name != "Default":  # MLflow's own, which has no runs of ours
-            yield (
-                experiment.name,
-                f"{mlflow}/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning",
-            )
+        if experiment.name == "Default":  # MLflow's own, which has no runs of ours
+            continue
+        number = experiment.experiment_id
+        if f"{TAG}{VARIANTS}" not in experiment.tags:
+            yield experiment.name, experiment_page(mlflow, number)
+        else:
+            yield experiment.name, experiment_page(mlflow, number, VARIANTS)
+            yield f"{experiment.name}, charts", experiment_page(mlflow, number, CHARTS, charts=True)

@@ -2,7 +2,7 @@
 
 The library uses PyTorch's stable ABI, target 2.11, so that one build serves Python 3.11 to 3.13 and torch 2.11 to
 2.13. Nothing here needs a GPU or PyTorch's CUDA build: nvcc and PyTorch's headers are enough. It contains machine code
-for the GPUs in ``ARCHITECTURES`` (``python -m cuda_ext.wheel``: ``WHEEL_ARCHITECTURES``) and PTX for later ones.
+for the GPUs in ``ARCHITECTURES`` and PTX for later ones.
 """
 
 import argparse
@@ -26,9 +26,8 @@ SOURCES = Path(__file__).resolve().parent
 BUILT = SOURCES / "_build"
 Architecture = tuple[int, int] | tuple[int, int, str]
 # Compute capabilities that get machine code. They are part of the library's key, and so of the keys of trained runs.
-ARCHITECTURES: tuple[Architecture, ...] = ((8, 0), (9, 0), (10, 0))
-# Those of the wheel. 9.0a is Hopper with the instructions that only Hopper has.
-WHEEL_ARCHITECTURES: tuple[Architecture, ...] = ((8, 0), (9, 0, "a"), (10, 0), (12, 0))
+# 9.0a is Hopper with the instructions that only Hopper has.
+ARCHITECTURES: tuple[Architecture, ...] = ((8, 0), (9, 0, "a"), (10, 0), (12, 0))
 # PTX of this one serves all later GPUs; where it is not compiled for, PTX of the last one does.
 PTX = (10, 0)
 # The first nvcc that knows all of them.
@@ -48,8 +47,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=BUILT, help="the folder that gets the library")
     parser.add_argument(
         "--gpu",
-        choices=[f"{major}.{minor}" for major, minor in ARCHITECTURES],
-        help="compile for GPUs of this compute capability alone, in a third of the time (default: for all)",
+        choices=[f"{major}.{minor}" for major, minor in capabilities()],
+        help="compile for GPUs of this compute capability alone, in a quarter of the time (default: for all)",
     )
     arguments = parser.parse_args()
     gpus = [gpu for gpu in ARCHITECTURES if arguments.gpu in (None, "{}.{}".format(*gpu))]
@@ -84,7 +83,7 @@ def build(output: Path = BUILT, gpus: Sequence[Architecture] = ARCHITECTURES) ->
             "sources": key,
             "nvcc": ".".join(map(str, release)),
             "torch_target": TORCH_TARGET,
-            "architectures": [list(gpu[:2]) for gpu in gpus],
+            "architectures": capabilities(gpus),
             "ptx": list(ptx_of(gpus)),
         }
         written = output / "library.json.new"
@@ -94,6 +93,25 @@ def build(output: Path = BUILT, gpus: Sequence[Architecture] = ARCHITECTURES) ->
             if old != library:
                 old.unlink()
     return library
+
+
+def remedy(checkout: bool) -> str:
+    """What the user does about a library that is missing or does not fit: of a checkout or of an installed wheel."""
+    if checkout:
+        return "run `make ext`"
+    return "install a wheel of reread-kernels that holds it (`make wheel` in a checkout builds one)"
+
+
+def remedy_for_gpu(checkout: bool) -> str:
+    """The same where the library has no code for the GPU."""
+    if checkout:
+        return "add it to ARCHITECTURES in cuda_ext/build.py and run `make ext`"
+    return "this wheel has no kernels for the GPU; a checkout with the GPU in cuda_ext/build.py builds one that has"
+
+
+def capabilities(gpus: Sequence[Architecture] = ARCHITECTURES) -> list[list[int]]:
+    """Return ``gpus`` as library.json names them, [[major, minor], ...]."""
+    return [list(gpu[:2]) for gpu in gpus]
 
 
 def kernel_sources() -> list[Path]:
@@ -211,10 +229,10 @@ def run(arguments: list[str]) -> str:
     return done.stdout
 
 
-def built(output: Path = BUILT) -> dict | None:
-    """What library.json says of the library in ``output``, or None if there is none."""
+def built() -> dict | None:
+    """What library.json says of the library in ``BUILT``, or None if there is none."""
     try:
-        return json.loads((output / "library.json").read_text(encoding="utf-8"))
+        return json.loads((BUILT / "library.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
 

@@ -37,6 +37,11 @@ class Case:
     flops_per_second: float = FP32_FLOPS
 
 
+def begin(kernel: str, *case: object) -> None:
+    """Print which case of ``exercise`` begins: one that does not end is then known."""
+    print(kernel, *case, flush=True)
+
+
 def compiled(function: Callable[..., Tensor]) -> dict[str, Callable[..., Tensor]]:
     """``function`` by torch.compile, by peer's name: as it comes and in its strongest mode.
 

@@ -12,23 +12,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from cuda_ext import build
 from cuda_ext.errors import KernelError
 
-# The first GPUs with bulk copies, clusters and programmatic launch.
-HOPPER = (9, 0)
 # Bytes of shared memory that a block of an operation's largest kernel takes, where some GPU that the library serves may
 # have less: sm_80 has 166,912, sm_86, sm_89 and sm_120 have 101,376, sm_90 and sm_100 have 232,448.
 SHARED_MEMORY = {
-    # gru_backward.cu: recur_back of 128 units in float32 with what goes out by bulk copies.
-    "gru_forward": 118_784,
-    "gru_backward": 118_784,
-    # attention_pooling/kernels.cuh: BackwardShared of each class of widths.
+    # attention_pooling/kernels.cuh: needed_shared_memory of each class of widths.
     "attention_pooling of half precision to 64 wide": 87_984,
-    "attention_pooling of half precision to 104 wide": 218_624,
+    "attention_pooling of half precision to 104 wide": 79_408,
     "attention_pooling of half precision to 128 wide": 109_936,
-    "attention_pooling of float32 to 64 wide": 133_008,
+    "attention_pooling of float32 to 64 wide": 95_088,
     "attention_pooling of float32 to 104 wide": 154_288,
     "attention_pooling of float32 to 128 wide": 214_384,
 }
@@ -48,15 +44,16 @@ def strict(on: bool) -> None:
     _strict = on
 
 
-def kernel(name: str, device: torch.device, variant: str | None = None) -> Callable | None:
-    """The compiled operation ``name`` for tensors on ``device``, or None, with a warning, if its reference must run.
+def kernel(name: str, x: Tensor, variant: str | None = None) -> Callable | None:
+    """The compiled operation ``name`` for tensors like ``x``, or None if its reference must run.
 
     variant: the entry of SHARED_MEMORY that the call comes under, where it depends on dtype or shape.
-    Strict mode raises KernelError in place of the warning.
+    The reference comes with a warning, in strict mode with KernelError; but not that of float64 on a GPU, for which
+    no operation has a kernel.
     """
-    reason = unfit(device) or lacks_shared_memory(variant or name, device)
+    reason = unfit(x.device) or lacks_shared_memory(variant or name, x.device)
     if reason is None:
-        return getattr(torch.ops.cuda_ext_kernels, name).default
+        return None if x.dtype == torch.float64 else getattr(torch.ops.cuda_ext_kernels, name).default
     run_reference(name, reason)
     return None
 
@@ -73,14 +70,21 @@ def run_reference(name: str, reason: str) -> None:
 def kernels(device: torch.device) -> str:
     """Which implementation runs on ``device``, for a run's record.
 
-    ``extension KEY``, followed by ``; reference: NAME, ...`` where the GPU cannot run some of the operations, or
+    ``extension KEY``, followed by ``; compiled for sm_80, ...`` where the library is not compiled for every GPU of
+    ``build.ARCHITECTURES``, and by ``; reference: NAME, ...`` where the GPU cannot run some of the operations; or
     ``reference (reason)``.
     """
     reason = unfit(device)
     if reason is not None:
         return f"reference ({reason})"
     lacking = [name for name in SHARED_MEMORY if lacks_shared_memory(name, device)]
-    return f"extension {build.built()['sources']}" + (f"; reference: {', '.join(lacking)}" if lacking else "")
+    found = build.built()
+    some = "" if found["architectures"] == build.capabilities() else f"; compiled for {_named(found['architectures'])}"
+    return f"extension {found['sources']}{some}" + (f"; reference: {', '.join(lacking)}" if lacking else "")
+
+
+def _named(architectures: Sequence[Sequence[int]]) -> str:
+    return ", ".join(f"sm_{major}{minor}" for major, minor in architectures)
 
 
 @functools.cache
@@ -91,17 +95,17 @@ def unfit(device: torch.device) -> str | None:
     if torch.version.cuda is None:
         return "this PyTorch is the CPU build: run `pip install torch` from an index with CUDA builds"
     found = build.built()
-    if found is None:
-        return "the library is not built: run `make ext`"
     # A wheel contains the library without the sources.
-    if "ptx" not in found or (build.kernel_sources() and found["sources"] != build.source_key()):
-        return "the library was built from other sources: run `make ext`"
+    checkout = bool(build.kernel_sources())
+    if found is None:
+        return f"the library is not built: {build.remedy(checkout)}"
+    if "ptx" not in found or (checkout and found["sources"] != build.source_key()):
+        return f"the library was built from other sources: {build.remedy(checkout)}"
     capability = torch.cuda.get_device_capability(device)
     if not runs_on(found["architectures"], found["ptx"], capability):
-        have = ", ".join(f"sm_{major}{minor}" for major, minor in found["architectures"])
         return (
-            f"{torch.cuda.get_device_name(device)} is sm_{capability[0]}{capability[1]} and the library holds {have}: "
-            f"add it to ARCHITECTURES in cuda_ext/build.py and run `make ext`"
+            f"{torch.cuda.get_device_name(device)} is sm_{capability[0]}{capability[1]} and the library holds "
+            f"{_named(found['architectures'])}: {build.remedy_for_gpu(checkout)}"
         )
     return _load(build.BUILT / found["file"])
 
@@ -109,13 +113,12 @@ def unfit(device: torch.device) -> str | None:
 def runs_on(architectures: Sequence[Sequence[int]], ptx: Sequence[int], capability: tuple[int, int]) -> bool:
     """Return whether a library with machine code for ``architectures`` and PTX of ``ptx`` serves a GPU.
 
-    Machine code serves its major version from its minor version up. PTX serves later GPUs; but what was compiled for a
-    GPU before HOPPER does not serve Hopper and later ones: the host code decides by the GPU what the device code does,
-    and bulk copies and clusters were compiled out of it.
+    Machine code serves its major version from its minor version up, PTX all later GPUs, for which the driver compiles
+    it. What Hopper has and the PTX's GPU had not then stays unused: common/launch.cuh asks what the code was compiled
+    for.
     """
-    if any(major == capability[0] and minor <= capability[1] for major, minor in architectures):
-        return True
-    return tuple(ptx) <= capability and (tuple(ptx) >= HOPPER or capability < HOPPER)
+    served = any(major == capability[0] and minor <= capability[1] for major, minor in architectures)
+    return served or tuple(ptx) <= capability
 
 
 def lacks_shared_memory(name: str, device: torch.device) -> str | None:
@@ -144,5 +147,6 @@ def _load(path: Path) -> str | None:
         torch.ops.load_library(str(path))
     except OSError as error:
         first = str(error).splitlines()[0]
-        return f"the library does not load with PyTorch {torch.__version__} ({first}): run `make ext`"
+        remedy = build.remedy(bool(build.kernel_sources()))
+        return f"the library does not load with PyTorch {torch.__version__} ({first}): {remedy}"
     return None

@@ -11,7 +11,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +21,10 @@ import torch
 
 from cuda_ext import bench, build, library
 from cuda_ext.errors import KernelError, command
+from cuda_ext.exercise import TOOLS
 
 RESULTS = build.SOURCES / "results"
 ROOT = build.SOURCES.parent
-SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def main() -> int:
@@ -72,26 +71,14 @@ def check() -> dict[str, Any]:
         tests += ["-n", "4", "-p", "no:benchmark"]
     with ThreadPoolExecutor() as pool:
         found = {"gpu tests": pool.submit(run, tests)}
-        found |= {tool: pool.submit(sanitize, tool) for tool in SANITIZERS}
+        exercise = [sys.executable, "-m", "cuda_ext.exercise", "--tool"]
+        found |= {tool: pool.submit(run, [*exercise, tool]) for tool in TOOLS}
         return {name: one.result() for name, one in found.items()}
 
 
-def sanitize(tool: str) -> dict[str, Any]:
-    sanitizer = shutil.which("compute-sanitizer")
-    if sanitizer is None:
-        return {"passed": False, "output": "compute-sanitizer is not on the PATH: it comes with the CUDA toolkit"}
-    return run(
-        [sanitizer, "--tool", tool, "--error-exitcode", "1", sys.executable, "-m", "cuda_ext.exercise"],
-        PYTORCH_NO_CUDA_MEMORY_CACHING="1",
-    )
-
-
-def run(arguments: list[str], **environment: str) -> dict[str, Any]:
+def run(arguments: list[str]) -> dict[str, Any]:
     """Run a command in the project's root; ``output`` is its last line, all of it after a failure."""
-    done = subprocess.run(
-        arguments, cwd=ROOT, env={**os.environ, **environment}, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    done = subprocess.run(arguments, cwd=ROOT, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output = done.stdout.strip()
     return {
         "passed": done.returncode == 0,

@@ -1,7 +1,7 @@
 """Build the kernels as a wheel of their own: ``python -m cuda_ext.wheel`` (or ``make wheel``).
 
 The wheel, ``reread_kernels-VERSION-py3-none-linux_x86_64.whl``, contains the package ``cuda_ext`` and a library with
-machine code for the GPUs in ``build.WHEEL_ARCHITECTURES`` and PTX for later ones. It needs torch alone. The sources of
+machine code for the GPUs in ``build.ARCHITECTURES`` and PTX for later ones. It needs torch alone. The sources of
 the kernels, the benchmarks and the tests stay in the repository. Building needs nvcc, setuptools and no GPU.
 """
 
@@ -29,9 +29,9 @@ def main() -> None:
         "--without-library", action="store_true", help="leave the compiled library out: the references run alone"
     )
     arguments = parser.parse_args()
-    library = None if arguments.without_library else build.BUILT / "wheel"
+    library = None if arguments.without_library else build.BUILT
     if library:
-        build.build(library, build.WHEEL_ARCHITECTURES)
+        build.build(library)
     print(f"built {wheel(arguments.output, library)}")
 
 

@@ -26,6 +26,7 @@ ROOMS = [
     "benchmarks",
     "flows",
     "commands",
+    "reread",
 ]
 
 project = "reread"

@@ -192,6 +192,56 @@ def readers_verdicts() -> Table:
     return ["claim", "IMDB", "difference", "20 Newsgroups", "difference"], rows
 
 
+def choices() -> Table:
+    """Return for each data set of a published experiment which variant or baseline to take, by validation and verdicts.
+
+    Tunings, which choose settings and read no test split, are left out, and experiments on the preparation of data.
+    """
+    rows = []
+    for path in sorted((ROOT / "results").glob("*/verdicts.json")):
+        metrics, verdicts = read_json(f"results/{path.parent.name}/metrics.json"), read_json(str(path))["verdicts"]
+        if metrics["evaluated_on"] != "test":
+            continue
+        plan = read_json(f"results/{path.parent.name}/plan.json")
+        for data in sorted(metrics["champions"]):
+            mine = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
+            if len({json.dumps(plan["variants"][name]["preprocessing"], sort_keys=True) for name in mine}) > 1:
+                continue
+            baselines = metrics["baselines"].get(data, {})
+            score = metrics["champions"][data]["metric"]
+            means = {name: one["validation"][score]["mean"] for name, one in mine.items()}
+            means |= {name: one["validation"][score] for name, one in baselines.items()}
+            decided = [one for one in verdicts if {one["treatment"], one["control"]} <= set(means)]
+            losers = {loser(one) for one in decided} - {None}
+            best = max(set(means) - losers, key=means.__getitem__)
+            equal = linked(best, decided) - losers
+            found = mine[best]["test"][score] if best in mine else {"mean": baselines[best]["test"][score]}
+            shown = interval(found, 4, sign=False) if "low" in found else f"{found['mean']:.4f}"
+            rows.append(
+                [f"`{data}` ({plan['data'][data]['kind']})", f"`{best}`", f"{score.replace('_', ' ')} {shown}"]
+                + [listed(names) for names in (equal, losers, set(means) - losers - equal - {best})]
+            )
+    return ["data", "best on validation", "its test score", "equivalent", "shown worse", "not decided"], rows
+
+
+def loser(verdict: dict[str, Any]) -> str | None:
+    """Return the side that a verdict shows to be worse, or None."""
+    return {"supported": verdict["control"], "refuted": verdict["treatment"]}.get(verdict["verdict"])
+
+
+def linked(name: str, verdicts: list[dict[str, Any]]) -> set[str]:
+    """Return the names that verdicts of equivalence link to ``name``, also through others."""
+    pairs = [{one["treatment"], one["control"]} for one in verdicts if one["verdict"] == "equivalent"]
+    found = {name}
+    while more := set().union(*(pair for pair in pairs if pair & found)) - found:
+        found |= more
+    return found - {name}
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
 def imdb_trials() -> Table:
     """Return each setting tried on parts of IMDB's training split, against the former settings on the same parts."""
     by_part: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -1,13 +1,16 @@
-"""A page of documents with words and sentences shaded by their attention.
+"""A page of documents with words and sentences shaded by the attention of one network, or of two side by side.
 
 Source: Yang et al., Hierarchical Attention Networks for Document Classification, NAACL 2016, figure 5: words are shaded
 by sqrt(p_s) p_w, the word's weight damped by its sentence's, so that the chief word of a sentence of no
 importance stays pale.
 
-One hue in steps of even lightness, so that colour-blind readers and grey print keep the order; the text on each
-step is black or white, whichever has the higher contrast (WCAG 2.2, at least 4.5 to 1).
+The page has the readings of several seeds of every variant that attends. Its reader chooses network, seed, class, and
+right or wrong. One hue in steps of even lightness, so that colour-blind readers and grey print keep the order; the text
+on each step is black or white, whichever has the higher contrast (WCAG 2.2, at least 4.5 to 1).
 """
 
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from batches.answers import attends
 from batches.collation import inputs
 from evaluation.metrics import predicted
 from evaluation.page import render
-from evaluation.records import RunRecord
+from evaluation.records import RunRecord, best_first
 from kinds import Explanation
 from models.objectives import to_probabilities
 from runtime.determinism import threads
@@ -28,61 +31,104 @@ from storage.prepared import Prepared
 from storage.run_folder import WEIGHTS
 
 PAGE = "attention.html"
+DOCUMENTS = "example_documents.json"
 LEVELS = 10
+# Of each variant the best seed, then further seeds in turn, so that the page stays below some megabytes.
+MOST_READINGS = 24
+# Weights are written as whole multiples of this.
+UNIT = 1e-4
 # From the page's own colour to a strong blue: light pages, dark pages.
 LIGHT = ((255, 255, 255), (8, 81, 156))
 DARK = ((22, 27, 34), (121, 190, 255))
 
 
-def explain(record: RunRecord, prepared: Prepared, folder: Path) -> Explanation | None:
-    """Write the attention page of a run into ``folder``; None where its network has no attention to show."""
-    if not has_attention(record.run_directory, prepared):
+def explain(records: Sequence[RunRecord], best_seeds: Mapping[str, int], folder: Path) -> Explanation | None:
+    """Write the attention page into ``folder``; None where no network has attention to show."""
+    readings = chosen_runs(records, best_seeds)
+    if not readings:
         return None
-    title = f"What {record.variant} attends to (seed {record.seed})"
-    write_text(folder / PAGE, attention_page(record.run_directory, prepared, title))
-    shows = "documents of the test split with words and sentences shaded by their attention"
-    return Explanation(PAGE, title, shows)
+    title = "What the networks attend to"
+    write_text(folder / PAGE, attention_page(readings, title))
+    return Explanation(PAGE, title, "documents of the test split with words and sentences shaded by attention")
+
+
+def chosen_runs(records: Sequence[RunRecord], best_seeds: Mapping[str, int]) -> list[RunRecord]:
+    """Return the runs that the page shows, in order of variant, the best seed of each first."""
+    ordered = best_first(records, best_seeds)
+    shown = {
+        variant for variant, seed in best_seeds.items()
+        if any(one.seed == seed and has_attention(one.run_directory, one.prepared)
+               for one in ordered if one.variant == variant)
+    }  # fmt: skip
+    by_variant = [
+        [one for one in ordered if one.variant == variant and (one.run_directory / WEIGHTS).is_file()]
+        for variant in best_seeds if variant in shown
+    ]  # fmt: skip
+    in_turn = [one for of_rank in itertools.zip_longest(*by_variant) for one in of_rank if one is not None]
+    return best_first(in_turn[:MOST_READINGS], best_seeds)
 
 
 def has_attention(run_directory: Path, prepared: Prepared) -> bool:
     """Return whether the network attends, its weights are still there, and there are words to show it on."""
-    if not (prepared.directory / "example_documents.json").is_file():
-        return False
-    if not (run_directory / WEIGHTS).is_file():
+    if not (prepared.directory / DOCUMENTS).is_file() or not (run_directory / WEIGHTS).is_file():
         return False
     return attends(models.load(run_directory, prepared.description))
 
 
-def attention_page(run_directory: Path, prepared: Prepared, title: str) -> str:
-    """The page as one HTML text: the documents of example_documents.json as the run's network reads them."""
+def attention_page(records: Sequence[RunRecord], title: str) -> str:
+    """Return the page as one HTML text: the documents of example_documents.json as each run's network reads them."""
+    sets: dict[str, Prepared] = {record.prepared_directory.name: record.prepared for record in records}
+    payload = {
+        "unit": UNIT,
+        "sets": {key: document_set(prepared) for key, prepared in sets.items()},
+        "readings": [
+            {
+                "variant": record.variant,
+                "seed": record.seed,
+                "set": record.prepared_directory.name,
+                "documents": read_documents(record.run_directory, record.prepared),
+            }
+            for record in records
+        ],
+    }
     return render(
         "attention.html",
+        ["attention.js"],
         title=title,
-        documents=shown_documents(run_directory, prepared),
-        data=prepared.description["name"],
+        payload=payload,
+        data=sorted({record.data for record in records}),
         levels={"light": palette(*LIGHT), "dark": palette(*DARK)},
     )
 
 
-@torch.no_grad()
-def shown_documents(run_directory: Path, prepared: Prepared) -> list[dict[str, Any]]:
-    """Return the example documents: words with shades (0 to LEVELS - 1), sentence weights, labels and probabilities.
+def document_set(prepared: Prepared) -> dict[str, Any]:
+    """Return a data set's name and classes, and the id and words of its example documents, empty sentences left out.
 
-    Weights are exact; only their print is rounded. Padding is not in example_documents.json, so it has no entry here.
+    Padding is not in example_documents.json, so it has no entry here.
     """
-    shown = read_json(prepared.directory / "example_documents.json")
-    documents = []
+    documents = [
+        {"id": one["id"], "sentences": [words for words in one["words"] if words]}
+        for one in read_json(prepared.directory / DOCUMENTS)
+    ]
+    return {"data": prepared.description["name"], "classes": prepared.classes, "documents": documents}
+
+
+@torch.no_grad()
+def read_documents(run_directory: Path, prepared: Prepared) -> list[dict[str, Any]]:
+    """Return what one network makes of the example documents: labels, probabilities, and weights with their shades."""
+    shown = read_json(prepared.directory / DOCUMENTS)
+    if not shown:
+        return []
+    rows = np.array([document["row"] for document in shown])
     with threads(1):
         network: Any = models.load(run_directory, prepared.description).eval()
-        for document in shown:
-            rows = np.array([document["row"]])
-            logits, words, sentences = (part.numpy() for part in network.attend(*inputs(prepared, rows)))
-            documents.append(
-                shade(document["words"], words[0], sentences[0])
-                | {"id": document["id"]}
-                | judged(to_probabilities(network.objective, logits), prepared.labels[rows], prepared)
-            )
-    return documents
+        logits, words, sentences = (part.numpy() for part in network.attend(*inputs(prepared, rows)))
+    probabilities = to_probabilities(network.objective, logits)
+    return [
+        shade(document["words"], words[place], sentences[place])
+        | judged(probabilities[place : place + 1], prepared.labels[rows[place : place + 1]], prepared)
+        for place, document in enumerate(shown)
+    ]
 
 
 def judged(probabilities: np.ndarray, labels: np.ndarray, prepared: Prepared) -> dict[str, Any]:
@@ -94,36 +140,26 @@ def judged(probabilities: np.ndarray, labels: np.ndarray, prepared: Prepared) ->
     else:
         guesses, truths = np.flatnonzero(guess).tolist(), np.flatnonzero(labels[0]).tolist()
     return {
-        "predicted": [{"name": classes[one], "probability": float(probabilities[0, one])} for one in guesses],
+        "predicted": [[classes[one], round(float(probabilities[0, one]), 3)] for one in guesses],
         "true": [classes[one] for one in truths],
         "right": guesses == truths,
     }
 
 
 def shade(words: list[list[str]], word_weights: np.ndarray, sentence_weights: np.ndarray) -> dict[str, Any]:
-    """Each sentence with its weight and bar, each word with its weight and shade; the darkest of the document is full.
+    """Return the ``sentences`` that have words: weight, words' weights, and their shades, one digit per word.
 
-    words: the kept words of each sentence; word_weights float [S, W]; sentence_weights float [S].
+    words: the kept words of each sentence; word_weights float [S, W]; sentence_weights float [S]. The darkest word of
+    the document has the shade LEVELS - 1. Weights are multiples of UNIT.
     """
-    shown = [
-        [float(np.sqrt(sentence_weights[s]) * word_weights[s, w]) for w in range(len(sentence))]
-        for s, sentence in enumerate(words)
-    ]
-    darkest = max((value for sentence in shown for value in sentence), default=0.0) or 1.0
-    heaviest = float(max(sentence_weights[: len(words)], default=0.0)) or 1.0
+    shown = [np.sqrt(sentence_weights[s]) * word_weights[s, : len(sentence)] for s, sentence in enumerate(words)]
+    darkest = max((float(of_sentence.max()) for of_sentence in shown if len(of_sentence)), default=0.0) or 1.0
     return {
         "sentences": [
             {
-                "weight": float(sentence_weights[s]),
-                "bar": round(100 * float(sentence_weights[s]) / heaviest),
-                "words": [
-                    {
-                        "text": word,
-                        "weight": float(word_weights[s, w]),
-                        "level": min(LEVELS - 1, int(LEVELS * shown[s][w] / darkest)),
-                    }
-                    for w, word in enumerate(sentence)
-                ],
+                "weight": round(float(sentence_weights[s]) / UNIT),
+                "weights": [round(float(one) / UNIT) for one in word_weights[s, : len(sentence)]],
+                "shades": "".join(str(min(LEVELS - 1, int(LEVELS * one / darkest))) for one in shown[s].tolist()),
             }
             for s, sentence in enumerate(words)
             if sentence

@@ -37,7 +37,7 @@ from evaluation.linear_models import (
     vocabulary_of,
     word_vectoriser,
 )
-from evaluation.metrics import higher_is_better, metric_names, metric_value, row_losses, split_metrics
+from evaluation.metrics import higher_is_better, metric_names, metric_value, metrics_of_splits, row_losses
 from evaluation.nb_svm import NbSvm, bigram_vectoriser
 from storage.digests import digested_directory
 from storage.errors import InputError, refuse_unknown
@@ -165,7 +165,8 @@ def _fit(
         grid = {}
         for strength in baseline.grid:
             fitted = fit(features, labels, len(classes), task, strength)
-            measured = split_metrics(fitted.predict(features["validation"]), labels["validation"], task, classes)
+            validation = {"validation": fitted.predict(features["validation"])}
+            measured = metrics_of_splits(validation, labels, task, classes)["validation"]
             value = metric_value(measured, score)
             grid[f"{strength:g}"] = value
             # Equal scores: the smaller loss, then the stronger regularisation, which came first.
@@ -175,7 +176,7 @@ def _fit(
         assert best is not None, "the grid is empty"
         _, chosen, fitted = best
         probabilities = {split: fitted.predict(features[split]) for split in others}
-    metrics = {split: split_metrics(probabilities[split], labels[split], task, classes) for split in others}
+    metrics = metrics_of_splits(probabilities, labels, task, classes)
     found = Baseline(baseline.title, grid, chosen, fitted.temperature, fitted.parameters, metrics, probabilities)
     # A kind of one's own may have features and classifiers without a state.
     of_features, of_classifier = (getattr(part, "state", None) for part in (features, fitted))

@@ -26,6 +26,7 @@ from scipy import stats
 
 from evaluation.metrics import (
     CALIBRATION_BINS,
+    TUNED,
     all_metric_names,
     calibration_bin,
     class_scores,
@@ -157,8 +158,10 @@ def resampled_metric(
 ) -> Resampled:
     """Return the named metric of one run's probabilities, float32 [m, K], as a function of the counts of its items.
 
-    classes: the names of the classes, for a metric of one of them ("recall:CLASS").
+    classes: the names of the classes, for a metric of one of them ("recall:CLASS"). Of a tuned metric, the
+    probabilities are the predictions that ``Thresholds.decide`` returns.
     """
+    metric = TUNED.get(metric, metric)
     if metric == "accuracy" and task == "single-label":
         return mean_of(predicted(probabilities, task) == labels)
     if metric == "loss":

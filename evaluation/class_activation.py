@@ -12,7 +12,7 @@ Shape legend: N images of H x W pixels, C channels and h x w places of the last 
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,14 +81,27 @@ def class_activation_maps(network: nn.Module, images: Tensor) -> tuple[Tensor, T
     return maps, classifier(features.mean(dim=(2, 3)))
 
 
-def explain(record: RunRecord, prepared: Prepared, folder: Path) -> Explanation | None:
-    """Write the page of a run's class activation maps into ``folder``; None where its network has none."""
+def explain(records: Sequence[RunRecord], best_seeds: Mapping[str, int], folder: Path) -> Explanation | None:
+    """Write the page of the class activation maps of the first variant that has some, at its best seed."""
+    for record in records:
+        if record.seed == best_seeds[record.variant] and (network := network_with_maps(record)):
+            return write_page(record, network, folder)
+    return None
+
+
+def network_with_maps(record: RunRecord) -> nn.Module | None:
+    """Return a run's network where it has maps, its weights are there, and its images are large enough to see."""
+    prepared = record.prepared
     _, height, width, _ = prepared.arrays["images"].shape
     if min(height, width) < SMALLEST or not (record.run_directory / WEIGHTS).is_file():
         return None
     network = models.load(record.run_directory, prepared.description)
-    if not has_maps(network, *inputs(prepared, prepared.rows("test")[:2])):
-        return None
+    return network if has_maps(network, *inputs(prepared, prepared.rows("test")[:2])) else None
+
+
+def write_page(record: RunRecord, network: nn.Module, folder: Path) -> Explanation:
+    """Write the page of a run's class activation maps into ``folder``."""
+    prepared = record.prepared
     title = f"Where {record.variant} sees a class (seed {record.seed})"
     probabilities = record.probabilities("test")
     with threads(1), tempfile.TemporaryDirectory() as scratch:

@@ -15,7 +15,7 @@ probabilities [n, K]. These are the very ones of the fitted baseline: the same s
 Shape legend: n rows, K classes, V words, F numbers per row, P problems of one regression.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,10 +152,3 @@ def serve_pixels(state: State, classes: int, task: str) -> Answer:
     scaler.mean_, scaler.scale_ = state["mean"], state["scale"]
     regressions = Regressions.of(state, classes, task)
     return lambda images: regressions.predict(scaler.transform(flat(images)))
-
-
-def sizes(state: State) -> Sequence[str]:
-    """Return sentences for a model's card: what the model knows."""
-    return (
-        [f"Knows {len(words_of(state)):,} words or bigrams, and reads nothing else."] if "vocabulary" in state else []
-    )

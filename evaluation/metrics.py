@@ -11,11 +11,16 @@ section 2, with 15 bins of equal width ((b-1)/B, b/B]. The rest is scikit-learn'
 A class without a single row in the split has no recall, precision, F1 and AUROC: macro means are taken over the
 classes that are present, and ``absent_classes`` names the others. A precision without a prediction is 0.
 
+Several labels are predicted where their probability is at least a threshold: 0.5, or, for the metrics whose name begins
+with "tuned", the threshold with the best F1 on the validation split: one for all labels (micro F1) or one per label
+(macro F1). Source: Yang, A Study of Thresholding Strategies for Text Categorization, SIGIR 2001.
+
 Exact match is for rows that all have the same number of labels k, as MultiMNIST's have two: the share of rows whose k
 most probable classes are their labels.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,11 +39,15 @@ TITLES = {
     "macro_recall": "Macro recall",
     "macro_precision": "Macro precision",
     "micro_f1": "Micro F1",
+    "tuned_micro_f1": "Micro F1, tuned threshold",
+    "tuned_macro_f1": "Macro F1, tuned thresholds",
     "loss": "Log loss",
     "expected_calibration_error": "Calibration error",
     "exact_match": "Exact match",
 }
 LOWER_IS_BETTER = ("loss", "expected_calibration_error")
+# The metric of predictions at tuned thresholds, by the name of the one at 0.5.
+TUNED = {"tuned_micro_f1": "micro_f1", "tuned_macro_f1": "macro_f1"}
 OF_A_CLASS = {"recall": "Recall", "precision": "Precision", "f1": "F1", "auroc": "AUROC"}
 
 
@@ -46,12 +55,12 @@ def metric_names(task: str) -> list[str]:
     """The metrics that tables show, the one that chooses the champion first. Accuracy says nothing of many labels."""
     if task == "single-label":
         return ["accuracy", "macro_f1", "loss", "expected_calibration_error"]
-    return ["macro_auroc", "macro_f1", "loss", "expected_calibration_error", "exact_match"]
+    return ["macro_auroc", *TUNED, "loss", "expected_calibration_error", "micro_f1", "macro_f1", "exact_match"]
 
 
 def all_metric_names(task: str) -> list[str]:
     """The metrics of a whole split, the shown ones first. Micro F1 and exact match of one label are accuracy."""
-    left_out = ("micro_f1", "exact_match") if task == "single-label" else ("accuracy",)
+    left_out = ("micro_f1", *TUNED, "exact_match") if task == "single-label" else ("accuracy",)
     shown = metric_names(task)
     return [*shown, *(name for name in TITLES if name not in (*shown, *left_out))]
 
@@ -74,9 +83,9 @@ def metric_title(name: str) -> str:
     return f"{OF_A_CLASS[measure]} of {one}" if colon else TITLES[name]
 
 
-def bounds(name: str) -> tuple[float, float] | None:
-    """Return the least and largest value of a metric; None where there is none: a log loss has no largest."""
-    return None if name == "loss" else (0.0, 1.0)
+def bounds(name: str) -> tuple[float, float]:
+    """Return the least and largest value of a metric; a log loss has no largest."""
+    return (0.0, np.inf if name == "loss" else 1.0)
 
 
 def higher_is_better(name: str) -> bool:
@@ -103,6 +112,50 @@ def row_losses(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     half = float(information.eps) / 2
     clipped = np.clip(probabilities.astype(np.float64), half, 1 - half)
     return -np.where(labels.astype(bool), np.log(clipped), np.log1p(-clipped)).mean(axis=1)
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The thresholds of several labels: ``overall`` for all, and ``by_class``, float64 [K]."""
+
+    overall: float
+    by_class: np.ndarray
+
+    def decide(self, metric: str, probabilities: np.ndarray) -> np.ndarray:
+        """Return the predictions that a tuned metric judges, as probabilities 0 or 1: float32 [N, K]."""
+        return (probabilities >= (self.overall if metric == "tuned_micro_f1" else self.by_class)).astype(np.float32)
+
+
+def choose_thresholds(probabilities: np.ndarray, labels: np.ndarray) -> Thresholds:
+    """Return the thresholds with the best F1 on these rows, those of the validation split.
+
+    probabilities: float32 [N, K]; labels: uint8 [N, K]. A class that no row has gets the overall threshold.
+    """
+    probabilities, truth = np.asarray(probabilities, np.float64), np.asarray(labels).astype(bool)
+    overall = best_threshold(probabilities.ravel(), truth.ravel())
+    by_class = [
+        best_threshold(scores, positive) if positive.any() else overall
+        for scores, positive in zip(probabilities.T, truth.T, strict=True)
+    ]
+    return Thresholds(overall, np.array(by_class))
+
+
+def best_threshold(scores: np.ndarray, positive: np.ndarray) -> float:
+    """Return the threshold of the best F1, halfway between two scores: scores float64 [N], positive bool [N].
+
+    Of equal ones the highest; 0.5 where no row is positive.
+    """
+    if not positive.any():
+        return THRESHOLD
+    order = np.argsort(-scores, kind="stable")
+    ordered = scores[order]
+    # Rows with equal scores are predicted together.
+    last = np.append(ordered[1:] < ordered[:-1], True)
+    lower = np.append(ordered[1:], 0.0)
+    taken = np.arange(1, len(scores) + 1)
+    f1 = 2 * np.cumsum(positive[order]) / (taken + positive.sum())
+    place = int(np.where(last, f1, -1.0).argmax())
+    return float((ordered[place] + lower[place]) / 2)
 
 
 def predicted(probabilities: np.ndarray, task: str) -> np.ndarray:
@@ -198,10 +251,33 @@ def exact_matches(probabilities: np.ndarray, truth: np.ndarray) -> np.ndarray | 
     return lowest > np.where(truth, -np.inf, probabilities).max(axis=1)
 
 
-def split_metrics(probabilities: np.ndarray, labels: np.ndarray, task: str, classes: list[str]) -> dict[str, Any]:
+def metrics_of_splits(
+    probabilities: Mapping[str, np.ndarray], labels: Mapping[str, np.ndarray], task: str, classes: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Return ``split_metrics`` of each split; several labels have thresholds where there is a validation split."""
+    thresholds = None
+    if task == "multi-label" and "validation" in probabilities:
+        thresholds = choose_thresholds(probabilities["validation"], labels["validation"])
+    return {split: split_metrics(one, labels[split], task, classes, thresholds) for split, one in probabilities.items()}
+
+
+def thresholds_of(metrics: Mapping[str, Any]) -> Thresholds | None:
+    """Return the thresholds in the metrics of a split; None of one label, and where none were chosen."""
+    found = metrics.get("thresholds")
+    return Thresholds(found["overall"], np.array(list(found["by_class"].values()))) if found else None
+
+
+def split_metrics(
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    task: str,
+    classes: list[str],
+    thresholds: Thresholds | None = None,
+) -> dict[str, Any]:
     """All metrics of one split, as values that JSON can hold.
 
-    probabilities: float32 [N, K]; labels: int [N] or uint8 [N, K]. InputError when there is no row, when the
+    probabilities: float32 [N, K]; labels: int [N] or uint8 [N, K]. thresholds: of several labels; without them the
+    tuned metrics are None. InputError when there is no row, when the
     shapes do not fit, or when a probability is not finite.
     """
     probabilities, labels = np.asarray(probabilities), np.asarray(labels)
@@ -238,6 +314,7 @@ def split_metrics(probabilities: np.ndarray, labels: np.ndarray, task: str, clas
         result["confusion"] = confusion_matrix(labels, guess.argmax(axis=1), labels=np.arange(len(classes))).tolist()
         return result
     result["micro_f1"] = float(class_scores("f1", *(count.sum() for count in counts))) if present.any() else None
+    result |= tuned_metrics(probabilities, truth, present, classes, thresholds)
     matches = exact_matches(probabilities, truth)
     result["exact_match"] = None if matches is None else float(matches.mean())
     result["confusion"] = {
@@ -250,6 +327,31 @@ def split_metrics(probabilities: np.ndarray, labels: np.ndarray, task: str, clas
         for number, name in enumerate(classes)
     }
     return result
+
+
+def tuned_metrics(
+    probabilities: np.ndarray, truth: np.ndarray, present: np.ndarray, classes: list[str], thresholds: Thresholds | None
+) -> dict[str, Any]:
+    """Return F1 at the tuned thresholds: micro, macro over the classes that are present, and of each class."""
+    if thresholds is None:
+        return {**dict.fromkeys(TUNED), "tuned_f1": dict.fromkeys(classes), "thresholds": None}
+
+    def f1(metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        guess = thresholds.decide(metric, probabilities).astype(bool)
+        return (guess & truth).sum(axis=0), guess.sum(axis=0), truth.sum(axis=0)
+
+    overall = class_scores("f1", *(count.sum() for count in f1("tuned_micro_f1")))
+    scores = class_scores("f1", *f1("tuned_macro_f1"))
+    defined = [float(score) if there else None for score, there in zip(scores, present, strict=True)]
+    return {
+        "tuned_micro_f1": float(overall) if present.any() else None,
+        "tuned_macro_f1": mean_or_none(defined),
+        "tuned_f1": dict(zip(classes, defined, strict=True)),
+        "thresholds": {
+            "overall": thresholds.overall,
+            "by_class": dict(zip(classes, thresholds.by_class.tolist(), strict=True)),
+        },
+    }
 
 
 def mean_or_none(values: Iterable[float | None]) -> float | None:

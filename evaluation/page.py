@@ -1,14 +1,23 @@
-"""HTML pages from evaluation/templates: every value is escaped, nothing is fetched from anywhere."""
+"""HTML pages from evaluation/templates: every value is escaped, nothing is fetched from anywhere.
+
+A page may have scripts: files of evaluation/templates, and VEGA, which draws charts. Its Content-Security-Policy lets
+these run by their digests and nothing else, so that a value that slipped through the escaping would not.
+"""
 
 import base64
+import functools
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import markupsafe
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
+# Vega, Vega-Lite and vega-embed, from the package vl-convert.
+VEGA = "vega"
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -62,9 +71,18 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{100 * value:.{digits}f} %"
 
 
-def paragraphs(text: str) -> list[str]:
-    """The paragraphs of a text whose lines are wrapped: an empty line ends one, and "- " begins one."""
-    return [" ".join(part.split()) for part in re.split(r"\n\n|\n(?=- )", text)]
+def paragraphs(text: str) -> list[str | list[str]]:
+    """The paragraphs of a text whose lines are wrapped; those that begin with "- " are lists."""
+    found: list[str | list[str]] = []
+    for part in re.split(r"\n\n|\n(?=- )", text.strip()):
+        words = " ".join(part.split())
+        if not words.startswith("- "):
+            found.append(words)
+        elif found and isinstance(found[-1], list):
+            found[-1].append(words[2:])
+        else:
+            found.append([words[2:]])
+    return found
 
 
 def embedded(path: Path) -> str:
@@ -72,8 +90,26 @@ def embedded(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(Path(path).read_bytes()).decode()
 
 
-def render(template: str, **values: Any) -> str:
-    """The page of a template; a value that the template misses is an error."""
+@functools.cache
+def script(name: str) -> str:
+    """Return the text of a script: VEGA, which defines ``vegaEmbed``, or a file of evaluation/templates."""
+    if name != VEGA:
+        return (TEMPLATES / name).read_text(encoding="utf-8")
+    import vl_convert
+
+    # A script element ends at the first such tag, also inside a string.
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+
+
+def allowed(scripts: Sequence[str]) -> str:
+    """Return what a page's policy says of its scripts. Vega compiles the expressions of a chart."""
+    digests = [base64.b64encode(hashlib.sha256(script(name).encode()).digest()).decode() for name in scripts]
+    rules = [f"'sha256-{digest}'" for digest in digests] + ["'unsafe-eval'"] * (VEGA in scripts)
+    return " ".join(rules) or "'none'"
+
+
+def render(template: str, scripts: Sequence[str] = (), **values: Any) -> str:
+    """The page of a template with its ``scripts``; a value that the template misses is an error."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -84,4 +120,6 @@ def render(template: str, **values: Any) -> str:
     )
     filters = (number, signed, interval, half_width, p_value, seconds, gibibytes, percent, paragraphs, embedded)
     environment.filters.update({function.__name__: function for function in filters})
-    return environment.get_template(template).render(**values)
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    texts = [markupsafe.Markup(f"<script>{script(name)}</script>") for name in scripts]
+    return environment.get_template(template).render(scripts=texts, scripts_allowed=allowed(scripts), **values)

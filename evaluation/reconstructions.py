@@ -1,4 +1,4 @@
-"""A picture of what a capsule network's decoder draws: rows of the test split beside their reconstructions.
+"""A page of what a capsule network's decoder draws: rows of the test split beside their reconstructions.
 
 Source: Sabour, Frosst and Hinton, Dynamic Routing Between Capsules, NIPS 2017, figures 3, 4 and 5. Right and wrong rows
 are decoded from the capsules of the classes that were predicted. Below, each dimension of one capsule is changed by
@@ -7,6 +7,8 @@ are decoded from the capsules of the classes that were predicted. Below, each di
 Shape legend: n rows, L labels of a row, H x W pixels, K classes, D dimensions of a capsule.
 """
 
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,39 @@ from torch.nn import functional
 
 import models
 from batches.collation import inputs
+from evaluation.page import render
 from evaluation.pictures import picture
+from evaluation.records import RunRecord
+from kinds import Explanation
 from runtime.determinism import threads
+from storage.files import write_text
 from storage.prepared import Prepared
 from storage.run_folder import WEIGHTS, RunFolder
 
+PAGE = "reconstructions.html"
 SHOWN = 10
 CHANGES = np.linspace(-0.25, 0.25, 11)
 # Two capsules are drawn in red and green; more share the blue plane.
 PLANES = 3
+
+
+def explain(records: Sequence[RunRecord], best_seeds: Mapping[str, int], folder: Path) -> Explanation | None:
+    """Write the page of the first variant with a decoder, at its best seed."""
+    for record in records:
+        if record.seed == best_seeds[record.variant] and has_reconstructions(record.run_directory, record.prepared):
+            return write_page(record, folder)
+    return None
+
+
+def write_page(record: RunRecord, folder: Path) -> Explanation:
+    """Write the page of a run's reconstructions into ``folder``."""
+    title = f"What {record.variant} draws of its capsules (seed {record.seed})"
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "reconstructions.png"
+        write_reconstructions(record.run_directory, record.prepared, record.probabilities("test"), path)
+        page = render("reconstructions.html", title=title, data=record.prepared.description["name"], picture=path)
+    write_text(folder / PAGE, page)
+    return Explanation(PAGE, title, "images of the test split beside what the decoder makes of their capsules")
 
 
 def has_reconstructions(run_directory: Path, prepared: Prepared) -> bool:

@@ -1,6 +1,6 @@
 """Finished and evaluated runs as the report reads them: result files alone, and only the splits that may be read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import pandas as pd
 from storage.digests import whole
 from storage.errors import InputError
 from storage.files import read_json
-from storage.prepared import DESCRIPTION, open_prepared
+from storage.prepared import DESCRIPTION, Prepared, open_prepared
 from storage.run_folder import HISTORY, LATENCY, METRICS, RunFolder, evaluate_again
 
 
@@ -89,12 +89,23 @@ class RunRecord:
         directory = Path(self.evaluation_directory)
         return whole(directory / name, evaluate_again(directory))
 
+    @property
+    def prepared(self) -> Prepared:
+        """Return the prepared arrays, whose digests are not checked again."""
+        return open_prepared(self.prepared_directory, verify=False)
+
     def groups(self, split: str) -> np.ndarray | None:
         """Return the number of each row's group, int64 [rows], or None where no groups are known."""
-        prepared = open_prepared(self.prepared_directory, verify=False)
+        prepared = self.prepared
         return None if prepared.groups is None else np.array(prepared.groups[prepared.rows(split)])
 
     def labels(self, split: str) -> np.ndarray:
         """Return int32 [rows] or uint8 [rows, K]."""
-        prepared = open_prepared(self.prepared_directory, verify=False)
+        prepared = self.prepared
         return np.array(prepared.labels[prepared.rows(split)])
+
+
+def best_first(records: Sequence[RunRecord], best_seeds: Mapping[str, int]) -> list[RunRecord]:
+    """Return the records with each variant's best seed first, the variants in order."""
+    order = list(best_seeds)
+    return sorted(records, key=lambda one: (order.index(one.variant), one.seed != best_seeds[one.variant], one.seed))

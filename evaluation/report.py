@@ -5,29 +5,47 @@ latency.json and the pages, which show times and the environment, are not.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 import kinds
-from evaluation import pictures, tables
+from evaluation import charts, tables
 from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
 from evaluation.by_class import write_class_figures
 from evaluation.ledger import SplitRead, earlier_reads, reads_of
-from evaluation.metrics import comparison_metrics, higher_is_better, metric_names, metric_title, metric_value
-from evaluation.page import render
-from evaluation.reconstructions import has_reconstructions, write_reconstructions
+from evaluation.metrics import (
+    TUNED,
+    comparison_metrics,
+    higher_is_better,
+    metric_names,
+    metric_title,
+    metric_value,
+    thresholds_of,
+)
+from evaluation.page import VEGA, render
 from evaluation.records import RunRecord
 from evaluation.statistics import finite
-from evaluation.summary import rounded, summarise
+from evaluation.summary import champion_of, rounded, summarise
 from evaluation.verdicts import RULE, Comparison, Measured, Verdict, judge
 from storage.errors import InputError, refuse_unknown
 from storage.files import published_directory, write_json, write_text
-from storage.prepared import open_prepared
+
+# Pairs of classes in the table of confusions.
+MOST_CONFUSED = 20
+
+
+@dataclass(frozen=True)
+class Links:
+    """Where an experiment was tracked: the address of each ``page`` by its title, and of each run in MLflow by key."""
+
+    pages: Mapping[str, str] = field(default_factory=dict)
+    runs: Mapping[str, str] = field(default_factory=dict)
 
 
 def evaluate_experiment(
@@ -40,13 +58,14 @@ def evaluate_experiment(
     repeated: Mapping[str, np.ndarray] | None = None,
     reads: Sequence[SplitRead] = (),
     plan: str = "",
+    links: Links | None = None,
 ) -> dict[str, Any]:
     """Judge the comparisons of an experiment and write its report to ``destination`` (replaced whole).
 
     experiment: the plan (name, title, variants, seeds, comparisons, equivalence_margin, alpha, evaluate_on, tuning).
-    baselines: by data set and name. command and environment: how it was run, for the report alone. repeated: for each
-    data set the test rows, bool [m], that occur in another split too. reads, plan: the ledger of test reads and the
-    experiment's plan key in it.
+    baselines: by data set and name. command, environment and links: how it was run and where it was tracked, for the
+    report alone. repeated: for each data set the test rows, bool [m], that occur in another split too. reads, plan: the
+    ledger of test reads and the experiment's plan key in it.
     Returns {"metrics": metrics.json, "verdicts": [...], "files": [paths]}.
 
     With ``evaluate_on: validation`` the test split is not read.
@@ -67,43 +86,91 @@ def evaluate_experiment(
     verdicts = judge_experiment(experiment, records, baselines, split, reads, plan)
     judged = rounded([verdict.as_dict() for verdict in verdicts])
     times = latencies(records)
+    # Only the chosen trials of a grid are drawn; the tables have all.
+    drawn = {one["chosen"] for one in metrics.get("tuned", {}).values()} or set(metrics["variants"])
     with published_directory(Path(destination), replace=True) as working:
         write_json(working / "metrics.json", metrics)
         write_json(
             working / "verdicts.json", {"experiment": experiment["name"], "evaluated_on": split, "verdicts": judged}
         )
         write_json(working / "latency.json", times)
-        # Only the chosen trials of a grid are drawn; the tables have all.
-        shown_variants = {one["chosen"] for one in metrics.get("tuned", {}).values()} or set(metrics["variants"])
-        drawn = write_tables_and_pictures(records, verdicts, split, shown_variants, working)
-        decoded = draw_reconstructions(metrics, records, split, working)
-        by_class = write_class_figures(records, split, shown_variants, working)
+        written = write_tables(records, baselines, verdicts, split, working)
+        by_class = write_class_figures(records, baselines, split, drawn, working)
         explanations = write_explanations(metrics, records, split, working)
-        page = render(
-            "report.html",
-            experiment=experiment,
-            metrics=metrics,
-            verdicts=judged,
-            split=split,
-            sets=[about_data(data, metrics, records) for data in dict.fromkeys(one.data for one in records)],
-            settings=settings_table(records),
+        page = report_page(
+            experiment,
+            metrics,
+            judged,
+            written,
+            [about_data(data, metrics, records) for data in dict.fromkeys(one.data for one in records)],
+            left_out=set(metrics["variants"]) - drawn,
             times=times,
-            pictures=drawn,
-            folder=working,
-            reconstructions=decoded,
             by_class=by_class,
             explanations=explanations,
-            title=metric_title,
-            higher=higher_is_better,
-            rule=RULE,
-            margin=experiment["equivalence_margin"],
+            links=links or Links(),
             reads=reads_of(reads, sorted({record.data for record in records})) if split == "test" else [],
             command=command,
-            environment=dict(environment or {}),
+            environment=environment or {},
         )
         write_text(working / "report.html", page)
         names = sorted(path.name for path in working.iterdir())
     return {"metrics": metrics, "verdicts": judged, "files": [str(Path(destination) / name) for name in names]}
+
+
+def report_page(
+    experiment: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    verdicts: Sequence[Mapping[str, Any]],
+    written: Mapping[str, pd.DataFrame],
+    sets: Sequence[Mapping[str, Any]],
+    left_out: Set[str] = frozenset(),
+    times: Mapping[str, Any] | None = None,
+    by_class: Mapping[str, Mapping[str, Any]] | None = None,
+    explanations: Sequence[kinds.Explanation] = (),
+    links: Links | None = None,
+    reads: Sequence[SplitRead] = (),
+    command: str = "",
+    environment: Mapping[str, Any] | None = None,
+) -> str:
+    """Return report.html.
+
+    metrics, verdicts: metrics.json and the list in verdicts.json. written: of ``write_tables``. sets: of
+    ``about_data``. by_class: of ``write_class_figures``. Without the others their sections are missing: results/ does
+    not keep them.
+    """
+    drawn = charts_of(written, metrics, left_out)
+    by_class = by_class or {}
+    for data, about in by_class.items():
+        for key, name, draw in (
+            ("roc", "roc", charts.roc),
+            ("calibration", "class-calibration", charts.class_calibration),
+        ):
+            if len(about.get(key, ())):
+                drawn[data][name] = draw(about[key])
+    table = written["confusion"]
+    return render(
+        "report.html",
+        [VEGA, "report.js"],
+        experiment=experiment,
+        metrics=metrics,
+        verdicts=verdicts,
+        split=metrics["evaluated_on"],
+        sets=sets,
+        times=times or {},
+        charts=drawn,
+        differences=charts.differences(written["differences"]) if len(written["differences"]) else None,
+        confused={data: confused(table[table["data"] == data]) for data in drawn},
+        by_class=by_class,
+        explanations=explanations,
+        title=metric_title,
+        higher=higher_is_better,
+        rule=RULE,
+        margin=experiment["equivalence_margin"],
+        links=links or Links(),
+        reads=reads,
+        command=command,
+        environment=dict(environment or {}),
+    )
 
 
 def judge_experiment(
@@ -173,17 +240,28 @@ def measure(
     allowed = comparison_metrics(task, classes)
     refuse_unknown([metric], allowed, f"the metric of comparison '{comparison.name}' on a {task} data set")
 
+    def judged(metrics: Mapping[str, Any], probabilities: np.ndarray) -> np.ndarray:
+        """Return what the bootstrap reads: of a tuned metric the predictions at the thresholds of validation."""
+        thresholds = thresholds_of(metrics) if metric in TUNED else None
+        return probabilities if thresholds is None else thresholds.decide(metric, probabilities)
+
     def measured_side(name: str, runs: Mapping[int, RunRecord]) -> Side:
         if name == comparison.control and comparison.reference is not None:
             return Side(name, [comparison.reference] * len(seeds), [])
         if name != comparison.baseline:
             scores = [metric_value(runs[seed].metrics([split])[split], metric) for seed in seeds]
-            return Side(name, scores, [runs[seed].probabilities(split) for seed in seeds])
+            chosen = [runs[seed].metrics(["validation"])["validation"] for seed in seeds]
+            measured = [judged(one, runs[seed].probabilities(split)) for one, seed in zip(chosen, seeds, strict=True)]
+            return Side(name, scores, measured)
         there = baselines.get(first.data, {})
         refuse_unknown([name], there, f"comparison '{comparison.name}': the baselines of {first.data}")
         found = there[name]
         score = metric_value(found.metrics[split], metric)
-        return Side(name, [score] * len(seeds), [found.probabilities[split]] * len(seeds))
+        return Side(
+            name,
+            [score] * len(seeds),
+            [judged(found.metrics["validation"], found.probabilities[split])] * len(seeds),
+        )
 
     treatment, control = map(measured_side, names, sides)
     scores = [[score for score in side.scores if score is not None] for side in (treatment, control)]
@@ -213,100 +291,187 @@ def measure(
     return Measured(seeds=seeds, differences=differences, two_way=both, flags=flags)
 
 
-def write_tables_and_pictures(
-    records: Sequence[RunRecord], verdicts: Sequence[Verdict], split: str, variants: Set[str], folder: Path
-) -> dict[str, dict[str, str]]:
-    """Write the CSV files and a picture of ``variants`` for each data set; returns file names by data set and kind."""
-    figures = {
-        "curves": (tables.curves(records), pictures.learning_curves),
-        "calibration": (tables.calibration(records, split), pictures.reliability),
-        "confusion": (tables.confusion(records, split), pictures.confusion_matrices),
+def write_tables(
+    records: Sequence[RunRecord],
+    baselines: Mapping[str, Mapping[str, Baseline]],
+    verdicts: Sequence[Verdict],
+    split: str,
+    folder: Path,
+) -> dict[str, pd.DataFrame]:
+    """Write the CSV files that the charts are made of, and differences.png; return the tables by name."""
+    found = {
+        "curves": tables.curves(records),
+        "calibration": tables.calibration(records, split, baselines),
+        "confusion": tables.confusion(records, split, baselines),
+        "differences": tables.differences(verdicts),
     }
-    drawn: dict[str, dict[str, str]] = {}
     if len(learnt := tables.betas(records)):
-        figures["betas"] = (learnt, pictures.betas)
-    for kind, (table, draw) in figures.items():
-        tables.write_table(table, folder / f"{kind}.csv")
-        for data, mine in table[table["variant"].isin(variants)].groupby("data", sort=False):
-            name = f"{kind}-{data}.png"
-            draw(mine, folder / name)
-            drawn.setdefault(str(data), {})[kind] = name
-    paired = tables.differences(verdicts)
-    tables.write_table(paired, folder / "differences.csv")
-    if len(paired):
-        pictures.paired_differences(paired, folder / "differences.png")
+        found["betas"] = learnt
+    for name, table in found.items():
+        tables.write_table(table, folder / f"{name}.csv")
+    if len(found["differences"]):
+        charts.png(charts.differences(found["differences"]), folder / "differences.png")
+    return found
+
+
+def charts_of(
+    written: Mapping[str, pd.DataFrame], metrics: Mapping[str, Any], left_out: Set[str] = frozenset()
+) -> dict[str, dict[str, charts.Chart]]:
+    """Return the charts of ``write_tables`` by data set and name, without the variants ``left_out``."""
+    drawn: dict[str, dict[str, charts.Chart]] = {}
+    for data in dict.fromkeys(variant["data"] for variant in metrics["variants"].values()):
+        drawn[data] = {"scores": charts.scores(*score_rows(data, metrics, left_out))}
+    for name, draw in (
+        ("curves", charts.curves),
+        ("calibration", charts.calibration),
+        ("confusion", charts.confusion),
+        ("betas", charts.betas),
+    ):
+        if name in written:
+            table = written[name]
+            for data, mine in table[~table["variant"].isin(left_out)].groupby("data", sort=False):
+                drawn[str(data)][name] = draw(mine)
     return drawn
+
+
+def score_rows(data: str, metrics: Mapping[str, Any], left_out: Set[str]) -> tuple[list[dict[str, Any]], str]:
+    """Return what the chart of scores shows of a data set, and the score's title."""
+    split, rows, score = metrics["evaluated_on"], [], ""
+    for name, variant in metrics["variants"].items():
+        if variant["data"] == data and name not in left_out:
+            score = variant["score"]
+            found = variant[split][score]
+            bounds = {"low": found["low"], "high": found["high"]}
+            rows.append({"variant": name, "part": "mean", "score": found["mean"], **bounds})
+            rows += [
+                {"variant": name, "part": "seed", "seed": int(seed), "score": one[split][score],
+                 "epochs": one["epochs"], "run": one["run_key"]}
+                for seed, one in variant["seeds"].items()
+            ]  # fmt: skip
+    for one in metrics["baselines"].get(data, {}).values():
+        rows.append({"variant": one["name"], "part": "baseline", "score": one[split][score]})
+    return rows, metric_title(score)
 
 
 def write_explanations(
     metrics: Mapping[str, Any], records: Sequence[RunRecord], split: str, folder: Path
 ) -> list[kinds.Explanation]:
-    """Write for each kind of data the page that explains the first of its variants that can be, at its best seed.
+    """Write the pages that explain answers, of each kind of data.
 
-    It shows rows of the test split, so an experiment that may not read it has no such page.
+    They show rows of the test split, so an experiment that may not read it has no such page.
     """
     if split != "test":
         return []
-    found: dict[str, kinds.Explanation] = {}
-    for name, variant in metrics["variants"].items():
-        best = next(one for one in records if one.variant == name and one.seed == variant["best_seed"])
-        kind = best.description["kind"]
-        explain = kinds.kind(kind).explain
-        if kind in found or explain is None:
-            continue
-        prepared = open_prepared(best.prepared_directory, verify=False)
-        page = kinds.load(explain)(best, prepared, folder)
-        if page is not None:
-            found[kind] = page
-    return list(found.values())
+    by_kind: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_kind.setdefault(record.description["kind"], []).append(record)
+    return [
+        page
+        for kind, mine in by_kind.items()
+        for explain in kinds.kind(kind).explain
+        if (page := kinds.load(explain)(mine, best_seeds(metrics, mine), folder)) is not None
+    ]
 
 
-def draw_reconstructions(
-    metrics: Mapping[str, Any], records: Sequence[RunRecord], split: str, folder: Path
-) -> str | None:
-    """Draw reconstructions.png of the first variant with a decoder, at its best seed; returns the variant's name.
-
-    It shows images of the test split, so an experiment that may not read it has no such picture.
-    """
-    if split != "test":
-        return None
-    for name, variant in metrics["variants"].items():
-        best = next(one for one in records if one.variant == name and one.seed == variant["best_seed"])
-        prepared = open_prepared(best.prepared_directory, verify=False)
-        if has_reconstructions(best.run_directory, prepared):
-            write_reconstructions(
-                best.run_directory, prepared, best.probabilities("test"), folder / "reconstructions.png"
-            )
-            return name
-    return None
+def best_seeds(metrics: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, int]:
+    """Return the best seed of each variant that ``records`` have, in order."""
+    names = {record.variant for record in records}
+    return {name: one["best_seed"] for name, one in metrics["variants"].items() if name in names}
 
 
 def about_data(data: str, metrics: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return what the report shows of one data set: its variants, and prepared.json (version, splits, truncation).
+    """Return what the report shows of one data set.
 
-    ``lengths`` is the picture of the lengths of a text data set, or None.
+    ``description``: prepared.json (version, splits, truncation); ``lengths``: the picture of the lengths of a text data
+    set, or None; ``differing`` and ``settings``: of its variants; and of ``columns``.
     """
-    record = next(one for one in records if one.data == data)
-    description = record.description
-    lengths = Path(record.prepared_directory) / "lengths.png"
+    mine = [record for record in records if record.data == data]
+    lengths = Path(mine[0].prepared_directory) / "lengths.png"
     return {
         "name": data,
-        "description": description,
+        "description": mine[0].description,
         "lengths": lengths if lengths.is_file() else None,
-        "metric_names": metric_names(description["task"]),
-        "variants": [name for name, variant in metrics["variants"].items() if variant["data"] == data],
+        **settings_of_set(settings_table(mine)),
+        **columns(data, metrics),
+    }
+
+
+def settings_of_set(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the ``settings`` of settings_table and those of them that are ``differing``."""
+    differing = {name: values for name, values in settings.items() if len(set(map(repr, values.values()))) > 1}
+    return {"settings": settings, "differing": differing}
+
+
+def columns(data: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``variants`` of a data set, the metrics that are defined there (``metric_names``), and its leaders.
+
+    ``best``: for each metric the name with the best mean of variants and baselines. ``outdone``: the title of the
+    baseline that has the best score, or None. ``champion``: the variant's name or the baseline's title, with its
+    ``champion_mean`` of ``score``.
+    """
+    split = metrics["evaluated_on"]
+    variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
+    baselines = metrics["baselines"].get(data, {})
+    task = next(iter(variants.values()))["task"]
+    best = {}
+    for name in metric_names(task):
+        means = {title: one[split][name]["mean"] for title, one in variants.items()}
+        means |= {one["name"]: one[split][name] for one in baselines.values()}
+        known = {title: value for title, value in means.items() if value is not None}
+        if known:
+            best[name] = (max if higher_is_better(name) else min)(known, key=known.__getitem__)
+    score = metric_names(task)[0]
+    outdone = best.get(score) if best.get(score) not in variants else None
+    champion, mean = champion_of(data, metrics)
+    return {
+        "variants": list(variants),
+        "metric_names": list(best),
+        "best": best,
+        "outdone": outdone,
+        "champion": baselines[champion]["name"] if champion in baselines else champion,
+        "score": score,
+        "champion_mean": mean,
     }
 
 
 def settings_table(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
-    """Return every setting of network and training by name, with its value in each variant that has it."""
+    """Return every setting of model, preparation, network and training by name, with its value in each variant.
+
+    None where a variant has no such setting.
+    """
     table: dict[str, dict[str, Any]] = {}
+    names = dict.fromkeys(record.variant for record in records)
     for record in records:
         job = record.job
-        for group in ("network", "training"):
-            for name, value in job.get(group, {}).items():
-                table.setdefault(f"{group}.{name}", {})[record.variant] = value
+        groups = {
+            "": {"model": job["model"]},
+            "preprocessing.": record.description.get("settings", {}),
+            "network.": job.get("network", {}),
+            "training.": job.get("training", {}),
+        }
+        for group, values in groups.items():
+            for name, value in values.items():
+                table.setdefault(f"{group}{name}", dict.fromkeys(names))[record.variant] = value
     return dict(sorted(table.items()))
+
+
+def confused(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the pairs of classes that are confused most, of confusion.csv of one data set with one label per row.
+
+    Each has ``actual``, ``predicted`` and, by variant or baseline, the share of the rows of the class (``shares``).
+    """
+    if table["label"].astype(bool).any():
+        return []
+    totals = table.groupby(["variant", "actual"], sort=False)["count"].transform("sum")
+    wrong = table.assign(share=table["count"] / totals.clip(lower=1))[table["actual"] != table["predicted"]]
+    wide = wrong.pivot(index=["actual", "predicted"], columns="variant", values="share")
+    wide = wide[list(dict.fromkeys(table["variant"]))]
+    worst = wide.mean(axis=1).sort_values(ascending=False, kind="stable").head(MOST_CONFUSED)
+    return [
+        {"actual": pair[0], "predicted": pair[1], "shares": wide.loc[pair].to_dict()}
+        for pair, share in worst.items()
+        if share > 0
+    ]
 
 
 def latencies(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:

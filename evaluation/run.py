@@ -21,7 +21,7 @@ import kinds
 import models
 from batches.inference import predict
 from cuda_ext import library
-from evaluation.metrics import split_metrics
+from evaluation.metrics import metrics_of_splits
 from models.layers import parameter_count
 from models.objectives import DEFAULT, Objective, to_probabilities
 from runtime.determinism import determinism, threads
@@ -127,14 +127,14 @@ def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence
         destination = run.evaluation(evaluation_key(run, splits, machine_here(device)))
         network = models.load(run.directory, prepared.description).to(device)
         with published_directory(destination) as working:
-            metrics: dict[str, Any] = {"parameters": parameter_count(network)}
+            probabilities = {}
             for split in splits:
-                rows = prepared.rows(split)
-                scores = predict(network, prepared, rows, BATCH_SIZE)
-                probabilities = to_probabilities(cast(Objective, network.objective), scores)
-                metrics[split] = split_metrics(probabilities, prepared.labels[rows], prepared.task, prepared.classes)
-                np.save(working / f"{split}.npy", probabilities, allow_pickle=False)
-            write_json(working / METRICS, metrics)
+                scores = predict(network, prepared, prepared.rows(split), BATCH_SIZE)
+                probabilities[split] = to_probabilities(cast(Objective, network.objective), scores)
+                np.save(working / f"{split}.npy", probabilities[split], allow_pickle=False)
+            labels = {split: prepared.labels[prepared.rows(split)] for split in splits}
+            metrics = metrics_of_splits(probabilities, labels, prepared.task, prepared.classes)
+            write_json(working / METRICS, {"parameters": parameter_count(network), **metrics})
             write_json(working / LATENCY, latency(network.cpu(), prepared, splits[0]))
     return destination
 

@@ -160,6 +160,20 @@ def champions(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     return chosen
 
 
+def champion_of(data: str, metrics: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Return the champion of a data set and its validation score: a variant, or a baseline that is better than all.
+
+    metrics: metrics.json. A baseline is named by its key, as in ``metrics["baselines"]``.
+    """
+    best = metrics["champions"][data]
+    name, mean = best["variant"], best["mean"]
+    for key, baseline in metrics["baselines"].get(data, {}).items():
+        value = baseline["validation"][best["metric"]]
+        if value is not None and (mean is None or value > mean):
+            name, mean = key, value
+    return name, mean
+
+
 def tuned(trials: Mapping[str, Sequence[str]], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return for each variant of the grid its best trial on validation, and the mean score of every trial."""
     found = {}

@@ -1,25 +1,34 @@
-"""The tables that the pictures are drawn from, and that ``dvc plots`` reads with evaluation/templates/plots/*.json.
+"""The tables that the charts are made of, and that ``dvc plots`` reads with evaluation/templates/plots/*.json.
 
 curves.csv        data, variant, seed, epoch, training_loss, validation_loss, ...: one row per epoch of each run;
-                  validation_comparable_loss has the label smoothing and class weights of training_loss, and is empty of
-                  a run of older code
+                  validation_comparable_loss has the label smoothing and class weights of training_loss; it is empty
+                  of a run of older code, and of one whose training loss has a term that held-out rows do not have
 calibration.csv   data, variant, low, high, count, confidence, accuracy: one row per bin, all seeds together
 confusion.csv     data, variant, label, actual, predicted, count: all seeds together; ``label`` is empty where each
                   row has one label, else actual and predicted are yes or no
+
+calibration.csv and confusion.csv have the baselines after the variants, by their titles.
 betas.csv         data, variant, seed, layer, name, beta, low, high: one row per layer that learnt a beta; over the
                   channels of a layer that has one for each, ``beta`` is their mean
 differences.csv   comparison, ..., seed, difference, and the mean and intervals: one row per comparison and seed
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from evaluation.baselines import Baseline
 from evaluation.records import RunRecord
 from evaluation.verdicts import Verdict
 from storage.files import write_text
 
+Baselines = Mapping[str, Mapping[str, Baseline]]
+
+# A term that training adds to the loss and held-out rows do not have: the setting that weighs it, by objective.
+ADDED_TERM = {"margin": "reconstruction_weight"}
 CURVE_COLUMNS = [
     "epoch",
     "training_loss",
@@ -41,6 +50,8 @@ def curves(records: Sequence[RunRecord]) -> pd.DataFrame:
     parts = []
     for record in records:
         history = record.history().reindex(columns=CURVE_COLUMNS)
+        if not has_comparable_losses(record.job):
+            history["validation_comparable_loss"] = np.nan
         history.insert(0, "seed", record.seed)
         history.insert(0, "variant", record.variant)
         history.insert(0, "data", record.data)
@@ -48,12 +59,31 @@ def curves(records: Sequence[RunRecord]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def calibration(records: Sequence[RunRecord], split: str) -> pd.DataFrame:
+def has_comparable_losses(job: Mapping[str, Any]) -> bool:
+    """Return whether a run's training loss has only terms that its validation loss has too."""
+    objective = job.get("training", {}).get("objective") or {"name": ""}
+    term = ADDED_TERM.get(objective["name"])
+    return term is None or not objective.get(term, True) or not job["network"].get("reconstruction")
+
+
+def measured_on(
+    records: Sequence[RunRecord], baselines: Baselines, split: str
+) -> Iterator[tuple[str, str, Mapping[str, Any], list[str]]]:
+    """Yield data, name, metrics of the split and classes of every run, then of every baseline."""
+    classes = {record.data: record.description["classes"] for record in records}
+    for record in records:
+        yield record.data, record.variant, record.metrics([split])[split], classes[record.data]
+    for data in classes:
+        for one in baselines.get(data, {}).values():
+            yield data, one.name, one.metrics[split], classes[data]
+
+
+def calibration(records: Sequence[RunRecord], split: str, baselines: Baselines) -> pd.DataFrame:
     """Return each variant's calibration bins: counts added over seeds, confidence and accuracy weighted by them."""
     rows = [
-        {"data": record.data, "variant": record.variant, "seed": record.seed, **row}
-        for record in records
-        for row in record.metrics([split])[split]["calibration"]
+        {"data": data, "variant": name, **row}
+        for data, name, metrics, _ in measured_on(records, baselines, split)
+        for row in metrics["calibration"]
     ]
     table = pd.DataFrame(rows)
     for column in ("confidence", "accuracy"):
@@ -65,12 +95,11 @@ def calibration(records: Sequence[RunRecord], split: str) -> pd.DataFrame:
     return pooled
 
 
-def confusion(records: Sequence[RunRecord], split: str) -> pd.DataFrame:
+def confusion(records: Sequence[RunRecord], split: str, baselines: Baselines) -> pd.DataFrame:
     """Return how often each class was predicted for each, counts added over seeds."""
     rows = []
-    for record in records:
-        found, classes = record.metrics([split])[split]["confusion"], record.description["classes"]
-        start = {"data": record.data, "variant": record.variant}
+    for data, variant, metrics, classes in measured_on(records, baselines, split):
+        found, start = metrics["confusion"], {"data": data, "variant": variant}
         if isinstance(found, dict):
             cells = [(name, *outcome.split("_"), count) for name in classes for outcome, count in found[name].items()]
             for name, right, sign, count in cells:

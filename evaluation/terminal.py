@@ -9,8 +9,11 @@ from rich.text import Text
 
 from evaluation.metrics import higher_is_better, metric_names, metric_title
 from evaluation.page import half_width, interval, number, p_value, signed
+from evaluation.summary import champion_of
 from evaluation.verdicts import EQUIVALENT, INCONCLUSIVE, REFUTED, SUPPORTED
 
+# The report has the others.
+MOST_METRICS = 4
 STYLES = {SUPPORTED: "bold green", REFUTED: "bold red", EQUIVALENT: "bold blue", INCONCLUSIVE: "bold yellow"}
 
 
@@ -32,14 +35,14 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
     """Return the table of one data set: its variants, then its baselines."""
     split = metrics["evaluated_on"]
     variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
-    names = metric_names(next(iter(variants.values()))["task"])
+    names = metric_names(next(iter(variants.values()))["task"])[:MOST_METRICS]
     table = Table(title=f"{data}, {split} split: mean and 95 % interval over seeds", title_justify="left")
     table.add_column("variant")
     for name in names:
         table.add_column(metric_title(name) + ("" if higher_is_better(name) else " ↓"), justify="right")
     table.add_column("seeds", justify="right")
     table.add_column("parameters", justify="right")
-    champion = metrics["champions"][data]["variant"]
+    champion, _ = champion_of(data, metrics)
     for name, variant in variants.items():
         label = Text(name)
         if name == champion:
@@ -48,9 +51,15 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
             label.append(" still improving", style="yellow")
         cells = [f"{number(variant[split][one]['mean'])}\n{half_width(variant[split][one])}" for one in names]
         table.add_row(label, *cells, str(variant["n"]), f"{variant['parameters']:,}")
-    for baseline in metrics["baselines"].get(data, {}).values():
+    for key, baseline in metrics["baselines"].get(data, {}).items():
         cells = [number(baseline[split][one]) for one in names]
-        table.add_row(Text(baseline["name"]), *cells, "–", f"{baseline['parameters']:,}", style="dim")
+        table.add_row(
+            Text(baseline["name"] + (" ★" if key == champion else "")),
+            *cells,
+            "–",
+            f"{baseline['parameters']:,}",
+            style="dim",
+        )
     return table
 
 

@@ -1,28 +1,28 @@
 """Flow: evaluate what is trained of an experiment and write its report."""
 
-from typing import Any
+from pathlib import Path
 
-from prefect import flow
-
+from flows.definition import project_flow
+from flows.parameters import Experiment, Overrides, PlanValue, Seeds, Variants, plan_of
 from flows.preprocess import preprocess
-from flows.selection import plan_of
 from planning.search import with_known_trials
 from tasks.evaluate import evaluate as evaluate_plan
-from tasks.liveness import locked
+from tasks.show import show_results
 from tracking.runs import shared_connection
 
 
-@flow(name="evaluate", log_prints=True)
-@locked
+@project_flow("evaluate")
 def evaluate(
-    experiment: str = "default",
-    variants: list[str] | None = None,
-    seeds: list[int] | None = None,
-    overrides: list[str] | None = None,
-    plan: dict[str, Any] | None = None,
+    experiment: Experiment = "default",
+    variants: Variants = None,
+    seeds: Seeds = None,
+    overrides: Overrides = None,
+    plan: PlanValue = None,
 ) -> str:
     """Evaluate the finished runs of an experiment; return the folder of its report."""
     # The plan was made before its trials were trained.
     value = with_known_trials(plan_of(plan, experiment, variants, seeds, overrides)).to_json()
     with shared_connection():
-        return evaluate_plan(value, preprocess(plan=value))
+        report = evaluate_plan(value, preprocess(plan=value))
+    show_results(Path(report))
+    return report

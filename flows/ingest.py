@@ -1,22 +1,17 @@
 """Flow: bring the raw data of an experiment into data/ and check it against the manifest."""
 
-from typing import Any
-
-from prefect import flow
-
-from flows.selection import plan_of
+from flows.definition import project_flow
+from flows.parameters import Experiment, Overrides, PlanValue, Seeds, Variants, plan_of
 from tasks.ingest import ingest as ingest_data_set
-from tasks.liveness import locked
 
 
-@flow(name="ingest", log_prints=True)
-@locked
+@project_flow("ingest")
 def ingest(
-    experiment: str = "default",
-    variants: list[str] | None = None,
-    seeds: list[int] | None = None,
-    overrides: list[str] | None = None,
-    plan: dict[str, Any] | None = None,
+    experiment: Experiment = "default",
+    variants: Variants = None,
+    seeds: Seeds = None,
+    overrides: Overrides = None,
+    plan: PlanValue = None,
 ) -> list[str]:
     """Ingest the data sets of an experiment; return their names."""
     chosen = plan_of(plan, experiment, variants, seeds, overrides)

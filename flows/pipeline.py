@@ -1,26 +1,24 @@
 """Flow: an experiment from raw data to verdicts. What `make run` and the deployments call."""
 
-from typing import Any
+from pathlib import Path
 
-from prefect import flow
-
+from flows.definition import project_flow
 from flows.evaluate import evaluate
 from flows.ingest import ingest
-from flows.selection import plan_of
+from flows.parameters import Experiment, Fresh, Overrides, PlanValue, Seeds, Variants, Wait, plan_of
 from flows.train import train
-from tasks.liveness import locked
+from tasks.show import show_results
 
 
-@flow(name="pipeline", log_prints=True)
-@locked
+@project_flow("pipeline")
 def pipeline(
-    experiment: str = "default",
-    variants: list[str] | None = None,
-    seeds: list[int] | None = None,
-    overrides: list[str] | None = None,
-    fresh: bool = False,
-    wait: bool = True,
-    plan: dict[str, Any] | None = None,
+    experiment: Experiment = "default",
+    variants: Variants = None,
+    seeds: Seeds = None,
+    overrides: Overrides = None,
+    fresh: Fresh = False,
+    wait: Wait = True,
+    plan: PlanValue = None,
 ) -> str:
     """Ingest, preprocess, train and evaluate an experiment; return the folder of its report.
 
@@ -32,4 +30,6 @@ def pipeline(
     ingest(plan=chosen.to_json())
     value = chosen.with_data().to_json()
     train(plan=value, fresh=fresh, wait=wait)
-    return evaluate(plan=value)
+    report = evaluate(plan=value)
+    show_results(Path(report))
+    return report

@@ -1,23 +1,18 @@
 """Flow: prepare the arrays that an experiment's networks read."""
 
-from typing import Any
-
-from prefect import flow
-
-from flows.selection import plan_of
-from tasks.liveness import locked
+from flows.definition import project_flow
+from flows.parameters import Experiment, Fresh, Overrides, PlanValue, Seeds, Variants, plan_of
 from tasks.preprocess import preprocess as preprocess_data_set
 
 
-@flow(name="preprocess", log_prints=True)
-@locked
+@project_flow("preprocess")
 def preprocess(
-    experiment: str = "default",
-    variants: list[str] | None = None,
-    seeds: list[int] | None = None,
-    overrides: list[str] | None = None,
-    fresh: bool = False,
-    plan: dict[str, Any] | None = None,
+    experiment: Experiment = "default",
+    variants: Variants = None,
+    seeds: Seeds = None,
+    overrides: Overrides = None,
+    fresh: Fresh = False,
+    plan: PlanValue = None,
 ) -> dict[str, str]:
     """Prepare the arrays of an experiment; return the folder of each by its prepared key."""
     preparations = plan_of(plan, experiment, variants, seeds, overrides).preparations()

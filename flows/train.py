@@ -7,18 +7,19 @@ prefect deployment run train/variant -p experiment=default -p variants='["han"]'
 
 from typing import Any
 
-from prefect import flow
 from prefect.futures import PrefectFuture
 from prefect.futures import wait as wait_for
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.definition import project_flow
+from flows.parameters import Experiment, Fresh, Overrides, PlanValue, Seeds, Variants, Wait, plan_of
 from flows.preprocess import preprocess
-from flows.selection import plan_of
 from planning.environment import Environment
 from planning.reach import plan_reach, reach_lines
 from planning.search import rounds
 from tasks.background import tracking_in_background
-from tasks.liveness import close_dead_flow_runs, locked
+from tasks.board import BOARD
+from tasks.liveness import close_dead_flow_runs
 from tasks.progress import say
 from tasks.train import reuse
 from tasks.train import train as train_run
@@ -28,16 +29,15 @@ from training.launcher import allow_training, kept_processes, stop_training
 STOP_SECONDS = 30
 
 
-@flow(name="train", log_prints=True)
-@locked
+@project_flow("train")
 def train(
-    experiment: str = "default",
-    variants: list[str] | None = None,
-    seeds: list[int] | None = None,
-    overrides: list[str] | None = None,
-    fresh: bool = False,
-    wait: bool = True,
-    plan: dict[str, Any] | None = None,
+    experiment: Experiment = "default",
+    variants: Variants = None,
+    seeds: Seeds = None,
+    overrides: Overrides = None,
+    fresh: Fresh = False,
+    wait: Wait = True,
+    plan: PlanValue = None,
 ) -> list[str]:
     """Train the runs of an experiment, or of some variants and seeds; return their folders in runs/.
 
@@ -47,11 +47,14 @@ def train(
     allow_training()
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
     for line in reach_lines(plan_reach(chosen)):
-        say(line)
+        say(line, summary=True)
     # What a kill left running in Prefect and MLflow is closed first, and what waited in journals is sent.
     close_dead_flow_runs(say)
     settle(chosen.environment.runs, say)
     prepared = preprocess(plan=chosen.to_json())
+    each = f"{len(chosen.seeds)} {'seed' if len(chosen.seeds) == 1 else 'seeds'}"
+    workers = chosen.environment.workers
+    say(f"{chosen.name}: {', '.join(chosen.variants)} on {each}, {workers} runs at a time", summary=True)
     directories: list[str] = []
     with kept_processes(), tracking_in_background():
         for jobs in rounds(chosen, prepared):
@@ -68,6 +71,7 @@ def _train_jobs(jobs: list[dict[str, Any]], environment: Environment, fresh: boo
 
         train_on_slurm(jobs, environment.slurm, environment.runs_per_job, fresh)
         fresh = False
+    BOARD.expect(jobs, environment.workers)
     finished = [] if fresh else reuse(jobs)
     unfinished = [job for job in jobs if job["run_directory"] not in finished]
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=environment.workers)

@@ -180,9 +180,10 @@ class Kind:
     Evaluation and serving:
 
     baselines     what the networks are compared with; may be none
-    explain       f(record, prepared, folder) -> Explanation or None; writes into ``folder`` a page of what a network's
-                  answers to rows of the test split rest on; record: evaluation.records.RunRecord; None where the
-                  network has nothing to show, or its weights are not there
+    explain       functions f(records, best_seeds, folder) -> Explanation or None; each writes into ``folder`` a page of
+                  what networks' answers to rows of the test split rest on; records: evaluation.records.RunRecord of
+                  each variant and seed; best_seeds: by variant; None where no network has something to show, or the
+                  weights are not there
     reader        class that reads a user's input for a served model, a Reader; None: models are not served
     """
 
@@ -197,7 +198,7 @@ class Kind:
     padding: Entry | None = None
     augmented: bool = False
     libraries: Entry | None = None
-    explain: Entry | None = None
+    explain: tuple[Entry, ...] = ()
     baselines: tuple[Baseline, ...] = ()
     reader: Entry | None = None
 

@@ -30,7 +30,7 @@ KIND = Kind(
     row_array="images",
     augmented=True,
     reader="preprocessing.reading_images:ImageReader",
-    explain="evaluation.class_activation:explain",
+    explain=("evaluation.class_activation:explain", "evaluation.reconstructions:explain"),
     baselines=(
         Baseline(
             name="linear",

@@ -54,7 +54,7 @@ KIND = Kind(
     row_array="word_counts",
     padding="batches.text_padding:pairs",
     reader="preprocessing.reading:TextReader",
-    explain="evaluation.attention:explain",
+    explain=("evaluation.attention:explain",),
     baselines=(
         Baseline(
             name="tf-idf",

@@ -146,7 +146,7 @@ def load_experiment(
     for key, section in sections.items():
         for one, of_the_grid in trials.get(key, {key: {}}).items():
             layers = [defaults, section, of_the_grid, *(change for of, change in changes if of == one)]
-            built[one] = _variant(one, layers, parameters, path, root)
+            built[one] = _variant(one, layers, parameters, file.parameters, path, root)
     _refuse_unused(file.parameters, written, built, path)
     return Experiment(
         name=name,
@@ -287,8 +287,14 @@ def _overrides(overrides: Iterable[str], chosen: list[str], names: list[str]) ->
 
 
 def _variant(
-    name: str, layers: list[dict[str, Any]], parameters: Parameters, path: Path, root: Path
+    name: str,
+    layers: list[dict[str, Any]],
+    parameters: Parameters,
+    of_experiment: Mapping[str, Any],
+    path: Path,
+    root: Path,
 ) -> VariantSettings:
+    """Merge the settings of a variant: ``layers`` over ``parameters``, in which those ``of_experiment`` are merged."""
     where = f"{path}: variants.{name}"
     if name in kinds.baselines():
         raise InputError(f"{where} has the name of a baseline ({kinds.baselines()[name].title}): give it another")
@@ -307,13 +313,35 @@ def _variant(
         refuse_unknown([own["data"]], known, f"{where}: data")
     section = parameters.models.get(own["model"])
     network, training = (section.network, section.training) if section else ({}, {})
+    training = merged(merged(parameters.training, training), own.get("training", {}))
+    objective = training.get("objective")
+    if (
+        isinstance(objective, dict)
+        and objective.get("label_smoothing")
+        and not _asks_for_smoothing(of_experiment, own)
+        and _has_several_labels(own["data"], root)
+    ):
+        # It would lift the probability of every absent label.
+        training["objective"] = {**objective, "label_smoothing": 0.0}
     return VariantSettings(
         model=own["model"],
         data=own["data"],
         preprocessing=merged(parameters.preprocessing.get(own["data"], {}), own.get("preprocessing", {})),
         network=merged(network, own.get("network", {})),
-        training=merged(merged(parameters.training, training), own.get("training", {})),
+        training=training,
     )
+
+
+def _has_several_labels(data: str, root: Path) -> bool:
+    entry = Manifest.load(root / MANIFEST_PATH).datasets.get(data)
+    return entry is not None and entry.task == "multi-label"
+
+
+def _asks_for_smoothing(of_experiment: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Return whether the experiment or the variant itself names label smoothing."""
+    of_model = (of_experiment.get("models") or {}).get(own["model"]) or {}
+    given = [one.get("training") or {} for one in (of_experiment, of_model, own)]
+    return any("label_smoothing" in objective for one in given if isinstance(objective := one.get("objective"), dict))
 
 
 def _sized(model: str, network: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -5,14 +5,12 @@ python -m tasks.evaluate [--experiment default]
 
 import argparse
 import hashlib
-import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.context import TaskRunContext
 
 import kinds
 from evaluation.baselines import Baseline, evaluate_baseline
@@ -21,6 +19,7 @@ from evaluation.metrics import metric_names
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import evaluate_run
+from evaluation.summary import champion_of
 from planning.experiment import networks
 from planning.plan import Plan, make_plan
 from preprocessing.manifest import load_raw_rows
@@ -28,6 +27,7 @@ from storage.errors import InputError, command
 from storage.files import write_json
 from storage.prepared import SPLITS, Prepared, open_prepared
 from storage.run_folder import RunFolder
+from tasks.links import links
 from tasks.preprocess import preprocess
 from tasks.progress import say
 from tasks.provenance import commit
@@ -57,7 +57,8 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
             f"{first['seed']} is the first): run `reread {command} --experiment {experiment}`"
         )
     tracker = Tracker(say)
-    records = [_evaluate_run(job, splits, tracker) for job in jobs]
+    run_ids: dict[str, str] = {}
+    records = [_evaluate_run(job, splits, tracker, run_ids) for job in jobs]
     baselines, repeated = {}, {}
     data_sets = _rows_of_data_sets(chosen, prepared)
     for name, data in data_sets.items():
@@ -74,11 +75,12 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         records,
         baselines,
         destination,
-        command=f"reread run --experiment {experiment}",
+        command=shlex.join(["reread", "run", "--experiment", experiment, *overridden(chosen.overrides)]),
         environment={**chosen.machine, "threads per run": jobs[0]["training"]["threads"], **commit()},
         repeated=repeated,
         reads=reads,
         plan=chosen.key,
+        links=links(experiment, run_ids),
     )
     write_json(destination / PLAN, chosen.record())
     if not chosen.partial:
@@ -86,18 +88,23 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         # One that tunes registers no model: its variants are settings to choose from, not candidates to serve.
         if chosen.evaluate_on == "test":
             _register(chosen, records, baselines, data_sets, found["metrics"], tracker)
-    if TaskRunContext.get() is not None:
-        _show_in_prefect(chosen, found)
     say(f"report: {destination / 'report.html'}")
     return str(destination)
 
 
-def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracker: Tracker) -> RunRecord:
+def overridden(overrides: Iterable[str]) -> list[str]:
+    """Return overrides as options of the command."""
+    return [word for one in overrides for word in ("--set", one)]
+
+
+def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracker: Tracker, run_ids: dict[str, str]) -> RunRecord:
     run_directory, prepared = Path(job["run_directory"]), Path(job["prepared"])
     # Where an evaluation exists, the weights are not opened.
     RunFolder(run_directory).refuse_damage()
     evaluation = evaluate_run(run_directory, prepared, splits)
-    tracker.record(run_directory, evaluation, job)
+    run_id = tracker.record(run_directory, evaluation, job)
+    if run_id:
+        run_ids[job["run_key"]] = run_id
     return RunRecord(job["variant"], job["data"], job["seed"], run_directory, prepared, evaluation)
 
 
@@ -181,16 +188,7 @@ def _register(
     whose weights are on another machine is not registered: one line lists the missing ones.
     """
     missing: list[str] = []
-    best_of = {
-        data: (-np.inf if about["mean"] is None else about["mean"], about["variant"])
-        for data, about in metrics["champions"].items()
-    }
-    for data, mine in baselines.items():
-        scores = [(one.metrics["validation"][metrics["champions"][data]["metric"]], name) for name, one in mine.items()]
-        for score, name in scores:
-            if score is not None and score > best_of[data][0]:
-                best_of[data] = (score, name)
-    champions = {data: name for data, (_, name) in best_of.items()}
+    champions = {data: champion_of(data, metrics)[0] for data in metrics["champions"]}
     for name, about in metrics["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
         job = {**best.job, "experiment": experiment.name}
@@ -208,37 +206,6 @@ def _register(
             tracker.baseline(experiment.environment.runs, experiment.name, name, *folders, champions[data] == name)
     if missing:
         say(f"weights are missing, so no model is registered and no attention shown of: {', '.join(missing)}")
-
-
-def _show_in_prefect(experiment: Plan, found: dict[str, Any]) -> None:
-    """Artifacts of Prefect's run: the variants as a table, the verdicts as markdown."""
-    split = found["metrics"]["evaluated_on"]
-    # Prefect takes lower-case ASCII letters, digits and dashes alone in a key.
-    key = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower())
-    rows = [
-        {
-            "variant": name,
-            "data": about["data"],
-            "seeds": about["n"],
-            about["score"]: _interval(about[split][about["score"]]),
-            "parameters": about["parameters"],
-        }
-        for name, about in found["metrics"]["variants"].items()
-    ]
-    create_table_artifact(table=rows, key=f"{key}-variants", description=f"Variants on the {split} split")
-    verdicts = [
-        f"- **{one['verdict']}** — {one['claim']} {one['sentence']} ({one['source']})" for one in found["verdicts"]
-    ]
-    markdown = "\n".join([f"# {experiment.title}", "", *(verdicts or ["No comparison is judged in this experiment."])])
-    create_markdown_artifact(markdown=markdown, key=f"{key}-verdicts", description="Verdicts")
-
-
-def _interval(found: dict[str, float | None]) -> str:
-    if found["mean"] is None:
-        return "undefined"
-    if found["low"] is None:
-        return f"{found['mean']:.4f}"
-    return f"{found['mean']:.4f} [{found['low']:.4f}, {found['high']:.4f}]"
 
 
 @command

@@ -1,126 +1,130 @@
-"""Progress of training: a live table on a terminal, otherwise one line per epoch, and a bar in Prefect."""
+"""Progress of training: the board for a person; a log line per run and a bar of epochs in Prefect."""
 
-import contextlib
-import sys
-import threading
+import functools
+import re
 import time
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging import get_run_logger
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
+from prefect.logging.loggers import flow_run_logger
 
 from storage.errors import BREAKS, printable
-from tasks import AT_TERMINAL
+from tasks.board import BOARD, name_of
 
 ARTIFACT_SECONDS = 2.0
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OUTERMOST: ContextVar[FlowRunContext | None] = ContextVar("outermost", default=None)
 
 
-class Board:
-    """The runs that train now, one line each, redrawn in place; shared by the threads of one process."""
+def outermost_flow(function: Callable[P, R]) -> Callable[P, R]:
+    """Let the first flow that is entered keep the summary: lines and artifacts of the flows inside it."""
 
-    def __init__(self) -> None:
-        # A log file has no width of its own: wide enough for the tables.
-        self.console = Console(width=None if sys.stdout.isatty() else 132)
-        self.lock = threading.Lock()
-        self.rows: dict[str, dict[str, Any]] = {}
-        self.live: Live | None = None
+    @functools.wraps(function)
+    def run(*arguments: P.args, **keywords: P.kwargs) -> R:
+        token = OUTERMOST.set(OUTERMOST.get() or FlowRunContext.get())
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            OUTERMOST.reset(token)
 
-    def show(self, name: str, event: dict[str, Any]) -> None:
-        """Show the newest event of a run."""
-        with self.lock:
-            self.rows[name] = event
-            if self.live is None:
-                self.live = Live(console=self.console, refresh_per_second=4, transient=True)
-                self.live.start()
-            self.live.update(self._table())
-
-    def remove(self, name: str) -> None:
-        """Take a run off the board."""
-        with self.lock:
-            self.rows.pop(name, None)
-            if self.live is not None and not self.rows:
-                self.live.stop()
-                self.live = None
-            elif self.live is not None:
-                self.live.update(self._table())
-
-    def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for title in ("variant", "seed", "epoch", "loss", "samples/s", "time left"):
-            table.add_column(title, justify="left" if title == "variant" else "right")
-        for event in self.rows.values():
-            table.add_row(
-                event["variant"],
-                str(event["seed"]),
-                f"{event['epoch']}/{event['max_epochs']}",
-                f"{_loss(event):.4f}",
-                f"{event['samples_per_second']:,.0f}",
-                f"at most {event['seconds_left']:.0f} s",
-            )
-        return table
+    return run
 
 
-BOARD = Board()
+def in_outermost_flow() -> bool:
+    """Return whether this is the body of the flow that was entered first, and none of its tasks or subflows."""
+    here, outermost = FlowRunContext.get(), OUTERMOST.get()
+    return bool(here and outermost and _id(here) == _id(outermost)) and TaskRunContext.get() is None
 
 
-def say(line: str) -> None:
-    """Tell a person one line: on the terminal, and in the log of Prefect's run where there is one."""
+def say(line: str, summary: bool = False) -> None:
+    """Tell a person one line: on the terminal, and in the log of Prefect's run where there is one.
+
+    summary: in the log of the outermost flow, too.
+    """
     line = printable(line, BREAKS)
-    if AT_TERMINAL:
-        BOARD.console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if FlowRunContext.get() or TaskRunContext.get():
+    BOARD.print(line)
+    log(line, summary)
+
+
+def log(line: str, summary: bool = False) -> None:
+    """Log one line in Prefect's run where there is one; ``summary`` as ``say`` has it."""
+    here, outermost = FlowRunContext.get(), OUTERMOST.get()
+    if here or TaskRunContext.get():
         get_run_logger().info(line)
+    if summary and outermost and here and _id(here) != _id(outermost):
+        flow_run_logger(outermost.flow_run, outermost.flow).info(line)
+
+
+def _id(context: FlowRunContext) -> UUID | None:
+    return context.flow_run.id if context.flow_run else None
+
+
+def artifact_key(*names: object) -> str:
+    """Return a key as Prefect takes it: lower-case ASCII letters, digits and single dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(map(str, names)).lower()).strip("-")
 
 
 class RunProgress:
-    """Follows one run's events: the board or printed lines for a person, a progress artifact where Prefect runs."""
+    """Follows one run's events: the board or printed lines for a person, a bar of epochs where Prefect runs."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
-        self.name = f"{job['variant']} seed {job['seed']}"
-        self.terminal = AT_TERMINAL and sys.stdout.isatty()
-        self.max_epochs = job["training"]["max_epochs"]
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.job = job
+        self.row = BOARD.begin(job)
         self.artifact: UUID | None = None
         self.updated = time.monotonic()
+        self.drawable = True
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Mapping[str, Any]) -> None:
         if event["event"] not in ("progress", "epoch"):
             return
-        event = {**event, "max_epochs": self.max_epochs}
-        if self.terminal:
-            BOARD.show(self.name, event)
-        elif event["event"] == "epoch":
-            say(
-                f"{self.name}: epoch {event['epoch']} of at most {event['max_epochs']}, loss {_loss(event):.4f}, "
-                f"validation {event['validation_score']:.4f}, {event['samples_per_second']:,.0f} samples/s"
-            )
+        row = self.row
+        row.epoch, row.samples_per_second = int(event["epoch"]), event["samples_per_second"]
+        row.seconds_left = event["seconds_left"]
+        if event["event"] == "epoch":
+            row.loss, row.validation = event["training_loss"], event["validation_score"]
+            if BOARD.total == 1 and not BOARD.interactive:
+                BOARD.print(
+                    f"{name_of(self.job)}: epoch {row.epoch} of at most {row.max_epochs}, loss {row.loss:.4f}, "
+                    f"validation {row.validation:.4f}, {row.samples_per_second:,.0f} samples/s"
+                )
+        else:
+            row.loss = event["loss"]
+        BOARD.draw()
+        # Between epochs the bar stays, and each update is an event on Prefect's pages. A shorter run needs no bar.
         now = time.monotonic()
-        # A run that is shorter needs no bar.
-        if TaskRunContext.get() is not None and now - self.updated > ARTIFACT_SECONDS:
+        if TaskRunContext.get() and event["event"] == "epoch" and now - self.updated > ARTIFACT_SECONDS:
             self.updated = now
-            self._fill(100.0 * event["epoch"] / self.max_epochs)
+            self._draw(100.0 * row.epoch / row.max_epochs, self._description())
 
-    def finish(self, line: str) -> None:
-        """The run is over: leave one line about it and a full bar."""
-        if self.terminal:
-            BOARD.remove(self.name)
-        say(line)
-        if self.artifact:
-            self._fill(100.0)
+    def finish(self, line: str, trained: bool = True) -> None:
+        """End the run: leave one line about it and, where it was ``trained`` to its end, a full bar."""
+        BOARD.end(self.job, trained)
+        say(line, summary=True)
+        if self.artifact and trained:
+            self._draw(100.0, line)
 
-    def _fill(self, percent: float) -> None:
-        """Fill the bar in Prefect, and make it first. Without its server, only the bar is lost."""
-        with contextlib.suppress(Exception):  # whatever Prefect's client raises
+    def _draw(self, percent: float, description: str) -> None:
+        """Show the bar of the run on Prefect's pages at ``percent``; leave it as it is from the first error on."""
+        if not self.drawable:
+            return
+        try:
             if self.artifact:
-                update_progress_artifact(self.artifact, progress=percent)
+                update_progress_artifact(self.artifact, percent, description)
                 return
-            artifact = create_progress_artifact(progress=percent, description=f"Training {self.name}")
-            self.artifact = artifact if isinstance(artifact, UUID) else None
+            key = artifact_key(self.job["experiment"], self.job["variant"], self.job["seed"], "epochs")
+            artifact = create_progress_artifact(progress=percent, key=key, description=description)
+            self.artifact = cast(UUID, artifact)  # a coroutine in asynchronous flows alone
+        except Exception:  # whatever Prefect's client raises: the run goes on
+            self.drawable = False
 
-
-def _loss(event: dict[str, Any]) -> float:
-    return event["loss"] if event["event"] == "progress" else event["training_loss"]
+    def _description(self) -> str:
+        row = self.row
+        score = "" if row.validation is None else f", validation {row.validation:.4f}"
+        return f"{name_of(self.job)}: epoch {row.epoch} of at most {row.max_epochs}{score}"

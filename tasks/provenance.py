@@ -11,6 +11,9 @@ from planning.schema import read_yaml
 from storage.files import sha256_file
 from storage.git import checkout
 
+# Where `reread ui` serves Prefect's pages.
+UI = "http://127.0.0.1:4200"
+
 
 def commit() -> dict[str, Any]:
     """The git commit of the source and whether files differ from it; ``none`` outside a checkout."""
@@ -29,7 +32,9 @@ def provenance(job: dict[str, Any]) -> dict[str, Any]:
     if Path("data.dvc").is_file():
         tags["data.dvc.md5"] = read_yaml(Path("data.dvc"))["outs"][0]["md5"]
     if flow_run.id:
-        tags |= {"prefect.flow_run": flow_run.id, "prefect.url": flow_run.ui_url or ""}
+        # The server of a session ends with it; `reread ui` shows the same runs.
+        page = flow_run.ui_url if os.environ.get("PREFECT_API_URL") else f"{UI}/runs/flow-run/{flow_run.id}"
+        tags |= {"prefect.flow_run": flow_run.id, "prefect.url": page or ""}
     if os.environ.get("DVC_STAGE"):
         tags["dvc.stage"] = os.environ["DVC_STAGE"]
     return tags

@@ -19,6 +19,8 @@ from storage.files import remove_directory, write_json
 from storage.locks import run_locked
 from storage.run_folder import RunFolder
 from tasks.background import is_in_background, track
+from tasks.board import BOARD, name_of
+from tasks.machine import refuse_other_machine
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
@@ -41,7 +43,7 @@ def train(job: Mapping[str, Any], fresh: bool = False, wait: bool = True) -> str
     InputError for a run that is not finished and whose job was made for another machine.
     """
     job = dict(job)
-    name = f"{job['variant']} seed {job['seed']}"
+    name = name_of(job)
     if STOPPING.is_set():
         raise TrainingStopped(f"{name} was not started: everything is being stopped")
     run_directory = Path(job["run_directory"])
@@ -57,7 +59,8 @@ def train(job: Mapping[str, Any], fresh: bool = False, wait: bool = True) -> str
             say(f"{damage}: the run is restored from its last checkpoint")
         elif run.finished:
             record(job)
-            say(f"{_summary(job)} (finished before, {run_directory})")
+            BOARD.end(job, trained=False)
+            say(f"{_summary(job)} (finished before, {run_directory})", summary=True)
             return str(run_directory)
         if remote:
             raise InputError(
@@ -79,7 +82,8 @@ def reuse(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     for job in found:
         if (job["experiment"], job["run_key"]) not in known:
             record(job)
-        say(f"{_summary(job)} (finished before, {job['run_directory']})")
+        BOARD.end(job, trained=False)
+        say(f"{_summary(job)} (finished before, {job['run_directory']})", summary=True)
     return [job["run_directory"] for job in found]
 
 
@@ -130,7 +134,8 @@ def _train(job: dict[str, Any], lock: TextIO | None) -> None:
     except (InputError, TrainingFailed) as error:
         status, message = "KILLED" if isinstance(error, TrainingStopped) else "FAILED", str(error)
         track(lambda: (tracked.result() or TrackedRun(job, about, say)).fail(status, message))
-        progress.finish(f"{job['variant']} seed {job['seed']}: {'stopped' if status == 'KILLED' else 'failed'}")
+        how = "stopped" if status == "KILLED" else "failed"
+        progress.finish(f"{name_of(job)}: {how}: {message}", trained=False)
         raise
     finally:
         ended.set()
@@ -141,7 +146,7 @@ def _train(job: dict[str, Any], lock: TextIO | None) -> None:
 def _summary(job: dict[str, Any]) -> str:
     result = RunFolder(Path(job["run_directory"])).require_result()
     return (
-        f"{job['variant']} seed {job['seed']}: validation {result['validation']['score']:.4f} "
+        f"{name_of(job)}: validation {result['validation']['score']:.4f} "
         f"at epoch {result['best_epoch']} of {result['epochs']}"
     )
 
@@ -155,8 +160,11 @@ def main() -> None:
     parser.add_argument("--variant", help="default: all variants")
     arguments = parser.parse_args()
     plan = make_plan(arguments.experiment, [arguments.variant] if arguments.variant else None)
+    if publishes(plan.name):
+        refuse_other_machine()
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
     settle(plan.environment.runs, say)
+    BOARD.expect(plan.jobs(prepared), plan.environment.workers)
     with ThreadPoolExecutor(plan.environment.workers) as pool:
         runs = {
             (job["variant"], job["seed"]): Path(folder)

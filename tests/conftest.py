@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from storage.locks import file_lock
+
 ROOT = Path(__file__).resolve().parent.parent
 # What a user may have set, and what must not reach a copy of the project.
 NOT_INHERITED = ("REREAD_", "PREFECT_", "MLFLOW_", "DVC_", "GIT_")
@@ -31,6 +33,15 @@ def pytest_runtest_makereport(item: pytest.Item):
         report.outcome = "failed"
         report.longrepr = f"skipped in CI, where it may not be: {report.longrepr[2]}"
     return report
+
+
+# Tests with these fixtures start commands, for seconds to minutes each.
+OF_MINUTES = {"finished", "project", "make_project"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the longest tests first: a worker that begins one at the end works alone for minutes."""
+    items.sort(key=lambda item: not OF_MINUTES & set(getattr(item, "fixturenames", ())))
 
 
 @dataclass(frozen=True)
@@ -94,22 +105,70 @@ def clean_environment() -> dict[str, str]:
     return kept
 
 
+def make_once(folder: pytest.TempPathFactory, name: str, build: Callable[[Path], None]) -> Path:
+    """Return a folder of this test session that ``build`` fills; several workers of pytest-xdist share it."""
+    base = folder.getbasetemp()
+    made = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    done = made.with_name(f"{name}.done")
+    with file_lock(made.with_name(f"{name}.lock")):
+        if not done.exists():
+            shutil.rmtree(made, ignore_errors=True)
+            made.mkdir()
+            build(made)
+            done.touch()
+    return made
+
+
 @pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with mlflow.db and .prefect/prefect.db that have no runs: making one takes seconds of migrations."""
+
+    def build(folder: Path) -> None:
+        code = "from tracking.runs import open_tracking; open_tracking()"
+        environment = {**clean_environment(), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+        environment |= {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_LOGGING_LEVEL": "ERROR"}
+        upgrade = ["-m", "prefect", "server", "database", "upgrade", "--yes"]
+        for arguments in (["-c", code], upgrade):
+            subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=True, capture_output=True)
+        for left in ("mlartifacts", ".locks"):
+            shutil.rmtree(folder / left, ignore_errors=True)
+
+    return make_once(tmp_path_factory, "databases", build)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory, empty_databases: Path) -> Path:
     """The folder of one copy of the project, committed, that is copied for each test."""
     if not (ROOT / "data").is_dir():
         pytest.fail("data/ is missing: run `make data` first")
-    directory = tmp_path_factory.mktemp("template") / "project"
-    for file in project_files():
-        destination = directory / file
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / file, destination)
-    shutil.copytree(ROOT / "data", directory / "data")
-    project = Project(directory, clean_environment())
-    project.git("init", "--quiet", "--initial-branch=main")
-    project.git("add", ".")
-    project.git("-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "copy")
-    return directory
+
+    def build(directory: Path) -> None:
+        for file in project_files():
+            destination = directory / file
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, destination)
+        shutil.copytree(ROOT / "data", directory / "data")
+        project = Project(directory, clean_environment())
+        project.git("init", "--quiet", "--initial-branch=main")
+        project.git("add", ".")
+        project.git("-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "copy")
+        shutil.copytree(empty_databases, directory, dirs_exist_ok=True)
+
+    return make_once(tmp_path_factory, "template", build)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, template: Path) -> Project:
+    """A copy of the project that has run the tiny experiment on seed 0. Tests read it; one that writes copies it."""
+
+    def build(directory: Path) -> None:
+        shutil.copytree(template, directory, dirs_exist_ok=True)
+        project = Project(directory, clean_environment())
+        project.edit("experiments/tiny.yaml", "seeds: [0, 1]", "seeds: [0]")
+        project.run("python", "-m", "commands", "run", "--experiment", "tiny")
+
+    # Paths in MLflow's database are absolute: it stays where it was made.
+    return Project(make_once(tmp_path_factory, "finished", build), clean_environment())
 
 
 @pytest.fixture

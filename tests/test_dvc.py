@@ -10,11 +10,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from selenium.webdriver.support.ui import WebDriverWait
 
 from commands.publish import depends_on
 from planning import keys
 from planning.experiment import experiments
+from planning.keys import this_machine
 from planning.plan import make_plan
+from storage.errors import InputError
+from storage.files import write_json
+from tasks.machine import main, refuse_other_machine
+from tests.tracking.comparison import browser, missing
 
 ROOT = Path(__file__).resolve().parent.parent
 LEDGER = "results/test-reads.jsonl"
@@ -69,6 +75,7 @@ def make_small(project):
     (project.directory / "experiments/default.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
     (project.directory / "dvc.lock").unlink(missing_ok=True)
     project.run("dvc", "commit", "--quiet", "data.dvc")
+    project.run("python", "-m", "tasks.machine")
     return project
 
 
@@ -93,44 +100,29 @@ def determined(folder: Path) -> dict[str, bytes]:
     }
 
 
-def published(project) -> dict[str, bytes | list]:
-    """All files of results/ but the ledger of test reads, whose entries have dates; runs without their commit."""
-    files = {str(path.relative_to(project.directory)): path for path in project.directory.glob("results/**/*.*")}
-    found: dict[str, bytes | list] = {name: path.read_bytes() for name, path in files.items() if name != LEDGER}
-    found[RUNS] = [{**run, "commit": None, "environment": None} for run in json.loads(found[RUNS])]
-    return found
-
-
 def predictions(project) -> dict[str, bytes]:
     runs = project.directory / "runs"
     return {str(path.relative_to(runs)): path.read_bytes() for path in runs.glob("*/evaluation/*/*.npy")}
 
 
 def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(make_project):
-    flow, stages = make_small(make_project("flow")), make_small(make_project("stages"))
+    flow = make_small(make_project("flow"))
     data_version = (flow.directory / "data.dvc").read_bytes()
     printed = flow.run("python", "-m", "commands", "run").stdout
     assert "han" in printed and "report" in printed.lower()
     # The flow publishes nothing; the ledger has that it read the test split.
     assert flow.git("status", "--porcelain", "results").split() == ["M", LEDGER]
-    kill_repro_in_training(stages)
-    stages.run("dvc", "repro")
-    assert any("resumed after epoch" in log.read_text() for log in stages.directory.glob("runs/*/log.txt"))
-
     assert len(run_files(flow)) == 3
-    assert run_files(flow) == run_files(stages)
-    assert predictions(flow) == predictions(stages) != {}
-    found = determined(flow.directory / "reports/default")
-    assert {"metrics.json", "verdicts.json", "curves.csv"} <= set(found)
-    assert found == determined(stages.directory / "reports/default")
-    # No stage needed Prefect's server.
-    assert not (stages.directory / ".prefect/prefect.db").exists()
+    before, by_flow = modified(flow), determined(flow.directory / "reports/default")
+    assert {"metrics.json", "verdicts.json", "curves.csv"} <= set(by_flow)
 
-    # DVC takes up what the flow trained, and writes the results that it would have written itself.
-    before = modified(flow)
-    flow.run("dvc", "repro")
-    assert modified(flow) == before
-    assert published(flow) == published(stages)
+    # DVC reuses the flow's runs and predictions, writes the same report, and publishes it. No stage asks Prefect.
+    predicted = predictions(flow)
+    flow.run("dvc", "repro", PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert modified(flow) == before and predictions(flow) == predicted != {}
+    assert determined(flow.directory / "reports/default") == by_flow
+    results = flow.directory / "results/default"
+    assert all((results / name).read_bytes() == by_flow[name] for name in ("metrics.json", "curves.csv"))
     runs = json.loads((flow.directory / RUNS).read_text())
     assert {run["run_key"]: run["weights_sha256"] for run in runs} == run_files(flow)
     assert {run["commit"] for run in runs} == {flow.git("rev-parse", "HEAD").strip()}
@@ -139,24 +131,25 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     assert flow.run("dvc", "plots", "show").returncode == 0
     assert (flow.directory / "dvc_plots/index.html").is_file()
 
-    # One variant's parameter retrains that variant alone.
-    flow.edit("experiments/default.yaml", "growth_rate: 5", "growth_rate: 6")
-    flow.run("dvc", "repro", "train")
-    assert {key: value for key, value in modified(flow).items() if key in before} == before
-    assert len(modified(flow)) == 4
-
-    # A new variant is one new file and one line, and retrains nothing else.
-    before = modified(flow)
+    # One variant's parameter retrains that variant alone; a new variant is one new file and one line.
+    flow.git("add", ".")
+    flow.git("-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "first")
     (flow.directory / "models/mean_of_words.py").write_text(NEW_NETWORK)
     flow.edit(
         "experiments/default.yaml", "variants:\n", "variants:\n  mean: {model: mean_of_words, data: docstrings}\n"
     )
-    flow.run("dvc", "repro")
+    kill_repro_in_training(flow)
+    setting = "experiments/default.yaml:variants.densenet-swish.network.growth_rate=6"
+    flow.git("add", ".")
+    flow.run("dvc", "exp", "run", "--name", "wider", "-S", setting)
     assert {key: value for key, value in modified(flow).items() if key in before} == before
-    assert len(modified(flow)) == 5
+    trained = modified(flow).keys() - before.keys()
+    jobs = [json.loads((flow.directory / f"runs/{key}/job.json").read_text()) for key in trained]
+    assert sorted(job["variant"] for job in jobs) == ["densenet-swish", "mean"]
     metrics = json.loads((flow.directory / "reports/default/metrics.json").read_text())
     assert set(metrics["variants"]) == {"han", "densenet-relu", "densenet-swish", "mean"}
-    assert json.loads(flow.run("dvc", "metrics", "diff", "--json").stdout), "dvc metrics diff saw no change"
+    listed = flow.run("dvc", "exp", "show", "--csv").stdout
+    assert "wider" in listed and "docstrings.mean" in listed and "calibration" not in listed
 
     # A clone of what is committed trains nothing, and an edit in data/ is refused, not recorded.
     flow.git("add", ".")
@@ -171,30 +164,67 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     documents = flow.directory / "data/docstrings/documents.jsonl"
     documents.write_bytes(documents.read_bytes().replace(b"array", b"arrax", 1))
     flow.edit("params.yaml", "min_count: 5        #", "min_count: 6        #")
-    refused = flow.run("dvc", "repro", code=None)
+    refused = flow.run("dvc", "repro", "preprocess@docstrings", code=None)
     assert refused.returncode != 0
     assert "documents.jsonl" in refused.stdout + refused.stderr
     assert (flow.directory / "data.dvc").read_bytes() == data_version
 
 
-def kill_repro_in_training(stages) -> None:
-    """Kill ``dvc repro`` and what it started once a run has a checkpoint; dvc.lock stays as it was."""
-    command = {"cwd": stages.directory, "env": stages.environment, "stdin": subprocess.DEVNULL}
+def kill_repro_in_training(project) -> None:
+    """Kill ``dvc repro`` and what it started once a new run has a checkpoint; dvc.lock stays as it was."""
+    place = {"cwd": project.directory, "env": project.environment, "stdin": subprocess.DEVNULL}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(["dvc", "repro"], start_new_session=True, **command, **quiet)
-    checkpoints: list[Path] = []
-    while not checkpoints:
+    finished = {path.parent for path in project.directory.glob("runs/*/result.json")}
+    process = subprocess.Popen(["dvc", "repro"], start_new_session=True, **place, **quiet)
+    training: list[Path] = []
+    while not training:
         assert process.poll() is None, "dvc repro ended before anything was trained"
         time.sleep(0.02)
-        checkpoints = list(stages.directory.glob("runs/*/checkpoints/0*"))
-        lock = stages.directory / "dvc.lock"
-        before = lock.read_bytes() if lock.exists() else b""
+        found = project.directory.glob("runs/*/checkpoints/0*")
+        training = [path for path in found if path.parent.parent not in finished]
+        before = (project.directory / "dvc.lock").read_bytes()
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert lock.read_bytes() == before and b"\n  train:" not in before
-    assert not list(stages.directory.glob("results/default/runs.json.*"))
-    while any("training" in line for line in stages.processes().values()):
+    assert (project.directory / "dvc.lock").read_bytes() == before
+    while any("training" in line for line in project.processes().values()):
         time.sleep(0.05)
+
+
+@pytest.mark.skipif(missing() is not None and not os.environ.get("CI"), reason=str(missing()))
+def test_the_page_of_plots_draws_without_a_network(project):
+    project.run("python", "-m", "evaluation.vega", ".cache/vega.js")
+    project.run("dvc", "plots", "show")
+    with browser() as driver:
+        driver.get((project.directory / "dvc_plots/index.html").as_uri())
+        drawn = WebDriverWait(driver, 60).until(
+            lambda page: page.find_elements("css selector", ".vega-embed svg.marks")
+        )
+        assert len(drawn) >= 3
+        assert "http" not in driver.execute_script("return [...document.scripts].map(one => one.src).join(' ')")
+
+
+def test_metrics_are_few_and_a_change_of_machine_is_a_line(project):
+    shown = json.loads(project.run("dvc", "metrics", "show", "--json").stdout)[""]["data"]
+    (figures,) = (one["data"] for one in shown.values())
+    variants = make_plan("default", root=ROOT).variants
+    assert {name for scores in figures.values() if isinstance(scores, dict) for name in scores} >= set(variants)
+    path = project.directory / "results/default/summary.json"
+    summary = json.loads(path.read_text())
+    summary["docstrings"]["han"] += 0.01
+    path.write_text(json.dumps({**summary, "machine": "AVX2, torch 2.13.0"}))
+    lines = project.run("dvc", "metrics", "diff").stdout.splitlines()
+    assert len(lines) == 3 and "docstrings.han" in lines[1] and "AVX2" in lines[2]
+
+
+def test_results_of_another_machine_are_refused_until_this_one_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_json(Path("results/machine.json"), {**this_machine(), "device": "AVX1"})
+    with pytest.raises(InputError, match="device AVX1, here .*make repro"):
+        refuse_other_machine()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (None, 0)
+    refuse_other_machine()
 
 
 def stage_dependencies() -> dict[str, list[str]]:

@@ -20,6 +20,7 @@ FLOORS = [
     {"tasks", "benchmarks", "studies"},
     {"flows"},
     {"commands"},
+    {"reread"},
 ]
 LEVEL = {package: level for level, floor in enumerate(FLOORS) for package in floor}
 # Where a library may be imported: everything else goes through there.
@@ -36,6 +37,7 @@ ONLY_IN = {
         "commands/",
         "benchmarks/",
         "studies/",
+        "reread/",
     ),
     "sklearn": ("preprocessing/", "evaluation/", "benchmarks/"),
     "pickle": (),

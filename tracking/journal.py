@@ -111,12 +111,12 @@ class Sender:
     job: dict[str, Any] = field(default_factory=dict)
     run_id: str = ""
 
-    def send(self, one: Mapping[str, Any]) -> None:
-        """Send an entry; an error of MLflow is raised."""
+    def send(self, one: Mapping[str, Any]) -> Any:
+        """Send an entry and return what its method does; an error of MLflow is raised."""
         arguments = {name: value for name, value in one.items() if name not in ("time", "what")}
         token = HAPPENED.set(one["time"])
         try:
-            getattr(self, one["what"])(**arguments)
+            return getattr(self, one["what"])(**arguments)
         finally:
             HAPPENED.reset(token)
 
@@ -197,11 +197,11 @@ class Tracker:
         self.sender: Sender | None = None
         self.unwritable = False
 
-    def record(self, run_directory: Path, evaluation_directory: Path | None, job: Mapping[str, Any]) -> None:
-        """Log a finished run as ``Tracking.record`` does."""
+    def record(self, run_directory: Path, evaluation_directory: Path | None, job: Mapping[str, Any]) -> str | None:
+        """Log a finished run as ``Tracking.record`` does; return its id, None where it waits."""
         evaluation = str(evaluation_directory) if evaluation_directory else None
         one = entry("record", run_directory=str(run_directory), evaluation_directory=evaluation, job=dict(job))
-        self.log(Journal.of_run(run_directory), [one])
+        return self.log(Journal.of_run(run_directory), [one])
 
     def report(self, runs: Path, experiment: str, files: Iterable[Path], tags: Mapping[str, Any]) -> None:
         """Log an experiment's report as ``Tracking.report`` does; its journal is in ``runs``."""
@@ -220,15 +220,15 @@ class Tracker:
         one = entry("baseline", experiment=experiment, name=name, **folders, champion=champion)
         self.log(Journal.of_report(runs, experiment), [one])
 
-    def log(self, journal: Journal, entries: list[Entry], header: Entry | None = None) -> None:
+    def log(self, journal: Journal, entries: list[Entry], header: Entry | None = None) -> Any:
         """Send entries, after those that wait. Where that fails write them to the journal, which begins with
-        ``header``."""
+        ``header``. Return what the last entry's method does; None where it was sent by the journal or waits."""
         uri = tracking_uri(self.root)
-        appended = False
+        appended, answer = False, None
         try:
             if OUTAGES.away(uri):
                 self._keep(journal, entries, header)
-                return
+                return None
             sender = self.sender or Sender(open_tracking(self.root))
             if journal.waits:
                 self._keep(journal, entries, header)
@@ -236,7 +236,7 @@ class Tracker:
                 journal.send(sender)
             else:
                 for one in [header, *entries] if header and not sender.run_id else entries:
-                    sender.send(one)
+                    answer = sender.send(one)
         except Exception as error:  # whatever MLflow, its database or its server raise
             # Connected again by the next attempt, which first asks a server whether it is there.
             self.sender = None
@@ -252,6 +252,7 @@ class Tracker:
         else:
             self.sender = sender
             OUTAGES.end(uri)
+        return answer
 
     def _keep(self, journal: Journal, entries: list[Entry], header: Entry | None) -> None:
         try:

@@ -31,6 +31,7 @@ from storage.files import read_json
 from storage.locks import file_lock
 from storage.prepared import DESCRIPTION, Prepared
 from storage.run_folder import RunFolder
+from tracking.descriptions import NOTE, registered_name
 from tracking.runs import DATABASE, LOCKS, SCORES, SEEDS, Tracking, open_tracking, tracking_uri
 from tracking.serving import (
     BASELINE,
@@ -62,11 +63,6 @@ ENOUGH_SEEDS = 6  # the fewest with which a comparison can be decided: more do n
 TRAIN = "an experiment on that data (`make run` or `make run EXPERIMENT=NAME`) trains some and registers the best"
 
 
-def registered_name(data: str) -> str:
-    """Return the name of a data set's registered model."""
-    return f"reread-{data}"
-
-
 def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
     """Log the network of a run as a model that takes raw input, register it, and return its version.
 
@@ -90,6 +86,7 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
                 "validation.seeds": str(int(variant_metrics.get(SEEDS, 1))),
             },
             lambda folder: pack(run_directory, folder),
+            description,
         )  # fmt: skip
 
 
@@ -112,6 +109,7 @@ def log_baseline(tracking: Tracking, experiment: str, name: str, baseline: "Base
                 "validation.seeds": str(ENOUGH_SEEDS),
             },
             lambda folder: pack_baseline(baseline, prepared, name, folder),
+            description,
         )  # fmt: skip
 
 
@@ -133,8 +131,14 @@ def _register(
     identity: Mapping[str, str],
     tags: Mapping[str, str],
     package: Callable[[Path], Package],
+    description: Mapping[str, Any],
 ) -> str:
-    """Find or create the version of registered model ``name`` with the tags ``identity``; update its card and tags."""
+    """Find or create the version of registered model ``name`` with the tags ``identity``; update its card and tags.
+
+    description: prepared.json of the data that the model was trained on.
+    """
+    from mlflow.entities import LoggedModelOutput
+
     client = tracking.client
     versions = client.search_model_versions(f"name = '{name}' AND tags.run_key = '{identity['run_key']}'")
     found = [version for version in versions if version.tags.get("source") == identity["source"]]
@@ -142,6 +146,9 @@ def _register(
         version = str(found[0].version)
     else:
         model_id = _log_package(client, run, package, card)
+        if parent := run.data.tags.get("mlflow.parentRunId"):
+            # The variant's own page has its model, too.
+            client.log_outputs(parent, [LoggedModelOutput(model_id, step=0)])
         if not client.search_registered_models(f"name = '{name}'"):
             client.create_registered_model(name)
         made = client.create_model_version(
@@ -149,6 +156,12 @@ def _register(
         )
         version = str(made.version)
     client.update_model_version(name, version, description=card)
+    client.update_registered_model(
+        name,
+        f"Models that read {kinds.kind(description['kind']).reads} and give labels of {description['name']}: "
+        f"{', '.join(description['classes'])}. A request is the input example of a version; its schema is the "
+        f"version's signature. The alias `{CHAMPION}` is the best on validation.",
+    )
     experiment = client.get_experiment(run.info.experiment_id).name
     for key, value in {**tags, "experiment": experiment}.items():
         client.set_model_version_tag(name, version, key, value)
@@ -370,6 +383,7 @@ def _log_package(client: "MlflowClient", run: "Run", make: Callable[[Path], Pack
         )  # fmt: skip
         (saved / CARD).write_text(card, encoding="utf-8")
         client.log_model_artifacts(logged.model_id, str(saved))
+    client.set_logged_model_tags(logged.model_id, {NOTE: card})
     client.finalize_logged_model(logged.model_id, "READY")
     client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
     return logged.model_id

@@ -50,6 +50,10 @@ from storage.run_folder import (
     RunFolder,
     evaluate_again,
 )
+from tracking import descriptions
+from tracking.descriptions import NOTE
+from tracking.pages import run_page, server_of
+from tracking.views import views
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -73,6 +77,8 @@ INTERVAL = {"mean": "mean", "low": "mean_low", "high": "mean_high"}
 SEEDS = "variant.seeds"
 # What the evaluation calls the score that training maximises.
 SCORES = {"single-label": "accuracy", "multi-label": "macro_auroc"}
+# The tag of the run that holds an experiment's report.
+REPORT = "report"
 ORIGIN = "origin.json"
 RUN_FILES = (JOB, RESULT, TIMING, ENVIRONMENT, LOG)
 # MLflow would try for minutes by default, and training waits meanwhile.
@@ -168,6 +174,20 @@ def shared_connection() -> Iterator[None]:
                     tracking.update_parent(parent_id)
 
 
+def report_page(experiment: str, root: Path = Path()) -> str | None:
+    """Return the page of an experiment's report; None where MLflow has none or does not answer."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        tracking = open_tracking(root)
+        run = tracking.find(experiment, REPORT, experiment)
+    except (InputError, MlflowException):
+        return None
+    if run is None:
+        return None
+    return run_page(server_of(tracking.uri), run.info.experiment_id, run.info.run_id, descriptions.PAGE)
+
+
 def _refuse_silent_server(uri: str) -> None:
     try:
         urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=15).close()
@@ -189,6 +209,8 @@ def _create_database(root: Path) -> None:
     working = (root / f".{DATABASE}.{uuid.uuid4().hex}").resolve()
     try:
         store = SqlAlchemyStore(f"sqlite:///{working}", (root / ARTIFACTS).resolve().as_uri())
+        # MLflow's own 'Default' would stand beside our experiment 'default', and never has a run.
+        store.delete_experiment(SqlAlchemyStore.DEFAULT_EXPERIMENT_ID)
         store.engine.dispose()
         os.replace(working, root / DATABASE)
     finally:
@@ -248,12 +270,12 @@ class Tracking:
 
     # One run
 
-    def start(self, job: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    def start(self, job: Mapping[str, Any], about: Mapping[str, Any], began: int | None = None) -> str:
         """Find or create the run of ``job`` and return its id, RUNNING and locked by this process.
 
         ``about`` becomes tags (nested names are joined by dots): commit, data digests, Prefect's run, GPU, torch. It is
         also written to origin.json in the run's folder, in case MLflow's database is lost. An interrupted run resumes
-        as the same MLflow run.
+        as the same MLflow run. ``began``: when a run that is logged afterwards began, in milliseconds since 1970.
         """
         origin = Path(job["run_directory"]) / ORIGIN
         if about:
@@ -262,16 +284,18 @@ class Tracking:
             about = _read_if_exists(origin)
         experiment_id = self.experiment(job["experiment"])
         RUN_LOCKS.acquire(self._run_lock(experiment_id, job["run_key"]))
-        parent_id = self.parent(job)
+        parent_id = self.parent(job, began)
         with self._locked():
             run = self._find(experiment_id, "run_key", job["run_key"])
             if run is None:
                 tags = {"run_key": job["run_key"], "mlflow.parentRunId": parent_id, "folder": self._workspace_id()}
                 name = f"{job['variant']}-seed-{job['seed']}"
-                run = self.client.create_run(experiment_id, start_time=logged_at(), run_name=name, tags=tags)
+                run = self.client.create_run(experiment_id, start_time=began or logged_at(), run_name=name, tags=tags)
             description = read_json(Path(job["prepared"]) / DESCRIPTION)
             parameters = {**_parameters(job, description), "seed": str(job["seed"])}
             tags = {
+                **descriptions.origin(descriptions.command_of(job, seed=True), about),
+                NOTE: descriptions.seed_note(job),
                 **_flat(about),
                 "folder": self._workspace_id(),
                 "seed": str(job["seed"]),
@@ -290,10 +314,13 @@ class Tracking:
         """
         self._log_metrics(run_id, ((key, int(row["epoch"]), row[key]) for row in rows for key in row if key != "epoch"))
 
-    def finish(self, run_id: str, run_directory: Path, evaluation_directory: Path | None = None) -> None:
+    def finish(
+        self, run_id: str, run_directory: Path, evaluation_directory: Path | None = None, ended: int | None = None
+    ) -> None:
         """Log the files of a finished run, all epochs included, mark it FINISHED and update its parent's metrics.
 
-        Call it again with ``evaluation_directory`` (which has metrics.json) after the evaluation.
+        Call it again with ``evaluation_directory`` (which has metrics.json) after the evaluation. ``ended``: when the
+        run ended, in milliseconds since 1970; default: now.
         """
         folder = RunFolder(Path(run_directory))
         result = folder.require_result()
@@ -304,12 +331,13 @@ class Tracking:
         with self._locked():
             self._log_latest(run_id, figures)
             self._log_metrics(run_id, _betas(result))
-            self._log_params_and_tags(run, {}, _flat({**folder.environment, "kernels": result.get("kernels")}))
+            software = _environment(run.data.tags, folder) | {"kernels": result.get("kernels")}
+            self._log_params_and_tags(run, {}, _flat(software))
         if run.info.status != "FINISHED":
             if "ended_by" in run.data.tags:
                 self.client.delete_tag(run_id, "ended_by")
             self._log_files(run_id, [folder.directory / name for name in RUN_FILES])
-            self.client.set_terminated(run_id, "FINISHED", logged_at())
+            self.client.set_terminated(run_id, "FINISHED", ended or logged_at())
         self._release(run)
         self._parent_changed(run.data.tags["mlflow.parentRunId"])
 
@@ -339,8 +367,9 @@ class Tracking:
             run = self._find(experiment_id, "run_key", job["run_key"])
             if run is None:
                 return self._record_new(run_directory, evaluation_directory, job, experiment_id)
-            run_id = run.info.run_id if run.info.status == "FINISHED" else self.start(job, {})
-            self.finish(run_id, run_directory, evaluation_directory)
+            began, ended = _when(run_directory)
+            run_id = run.info.run_id if run.info.status == "FINISHED" else self.start(job, {}, began)
+            self.finish(run_id, run_directory, evaluation_directory, ended)
         finally:
             RUN_LOCKS.release(lock)
         return run_id
@@ -350,20 +379,24 @@ class Tracking:
     ) -> str:
         """Write a finished run that MLflow does not have, by as few requests as there can be; return its id."""
         folder = RunFolder(run_directory)
-        result, parent_id = folder.require_result(), self.parent(job)
+        began, ended = _when(run_directory)
+        result, parent_id = folder.require_result(), self.parent(job, began)
         description = read_json(Path(job["prepared"]) / DESCRIPTION)
-        software = {**folder.environment, "kernels": result.get("kernels")}
+        about = _read_if_exists(run_directory / ORIGIN)
         tags = {
-            **_flat({**_read_if_exists(run_directory / ORIGIN), **software}),
+            **descriptions.origin(descriptions.command_of(job, seed=True), about),
+            NOTE: descriptions.seed_note(job),
+            **_flat(about),
             "run_key": job["run_key"],
             "mlflow.parentRunId": parent_id,
             "folder": self._workspace_id(),
             "seed": str(job["seed"]),
             "task": description["task"],
         }
+        tags |= _flat(_environment(tags, folder) | {"kernels": result.get("kernels")})
         with self._locked():
             name = f"{job['variant']}-seed-{job['seed']}"
-            run = self.client.create_run(experiment_id, start_time=logged_at(), run_name=name, tags=tags)
+            run = self.client.create_run(experiment_id, start_time=began, run_name=name, tags=tags)
             run_id = run.info.run_id
             self._log_params_and_tags(run, {**_parameters(job, description), "seed": str(job["seed"])}, {})
             self._log_dataset(run, job, description)
@@ -379,7 +412,7 @@ class Tracking:
                 ],
             )
         self._log_files(run_id, [run_directory / name for name in RUN_FILES])
-        self.client.set_terminated(run_id, "FINISHED", logged_at())
+        self.client.set_terminated(run_id, "FINISHED", ended)
         self._parent_changed(parent_id)
         return run_id
 
@@ -455,7 +488,7 @@ class Tracking:
         self.experiment_ids[name] = found.experiment_id
         return found.experiment_id
 
-    def parent(self, job: Mapping[str, Any]) -> str:
+    def parent(self, job: Mapping[str, Any], began: int | None = None) -> str:
         """Return the id of the parent run of ``job``: its variant on its data version. Create a missing one."""
         description = read_json(Path(job["prepared"]) / DESCRIPTION)
         inputs = {key: value for key, value in job.items() if key not in NOT_OF_THE_VARIANT}
@@ -464,8 +497,9 @@ class Tracking:
             return self.parent_ids[key]
         experiment_id = self.experiment(job["experiment"])
         with self._locked():
-            run = self._find_or_create(experiment_id, "variant_key", key, job["variant"])
-            self._log_params_and_tags(run, _parameters(job, description), {})
+            run = self._find_or_create(experiment_id, "variant_key", key, job["variant"], began)
+            source = descriptions.origin(descriptions.command_of(job, seed=False))
+            self._log_params_and_tags(run, _parameters(job, description), source)
             self._log_dataset(run, job, description)
         self.parent_ids[key] = run.info.run_id
         return run.info.run_id
@@ -486,6 +520,11 @@ class Tracking:
             wanted = f"tags.mlflow.parentRunId = '{parent_id}' AND attributes.status = 'FINISHED'"
             children = self._search([parent.info.experiment_id], wanted)
             self._log_latest(parent_id, _mean_and_interval([run.data.metrics for run in children]))
+            # A variant takes as long as its seeds together, however many train at a time or on different days.
+            took = sum(run.info.end_time - run.info.start_time for run in children)
+            end = parent.info.start_time + took
+            if end != parent.info.end_time:
+                self.client.set_terminated(parent_id, "FINISHED", end)
 
     def baseline(
         self,
@@ -505,21 +544,49 @@ class Tracking:
         key = content_key({"data": description["data_version"], "name": name, "chosen": chosen})
         with self._locked():
             run = self._find_or_create(experiment_id, "baseline_key", key, f"{name} on {data}")
-            self._log_params_and_tags(run, _flat({"variant": name, "data": data, **chosen}), {"baseline": name})
+            source = descriptions.origin(f"reread evaluate --experiment {experiment}")
+            self._log_params_and_tags(
+                run, _flat({"variant": name, "data": data, **chosen}), {"baseline": name, **source}
+            )
             self._log_latest(run.info.run_id, metrics)
         return run.info.run_id
 
     def report(self, experiment: str, files: Iterable[Path], tags: Mapping[str, Any] | None = None) -> str:
-        """Log an experiment's report with its figures and tables to a run of its own; return that run's id."""
-        experiment_id = self.experiment(experiment)
+        """Log an experiment's report with its figures and tables to a run of its own; return that run's id.
+
+        Where its results are among ``files``, the experiment's and its variants' pages show them.
+        """
+        experiment_id, files = self.experiment(experiment), list(files)
+        results = descriptions.Results.of(files)
         with self._locked():
-            run = self._find_or_create(experiment_id, "report", experiment, f"{experiment}-report")
-            self._log_params_and_tags(run, {}, _flat(tags or {}))
+            run = self._find_or_create(experiment_id, REPORT, experiment, f"{experiment}-report")
+            about = descriptions.origin(f"reread run --experiment {experiment}")
+            self._log_params_and_tags(run, {}, {**_flat(tags or {}), **about})
+        if results is not None:
+            self._describe(experiment, run, results)
         for file in files:
             self.client.log_artifact(run.info.run_id, str(file))
         return run.info.run_id
 
+    def find(self, experiment: str, tag: str, value: str) -> "Run | None":
+        """Return the run of an experiment with this tag; None where there is none."""
+        found = self.client.get_experiment_by_name(experiment)
+        return self._find(found.experiment_id, tag, value) if found else None
+
     # Private parts
+
+    def _describe(self, experiment: str, report: "Run", results: descriptions.Results) -> None:
+        """Show the results on the pages of the experiment, its variants and its report."""
+        experiment_id, run_id = report.info.experiment_id, report.info.run_id
+        link = f"[Report]({run_page('', experiment_id, run_id, descriptions.PAGE)})"
+        note = results.note(link)
+        for key, value in {NOTE: note, **views(results.split, results.scores)}.items():
+            self.client.set_experiment_tag(experiment_id, key, value)
+        self._log_params_and_tags(report, {}, {NOTE: note})
+        for variant, parent_id in self.parents(experiment).items():
+            if variant in results.metrics["variants"]:
+                tags = results.variant_tags(variant, f"{link}{results.model_link(variant)}")
+                self._log_params_and_tags(self.client.get_run(parent_id), {}, tags)
 
     def _locked(self) -> contextlib.AbstractContextManager[TextIO | None]:
         """Lock MLflow for one process: to find or create a run, or to read metrics and replace them. Never nested."""
@@ -552,13 +619,13 @@ class Tracking:
         found = self._search([experiment_id], f"tags.{tag} = '{value}'")
         return found[0] if found else None
 
-    def _find_or_create(self, experiment_id: str, tag: str, value: str, name: str) -> "Run":
+    def _find_or_create(self, experiment_id: str, tag: str, value: str, name: str, began: int | None = None) -> "Run":
         """Find or create a run that no process trains, FINISHED from the start. Call it inside ``_locked``."""
         run = self._find(experiment_id, tag, value)
         if run is None:
-            run = self.client.create_run(experiment_id, run_name=name, tags={tag: value})
+            run = self.client.create_run(experiment_id, start_time=began, run_name=name, tags={tag: value})
         if run.info.status == "RUNNING":
-            self.client.set_terminated(run.info.run_id, "FINISHED")
+            self.client.set_terminated(run.info.run_id, "FINISHED", run.info.start_time)
         return run
 
     def _log_params_and_tags(self, run: "Run", parameters: Mapping[str, str], tags: Mapping[str, str]) -> None:
@@ -628,6 +695,13 @@ class Tracking:
             self.client.set_tag(run_id, "metrics_left_out", ", ".join(sorted(left_out)))
 
 
+def _when(run_directory: Path) -> tuple[int, int]:
+    """Return when a finished run began and ended, in milliseconds since 1970, by its files."""
+    folder = RunFolder(run_directory)
+    ended = int((folder.directory / RESULT).stat().st_mtime * 1000) if folder.finished else int(time.time() * 1000)
+    return ended - int(folder.timing.get("seconds", 0.0) * 1000), ended
+
+
 def _read_if_exists(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
@@ -641,6 +715,13 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         elif value is not None:
             flat[REFUSED.sub("_", f"{prefix}{key}")] = value if isinstance(value, str) else json.dumps(value)
     return flat
+
+
+def _environment(tags: Mapping[str, str], folder: RunFolder) -> dict[str, Any]:
+    """Return a run's environment as tags; its commit once, under the name that it has in ``tags``."""
+    found = dict(folder.environment)
+    of_git = {f"git.{name}": found.pop(f"git_{name}", None) for name in ("commit", "dirty")}
+    return found | {name: value for name, value in of_git.items() if name not in tags}
 
 
 def _parameters(job: Mapping[str, Any], description: Mapping[str, Any]) -> dict[str, str]:

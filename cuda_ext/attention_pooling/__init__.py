@@ -18,11 +18,9 @@ from cuda_ext.library import kernel
 from cuda_ext.operation import define, in_autocast, parameters_in_autocast
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# The widest states and projection.
-WIDEST = 4096
-# Up to this width the kernels run on the matrix units, and keep an index of the real steps for the backward pass.
+# Up to this width there are kernels, which keep an index of the real steps for the backward pass.
 WIDEST_FOR_MATRIX_UNITS = 128
-# The kernels on the matrix units are compiled for these widths.
+# The kernels are compiled for these widths.
 WIDTHS = (64, 104, WIDEST_FOR_MATRIX_UNITS)
 
 
@@ -34,9 +32,9 @@ def attention_pooling(
     states: [N, T, D], float64, float32, float16 or bfloat16. Of row n the first lengths[n] steps are real; the steps
     after them are never read and get a gradient of 0. lengths: int32 or int64 [N]; taken as 0 below 0, as T above T.
     weight [A, D], bias [A], context [A]: the projection's and the context vector, in the dtype of states, or all
-    three in float32 beside states of half precision, to which the products round them. D and A from 1 to 4096: up to
-    128 the kernels on the matrix units take them, if the GPU has the shared memory (library.SHARED_MEMORY); above it
-    PyTorch's operations do (a plain, slow kernel if ragged).
+    three in float32 beside states of half precision, to which the products round them. D and A up to 128 have kernels,
+    if the GPU has the shared memory (library.SHARED_MEMORY); wider ones, and float64, are computed by PyTorch's
+    operations.
     pooled has the dtype of states. weights are float32 (float64 for float64), sum to 1 over the real steps and are 0 at
     padding. A sequence of length 0 gives zeros. Both results have gradients with respect to states, weight, bias and
     context, but no second ones.
@@ -91,12 +89,12 @@ def reference(
     scores = torch.tanh(F.linear(rows, weight.to(rows.dtype), bias.to(rows.dtype))) @ context.to(rows.dtype)
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if ragged:
-        largest = scores.new_full((sequences + 1,), -torch.inf).scatter_reduce(0, owner, scores, "amax")
+        largest = _of_sequences("max", scores, bounds)
         powers = (scores - largest[owner]).exp()
-        sums = powers.new_zeros(sequences + 1).index_add(0, owner, powers)
+        sums = _of_sequences("sum", powers, bounds)
         weights = (powers / sums[owner]).masked_fill(owner == sequences, 0)
         parts = weights.to(rows.dtype).unsqueeze(-1) * rows
-        pooled = rows.new_zeros(sequences + 1, rows.shape[-1]).index_add(0, owner, parts)[:sequences]
+        pooled = _of_sequences("sum", parts.to(weights.dtype), bounds)[:sequences].to(rows.dtype)
     else:
         weights = scores.masked_fill(~owner, torch.finfo(scores.dtype).min).softmax(dim=-1) * owner
         pooled = (weights.to(rows.dtype).unsqueeze(1) @ rows).squeeze(1)
@@ -117,7 +115,7 @@ def reference_backward(
     index: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Equals what autograd makes of ``reference``: gradients of states, weight, bias and context."""
-    rows, owner, sequences = _rows(states, bounds, ragged)
+    rows, owner, _ = _rows(states, bounds, ragged)
     wide = weights.dtype
     u = torch.tanh(F.linear(rows, weight.to(rows.dtype), bias.to(rows.dtype)))
     if ragged:
@@ -130,7 +128,7 @@ def reference_backward(
         of_weights = of_weights + weights_gradient.masked_fill(weights == 0, 0)
     # Softmax: each weight's gradient less their mean under the weights.
     if ragged:
-        mean = weights.new_zeros(sequences + 1).index_add(0, owner, weights * of_weights)[owner]
+        mean = _of_sequences("sum", weights * of_weights, bounds)[owner]
     else:
         mean = (weights * of_weights).sum(-1, keepdim=True)
     of_scores = (weights * (of_weights - mean)).to(rows.dtype)
@@ -161,28 +159,38 @@ def _rows(states: Tensor, bounds: Tensor, ragged: bool) -> tuple[Tensor, Tensor,
     return states.masked_fill(~real.unsqueeze(-1), 0), real, len(states)
 
 
-def _is_for_matrix_units(states: Tensor, weight: Tensor) -> bool:
+def _of_sequences(how: str, x: Tensor, offsets: Tensor) -> Tensor:
+    """The sums or the largest of each sequence's rows of x [M, ...], and a row of zeros behind them.
+
+    In the order of the rows, without atomic additions; unsafe, since checking the offsets would wait for the GPU.
+    """
+    found = x.new_zeros(len(offsets), *x.shape[1:])
+    if len(offsets) > 1 and len(x):
+        bounds = offsets.clamp(0, len(x))
+        found[:-1] = torch.segment_reduce(x, how, offsets=bounds, unsafe=True)
+    return found
+
+
+def _has_kernel(states: Tensor, weight: Tensor) -> bool:
     return states.dtype != torch.float64 and max(weight.shape) <= WIDEST_FOR_MATRIX_UNITS
 
 
-def _kernel(name: str, states: Tensor, weight: Tensor, ragged: bool) -> Callable | None:
-    """The compiled operation, or None where PyTorch's operations are to run.
+def _kernel(name: str, states: Tensor, weight: Tensor) -> Callable | None:
+    """The compiled operation, or None where PyTorch's operations run.
 
-    They do where the matrix units' kernels do not fit: padded states that are too wide, and GPUs with too little shared
-    memory for this dtype and width. Wide ragged states run the plain kernel: without atomic additions PyTorch has no
-    sum of their parts.
+    They do for float64, for wide states, and on GPUs with too little shared memory for this dtype and width.
     """
-    if not _is_for_matrix_units(states, weight):
-        found = kernel(name, states.device)
-        return found if ragged or states.dtype == torch.float64 else None
+    if not _has_kernel(states, weight):
+        kernel(name, states)
+        return None
     widest = next(width for width in WIDTHS if max(weight.shape) <= width)
     dtype = "float32" if states.dtype == torch.float32 else "half precision"
-    return kernel(name, states.device, f"attention_pooling of {dtype} to {widest} wide")
+    return kernel(name, states, f"attention_pooling of {dtype} to {widest} wide")
 
 
 def _index(states: Tensor, weight: Tensor, zero: bool = False) -> Tensor:
     """Room for the kernels' index: where the real steps begin and end, and which they are."""
-    used = states.is_cuda and _is_for_matrix_units(states, weight)
+    used = states.is_cuda and _has_kernel(states, weight)
     size = 2 + states.shape[:-1].numel() if used else 0
     return (states.new_zeros if zero else states.new_empty)(size, dtype=torch.int32)
 
@@ -224,15 +232,15 @@ def check(states: Tensor, bounds: Tensor, ragged: bool, weight: Tensor, bias: Te
         raise ValueError(f"{name} takes weight [A, D], bias [A] and context [A] of states [..., D], got {shapes}")
     if (len(bounds) < 1) if ragged else (len(bounds) != len(states)):
         raise ValueError(f"{name} takes one length per row, or an offset more than there are sequences, got {shapes}")
-    if not 1 <= min(weight.shape) <= max(weight.shape) <= WIDEST:
-        raise ValueError(f"{name} takes A and D from 1 to {WIDEST}, got {shapes}")
+    if min(weight.shape) < 1:
+        raise ValueError(f"{name} takes A and D of at least 1, got {shapes}")
 
 
 def _run(
     states: Tensor, bounds: Tensor, ragged: bool, weight: Tensor, bias: Tensor, context: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     check(states, bounds, ragged, weight, bias, context)
-    run = _kernel("attention_pooling", states, weight, ragged) or reference
+    run = _kernel("attention_pooling", states, weight) or reference
     return run(states, bounds, ragged, weight, bias, context)
 
 
@@ -277,7 +285,7 @@ def _run_backward(
     weight: Tensor,
     *others: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    run = _kernel("attention_pooling_backward", states, weight, ragged) or reference_backward
+    run = _kernel("attention_pooling_backward", states, weight) or reference_backward
     return run(gradient, weights_gradient, states, bounds, ragged, weight, *others)
 
 

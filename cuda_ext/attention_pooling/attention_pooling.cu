@@ -1,5 +1,5 @@
-// Attention pooling (Yang et al. 2016, section 2.2), forward and backward: what is called from PyTorch, the plain kernels for
-// double and for wide states, and the sum of the blocks' parts. The kernels for the rest stand in kernels.cuh.
+// Attention pooling (Yang et al. 2016, section 2.2), forward and backward: what is called from PyTorch, and the sum of the
+// blocks' parts. The kernels stand in kernels.cuh.
 
 #include "attention_pooling.cuh"
 
@@ -11,167 +11,10 @@
 namespace {
 
 using namespace cuda_ext::attention;
-using cuda_ext::compute_t;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int threads = 128;
-constexpr int warps = threads / 32;
 constexpr int summing_groups = 16, summing_packs = 32;
-// The plain kernels keep a row in shared memory.
-constexpr int64_t longest = 4096;
-
-template <typename C>
-__device__ C warp_sum(C x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-  return x;
-}
-
-// The sum over a block, for all of its threads.
-template <typename C>
-__device__ C block_sum(C x, C (&sums)[warps]) {
-  x = warp_sum(x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
-  __syncthreads();
-  C all = 0;
-  for (C part : sums) all += part;
-  return all;
-}
-
-template <typename T>
-__device__ compute_t<T> value(const void* values, bool single, int64_t i) {
-  return single ? static_cast<compute_t<T>>(static_cast<const float*>(values)[i])
-                : static_cast<compute_t<T>>(static_cast<const T*>(values)[i]);
-}
-
-// tanh of the projection's unit `a` of a row in shared memory, in every lane of a warp.
-template <typename T>
-__device__ compute_t<T> unit(const Parameters& p, const compute_t<T>* row, int a) {
-  compute_t<T> sum = 0;
-  for (int d = threadIdx.x % 32; d < p.width; d += 32) {
-    sum += row[d] * value<T>(p.weight, p.single, int64_t{a} * p.width + d);
-  }
-  return std::tanh(warp_sum(sum) + value<T>(p.bias, p.single, a));
-}
-
-// A block takes a sequence: scores into its weights, softmax over them, and the sum over a second read of its states.
-template <typename T>
-__global__ void __launch_bounds__(threads) plain_forward(const Forward call) {
-  using C = compute_t<T>;
-  extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ C sums[warps];
-  C* row = reinterpret_cast<C*>(memory);
-  const Parameters& p = call.parameters;
-  for (int64_t n = blockIdx.x; n < call.rows.sequences; n += gridDim.x) {
-    const int64_t first = call.rows.first(n), length = call.rows.length(n);
-    const T* states = static_cast<const T*>(call.states) + first * p.width;
-    C* weights = static_cast<C*>(call.weights) + first;
-    C largest = -static_cast<C>(INFINITY), sum = 0;
-    for (int64_t t = 0; t < length; ++t) {
-      __syncthreads();
-      for (int d = threadIdx.x; d < p.width; d += threads) row[d] = static_cast<C>(states[t * p.width + d]);
-      __syncthreads();
-      C score = 0;
-      for (int a = threadIdx.x / 32; a < p.units; a += warps) {
-        const C u = unit<T>(p, row, a);
-        if (threadIdx.x % 32 == 0) score += u * value<T>(p.context, p.single, a);
-      }
-      score = block_sum(score, sums);
-      if (threadIdx.x == 0) weights[t] = score;
-      largest = score > largest ? score : largest;
-    }
-    __syncthreads();
-    for (int64_t t = threadIdx.x; t < length; t += threads) {
-      weights[t] = std::exp(weights[t] - largest);
-      sum += weights[t];
-    }
-    sum = block_sum(sum, sums);
-    for (int64_t t = threadIdx.x; t < length; t += threads) weights[t] /= sum;
-    for (int64_t t = length + threadIdx.x; t < call.rows.steps; t += threads) weights[t] = 0;
-    __syncthreads();
-    for (int d = threadIdx.x; d < p.width; d += threads) {
-      C pooled = 0;
-      for (int64_t t = 0; t < length; ++t) pooled += weights[t] * static_cast<C>(states[t * p.width + d]);
-      static_cast<T*>(call.pooled)[n * p.width + d] = static_cast<T>(pooled);
-    }
-  }
-  if (call.rows.ragged) {
-    const int64_t from = call.rows.first(0), to = call.rows.first(call.rows.sequences);
-    for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < call.rows.total; i += int64_t{gridDim.x} * threads) {
-      if (i < from || i >= to) static_cast<C*>(call.weights)[i] = 0;
-    }
-  }
-}
-
-// A block takes every gridDim-th sequence, and adds to its own part of the parameters' gradients, zero at the start.
-template <typename T>
-__global__ void __launch_bounds__(threads) plain_backward(const Backward call) {
-  using C = compute_t<T>;
-  extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ C sums[warps];
-  const Parameters& p = call.parameters;
-  C* row = reinterpret_cast<C*>(memory);
-  C* slopes = row + p.width;
-  C* part = static_cast<C*>(call.partials) + int64_t{blockIdx.x} * p.part();
-  for (int64_t n = blockIdx.x; n < call.rows.sequences; n += gridDim.x) {
-    const int64_t first = call.rows.first(n), length = call.rows.length(n);
-    const T* states = static_cast<const T*>(call.states) + first * p.width;
-    T* out = static_cast<T*>(call.states_gradient) + first * p.width;
-    const C* weights = static_cast<const C*>(call.weights) + first;
-    const T* gradient = static_cast<const T*>(call.gradient) + n * p.width;
-    const T* pooled = static_cast<const T*>(call.pooled) + n * p.width;
-    const C* weights_gradient = call.weights_gradient ? static_cast<const C*>(call.weights_gradient) + first : nullptr;
-    C mean = 0;
-    for (int d = threadIdx.x; d < p.width; d += threads) mean += static_cast<C>(gradient[d]) * static_cast<C>(pooled[d]);
-    if (weights_gradient) {
-      for (int64_t t = threadIdx.x; t < length; t += threads) mean += weights[t] * weights_gradient[t];
-    }
-    mean = block_sum(mean, sums);
-    for (int64_t t = 0; t < length; ++t) {
-      __syncthreads();
-      C own = 0;
-      for (int d = threadIdx.x; d < p.width; d += threads) {
-        row[d] = static_cast<C>(states[t * p.width + d]);
-        own += static_cast<C>(gradient[d]) * row[d];
-      }
-      own = block_sum(own, sums);
-      if (weights_gradient) own += weights_gradient[t];
-      const C slope = weights[t] * (own - mean);
-      for (int a = threadIdx.x / 32; a < p.units; a += warps) {
-        const C u = unit<T>(p, row, a);
-        if (threadIdx.x % 32 == 0) {
-          slopes[a] = slope * value<T>(p.context, p.single, a) * (1 - u * u);
-          part[int64_t{p.units} * p.width + a] += slopes[a];
-          part[int64_t{p.units} * (p.width + 1) + a] += slope * u;
-        }
-      }
-      __syncthreads();
-      for (int d = threadIdx.x; d < p.width; d += threads) {
-        C sum = weights[t] * static_cast<C>(gradient[d]);
-        for (int a = 0; a < p.units; ++a) {
-          sum += slopes[a] * value<T>(p.weight, p.single, int64_t{a} * p.width + d);
-          part[int64_t{a} * p.width + d] += slopes[a] * row[d];
-        }
-        out[t * p.width + d] = static_cast<T>(sum);
-      }
-    }
-    for (int64_t i = length * p.width + threadIdx.x; i < call.rows.steps * p.width; i += threads) {
-      out[i] = static_cast<T>(C{0});
-    }
-  }
-  if (call.rows.ragged) {
-    const int64_t from = call.rows.first(0), to = call.rows.first(call.rows.sequences);
-    for (int64_t i = blockIdx.x; i < call.rows.total; i += gridDim.x) {
-      if (i >= from && i < to) continue;
-      for (int d = threadIdx.x; d < p.width; d += threads) {
-        static_cast<T*>(call.states_gradient)[i * p.width + d] = static_cast<T>(C{0});
-      }
-    }
-  }
-}
-
 // The blocks' parts of the parameters' gradients, added in the order of the blocks: `summing_groups` runs of them for
 // each pack of numbers, and the runs' sums. Of blocks that each take 16 rows, those beyond the index's last wrote nothing.
 template <typename T>
@@ -179,8 +22,7 @@ __global__ void __launch_bounds__(summing_packs* summing_groups) sum_parts(const
                                                                            const int32_t* index, Parameters p,
                                                                            void* weight, void* bias, void* context) {
   after_the_kernel_before();
-  using C = compute_t<T>;
-  using Pack = cuda_ext::Pack<C>;
+  using Pack = cuda_ext::Pack<float>;
   __shared__ Pack sums[summing_groups][summing_packs];
   const int64_t pack = int64_t{blockIdx.x} * summing_packs + threadIdx.x, stride = p.part() / Pack::size;
   Pack sum{};
@@ -200,7 +42,7 @@ __global__ void __launch_bounds__(summing_packs* summing_groups) sum_parts(const
   const int own = threadIdx.y * summing_packs + threadIdx.x;
   const int64_t i = int64_t{blockIdx.x} * summing_packs * Pack::size + own;
   if (own >= summing_packs * Pack::size || i >= p.count()) return;
-  C whole = 0;
+  float whole = 0;
 #pragma unroll
   for (const auto& group : sums) whole += group[own / Pack::size].values[own % Pack::size];
   void* place = weight;
@@ -217,34 +59,15 @@ __global__ void __launch_bounds__(summing_packs* summing_groups) sum_parts(const
   }
 }
 
-int attribute(cudaDeviceAttr which, int device) {
-  int found = 0;
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&found, which, device));
-  return found;
-}
-
 // What the two operations have in common: the checks of what would be read outside of a tensor, and the description.
 struct Call {
   Rows rows;
   Parameters parameters;
   ScalarType dtype;
-  ScalarType weights_dtype;
-  bool matrix;  // The kernels on the matrix units take it.
   bool packs;
   int device;
   int processors;
 };
-
-template <typename F>
-void with_dtype(ScalarType dtype, F&& f) {
-  switch (dtype) {
-    case ScalarType::Double: f(double{}); break;
-    case ScalarType::Float: f(float{}); break;
-    case ScalarType::Half: f(__half{}); break;
-    case ScalarType::BFloat16: f(__nv_bfloat16{}); break;
-    default: STD_TORCH_CHECK(false, "attention_pooling: states must be float64, float32, float16 or bfloat16");
-  }
-}
 
 bool aligned_for(const Tensor& tensor, int64_t bytes) {
   return reinterpret_cast<std::uintptr_t>(tensor.data_ptr()) % static_cast<std::uintptr_t>(bytes) == 0;
@@ -262,9 +85,9 @@ Call describe(const Tensor& states, const Tensor& bounds, bool ragged, const Ten
   STD_TORCH_CHECK(weight.dim() == 2 && bias.dim() == 1 && context.dim() == 1 && bounds.dim() == 1,
                   "attention_pooling: weight must have 2 dimensions, bias, context and lengths or offsets 1");
   const int64_t width = states.size(ragged ? 1 : 2), units = weight.size(0);
-  STD_TORCH_CHECK(width > 0 && units > 0 && width <= longest && units <= longest && weight.size(1) == width &&
+  STD_TORCH_CHECK(width > 0 && units > 0 && width <= widest && units <= widest && weight.size(1) == width &&
                       bias.size(0) == units && context.size(0) == units,
-                  "attention_pooling: weight must be [A, ", width, "], bias and context [A]");
+                  "attention_pooling: weight must be [A, ", width, "], bias and context [A], A and D up to ", widest);
   STD_TORCH_CHECK(bounds.scalar_type() == ScalarType::Int || bounds.scalar_type() == ScalarType::Long,
                   "attention_pooling: lengths or offsets must be int32 or int64");
   STD_TORCH_CHECK(ragged ? bounds.size(0) > 0 : bounds.size(0) == states.size(0),
@@ -280,28 +103,14 @@ Call describe(const Tensor& states, const Tensor& bounds, bool ragged, const Ten
                   "attention_pooling: fewer than 2^31 rows, got ", total);
   Call call{};
   call.device = states.get_device_index();
-  call.processors = attribute(cudaDevAttrMultiProcessorCount, call.device);
+  call.processors = cuda_ext::multiprocessors();
   call.dtype = states.scalar_type();
-  call.weights_dtype = call.dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   call.rows = {bounds.data_ptr(), bounds.scalar_type() == ScalarType::Long, ragged,
                ragged ? bounds.size(0) - 1 : states.size(0), ragged ? 0 : states.size(1), total};
   call.parameters = {weight.data_ptr(), bias.data_ptr(), context.data_ptr(), single, static_cast<int>(width),
                      static_cast<int>(units)};
-  const int64_t shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, call.device);
-  const int64_t widest_side = std::max(width, units);
-  switch (call.dtype) {
-    case ScalarType::Float: call.matrix = fits<float>(widest_side, shared); break;
-    case ScalarType::Half: call.matrix = fits<__half>(widest_side, shared); break;
-    case ScalarType::BFloat16: call.matrix = fits<__nv_bfloat16>(widest_side, shared); break;
-    default: call.matrix = false;
-  }
   call.packs = width % 4 == 0 && aligned_for(states, half ? 8 : 16);
   return call;
-}
-
-int64_t index_size(const Call& call, int64_t width, int64_t units) {
-  const bool used = call.dtype != ScalarType::Double && std::max(width, units) <= widest;
-  return used ? index_head + call.rows.total : 0;
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_pooling(Tensor states, Tensor bounds, bool ragged, Tensor weight,
@@ -315,11 +124,11 @@ std::tuple<Tensor, Tensor, Tensor> attention_pooling(Tensor states, Tensor bound
   const Call call = describe(states, bounds, ragged, weight, bias, context);
   const int64_t width = call.parameters.width, sequences = call.rows.sequences;
   Tensor pooled = torch::stable::new_empty(states, {sequences, width});
-  Tensor weights = ragged ? torch::stable::new_empty(states, {call.rows.total}, call.weights_dtype)
-                          : torch::stable::new_empty(states, {sequences, call.rows.steps}, call.weights_dtype);
-  Tensor index = torch::stable::new_empty(states, {index_size(call, width, call.parameters.units)}, ScalarType::Int);
-  if (!call.matrix || sequences == 0 || call.rows.total == 0) torch::stable::zero_(index);
+  Tensor weights = ragged ? torch::stable::new_empty(states, {call.rows.total}, ScalarType::Float)
+                          : torch::stable::new_empty(states, {sequences, call.rows.steps}, ScalarType::Float);
+  Tensor index = torch::stable::new_empty(states, {index_head + call.rows.total}, ScalarType::Int);
   if (call.rows.total == 0 || sequences == 0) {
+    torch::stable::zero_(index);
     torch::stable::zero_(pooled);
     torch::stable::zero_(weights);
     return {pooled, weights, index};
@@ -327,18 +136,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_pooling(Tensor states, Tensor bound
   const Forward forward{call.rows,          call.parameters, states.data_ptr(), pooled.data_ptr(), weights.data_ptr(),
                         static_cast<int32_t*>(index.data_ptr()), call.packs};
   const cudaStream_t stream = cuda_ext::current_stream(call.device);
-  const auto at_most = [&](int64_t blocks) { return static_cast<int>(std::min(sequences, blocks)); };
-  with_dtype(call.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    if constexpr (!std::is_same_v<T, double>) {
-      if (call.matrix) return launch_forward<T>(forward, call.processors, stream);
-    }
-    const size_t bytes = width * sizeof(compute_t<T>);
-    STD_CUDA_CHECK(cudaFuncSetAttribute(plain_forward<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(bytes)));
-    plain_forward<T><<<at_most(8 * int64_t{call.processors}), threads, bytes, stream>>>(forward);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
+  cuda_ext::with_dtype("attention_pooling", call.dtype,
+                       [&](auto t) { launch_forward<decltype(t)>(forward, call.processors, stream); });
   return {pooled, weights, index};
 }
 
@@ -358,7 +157,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
   weights = torch::stable::contiguous(weights);
   if (weights_gradient) weights_gradient = torch::stable::contiguous(*weights_gradient);
   const Call call = describe(states, bounds, ragged, weight, bias, context);
-  const int64_t width = call.parameters.width, units = call.parameters.units, sequences = call.rows.sequences;
+  const int64_t width = call.parameters.width, sequences = call.rows.sequences;
   for (const Tensor* tensor : {&gradient, &pooled}) {
     STD_TORCH_CHECK(tensor->is_cuda() && tensor->get_device_index() == call.device &&
                         tensor->scalar_type() == call.dtype && tensor->numel() == sequences * width,
@@ -367,12 +166,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
   }
   for (const Tensor* tensor : {&weights, weights_gradient ? &*weights_gradient : &weights}) {
     STD_TORCH_CHECK(tensor->is_cuda() && tensor->get_device_index() == call.device &&
-                        tensor->scalar_type() == call.weights_dtype && tensor->numel() == call.rows.total,
+                        tensor->scalar_type() == ScalarType::Float && tensor->numel() == call.rows.total,
                     "attention_pooling: weights and their gradient must have ", call.rows.total,
-                    " numbers beside states, of float32, or float64 beside float64");
+                    " numbers of float32 beside states");
   }
   STD_TORCH_CHECK(index.is_cuda() && index.get_device_index() == call.device && index.is_contiguous() &&
-                      index.scalar_type() == ScalarType::Int && index.numel() == index_size(call, width, units),
+                      index.scalar_type() == ScalarType::Int && index.numel() == index_head + call.rows.total,
                   "attention_pooling: the index must be the forward pass's");
   Tensor states_gradient = torch::stable::empty_like(states);
   Tensor weight_gradient = torch::stable::empty_like(weight);
@@ -385,11 +184,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
     torch::stable::zero_(context_gradient);
     return {states_gradient, weight_gradient, bias_gradient, context_gradient};
   }
-  const int64_t pieces = call.matrix ? (call.rows.total + unit_rows - 1) / unit_rows : sequences;
+  const int64_t pieces = (call.rows.total + unit_rows - 1) / unit_rows;
   const int blocks = static_cast<int>(std::min<int64_t>(pieces, call.processors));
-  const int64_t part = call.parameters.part(), at_once = summing_packs * (call.dtype == ScalarType::Double ? 2 : 4);
-  Tensor partials = torch::stable::new_empty(states, {blocks * part}, call.weights_dtype);
-  if (!call.matrix) torch::stable::zero_(partials);
+  const int64_t part = call.parameters.part(), at_once = summing_packs * cuda_ext::Pack<float>::size;
+  Tensor partials = torch::stable::new_empty(states, {blocks * part}, ScalarType::Float);
   const int64_t pack_bytes = call.dtype == ScalarType::Float ? 16 : 8;
   const bool packs = call.packs && aligned_for(gradient, pack_bytes) && aligned_for(pooled, pack_bytes);
   const Backward backward{call.rows,
@@ -405,24 +203,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
                           blocks,
                           packs};
   const cudaStream_t stream = cuda_ext::current_stream(call.device);
-  with_dtype(call.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    bool done = false;
-    if constexpr (!std::is_same_v<T, double>) {
-      if (call.matrix) {
-        launch_backward<T>(backward, stream);
-        done = true;
-      }
-    }
-    if (!done) {
-      const size_t bytes = (width + units) * sizeof(compute_t<T>);
-      STD_CUDA_CHECK(cudaFuncSetAttribute(plain_backward<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          static_cast<int>(bytes)));
-      plain_backward<T><<<blocks, threads, bytes, stream>>>(backward);
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-    }
+  cuda_ext::with_dtype("attention_pooling", call.dtype, [&](auto t) {
+    using T = decltype(t);
+    launch_backward<T>(backward, stream);
     launch(sum_parts<T>, (part + at_once - 1) / at_once, dim3(summing_packs, summing_groups), 0, stream,
-           partials.data_ptr(), blocks, done && blocks == pieces ? backward.index : nullptr, call.parameters,
+           partials.data_ptr(), blocks, blocks == pieces ? backward.index : nullptr, call.parameters,
            weight_gradient.data_ptr(), bias_gradient.data_ptr(), context_gradient.data_ptr());
   });
   return {states_gradient, weight_gradient, bias_gradient, context_gradient};

@@ -1,11 +1,11 @@
 // The arguments of the kernels, and what launches them.
 #pragma once
 
-#include "../launch.cuh"
+#include "../common/launch.cuh"
 
 namespace cuda_ext::attention {
 
-// The widest states and projection that the matrix units' kernels take; wider ones take the plain kernels.
+// The widest states and projection that the kernels take.
 constexpr int64_t widest = 128;
 // The matrix units take so many rows at a time.
 constexpr int unit_rows = 16;
@@ -52,7 +52,7 @@ struct Forward {
   Parameters parameters;
   const void* states;
   void* pooled;
-  void* weights;  // float, double for double.
+  void* weights;  // float
   int32_t* index;
   bool packs;  // Rows of states begin where four elements can be moved at once.
 };
@@ -75,35 +75,16 @@ struct Backward {
 // A kernel that `launch` starts may be started while the one before it on the stream still runs, if that allows it; it waits
 // here, and allows the next one to start. For a small batch a launch takes as long as a kernel.
 __device__ inline void after_the_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+  wait_for_the_one_before();
+  let_the_next_start();
 }
 
 template <typename... Wanted, typename... Given>
-void launch(void (*kernel)(Wanted...), int64_t blocks, dim3 threads, size_t bytes, cudaStream_t stream, Given... arguments) {
-  int device = 0, major = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t how{};
-  how.gridDim = dim3(static_cast<unsigned>(blocks));
-  how.blockDim = threads;
-  how.dynamicSmemBytes = bytes;
-  how.stream = stream;
-  how.attrs = &early;
-  how.numAttrs = major >= 9 ? 1 : 0;
-  STD_CUDA_CHECK(cudaLaunchKernelEx(&how, kernel, static_cast<Wanted>(arguments)...));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+void launch(void (*kernel)(Wanted...), int64_t blocks, dim3 threads, size_t bytes, cudaStream_t stream,
+            const Given&... arguments) {
+  cuda_ext::launch_early(kernel, dim3(static_cast<unsigned>(blocks)), threads, bytes, stream, arguments...);
 }
 
-// Whether the kernels for T take this width on this GPU; if not, the plain ones do.
-template <typename T>
-bool fits(int64_t width, int64_t shared_bytes);
 template <typename T>
 void launch_forward(const Forward& call, int processors, cudaStream_t stream);
 template <typename T>

@@ -4,7 +4,6 @@
 
 namespace cuda_ext::attention {
 
-template bool fits<__nv_bfloat16>(int64_t, int64_t);
 template void launch_forward<__nv_bfloat16>(const Forward&, int, cudaStream_t);
 template void launch_backward<__nv_bfloat16>(const Backward&, cudaStream_t);
 

@@ -4,7 +4,6 @@
 
 namespace cuda_ext::attention {
 
-template bool fits<float>(int64_t, int64_t);
 template void launch_forward<float>(const Forward&, int, cudaStream_t);
 template void launch_backward<float>(const Backward&, cudaStream_t);
 

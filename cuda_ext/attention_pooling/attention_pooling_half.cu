@@ -4,7 +4,6 @@
 
 namespace cuda_ext::attention {
 
-template bool fits<__half>(int64_t, int64_t);
 template void launch_forward<__half>(const Forward&, int, cudaStream_t);
 template void launch_backward<__half>(const Backward&, cudaStream_t);
 

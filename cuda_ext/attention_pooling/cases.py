@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cuda_ext.attention_pooling import attention_pooling, attention_pooling_ragged
-from cuda_ext.case import Case, compiled, forward_and_backward_of
+from cuda_ext.case import Case, begin, compiled, forward_and_backward_of
 
 # Rows, steps: a batch of sentences as words, and one of documents as sentences.
 SHAPES = ((5120, 30), (64, 20))
@@ -129,13 +129,13 @@ def exercise() -> None:
     # More than 16 steps a multiprocessor, in each class of widths.
     large = [(70, 40, 100, 97), (70, 40, 64, 60), (70, 40, 128, 120)]
     cases = {
-        torch.float64: [(3, 5, 7, 4)],
-        torch.float32: [small, *large, (5, 37, 64, 50), (1, 150, 17, 33), (3, 33, 101, 128), (2, 5, 130, 3)],
+        torch.float32: [small, *large, (5, 37, 64, 50), (1, 150, 17, 33), (3, 33, 101, 128)],
         torch.bfloat16: [small, *large, (3, 3, 64, 64)],
         torch.float16: [small, *large],
     }
     for dtype, shapes in cases.items():
         for rows, steps, width, units in shapes:
+            begin("attention_pooling", rows, steps, width, units, dtype)
             _compare(rows, steps, width, units, dtype)
 
 
@@ -157,7 +157,7 @@ def _compare(rows: int, steps: int, width: int, units: int, dtype: torch.dtype) 
     some = lengths > 0
     exact = _eager(doubles[0], lengths, mask | ~some.unsqueeze(-1), *doubles[1:]) * some.unsqueeze(-1)
     expected = [exact, *torch.autograd.grad(exact, doubles, gradient.double())]
-    allowed = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    allowed = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     for got in (found, [pooled, *ragged]):
         expected[1] = expected[1][mask] if got[1].dim() == 2 else expected[1]
         for a, b in zip(got, expected, strict=True):

@@ -267,12 +267,12 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 }
 
 
-def part(name: str, device: torch.device) -> Callable[..., Any]:
-    """The kernel ``name`` of this folder for tensors on ``device``, or its reference, over rows and channels.
+def part(name: str, x: Tensor) -> Callable[..., Any]:
+    """The kernel ``name`` of this folder for tensors like ``x``, or its reference, over rows and channels.
 
     What a network's own ``torch.autograd.Function`` is written with; it checks nothing that the host code does not.
     """
-    return kernel(name, device) or REFERENCES[name]
+    return kernel(name, x) or REFERENCES[name]
 
 
 def products_fit(x: Tensor, outputs: int) -> bool:
@@ -336,7 +336,7 @@ def _last(x: Tensor, places: Sequence[int]) -> Tensor:
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     _check_input(x)
-    return part("batch_statistics", x.device)(rows_of(x))
+    return part("batch_statistics", x)(rows_of(x))
 
 
 def _statistics_shape(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -349,7 +349,7 @@ def _forward(x: Tensor, *given: Any) -> Tensor:
     check(x, *given)
     *vectors, beta, activation, epsilon, _, pooled = given
     vectors = [vector.contiguous() for vector in vectors]
-    run, number = part("batch_norm_activation", x.device), ACTIVATIONS.index(activation)
+    run, number = part("batch_norm_activation", x), ACTIVATIONS.index(activation)
     return image_of(run(rows_of(x), *vectors, beta, number, epsilon, x.shape[1], *_sides(x, pooled)), x, pooled)
 
 
@@ -367,7 +367,7 @@ def _backward(dy: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tenso
             f"batch_norm_activation takes dy as y is, {shape} of {x.dtype}, got {tuple(dy.shape)} of {dy.dtype}"
         )
     vectors = [vector.contiguous() for vector in vectors]
-    run, number = part("batch_norm_activation_backward", x.device), ACTIVATIONS.index(activation)
+    run, number = part("batch_norm_activation_backward", x), ACTIVATIONS.index(activation)
     height, width = _sides(x, pooled)
     dx, *gradients = run(rows_of(dy), rows_of(x), *vectors, beta, number, epsilon, training, height=height, width=width)
     return image_of(dx, x), *gradients

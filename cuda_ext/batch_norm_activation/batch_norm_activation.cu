@@ -1,325 +1,18 @@
-// Batch norm and the activation behind it, over channels-last tensors, both passes in two walks over memory each:
-//
-//   statistics   mean and variance of each channel: one read
-//   forward      y = f(z), z = weight (x - mean) / sqrt(variance + epsilon) + bias: one read, one write
-//   backward     sums of dz and dz (x - mean), dz = dy f'(z): one read of x and dy, z computed again
-//                dx = s (dz - mean(dz) - (x - mean) mean(dz (x - mean)) / (variance + epsilon)), s = weight /
-//                sqrt(variance + epsilon): one more, and one write
-//
-// In a dense block, where many norms read the same channels, the gradient of a channel is the sum over its readers.
-// Only s dz needs the reader's own pass; the rest is linear in x, with coefficients that are summed over the readers, a
-// number a channel, and applied once (add_backward, centred_gradient). So a reader's backward pass is one walk, not
-// two.
+// Batch norm and the activation behind it: what is called from PyTorch. The kernels are in kernels.cuh.
 
-#include "norm.cuh"
+#include "kernels.cuh"
 
 namespace {
 
 using namespace cuda_ext::channels;
 
-// Average pooling of 2 x 2 behind the activation: a row of x is a pixel of images of `height` x `width`, and a row of y
-// is one of half of that. The last line or column of an odd size is left out, as nn.AvgPool2d does.
-struct Pool {
-  int64_t height, width;
-  int64_t halved_rows(int64_t rows) const {
-    return height * width != 0 ? rows / (height * width) * (height / 2) * (width / 2) : 0;
-  }
-  // The row of y that `row` of x goes into, or -1.
-  __device__ int64_t into(int64_t row) const {
-    const int64_t line = divided(row, width);
-    const int64_t column = row - line * width;
-    const int64_t image = divided(line, height);
-    const int64_t y = (line - image * height) / 2, x = column / 2;
-    if (y >= height / 2 || x >= width / 2) return -1;
-    return (image * (height / 2) + y) * (width / 2) + x;
-  }
-  // The first of the four rows of x that go into `row` of y.
-  __device__ int64_t from(int64_t row) const {
-    const int64_t line = divided(row, width / 2);
-    const int64_t image = divided(line, height / 2);
-    return (image * height + (line - image * (height / 2)) * 2) * width + (row - line * (width / 2)) * 2;
-  }
-  // Division of 64 bits takes several times as long, and is seldom needed.
-  __device__ static int64_t divided(int64_t a, int64_t b) {
-    return a <= 0x7fffffff ? static_cast<int>(a) / static_cast<int>(b) : a / b;
-  }
-};
-
-// Rows of a thread whose loads are under way together, where it reads one tensor, and where it reads two or three.
-constexpr int steps = 4;
-constexpr int sum_steps = 2;
-constexpr int add_steps = 4;
-// Blocks that a multiprocessor holds at once: so many are launched, and each goes on while there are rows. So they walk
-// over memory together, and forward's walk back begins with what the statistics read last. Where sum_gradients adds, a
-// thread needs more registers.
-constexpr int value_blocks = 3;
-constexpr int sum_blocks = 3;
-constexpr int add_blocks = 2;
-
-// Sums of x and its square, both from the first row's value on, which keeps the digits where the mean is large; with
-// `copy`, also writes what it reads.
-template <typename T, int V>
-__global__ void __launch_bounds__(threads, value_blocks)
-    sum_values(const T* __restrict__ x, int64_t x_stride, T* __restrict__ copy, int64_t copy_stride, int64_t rows,
-               int channels, int lanes, int rows_at_once, compute_t<T>* partial) {
-  using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V, steps);
-  C sums[2][V] = {}, first[V], values[V];
-  if (place.channel < channels) {
-    unpack(load<T, V>(x + place.channel), first);
-    for_rows<steps>(place, rows, rows_at_once, [&](int64_t begin, auto number) {
-      constexpr int count = decltype(number)::value;
-      Lane<T, V> loaded[count];
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const int64_t row = begin + i * rows_at_once;
-        loaded[i] = load<T, V>(x + row * x_stride + place.channel);
-      }
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const int64_t row = begin + i * rows_at_once;
-        if (copy != nullptr) store(copy + row * copy_stride + place.channel, loaded[i]);
-        unpack(loaded[i], values);
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          const C value = values[v] - first[v];
-          sums[0][v] += value;
-          sums[1][v] += value * value;
-        }
-      }
-    });
-  }
-  cuda_ext::let_the_next_start();
-  write_partial<2, V, C>(sums, place, lanes, rows_at_once, channels, partial);
-}
-
-// y has `columns` columns, of which those past the channels become zero.
-template <typename T, int V>
-__global__ void __launch_bounds__(threads, value_blocks)
-    forward(const T* __restrict__ x, int64_t x_stride, T* __restrict__ y, int64_t rows, int channels, int columns,
-            int lanes, int rows_at_once, Norm<compute_t<T>> norm) {
-  using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V, steps);
-  cuda_ext::wait_for_the_one_before();
-  if (place.channel >= columns) return;
-  const Lanes<V, C> own(norm, place.channel, channels);
-  with_activation(norm, [&](const auto activation) {
-    for_rows<steps, true>(place, rows, rows_at_once, [&](int64_t begin, auto number) {
-      constexpr int count = decltype(number)::value;
-      Lane<T, V> loaded[count]{};
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const int64_t row = begin + i * rows_at_once;
-        if (place.channel < channels) loaded[i] = load<T, V>(x + row * x_stride + place.channel);
-      }
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const int64_t row = begin + i * rows_at_once;
-        cut(loaded[i], place.channel, channels);
-        C values[V];
-        unpack(loaded[i], values);
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          values[v] = activation.value((values[v] - own.mean[v]) * own.scale[v] + own.bias[v]);
-        }
-        store(y + row * int64_t{columns} + place.channel, packed<T, V>(values));
-      }
-    });
-  });
-}
-
-// The same with `pool`: `rows` counts those of y.
-template <typename T, int V>
-__global__ void __launch_bounds__(threads)
-    forward_pooled(const T* __restrict__ x, int64_t x_stride, T* __restrict__ y, int64_t rows, int channels, int lanes,
-                   int rows_at_once, Norm<compute_t<T>> norm, Pool pool) {
-  using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V, 1);
-  if (place.channel >= channels) return;
-  const Lanes<V, C> own(norm, place.channel, channels);
-  with_activation(norm, [&](const auto activation) {
-    for (int64_t row = place.row; row < rows; row += place.stride) {
-      const T* first = x + pool.from(row) * x_stride + place.channel;
-      Lane<T, V> four[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) four[i] = load<T, V>(first + ((i / 2) * pool.width + i % 2) * x_stride);
-      C sums[V] = {};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        C values[V];
-        unpack(four[i], values);
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          sums[v] += C{0.25} * activation.value((values[v] - own.mean[v]) * own.scale[v] + own.bias[v]);
-        }
-      }
-      store(y + row * int64_t{channels} + place.channel, packed<T, V>(sums));
-    }
-  });
-}
-
-// dy of one row of x; with `pooled`, four times that.
-template <typename T, int V, bool pooled>
-__device__ Lane<T, V> load_gradient(const T* dy, int64_t stride, int64_t row, int channel, const Pool& pool) {
-  if constexpr (pooled) {
-    row = pool.into(row);
-    if (row < 0) return {};
-  }
-  return load<T, V>(dy + row * stride + channel);
-}
-
-// Sums of dz, of dz (x - mean) and of what goes to beta. With `gradient`, adds s dz to it.
-template <typename T, int V, bool adds, bool pooled>
-__global__ void __launch_bounds__(threads, adds ? add_blocks : sum_blocks)
-    sum_gradients(const T* __restrict__ dy, int64_t dy_stride, const T* __restrict__ x, int64_t x_stride,
-                  T* __restrict__ gradient, int64_t gradient_stride, int64_t rows, int channels, int lanes,
-                  int rows_at_once, Norm<compute_t<T>> norm, Pool pool, compute_t<T>* partial,
-                  compute_t<T>* partial_beta) {
-  using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V, adds ? add_steps : sum_steps);
-  C sums[2][V] = {}, to_beta = 0;
-  if (place.channel < channels) {
-    const Lanes<V, C> own(norm, place.channel, channels);
-    with_activation(norm, [&](const auto activation) {
-      for_rows<adds ? add_steps : sum_steps>(place, rows, rows_at_once, [&](int64_t begin, auto number) {
-        constexpr int count = decltype(number)::value;
-        Lane<T, V> loaded_dys[count], loaded_xs[count], loaded_into[count]{};
-#pragma unroll
-        for (int i = 0; i < count; ++i) {
-          const int64_t row = begin + i * rows_at_once;
-          loaded_dys[i] = load_gradient<T, V, pooled>(dy, dy_stride, row, place.channel, pool);
-          loaded_xs[i] = load<T, V>(x + row * x_stride + place.channel);
-          if constexpr (adds) loaded_into[i] = load<T, V>(gradient + row * gradient_stride + place.channel);
-        }
-#pragma unroll
-        for (int i = 0; i < count; ++i) {
-          cut(loaded_dys[i], place.channel, channels);
-          cut(loaded_xs[i], place.channel, channels);
-          C dys[V], xs[V], into[V];
-          unpack(loaded_dys[i], dys);
-          unpack(loaded_xs[i], xs);
-          unpack(loaded_into[i], into);
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
-            const C centred = xs[v] - own.mean[v];
-            const C dz =
-                activation.through(pooled ? C{0.25} * dys[v] : dys[v], centred * own.scale[v] + own.bias[v], to_beta);
-            sums[0][v] += dz;
-            sums[1][v] += dz * centred;
-            into[v] += own.scale[v] * dz;
-          }
-          if constexpr (adds) {
-            store(gradient + (begin + i * rows_at_once) * gradient_stride + place.channel, packed<T, V>(into));
-          }
-        }
-      });
-    });
-  }
-  cuda_ext::let_the_next_start();
-  write_partial<2, V, C>(sums, place, lanes, rows_at_once, channels, partial);
-  if (partial_beta != nullptr) {
-    __shared__ C shared[threads];
-    shared[threadIdx.x] = to_beta;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      C sum = 0;
-      for (int i = 0; i < blockDim.x; ++i) sum += shared[i];
-      partial_beta[blockIdx.y * gridDim.x + blockIdx.x] = sum;
-    }
-  }
-}
-
-// dx = s dz + slope (x - mean) + offset.
-template <typename T, int V, bool pooled>
-__global__ void __launch_bounds__(threads)
-    input_gradient(const T* __restrict__ dy, int64_t dy_stride, const T* __restrict__ x, int64_t x_stride,
-                   T* __restrict__ dx, int64_t rows, int channels, int lanes, int rows_at_once, Norm<compute_t<T>> norm,
-                   Pool pool, const compute_t<T>* slope, const compute_t<T>* offset) {
-  using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V, sum_steps);
-  if (place.channel >= channels) return;
-  C slopes[V], offsets[V], to_beta = 0;
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-    slopes[v] = slope[place.channel + v];
-    offsets[v] = offset[place.channel + v];
-  }
-  const Lanes<V, C> own(norm, place.channel, channels);
-  with_activation(norm, [&](const auto activation) {
-    for_rows<sum_steps>(place, rows, rows_at_once, [&](int64_t begin, auto number) {
-      constexpr int count = decltype(number)::value;
-      Lane<T, V> loaded_dys[count], loaded_xs[count];
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const int64_t row = begin + i * rows_at_once;
-        loaded_dys[i] = load_gradient<T, V, pooled>(dy, dy_stride, row, place.channel, pool);
-        loaded_xs[i] = load<T, V>(x + row * x_stride + place.channel);
-      }
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const int64_t row = begin + i * rows_at_once;
-        C dys[V], xs[V];
-        unpack(loaded_dys[i], dys);
-        unpack(loaded_xs[i], xs);
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          const C centred = xs[v] - own.mean[v];
-          const C dz =
-              activation.through(pooled ? C{0.25} * dys[v] : dys[v], centred * own.scale[v] + own.bias[v], to_beta);
-          dys[v] = own.scale[v] * dz + (slopes[v] * centred + offsets[v]);
-        }
-        store(dx + row * int64_t{channels} + place.channel, packed<T, V>(dys));
-      }
-    });
-  });
-}
-
-// gradient + slope (x - mean) + offset, in `columns` columns, of which those past the channels become zero.
-template <typename T, int V>
-__global__ void __launch_bounds__(threads)
-    finish_gradient(const T* __restrict__ gradient, int64_t gradient_stride, const T* __restrict__ x, int64_t x_stride,
-                    T* __restrict__ dx, int64_t rows, int channels, int columns, int lanes, int rows_at_once,
-                    const compute_t<T>* mean, const compute_t<T>* slope, const compute_t<T>* offset) {
-  using C = compute_t<T>;
-  const Place place(lanes, rows_at_once, V, steps);
-  if (place.channel >= columns) return;
-  const bool real = place.channel < channels;  // of the whole lane, or of none
-  C means[V] = {}, slopes[V] = {}, offsets[V] = {};
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-    if (!real) break;
-    means[v] = mean[place.channel + v];
-    slopes[v] = slope[place.channel + v];
-    offsets[v] = offset[place.channel + v];
-  }
-  for_rows<steps>(place, rows, rows_at_once, [&](int64_t begin, auto number) {
-    constexpr int count = decltype(number)::value;
-    Lane<T, V> loaded[count]{}, loaded_xs[count]{};
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      const int64_t row = begin + i * rows_at_once;
-      if (!real) break;
-      loaded[i] = load<T, V>(gradient + row * gradient_stride + place.channel);
-      loaded_xs[i] = load<T, V>(x + row * x_stride + place.channel);
-    }
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      const int64_t row = begin + i * rows_at_once;
-      C values[V], xs[V];
-      unpack(loaded[i], values);
-      unpack(loaded_xs[i], xs);
-#pragma unroll
-      for (int v = 0; v < V; ++v) values[v] += offsets[v] + slopes[v] * (xs[v] - means[v]);
-      store(dx + row * int64_t{columns} + place.channel, packed<T, V>(values));
-    }
-  });
-}
+constexpr const char* name = "batch_norm_activation";
 
 // Call `function` with the widest lane, as a constant, that all of the tensors can be moved in.
 template <typename T, typename Function>
 void with_lane(bool widest, bool half, Function function) {
-  constexpr int width = std::is_same_v<T, double> ? 1 : 16 / sizeof(T);
-  if (widest && width > 1) {
+  constexpr int width = 16 / sizeof(T);
+  if (widest) {
     function(std::integral_constant<int, width>{});
   } else if constexpr (width == 8) {
     if (half) function(std::integral_constant<int, 4>{});
@@ -334,11 +27,10 @@ constexpr int width = 16 / sizeof(T);
 
 template <typename T>
 void statistics_of(const Tensor& x, const Tensor* copy, const Tensor& mean, const Tensor& variance) {
-  using C = compute_t<T>;
   const Matrix m = matrix(x, "x");
   const Matrix to = copy == nullptr ? Matrix{nullptr, m.rows, m.channels, m.stride} : matrix(*copy, "y");
-  C* means = vector<C>(x, mean, m.channels, "mean");
-  C* variances = vector<C>(x, variance, m.channels, "variance");
+  float* means = vector(x, mean, m.channels, "mean");
+  float* variances = vector(x, variance, m.channels, "variance");
   if (m.rows == 0) return;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   // A copy must not write beside its channels.
@@ -349,14 +41,14 @@ void statistics_of(const Tensor& x, const Tensor* copy, const Tensor& mean, cons
     constexpr int V = decltype(lane)::value;
     const Cover c = cover(m.rows, m.channels, V, steps, value_blocks);
     const auto blocks = static_cast<int>(c.grid.x);
-    const Tensor partial = floats<C>(x, {int64_t{blocks} * 2 * m.channels});
+    const Tensor partial = floats(x, {int64_t{blocks} * 2 * m.channels});
     sum_values<T, V><<<c.grid, c.block, 0, stream>>>(static_cast<const T*>(m.data), m.stride, static_cast<T*>(to.data),
                                                      to.stride, m.rows, static_cast<int>(m.channels), c.lanes, c.rows,
-                                                     static_cast<C*>(partial.data_ptr()));
+                                                     static_cast<float*>(partial.data_ptr()));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
     cuda_ext::launch_early(&finish_statistics<T>, finish_grid(m.channels), finish_block, 0, stream,
-                           static_cast<const C*>(partial.data_ptr()), blocks, static_cast<const T*>(m.data), m.rows,
-                           static_cast<int>(m.channels), means, variances);
+                           static_cast<const float*>(partial.data_ptr()), blocks, static_cast<const T*>(m.data), m.stride,
+                           m.rows, static_cast<int>(m.channels), means, variances);
   });
 }
 
@@ -364,11 +56,11 @@ void statistics_of(const Tensor& x, const Tensor* copy, const Tensor& mean, cons
 std::tuple<Tensor, Tensor> batch_statistics(Tensor x) {
   matrix(x, "x");
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const auto type = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   const int64_t channels = x.size(1);
-  Tensor mean = torch::stable::new_zeros(x, {channels}, type);
-  Tensor variance = torch::stable::new_zeros(x, {channels}, type);
-  FOR_DTYPE(x, statistics_of<T>(x, nullptr, mean, variance));
+  Tensor mean = torch::stable::new_zeros(x, {channels}, ScalarType::Float);
+  Tensor variance = torch::stable::new_zeros(x, {channels}, ScalarType::Float);
+  cuda_ext::with_dtype(name, x.scalar_type(),
+                       [&](auto t) { statistics_of<decltype(t)>(x, nullptr, mean, variance); });
   return {mean, variance};
 }
 
@@ -378,11 +70,11 @@ void copy_with_statistics(Tensor x, Tensor y, Tensor mean, Tensor variance) {
   same(x, y, "y");
   STD_TORCH_CHECK(x.size(1) == y.size(1), "batch_norm_activation: y must have the channels of x");
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  FOR_DTYPE(x, statistics_of<T>(x, &y, mean, variance));
+  cuda_ext::with_dtype(name, x.scalar_type(), [&](auto t) { statistics_of<decltype(t)>(x, &y, mean, variance); });
 }
 
 template <typename T>
-void forward_of(const Tensor& x, const Norm<compute_t<T>>& norm, const Pool& pool, const Tensor& y) {
+void forward_of(const Tensor& x, const Norm& norm, const Pool& pool, const Tensor& y) {
   const Matrix m = matrix(x, "x");
   if (y.size(0) == 0) return;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
@@ -429,17 +121,16 @@ Tensor batch_norm_activation(Tensor x, Tensor weight, Tensor bias, Tensor mean, 
   check_columns(x, columns, pool.height != 0);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   Tensor y = torch::stable::new_empty(x, {pool.height ? pool.halved_rows(x.size(0)) : x.size(0), columns});
-  FOR_DTYPE(x, using C = compute_t<T>;
-            forward_of<T>(x, norm_of<C>(x, weight, bias, mean, variance, beta, activation, epsilon), pool, y));
+  const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
+  cuda_ext::with_dtype(name, x.scalar_type(), [&](auto t) { forward_of<decltype(t)>(x, norm, pool, y); });
   return y;
 }
 
 // The sums of a backward pass: fills weight, bias, beta, slope and offset; with `gradient`, adds s dz to it.
 template <typename T>
-void gradients_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& norm, const Pool& pool,
+void gradients_of(const Tensor& dy, const Tensor& x, const Norm& norm, const Pool& pool,
                   const Tensor* gradient, bool training, const Tensor& weight, const Tensor& bias, const Tensor& beta,
                   const Tensor& slope, const Tensor& offset) {
-  using C = compute_t<T>;
   const Matrix m = matrix(x, "x"), dm = matrix(dy, "dy");
   const Matrix gm = gradient == nullptr ? Matrix{nullptr, m.rows, m.channels, m.stride} : matrix(*gradient, "gradient");
   if (m.rows == 0) return;
@@ -457,9 +148,9 @@ void gradients_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& n
     const auto blocks = static_cast<int>(c.grid.x);
     const int beta_blocks = blocks * static_cast<int>(c.grid.y);
     const bool with_beta = norm.beta != nullptr;
-    const Tensor partial = floats<C>(x, {int64_t{blocks} * 2 * m.channels + beta_blocks});
-    C* sums = static_cast<C*>(partial.data_ptr());
-    C* beta_sums = with_beta ? sums + int64_t{blocks} * 2 * m.channels : nullptr;
+    const Tensor partial = floats(x, {int64_t{blocks} * 2 * m.channels + beta_blocks});
+    float* sums = static_cast<float*>(partial.data_ptr());
+    float* beta_sums = with_beta ? sums + int64_t{blocks} * 2 * m.channels : nullptr;
     const auto launch = [&](auto adds, auto pooled) {
       sum_gradients<T, V, decltype(adds)::value, decltype(pooled)::value><<<c.grid, c.block, 0, stream>>>(
           static_cast<const T*>(dm.data), dm.stride, static_cast<const T*>(m.data), m.stride, static_cast<T*>(gm.data),
@@ -473,19 +164,18 @@ void gradients_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& n
       launch(std::false_type{}, std::false_type{});
     }
     STD_CUDA_KERNEL_LAUNCH_CHECK();
-    cuda_ext::launch_early(&finish_gradients<T>, finish_grid(m.channels, with_beta), finish_block, 0, stream, sums,
+    cuda_ext::launch_early(&finish_gradients, finish_grid(m.channels, with_beta), finish_block, 0, stream, sums,
                            blocks, beta_sums, beta_blocks, m.rows, static_cast<int>(m.channels), norm, training,
-                           gradient != nullptr, vector<C>(x, weight, m.channels, "weight's gradient"),
-                           vector<C>(x, bias, m.channels, "bias's gradient"),
-                           vector<C>(x, beta, with_beta, "beta's gradient"), vector<C>(x, slope, m.channels, "slope"),
-                           vector<C>(x, offset, m.channels, "offset"));
+                           gradient != nullptr, vector(x, weight, m.channels, "weight's gradient"),
+                           vector(x, bias, m.channels, "bias's gradient"),
+                           vector(x, beta, with_beta, "beta's gradient"), vector(x, slope, m.channels, "slope"),
+                           vector(x, offset, m.channels, "offset"));
   });
 }
 
 template <typename T>
-void input_gradient_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T>>& norm, const Pool& pool,
+void input_gradient_of(const Tensor& dy, const Tensor& x, const Norm& norm, const Pool& pool,
                        const Tensor& slope, const Tensor& offset, const Tensor& dx) {
-  using C = compute_t<T>;
   const Matrix m = matrix(x, "x"), dm = matrix(dy, "dy");
   if (m.rows == 0) return;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
@@ -499,7 +189,7 @@ void input_gradient_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T
       input_gradient<T, V, decltype(pooled)::value><<<c.grid, c.block, 0, stream>>>(
           static_cast<const T*>(dm.data), dm.stride, static_cast<const T*>(m.data), m.stride,
           static_cast<T*>(dx.data_ptr()), m.rows, static_cast<int>(m.channels), c.lanes, c.rows, norm, pool,
-          vector<C>(x, slope, m.channels, "slope"), vector<C>(x, offset, m.channels, "offset"));
+          vector(x, slope, m.channels, "slope"), vector(x, offset, m.channels, "offset"));
     };
     if (pool.height) launch(std::true_type{});
     else launch(std::false_type{});
@@ -510,7 +200,6 @@ void input_gradient_of(const Tensor& dy, const Tensor& x, const Norm<compute_t<T
 template <typename T>
 void finish_gradient_of(const Tensor& gradient, const Tensor& x, const Tensor& mean, const Tensor& slope,
                         const Tensor& offset, const Tensor& dx) {
-  using C = compute_t<T>;
   const Matrix m = matrix(x, "x"), gm = matrix(gradient, "gradient");
   if (m.rows == 0) return;
   const auto fits = [&](int lane) {
@@ -523,8 +212,8 @@ void finish_gradient_of(const Tensor& gradient, const Tensor& x, const Tensor& m
     finish_gradient<T, V><<<c.grid, c.block, 0, cuda_ext::current_stream(x.get_device_index())>>>(
         static_cast<const T*>(gm.data), gm.stride, static_cast<const T*>(m.data), m.stride,
         static_cast<T*>(dx.data_ptr()), m.rows, static_cast<int>(m.channels), static_cast<int>(dx.size(1)), c.lanes,
-        c.rows, vector<C>(x, mean, m.channels, "mean"), vector<C>(x, slope, m.channels, "slope"),
-        vector<C>(x, offset, m.channels, "offset"));
+        c.rows, vector(x, mean, m.channels, "mean"), vector(x, slope, m.channels, "slope"),
+        vector(x, offset, m.channels, "offset"));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }
@@ -541,16 +230,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_activation_backward(
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const int64_t channels = x.size(1);
   Tensor dx = torch::stable::new_empty(x, {x.size(0), channels});
-  const auto type = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   const auto vector_like = [&](int64_t size) {
-    return x.size(0) ? torch::stable::new_empty(x, {size}, type) : torch::stable::new_zeros(x, {size}, type);
+    return x.size(0) ? torch::stable::new_empty(x, {size}, ScalarType::Float)
+                     : torch::stable::new_zeros(x, {size}, ScalarType::Float);
   };
   Tensor to_weight = vector_like(channels), to_bias = vector_like(channels), to_beta = vector_like(beta.has_value());
   Tensor slope = vector_like(channels), offset = vector_like(channels);
-  FOR_DTYPE(x, using C = compute_t<T>;
-            const Norm<C> norm = norm_of<C>(x, weight, bias, mean, variance, beta, activation, epsilon);
-            gradients_of<T>(dy, x, norm, pool, nullptr, training, to_weight, to_bias, to_beta, slope, offset);
-            input_gradient_of<T>(dy, x, norm, pool, slope, offset, dx));
+  const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
+  cuda_ext::with_dtype(name, x.scalar_type(), [&](auto t) {
+    using T = decltype(t);
+    gradients_of<T>(dy, x, norm, pool, nullptr, training, to_weight, to_bias, to_beta, slope, offset);
+    input_gradient_of<T>(dy, x, norm, pool, slope, offset, dx);
+  });
   return {dx, to_weight, to_bias, to_beta};
 }
 
@@ -565,14 +256,15 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_activation_add_backward(Tensor dy,
   same(x, gradient, "gradient");
   STD_TORCH_CHECK(gradient.size(1) == x.size(1), "batch_norm_activation: gradient must have the channels of x");
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const auto type = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   const auto vector_like = [&](int64_t size) {
-    return x.size(0) ? torch::stable::new_empty(x, {size}, type) : torch::stable::new_zeros(x, {size}, type);
+    return x.size(0) ? torch::stable::new_empty(x, {size}, ScalarType::Float)
+                     : torch::stable::new_zeros(x, {size}, ScalarType::Float);
   };
   Tensor to_weight = vector_like(x.size(1)), to_bias = vector_like(x.size(1)), to_beta = vector_like(beta.has_value());
-  FOR_DTYPE(x, using C = compute_t<T>;
-            const Norm<C> norm = norm_of<C>(x, weight, bias, mean, variance, beta, activation, epsilon);
-            gradients_of<T>(dy, x, norm, Pool{}, &gradient, training, to_weight, to_bias, to_beta, slope, offset));
+  const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
+  cuda_ext::with_dtype(name, x.scalar_type(), [&](auto t) {
+    gradients_of<decltype(t)>(dy, x, norm, Pool{}, &gradient, training, to_weight, to_bias, to_beta, slope, offset);
+  });
   return {to_weight, to_bias, to_beta};
 }
 
@@ -583,7 +275,8 @@ Tensor centred_gradient(Tensor gradient, Tensor x, Tensor mean, Tensor slope, Te
   check_columns(x, columns, false);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   Tensor dx = torch::stable::new_empty(x, {x.size(0), columns});
-  FOR_DTYPE(x, finish_gradient_of<T>(gradient, x, mean, slope, offset, dx));
+  cuda_ext::with_dtype(name, x.scalar_type(),
+                       [&](auto t) { finish_gradient_of<decltype(t)>(gradient, x, mean, slope, offset, dx); });
   return dx;
 }
 

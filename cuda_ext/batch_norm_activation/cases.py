@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from cuda_ext import batch_norm_activation as fused
 from cuda_ext.batch_norm_activation import ACTIVATIONS, DTYPES, batch_norm_activation
-from cuda_ext.case import Case, backward_of, compiled
+from cuda_ext.case import Case, backward_of, begin, compiled
 
 # What the last layer of DenseNet-121's first block reads, at 224 pixels and 128 images, and a bottleneck of
 # DenseNet-BC-100-12, at 32 pixels and 512 images.
@@ -74,17 +74,16 @@ def exercise() -> None:
 
 
 def _exercise_parts(dtype: torch.dtype, rows: int, channels: int, stride: int, columns: int) -> None:
-    computed = torch.float64 if dtype == torch.float64 else torch.float32
     x = torch.randn(rows, stride, device="cuda").to(dtype)[:, :channels]
     dy = torch.randn(rows, columns, device="cuda").to(dtype)
-    weight, bias, mean, variance = torch.rand(4, channels, device="cuda", dtype=computed) + 0.5
+    weight, bias, mean, variance = torch.rand(4, channels, device="cuda") + 0.5
     for activation in (ACTIVATIONS.index("relu"), ACTIVATIONS.index("swish")):
-        beta = torch.tensor(1.2, device="cuda", dtype=computed) if ACTIVATIONS[activation] == "swish" else None
+        beta = torch.tensor(1.2, device="cuda") if ACTIVATIONS[activation] == "swish" else None
         given = (weight, bias, mean, variance, beta, activation, 1e-5)
         _compare("batch_norm_activation", x, *given, columns)
         if columns == channels:
             _compare("batch_norm_activation_backward", dy, x, *given, True)
-        vectors = torch.ones(2, channels, device="cuda", dtype=computed)
+        vectors = torch.ones(2, channels, device="cuda")
         _compare("batch_norm_activation_add_backward", dy, x, *given, True, x.clone(), *vectors)
     _compare("batch_statistics", x)
     _compare("copy_with_statistics", x, x.clone(), mean.clone(), variance.clone())
@@ -104,9 +103,10 @@ def _exercise_product(dtype: torch.dtype, rows: int, outputs: int, channels: int
 
 def _compare(name: str, *arguments: object) -> None:
     """The kernel beside its reference on the CPU, with copies of what both may change."""
+    begin("batch_norm_activation", name, tuple(arguments[0].shape), arguments[0].dtype)
     own = [a.clone() if isinstance(a, Tensor) and a.is_contiguous() else a for a in arguments]
     others = [a.cpu() if isinstance(a, Tensor) else a for a in arguments]
-    found, expected = fused.part(name, torch.device("cuda"))(*own), fused.REFERENCES[name](*others)
+    found, expected = fused.part(name, own[0])(*own), fused.REFERENCES[name](*others)
     pairs = zip(_as_list(found), _as_list(expected), strict=True)
     for a, b in [*pairs, *((a, b) for a, b in zip(own, others, strict=True) if isinstance(a, Tensor))]:
         if float((a.cpu().double() - b.double()).norm()) > 3e-2 * float(b.double().norm()) + 1e-3:

@@ -5,11 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../launch.cuh"
+#include "../common/launch.cuh"
 
 namespace cuda_ext::channels {
 
-using cuda_ext::compute_t;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -34,13 +33,13 @@ __device__ void store(T* to, const Lane<T, V>& lane) {
 // The numbers of a lane in the type that is computed in, and back; two of half precision are rounded by one
 // instruction.
 template <typename T, int V>
-__device__ void unpack(const Lane<T, V>& lane, compute_t<T> (&values)[V]) {
+__device__ void unpack(const Lane<T, V>& lane, float (&values)[V]) {
 #pragma unroll
-  for (int v = 0; v < V; ++v) values[v] = static_cast<compute_t<T>>(lane.values[v]);
+  for (int v = 0; v < V; ++v) values[v] = static_cast<float>(lane.values[v]);
 }
 
 template <typename T, int V>
-__device__ Lane<T, V> packed(const compute_t<T> (&values)[V]) {
+__device__ Lane<T, V> packed(const float (&values)[V]) {
   Lane<T, V> lane;
   if constexpr (sizeof(T) == 2 && V % 2 == 0) {
 #pragma unroll
@@ -57,6 +56,19 @@ __device__ Lane<T, V> packed(const compute_t<T> (&values)[V]) {
     for (int v = 0; v < V; ++v) lane.values[v] = static_cast<T>(values[v]);
   }
   return lane;
+}
+
+__device__ inline float middle_of(float a, float b, float c) { return fmaxf(fminf(a, b), fminf(fmaxf(a, b), c)); }
+
+// Where a channel's sums begin, so that they keep the digits where the mean is large: the middle one of three rows. One
+// row that is far from the others, as it may be, would cost the others' squares their digits.
+template <typename T, int V>
+__device__ void beginnings(const T* x, int64_t stride, int64_t rows, float (&from)[V]) {
+  float values[3][V];
+#pragma unroll
+  for (int i = 0; i < 3; ++i) unpack(load<T, V>(x + rows * (2 * i + 1) / 6 * stride), values[i]);
+#pragma unroll
+  for (int v = 0; v < V; ++v) from[v] = middle_of(values[0][v], values[1][v], values[2][v]);
 }
 
 // Zeros for what lies past the channels in a lane that they do not fill.
@@ -85,10 +97,7 @@ inline Cover cover(int64_t rows, int64_t channels, int width, int steps_at_a_tim
   const int lanes = std::min(all, threads);
   const int at_once = threads / lanes;
   const int groups = (all + lanes - 1) / lanes;
-  int device = 0, multiprocessors = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  const int64_t resident = std::max(1, multiprocessors * blocks_a_multiprocessor / groups);
+  const int64_t resident = std::max(1, cuda_ext::multiprocessors() * blocks_a_multiprocessor / groups);
   const int64_t steps = (rows + at_once - 1) / at_once;
   // At most so many rows a thread that a sum in float keeps its digits.
   const int64_t blocks =
@@ -135,10 +144,10 @@ __device__ void for_rows(const Place& place, int64_t rows, int at_once, Function
 }
 
 // Add what the block's threads hold for one lane and write it: partial[blockIdx.x][quantity][channel].
-template <int Q, int V, typename C>
-__device__ void write_partial(const C (&sums)[Q][V], const Place& place, int lanes, int rows, int channels,
-                              C* partial) {
-  __shared__ C shared[threads * V];
+template <int Q, int V>
+__device__ void write_partial(const float (&sums)[Q][V], const Place& place, int lanes, int rows, int channels,
+                              float* partial) {
+  __shared__ float shared[threads * V];
 #pragma unroll
   for (int q = 0; q < Q; ++q) {
     __syncthreads();
@@ -146,7 +155,7 @@ __device__ void write_partial(const C (&sums)[Q][V], const Place& place, int lan
     for (int v = 0; v < V; ++v) shared[(place.group * lanes + place.lane) * V + v] = sums[q][v];
     __syncthreads();
     for (int i = threadIdx.x; i < lanes * V; i += blockDim.x) {
-      C sum = 0;
+      float sum = 0;
       for (int r = 0; r < rows; ++r) sum += shared[r * lanes * V + i];
       const int channel = blockIdx.y * lanes * V + i;
       if (channel < channels) partial[(int64_t{blockIdx.x} * Q + q) * channels + channel] = sum;
@@ -213,16 +222,14 @@ inline void same(const Tensor& x, const Tensor& y, const char* name, bool rows =
                   " must be as large as x, got ", y.size(0), " x ", y.size(1), " beside ", x.size(0), " x ", x.size(1));
 }
 
-// A vector of one number a channel, of the type that is computed in.
-template <typename C>
-C* vector(const Tensor& x, const Tensor& y, int64_t size, const char* name) {
-  constexpr auto type = std::is_same_v<C, double> ? ScalarType::Double : ScalarType::Float;
+// A vector of one number a channel.
+inline float* vector(const Tensor& x, const Tensor& y, int64_t size, const char* name) {
   STD_TORCH_CHECK(y.is_cuda() && y.get_device_index() == x.get_device_index(), "batch_norm_activation: ", name,
                   " is on another device than x");
-  STD_TORCH_CHECK(y.scalar_type() == type, "batch_norm_activation: ", name, " must be float32, or float64 with x");
+  STD_TORCH_CHECK(y.scalar_type() == ScalarType::Float, "batch_norm_activation: ", name, " must be float32");
   STD_TORCH_CHECK(y.numel() == size && y.is_contiguous(), "batch_norm_activation: ", name, " must be contiguous, ",
                   size, " numbers, got ", y.numel());
-  return static_cast<C*>(y.data_ptr());
+  return static_cast<float*>(y.data_ptr());
 }
 
 // Whether rows can be read and written in lanes of V: each row begins on one, and the last one lies within the tensor's
@@ -238,35 +245,9 @@ bool in_lanes(const Tensor& x, const Matrix& m, int width) {
          (x.storage_offset() + (m.rows - 1) * m.stride + filled) * static_cast<int64_t>(sizeof(T)) <= bytes;
 }
 
-template <typename C>
-Tensor floats(const Tensor& x, std::initializer_list<int64_t> shape) {
-  constexpr auto type = std::is_same_v<C, double> ? ScalarType::Double : ScalarType::Float;
-  return torch::stable::new_empty(x, torch::headeronly::IntHeaderOnlyArrayRef(shape.begin(), shape.size()), type);
+inline Tensor floats(const Tensor& x, std::initializer_list<int64_t> shape) {
+  return torch::stable::new_empty(x, torch::headeronly::IntHeaderOnlyArrayRef(shape.begin(), shape.size()),
+                                  ScalarType::Float);
 }
-
-#define FOR_DTYPE(x, ...)                                                                                          \
-  switch ((x).scalar_type()) {                                                                                     \
-    case ScalarType::Double: {                                                                                     \
-      using T = double;                                                                                            \
-      __VA_ARGS__;                                                                                                 \
-      break;                                                                                                       \
-    }                                                                                                              \
-    case ScalarType::Float: {                                                                                      \
-      using T = float;                                                                                             \
-      __VA_ARGS__;                                                                                                 \
-      break;                                                                                                       \
-    }                                                                                                              \
-    case ScalarType::Half: {                                                                                       \
-      using T = __half;                                                                                            \
-      __VA_ARGS__;                                                                                                 \
-      break;                                                                                                       \
-    }                                                                                                              \
-    case ScalarType::BFloat16: {                                                                                   \
-      using T = __nv_bfloat16;                                                                                     \
-      __VA_ARGS__;                                                                                                 \
-      break;                                                                                                       \
-    }                                                                                                              \
-    default: STD_TORCH_CHECK(false, "batch_norm_activation: dtype must be float64, float32, float16 or bfloat16"); \
-  }
 
 }  // namespace cuda_ext::channels

@@ -5,14 +5,20 @@
 // Both go through x in tiles that are copied to shared memory ahead of their use. A fragment of x, as the matrix units
 // take it, is normalised and activated in registers.
 
-#include "../matrix_units.cuh"
+#include "../common/halves.cuh"
+#include "../common/mma.cuh"
 #include "norm.cuh"
 
 namespace {
 
 using namespace cuda_ext::channels;
-using namespace cuda_ext::units;
-namespace units = cuda_ext::units;
+using cuda_ext::await_copies;
+using cuda_ext::commit_copies;
+using cuda_ext::copy_async;
+using cuda_ext::load_matrices;
+using cuda_ext::load_matrices_transposed;
+using cuda_ext::multiply;
+using cuda_ext::pack;
 
 constexpr int chunk = 64;
 constexpr int warps = threads / 32;
@@ -23,9 +29,9 @@ constexpr int tile_rows = 128;
 // Tiles in shared memory: as many as let two blocks stand on a multiprocessor.
 __host__ __device__ constexpr int stages_of(int WN) { return WN == 2 ? 2 : 3; }
 constexpr int weight_rows = 64;
-constexpr int weight_stages = 4;
+__host__ __device__ constexpr int weight_stages_of(int WN) { return WN == 2 ? 3 : 4; }
 
-__device__ float2 scale_and_shift(const Norm<float>& norm, int channel, int channels) {
+__device__ float2 scale_and_shift(const Norm& norm, int channel, int channels) {
   if (channel >= channels) return {0, 0};
   const float scale = norm.weight[channel] * inverse_root(norm.variance[channel] + norm.epsilon);
   return {scale, norm.bias[channel] - norm.mean[channel] * scale};
@@ -42,7 +48,7 @@ __device__ int output_of(int j, int n) {
 template <typename T, int MF, int NT, int WN>
 __global__ void __launch_bounds__(threads, 2)
     products(const T* __restrict__ x, int64_t x_stride, const T* __restrict__ w, int64_t w_stride, int outputs,
-             T* __restrict__ y, int64_t rows, int channels, Norm<float> norm, double* partial) {
+             T* __restrict__ y, int64_t rows, int channels, Norm norm, double* partial) {
   constexpr int block_outputs = NT * 8 * WN, stages = stages_of(WN);
   constexpr int group = NT % 4 ? 2 : 4;
   constexpr int stage_size = (tile_rows + block_outputs) * chunk_stride;
@@ -72,12 +78,12 @@ __global__ void __launch_bounds__(threads, 2)
       for (int i = 0; i < tile_rows * 8 / threads; ++i) {
         const int r = thread / 8 + i * (threads / 8);
         const bool real = channel < channels && first_row + r < rows;
-        copy_async(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + channel : x, real);
+        copy_async<16>(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + channel : x, real);
       }
 #pragma unroll
       for (int r = thread / 8; r < block_outputs; r += threads / 8) {
         const bool real = channel < w_stride && first_output + r < outputs;
-        copy_async(to + (tile_rows + r) * chunk_stride + thread % 8 * 8,
+        copy_async<16>(to + (tile_rows + r) * chunk_stride + thread % 8 * 8,
                    real ? w + (first_output + r) * w_stride + channel : w, real);
       }
       if (++ahead_chunk == chunks) {
@@ -86,7 +92,7 @@ __global__ void __launch_bounds__(threads, 2)
       }
     }
     ahead_stage = (ahead_stage + 1) % stages;
-    commit();
+    commit_copies();
   };
 #pragma unroll
   for (int i = 0; i < stages - 1; ++i) copy_ahead();
@@ -112,10 +118,10 @@ __global__ void __launch_bounds__(threads, 2)
           unsigned a[MF][4];
 #pragma unroll
           for (int m = 0; m < MF; ++m) {
-            load_fragments(a[m], xs + m * 16 * chunk_stride + k);
+            load_matrices(a[m], xs + m * 16 * chunk_stride + k);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              float2 values = unpacked(a[m][i], T{});
+              float2 values = cuda_ext::unpack<T>(a[m][i]);
               const float4& by = i < 2 ? low : high;
               const int first = channel + lane % 4 * 2 + i / 2 * 8;
               // Past the channels lies what others wrote or will write.
@@ -124,13 +130,13 @@ __global__ void __launch_bounds__(threads, 2)
                 if (first + 1 >= channels) values.y = 0;
               }
               a[m][i] =
-                  units::packed<T>(activation.value(values.x * by.x + by.y), activation.value(values.y * by.z + by.w));
+                  pack<T>(activation.value(values.x * by.x + by.y), activation.value(values.y * by.z + by.w));
             }
           }
 #pragma unroll
           for (int j = 0; j < NT; j += 2) {
             unsigned b[4];
-            load_fragments(b, ws + output_of<group>(j + lane / 16, lane % 8) * chunk_stride + k + lane / 8 % 2 * 8);
+            load_matrices(b, ws + output_of<group>(j + lane / 16, lane % 8) * chunk_stride + k + lane / 8 % 2 * 8);
 #pragma unroll
             for (int m = 0; m < MF; ++m) {
               multiply<T>(product[m][j], a[m], b[0], b[1]);
@@ -144,18 +150,23 @@ __global__ void __launch_bounds__(threads, 2)
       for (int m = 0; m < MF; ++m) {
 #pragma unroll
         for (int j = 0; j < NT; ++j) {
-          result[m][j][0] = units::packed<T>(product[m][j][0], product[m][j][1]);
-          result[m][j][1] = units::packed<T>(product[m][j][2], product[m][j][3]);
+          result[m][j][0] = pack<T>(product[m][j][0], product[m][j][1]);
+          result[m][j][1] = pack<T>(product[m][j][2], product[m][j][3]);
         }
       }
-      // The first row's values, from which on the block sums: this keeps the digits where the mean is large.
+      // The middle ones of three rows' values, from which on the block sums (channels::beginnings).
       if (tile == blockIdx.x) {
-        if (own_rows == 0 && lane < 4) {
+        if (own_rows == 0) {
 #pragma unroll
           for (int j = 0; j < NT; ++j) {
-            const float2 values = unpacked(result[0][j][0], T{});
-            center[own_output + output_of<group>(j, lane * 2)] = values.x;
-            center[own_output + output_of<group>(j, lane * 2 + 1)] = values.y;
+            const unsigned own = result[0][j][0];
+            const float2 a = cuda_ext::unpack<T>(own);
+            const float2 b = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 12));
+            const float2 c = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 24));
+            if (lane < 4) {
+              center[own_output + output_of<group>(j, lane * 2)] = middle_of(a.x, b.x, c.x);
+              center[own_output + output_of<group>(j, lane * 2 + 1)] = middle_of(a.y, b.y, c.y);
+            }
           }
         }
         __syncthreads();
@@ -177,7 +188,7 @@ __global__ void __launch_bounds__(threads, 2)
             }
 #pragma unroll
             for (int i = 0; i < group; ++i) {
-              const float2 values = unpacked(result[m][j + i][half], T{});
+              const float2 values = cuda_ext::unpack<T>(result[m][j + i][half]);
               const float first = values.x - center[output + 2 * i], second = values.y - center[output + 2 * i + 1];
               sums[0][j + i][0] += first;
               sums[0][j + i][1] += second;
@@ -245,9 +256,10 @@ __global__ void __launch_bounds__(finish_threads)
 template <typename T, int NT, int WN>
 __global__ void __launch_bounds__(threads, 2)
     weight_products(const T* __restrict__ dy, int64_t dy_stride, int outputs, const T* __restrict__ x, int64_t x_stride,
-                    int64_t rows, int channels, Norm<float> norm, float* partial) {
+                    int64_t rows, int channels, Norm norm, float* partial) {
   constexpr int block_outputs = NT * 8 * WN;
   constexpr int dy_row = block_outputs + skew;
+  constexpr int weight_stages = weight_stages_of(WN);
   constexpr int stage_size = weight_rows * (chunk_stride + dy_row);
   extern __shared__ __align__(128) unsigned char memory[];
   T* const staged = reinterpret_cast<T*>(memory);
@@ -271,18 +283,18 @@ __global__ void __launch_bounds__(threads, 2)
       for (int i = 0; i < weight_rows * 8 / threads; ++i) {
         const int r = thread / 8 + i * (threads / 8), c = first_channel + thread % 8 * 8;
         const bool real = c < channels && first_row + r < rows;
-        copy_async(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + c : x, real);
+        copy_async<16>(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + c : x, real);
       }
       T* const dys = to + weight_rows * chunk_stride;
       for (int i = thread; i < weight_rows * (block_outputs / 8); i += threads) {
         const int r = i / (block_outputs / 8), n = i % (block_outputs / 8) * 8;
         const bool real = first_row + r < rows && first_output + n < outputs;
-        copy_async(dys + r * dy_row + n, real ? dy + (first_row + r) * dy_stride + first_output + n : dy, real);
+        copy_async<16>(dys + r * dy_row + n, real ? dy + (first_row + r) * dy_stride + first_output + n : dy, real);
       }
       ahead += gridDim.y;
     }
     ahead_stage = (ahead_stage + 1) % weight_stages;
-    commit();
+    commit_copies();
   };
 #pragma unroll
   for (int i = 0; i < weight_stages - 1; ++i) copy_ahead();
@@ -303,17 +315,17 @@ __global__ void __launch_bounds__(threads, 2)
       for (int k = 0; k < own_rows; k += 16) {
         // A channel's row of the result comes from that channel alone: what lies past the channels spoils nothing.
         unsigned a[4];
-        load_transposed(a, xs + k * chunk_stride);
+        load_matrices_transposed(a, xs + k * chunk_stride);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float2 values = unpacked(a[i], T{});
-          a[i] = units::packed<T>(activation.value(values.x * by[i % 2].x + by[i % 2].y),
+          const float2 values = cuda_ext::unpack<T>(a[i]);
+          a[i] = pack<T>(activation.value(values.x * by[i % 2].x + by[i % 2].y),
                                   activation.value(values.y * by[i % 2].x + by[i % 2].y));
         }
 #pragma unroll
         for (int j = 0; j < NT; j += 2) {
           unsigned b[4];
-          load_transposed(b, dys + k * dy_row + j * 8);
+          load_matrices_transposed(b, dys + k * dy_row + j * 8);
           multiply<T>(product[j], a, b[0], b[1]);
           multiply<T>(product[j + 1], a, b[2], b[3]);
         }
@@ -358,18 +370,6 @@ __global__ void __launch_bounds__(finish_channels * weight_parts)
   if (i < size && threadIdx.y == 0) dw[i] = static_cast<float>(sum[0]);
 }
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
-template <typename Kernel>
-void allow_memory(Kernel kernel, int bytes) {
-  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-}
-
 // Calls `function` with NT and WN: blocks of 48, 64 or 128 outputs.
 template <typename Function>
 void with_outputs(int64_t outputs, Function function) {
@@ -379,7 +379,7 @@ void with_outputs(int64_t outputs, Function function) {
 }
 
 template <typename T>
-void product_of(const Tensor& x, const Tensor& w, const Norm<float>& norm, const Tensor& y, const Tensor& mean,
+void product_of(const Tensor& x, const Tensor& w, const Norm& norm, const Tensor& y, const Tensor& mean,
                 const Tensor& variance) {
   const Matrix m = matrix(x, "x"), wm = matrix(w, "w");
   if (m.rows == 0) return;
@@ -393,27 +393,27 @@ void product_of(const Tensor& x, const Tensor& w, const Norm<float>& norm, const
     const auto kernel = products<T, WN, NT, WN>;
     const int bytes = stages_of(WN) * (tile_rows + block_outputs) * chunk_stride * 2 + warps * 2 * NT * 8 * 4 +
                       block_outputs * 4 + static_cast<int>((m.channels + chunk - 1) / chunk * chunk) * 8;
-    allow_memory(kernel, bytes);
     const int64_t tiles = (m.rows + tile_rows - 1) / tile_rows;
     const int64_t groups = (outputs + block_outputs - 1) / block_outputs;
-    const auto blocks = static_cast<int>(std::min(tiles, std::max<int64_t>(1, multiprocessors() * 2 / groups)));
+    const auto blocks = static_cast<int>(std::min(tiles, std::max<int64_t>(1, cuda_ext::multiprocessors() * 2 / groups)));
     Tensor partial;
     if (sums) partial = torch::stable::new_empty(x, {int64_t{blocks} * 2 * outputs}, ScalarType::Double);
     auto* partials = sums ? static_cast<double*>(partial.data_ptr()) : nullptr;
-    kernel<<<dim3(blocks, static_cast<unsigned>(groups)), threads, bytes, stream>>>(
-        static_cast<const T*>(m.data), m.stride, static_cast<const T*>(wm.data), wm.stride, static_cast<int>(outputs),
-        static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels), norm, partials);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    cuda_ext::launch(kernel,
+                     {dim3(blocks, static_cast<unsigned>(groups)), dim3(threads), static_cast<std::size_t>(bytes), stream},
+                     static_cast<const T*>(m.data), m.stride, static_cast<const T*>(wm.data), wm.stride,
+                     static_cast<int>(outputs), static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels),
+                     norm, partials);
     if (!sums) return;
     finish_product<<<finish_grid(outputs), finish_block, 0, stream>>>(
-        partials, blocks, m.rows, static_cast<int>(outputs), vector<float>(x, mean, outputs, "mean"),
-        vector<float>(x, variance, outputs, "variance"));
+        partials, blocks, m.rows, static_cast<int>(outputs), vector(x, mean, outputs, "mean"),
+        vector(x, variance, outputs, "variance"));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }
 
 template <typename T>
-void weights_of(const Tensor& dy, const Tensor& x, const Norm<float>& norm, const Tensor& dw) {
+void weights_of(const Tensor& dy, const Tensor& x, const Norm& norm, const Tensor& dw) {
   const Matrix m = matrix(x, "x"), dm = matrix(dy, "dy");
   if (m.rows == 0) return;
   const int64_t outputs = dm.channels;
@@ -423,19 +423,18 @@ void weights_of(const Tensor& dy, const Tensor& x, const Norm<float>& norm, cons
   with_outputs(outputs, [&](auto nt, auto wn) {
     constexpr int NT = decltype(nt)::value, WN = decltype(wn)::value, block_outputs = NT * 8 * WN;
     const auto kernel = weight_products<T, NT, WN>;
-    const int bytes = weight_stages * weight_rows * (chunk_stride + block_outputs + skew) * 2;
-    allow_memory(kernel, bytes);
+    const int bytes = weight_stages_of(WN) * weight_rows * (chunk_stride + block_outputs + skew) * 2;
     const int64_t chunks = (m.channels + chunk - 1) / chunk;
     const int64_t groups = (outputs + block_outputs - 1) / block_outputs;
     const int64_t tiles = (m.rows + weight_rows - 1) / weight_rows;
-    const int64_t shares = std::min(tiles, std::max<int64_t>(1, multiprocessors() * 2 / (chunks * groups)));
+    const int64_t shares = std::min(tiles, std::max<int64_t>(1, cuda_ext::multiprocessors() * 2 / (chunks * groups)));
     const int64_t size = outputs * m.channels;
-    const Tensor partial = floats<float>(x, {shares * size});
+    const Tensor partial = floats(x, {shares * size});
     const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(shares), static_cast<unsigned>(groups));
-    kernel<<<grid, threads, bytes, stream>>>(
-        static_cast<const T*>(dm.data), dm.stride, static_cast<int>(outputs), static_cast<const T*>(m.data), m.stride,
-        m.rows, static_cast<int>(m.channels), norm, static_cast<float*>(partial.data_ptr()));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    cuda_ext::launch(kernel, {grid, dim3(threads), static_cast<std::size_t>(bytes), stream},
+                     static_cast<const T*>(dm.data), dm.stride, static_cast<int>(outputs),
+                     static_cast<const T*>(m.data), m.stride, m.rows, static_cast<int>(m.channels), norm,
+                     static_cast<float*>(partial.data_ptr()));
     finish_weights<<<finish_grid(size), dim3(finish_channels, weight_parts), 0, stream>>>(
         static_cast<const float*>(partial.data_ptr()), static_cast<int>(shares), size,
         static_cast<float*>(dw.data_ptr()));
@@ -465,7 +464,7 @@ std::tuple<Tensor, Tensor, Tensor> dense_product(Tensor x, Tensor w, Tensor weig
                      : torch::stable::new_zeros(x, {size}, ScalarType::Float);
   };
   Tensor y_mean = vector_like(), y_variance = vector_like();
-  const Norm<float> norm = norm_of<float>(x, weight, bias, mean, variance, beta, activation, epsilon);
+  const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
   switch (x.scalar_type()) {
     case ScalarType::Half: product_of<__half>(x, w, norm, y, y_mean, y_variance); break;
     case ScalarType::BFloat16: product_of<__nv_bfloat16>(x, w, norm, y, y_mean, y_variance); break;
@@ -482,7 +481,7 @@ Tensor dense_product_weight_gradient(Tensor dy, Tensor x, Tensor weight, Tensor 
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   Tensor dw = x.size(0) ? torch::stable::new_empty(x, {dy.size(1), x.size(1)}, ScalarType::Float)
                         : torch::stable::new_zeros(x, {dy.size(1), x.size(1)}, ScalarType::Float);
-  const Norm<float> norm = norm_of<float>(x, weight, bias, mean, variance, beta, activation, epsilon);
+  const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
   switch (x.scalar_type()) {
     case ScalarType::Half: weights_of<__half>(dy, x, norm, dw); break;
     case ScalarType::BFloat16: weights_of<__nv_bfloat16>(dy, x, norm, dw); break;

@@ -34,8 +34,8 @@ def conv2d(images: Tensor, weight: Tensor, padding: str = "zeros", kernel: str =
     float32, or in float64 for float64. Under autocast both are cast to its dtype, as for ``torch.conv2d``.
     padding: the values outside an image, as ``torch.nn.functional.pad`` has it: ``zeros``, ``reflect`` (H and W must be
     larger than k // 2) or ``replicate``.
-    kernel: which one runs on a GPU: ``vanilla``, ``constant``, ``tiled``, ``register`` (not in float64) or ``auto``,
-    the fastest: ``register``, in float64 ``tiled``. ``constant`` shares one piece of constant memory between the
+    kernel: which one runs on a GPU: ``vanilla``, ``constant``, ``tiled``, ``register`` or ``auto``, the fastest:
+    ``register``; in float64 always the reference. ``constant`` shares one piece of constant memory between the
     streams of a GPU, so that calls on different streams run one after another; a CUDA graph keeps a piece of its own
     for as long as it lives, and there are seven.
     Raises ValueError, naming what came, for anything else.
@@ -82,7 +82,7 @@ def check(images: Tensor, weight: Tensor, padding: str, kernel: str) -> None:
     if kernel not in ("auto", *KERNELS):
         raise ValueError(f"conv2d's kernel is auto, {', '.join(KERNELS)}, got {kernel!r}")
     if kernel == "register" and images.dtype == torch.float64:
-        raise ValueError("conv2d's kernel 'register' takes no float64: choose 'tiled' or 'auto'")
+        raise ValueError("conv2d's kernel 'register' takes no float64: choose 'auto', the reference")
     shape = tuple(weight.shape)
     if len(shape) not in (2, 4) or shape[-1] != shape[-2] or shape[-1] not in SIZES or shape[:-2] not in ((), (1, 1)):
         raise ValueError(f"conv2d takes weight as [k, k] or [1, 1, k, k], k odd from 3 to 31, got {shape}")
@@ -128,11 +128,11 @@ def _check_gradient(images: Tensor, gradient: Tensor, size: int, padding: str) -
 
 def _run(images: Tensor, weight: Tensor, padding: str, kernel: str) -> Tensor:
     check(images, weight, padding, kernel)
-    run = compiled("conv2d", images.device)
+    run = compiled("conv2d", images)
     if run is None:
         return reference(images, weight, padding)
     if kernel == "auto":
-        kernel = "tiled" if images.dtype == torch.float64 else "register"
+        kernel = "register"
     pictures, taps = _pictures(images), weight.reshape(weight.shape[-2:])
     return run(pictures, taps, PADDINGS.index(padding), KERNELS.index(kernel)).view(images.shape)
 
@@ -183,7 +183,7 @@ def _fold(wide: Tensor, dim: int, margin: int, padding: str) -> Tensor:
 
 def _run_filter_gradient(images: Tensor, gradient: Tensor, size: int, padding: str) -> Tensor:
     _check_gradient(images, gradient, size, padding)
-    run = compiled("conv2d_filter_gradient", images.device)
+    run = compiled("conv2d_filter_gradient", images)
     if run is None:
         return filter_gradient_reference(images, gradient, size, padding)
     return run(_pictures(images), _pictures(gradient), size, PADDINGS.index(padding))

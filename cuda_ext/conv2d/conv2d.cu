@@ -13,7 +13,6 @@
 namespace cuda_ext::conv2d {
 namespace {
 
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int tile_columns = 32;
@@ -45,9 +44,9 @@ __device__ inline Place place_of_block(const Tiles& tiles) {
 }
 
 // One output, its filter given by `tap(i, j)` and its image by `pixel(i, j)`.
-template <typename C, typename Tap, typename Pixel>
-__device__ inline C sum_of_products(int size, const Tap& tap, const Pixel& pixel) {
-  C sum = 0;
+template <typename Tap, typename Pixel>
+__device__ inline float sum_of_products(int size, const Tap& tap, const Pixel& pixel) {
+  float sum = 0;
   for (int i = 0; i < size; ++i) {
     for (int j = 0; j < size; ++j) sum += tap(i, j) * pixel(i, j);
   }
@@ -56,40 +55,38 @@ __device__ inline C sum_of_products(int size, const Tap& tap, const Pixel& pixel
 
 template <typename T, typename Tap>
 __device__ inline void convolve_from_global(const Call<T>& call, const Tiles& tiles, const Tap& tap) {
-  using C = compute_t<T>;
   const Place place = place_of_block(tiles);
   const int y = place.top + threadIdx.y, x = place.left + threadIdx.x;
   if (y >= call.height || x >= call.width) return;
   const int64_t pixels = int64_t{call.height} * call.width;
   const T* image = call.images + place.image * pixels;
   const int half = call.size / 2;
-  const C sum = sum_of_products<C>(call.size, tap, [&](int i, int j) {
+  const float sum = sum_of_products(call.size, tap, [&](int i, int j) {
     const int row = source(y + i - half, call.height, call.padding);
     const int column = source(x + j - half, call.width, call.padding);
-    return row < 0 || column < 0 ? C(0) : static_cast<C>(image[int64_t{row} * call.width + column]);
+    return row < 0 || column < 0 ? 0.0f : static_cast<float>(image[int64_t{row} * call.width + column]);
   });
   call.results[place.image * pixels + int64_t{y} * call.width + x] = static_cast<T>(sum);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(tile_columns* tile_rows) vanilla(Call<T> call, Tiles tiles) {
-  using C = compute_t<T>;
-  convolve_from_global(call, tiles, [&](int i, int j) { return static_cast<C>(call.weight[i * call.size + j]); });
+  convolve_from_global(call, tiles, [&](int i, int j) { return static_cast<float>(call.weight[i * call.size + j]); });
 }
 
 // Constant memory has 64 KiB, and one copy for all that runs on a GPU: a slot must not be written while a kernel reads
 // it. Slot 0 serves calls that are not captured, one after another; each CUDA graph that lives owns one of the others.
-constexpr int slot_bytes = largest_filter * largest_filter * sizeof(double);
-constexpr int slots = 65536 / slot_bytes;
+constexpr int slots = 8;
+constexpr int slot_bytes = 65536 / slots;
+static_assert(slot_bytes >= largest_filter * largest_filter * sizeof(float));
 constexpr int most_devices = 64;
 __constant__ __align__(16) unsigned char filters[slots * slot_bytes];
 
 template <typename T>
 __global__ void __launch_bounds__(tile_columns* tile_rows) constant(Call<T> call, Tiles tiles, int slot) {
-  using C = compute_t<T>;
   convolve_from_global(call, tiles, [&](int i, int j) {
     const int at = slot * (slot_bytes / int{sizeof(T)}) + i * call.size + j;
-    return static_cast<C>(reinterpret_cast<const T*>(filters)[at]);
+    return static_cast<float>(reinterpret_cast<const T*>(filters)[at]);
   });
 }
 
@@ -188,10 +185,9 @@ void CUDART_CB Slots::give_back(void* owner) {
 
 template <typename T>
 __global__ void __launch_bounds__(tile_columns* tile_rows) tiled(Call<T> call, Tiles tiles) {
-  using C = compute_t<T>;
   extern __shared__ __align__(16) unsigned char memory[];
-  C* const filter = reinterpret_cast<C*>(memory);
-  C* const tile = filter + call.size * call.size;
+  float* const filter = reinterpret_cast<float*>(memory);
+  float* const tile = filter + call.size * call.size;
   const Place place = place_of_block(tiles);
   const int64_t pixels = int64_t{call.height} * call.width;
   const T* image = call.images + place.image * pixels;
@@ -199,7 +195,7 @@ __global__ void __launch_bounds__(tile_columns* tile_rows) tiled(Call<T> call, T
   const int pitch = tile_columns + 2 * half;
   const int index = threadIdx.y * tile_columns + threadIdx.x;
   for (int i = index; i < call.size * call.size; i += tile_columns * tile_rows) {
-    filter[i] = static_cast<C>(call.weight[i]);
+    filter[i] = static_cast<float>(call.weight[i]);
   }
   for (int r = threadIdx.y; r < tile_rows + 2 * half; r += tile_rows) {
     // Beyond the image's far side there may be rows and columns that no output needs: they count as zero.
@@ -208,15 +204,16 @@ __global__ void __launch_bounds__(tile_columns* tile_rows) tiled(Call<T> call, T
     for (int c = threadIdx.x; c < pitch; c += tile_columns) {
       const int x = place.left + c - half;
       const int column = x < call.width + half ? source(x, call.width, call.padding) : -1;
-      tile[r * pitch + c] = row < 0 || column < 0 ? C(0) : static_cast<C>(image[int64_t{row} * call.width + column]);
+      const bool inside = row >= 0 && column >= 0;
+      tile[r * pitch + c] = inside ? static_cast<float>(image[int64_t{row} * call.width + column]) : 0.0f;
     }
   }
   __syncthreads();
   const int y = place.top + threadIdx.y, x = place.left + threadIdx.x;
   if (y >= call.height || x >= call.width) return;
-  const C* corner = tile + threadIdx.y * pitch + threadIdx.x;
-  const C sum = sum_of_products<C>(call.size, [&](int i, int j) { return filter[i * call.size + j]; },
-                                   [&](int i, int j) { return corner[i * pitch + j]; });
+  const float* corner = tile + threadIdx.y * pitch + threadIdx.x;
+  const float sum = sum_of_products(call.size, [&](int i, int j) { return filter[i * call.size + j]; },
+                                    [&](int i, int j) { return corner[i * pitch + j]; });
   call.results[place.image * pixels + int64_t{y} * call.width + x] = static_cast<T>(sum);
 }
 
@@ -225,11 +222,7 @@ enum class Kernel : int { vanilla, constant, tiled, best };
 template <typename T>
 void launch(const Call<T>& call, Kernel kernel) {
   if (kernel == Kernel::best) {
-    if constexpr (std::is_same_v<T, double>) {
-      STD_TORCH_CHECK(false, "conv2d: kernel 'register' takes no float64");
-    } else {
-      launch_register(call);
-    }
+    launch_register(call);
     return;
   }
   const Tiles tiles = tiles_of(call);
@@ -247,7 +240,7 @@ void launch(const Call<T>& call, Kernel kernel) {
   } else {
     const size_t halo = 2 * (call.size / 2);
     // At most 27 KiB.
-    const size_t bytes = (filter_size + (tile_rows + halo) * (tile_columns + halo)) * sizeof(compute_t<T>);
+    const size_t bytes = (filter_size + (tile_rows + halo) * (tile_columns + halo)) * sizeof(float);
     tiled<T><<<blocks, threads, bytes, call.stream>>>(call, tiles);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
@@ -290,14 +283,10 @@ Tensor conv2d(Tensor images, Tensor weight, int64_t padding, int64_t kernel) {
   weight = torch::stable::contiguous(weight);
   const auto fill = static_cast<Padding>(padding);
   const auto rung = static_cast<Kernel>(kernel);
-  switch (images.scalar_type()) {
-    case ScalarType::Double: return run<double>(images, weight, fill, rung);
-    case ScalarType::Float: return run<float>(images, weight, fill, rung);
-    case ScalarType::Half: return run<__half>(images, weight, fill, rung);
-    case ScalarType::BFloat16: return run<__nv_bfloat16>(images, weight, fill, rung);
-    default: STD_TORCH_CHECK(false, "conv2d: dtype must be float64, float32, float16 or bfloat16");
-  }
-  return images;
+  Tensor results;
+  with_dtype("conv2d", images.scalar_type(),
+             [&](auto t) { results = run<decltype(t)>(images, weight, fill, rung); });
+  return results;
 }
 
 }  // namespace

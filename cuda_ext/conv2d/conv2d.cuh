@@ -1,7 +1,7 @@
 // What the kernels of the 2D convolution share: what a call is, and what lies outside an image.
 #pragma once
 
-#include "../launch.cuh"
+#include "../common/copies.cuh"
 
 namespace cuda_ext::conv2d {
 

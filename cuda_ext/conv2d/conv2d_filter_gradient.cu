@@ -30,15 +30,14 @@ __device__ inline C sum_of_warp(C value) {
 // `most` is a bound of the filter's size that is known to the compiler. partials: [gridDim.x, size, size].
 template <typename T, int most>
 __global__ void __launch_bounds__(threads)
-    sum_pieces(const T* __restrict__ images, const T* __restrict__ gradient, compute_t<T>* __restrict__ partials,
+    sum_pieces(const T* __restrict__ images, const T* __restrict__ gradient, float* __restrict__ partials,
                int height, int width, int size, int64_t across, int64_t down, int64_t pieces, Padding padding) {
-  using C = compute_t<T>;
   constexpr int warps = threads / 32;
-  __shared__ C line[piece + most];
-  __shared__ C sums_of_warps[warps][most];
+  __shared__ float line[piece + most];
+  __shared__ float sums_of_warps[warps][most];
   const int i = blockIdx.y;
   const int half = size / 2;
-  C sums[most] = {};
+  float sums[most] = {};
   for (int64_t p = blockIdx.x; p < pieces; p += gridDim.x) {
     const int left = static_cast<int>(p % across) * piece;
     const int64_t rest = p / across;
@@ -53,7 +52,7 @@ __global__ void __launch_bounds__(threads)
       for (int c = threadIdx.x; c < piece + most; c += threads) {
         const int x = left + c - half;
         const int column = x < width + half ? source(x, width, padding) : -1;
-        line[c] = column < 0 ? C(0) : static_cast<C>(from[column]);
+        line[c] = column < 0 ? 0.0f : static_cast<float>(from[column]);
       }
       __syncthreads();
       // A thread's columns lie a block apart: its neighbours read the next banks.
@@ -61,7 +60,7 @@ __global__ void __launch_bounds__(threads)
       for (int v = 0; v < 4; ++v) {
         const int c = v * threads + threadIdx.x;
         if (left + c >= width) break;
-        const C value = static_cast<C>(gradient[image + int64_t{y} * width + left + c]);
+        const float value = static_cast<float>(gradient[image + int64_t{y} * width + left + c]);
 #pragma unroll
         for (int j = 0; j < most; ++j) sums[j] += value * line[c + j];
       }
@@ -69,12 +68,12 @@ __global__ void __launch_bounds__(threads)
   }
 #pragma unroll
   for (int j = 0; j < most; ++j) {
-    const C sum = sum_of_warp(sums[j]);
+    const float sum = sum_of_warp(sums[j]);
     if (threadIdx.x % 32 == 0) sums_of_warps[threadIdx.x / 32][j] = sum;
   }
   __syncthreads();
   if (threadIdx.x < size) {
-    C sum = 0;
+    float sum = 0;
     for (int w = 0; w < warps; ++w) sum += sums_of_warps[w][threadIdx.x];
     partials[(int64_t{blockIdx.x} * size + i) * size + threadIdx.x] = sum;
   }
@@ -83,7 +82,7 @@ __global__ void __launch_bounds__(threads)
 // A block a tap.
 template <typename T>
 __global__ void __launch_bounds__(threads)
-    sum_partials(const compute_t<T>* __restrict__ partials, T* __restrict__ result, int blocks) {
+    sum_partials(const float* __restrict__ partials, T* __restrict__ result, int blocks) {
   double sum = 0;
   for (int p = threadIdx.x; p < blocks; p += threads) sum += partials[int64_t{p} * gridDim.x + blockIdx.x];
   __shared__ double sums[threads / 32];
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(threads)
   __syncthreads();
   if (threadIdx.x == 0) {
     for (int w = 1; w < threads / 32; ++w) sum += sums[w];
-    result[blockIdx.x] = static_cast<T>(static_cast<compute_t<T>>(sum));
+    result[blockIdx.x] = static_cast<T>(static_cast<float>(sum));
   }
 }
 
@@ -103,7 +102,7 @@ void launch(const Tensor& images, const Tensor& gradient, const Tensor& partials
   const int size = static_cast<int>(result.size(0));
   const int blocks = static_cast<int>(partials.size(0));
   const dim3 grid(blocks, size);
-  auto* sums = static_cast<compute_t<T>*>(partials.data_ptr());
+  auto* sums = static_cast<float*>(partials.data_ptr());
   auto* kernel = size <= 7 ? sum_pieces<T, 7> : size <= 15 ? sum_pieces<T, 15> : sum_pieces<T, largest_filter>;
   kernel<<<grid, threads, 0, stream>>>(static_cast<const T*>(images.data_ptr()),
                                        static_cast<const T*>(gradient.data_ptr()), sums, height, width, size, across,
@@ -145,20 +144,11 @@ Tensor conv2d_filter_gradient(Tensor images, Tensor gradient, int64_t size, int6
   const int64_t across = (width + piece - 1) / piece;
   const int64_t down = (height + piece_rows - 1) / piece_rows;
   const int64_t blocks = std::min(images.size(0) * across * down, most_blocks);
-  const ScalarType dtype = images.scalar_type();
-  const auto wide = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-  const Tensor partials = torch::stable::new_empty(images, {blocks, size, size}, wide);
+  const Tensor partials = torch::stable::new_empty(images, {blocks, size, size}, ScalarType::Float);
   const cudaStream_t stream = current_stream(images.get_device_index());
-  switch (dtype) {
-    case ScalarType::Double: launch<double>(images, gradient, partials, result, across, down, fill, stream); break;
-    case ScalarType::Float: launch<float>(images, gradient, partials, result, across, down, fill, stream); break;
-    case ScalarType::Half: launch<__half>(images, gradient, partials, result, across, down, fill, stream); break;
-    case ScalarType::BFloat16:
-      launch<__nv_bfloat16>(images, gradient, partials, result, across, down, fill, stream);
-      break;
-    default:
-      STD_TORCH_CHECK(false, "conv2d_filter_gradient: dtype must be float64, float32, float16 or bfloat16");
-  }
+  with_dtype("conv2d_filter_gradient", images.scalar_type(), [&](auto t) {
+    launch<decltype(t)>(images, gradient, partials, result, across, down, fill, stream);
+  });
   return result;
 }
 

@@ -48,26 +48,9 @@ struct alignas(4 * sizeof(T)) Four {
   T values[4];
 };
 
-__device__ inline unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
-
-template <int bytes>
-__device__ inline void copy_async(void* to, const void* from, bool zeros) {
-  const int read = zeros ? 0 : bytes;
-  if constexpr (bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(read)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(bytes),
-                 "r"(read)
-                 : "memory");
-  }
-}
-
 // By one lane. `expected` bytes are announced to the barrier first, if any.
 template <bool announce>
-__device__ inline void copy_bulk(unsigned to, const void* from, int bytes, unsigned barrier, int expected) {
+__device__ inline void copy_row(unsigned to, const void* from, int bytes, unsigned barrier, int expected) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if constexpr (announce) {
     asm volatile(
@@ -83,21 +66,6 @@ __device__ inline void copy_bulk(unsigned to, const void* from, int bytes, unsig
         "l"(from), "r"(bytes), "r"(barrier)
         : "memory");
   }
-#endif
-}
-
-__device__ inline void expect(unsigned barrier, int bytes, bool by_this_lane) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (by_this_lane) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-  }
-#endif
-}
-
-// What the async copies wrote is behind what threads wrote, and the other way round.
-__device__ inline void order_with_bulk_copies() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
@@ -186,7 +154,7 @@ class Strip {
     } else {
       fetch_elements(s, first, count);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    commit_copies();
   }
 
   // To be called after `fetch`, as late as can be: it waits for what `fetch` loaded into registers.
@@ -202,27 +170,17 @@ class Strip {
   // `phase` is the parity of how often slot `s` was awaited before.
   __device__ void await(int s, unsigned phase) {
     if (bulk_copies && image_.packed) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-      asm volatile(
-          "{\n.reg .pred done;\nagain: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
-              barriers_ + 8 * s),
-          "r"(phase)
-          : "memory");
-#endif
+      await_barrier(barriers_ + 8 * s, phase);
     } else {
-      asm volatile("cp.async.wait_group %0;" ::"n"(slots - 2) : "memory");
+      await_copies<slots - 2>();
     }
     __syncwarp();
   }
 
  private:
   __device__ void begin_barriers() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    for (int s = 0; s < slots; ++s) {
-      asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barriers_ + 8 * s) : "memory");
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
+    for (int s = 0; s < slots; ++s) begin_barrier(barriers_ + 8 * s);
+    order_barriers();
   }
 
   __device__ void fetch_in_bulk(int s, int first, int count) {
@@ -230,10 +188,10 @@ class Strip {
     const unsigned to = rows_ + s * step * Memory::row_bytes;
     if (first >= 0 && first + step <= image_.height && count >= step) {
       const T* line = from_ + int64_t{first} * image_.width;
-      copy_bulk<true>(to, line + begin_, bytes_, barrier, step * bytes_);
+      copy_row<true>(to, line + begin_, bytes_, barrier, step * bytes_);
 #pragma unroll
       for (int i = 1; i < step; ++i) {
-        copy_bulk<false>(to + i * Memory::row_bytes, line + int64_t{i} * image_.width + begin_, bytes_, barrier, 0);
+        copy_row<false>(to + i * Memory::row_bytes, line + int64_t{i} * image_.width + begin_, bytes_, barrier, 0);
       }
       if (mends_ && halo_at_ >= 0) {
 #pragma unroll
@@ -243,14 +201,14 @@ class Strip {
     }
     int inside = 0;
     for (int i = 0; i < min(step, count); ++i) inside += source(first + i, image_.height, image_.padding) >= 0;
-    expect(barrier, inside * bytes_, lane_ == 0);
+    if (lane_ == 0) expect_bytes(barrier, inside * bytes_);
 #pragma unroll
     for (int i = 0; i < step; ++i) {
       if (i >= count) break;
       const int row = source(first + i, image_.height, image_.padding);
       if (row >= 0) {
         const T* line = from_ + int64_t{row} * image_.width;
-        copy_bulk<false>(to + i * Memory::row_bytes, line + begin_, bytes_, barrier, 0);
+        copy_row<false>(to + i * Memory::row_bytes, line + begin_, bytes_, barrier, 0);
         if (mends_ && halo_at_ >= 0) halo_[i] = line[halo_from_];
       } else {
         for (int at = lane_; at < Memory::row_bytes / 16; at += 32) reinterpret_cast<int4*>(ring_.rows[s][i])[at] = {};
@@ -269,7 +227,7 @@ class Strip {
         const int x = left_ - margin + at;
         const bool inside = x >= 0 && x < image_.width;
         if (inside || image_.padding == Padding::zeros) {
-          copy_async<16>(&ring_.rows[s][i][at], line + x, row < 0 || !inside);
+          copy_async<16>(&ring_.rows[s][i][at], line + x, row >= 0 && inside);
         }
       }
       if (mends_ && halo_at_ >= 0) halo_[i] = line[halo_from_];
@@ -286,7 +244,7 @@ class Strip {
 #pragma unroll 1
         for (int at = lane_; at < Memory::row_size; at += 32) {
           const int column = column_of(at);
-          copy_async<4>(slot + at, line + column, row < 0 || column < 0);
+          copy_async<4>(slot + at, line + column, row >= 0 && column >= 0);
         }
       } else {
         // Two bytes can not be copied asynchronously: as many loads at a time as there are registers for.

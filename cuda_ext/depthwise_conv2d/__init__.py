@@ -105,7 +105,7 @@ def check(x: Tensor, weight: Tensor, padding: str) -> None:
 
 def _run(x: Tensor, weight: Tensor, padding: str) -> Tensor:
     check(x, weight, padding)
-    if compiled := kernel("depthwise_conv2d", x.device):
+    if compiled := kernel("depthwise_conv2d", x):
         return compiled(x, weight, list(PADDINGS).index(padding))
     return reference(x, weight, padding)
 
@@ -145,7 +145,7 @@ def _run_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, padding: str, wants_x: bool, wants_weight: bool
 ) -> tuple[Tensor, Tensor]:
     _check_backward(gradient, x, weight, padding)
-    if compiled := kernel("depthwise_conv2d_backward", x.device):
+    if compiled := kernel("depthwise_conv2d_backward", x):
         return compiled(gradient, x, weight, list(PADDINGS).index(padding), wants_x, wants_weight)
     return reference_backward(gradient, x, weight, padding, wants_x, wants_weight)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext.case import Case, backward_of, compiled
+from cuda_ext.case import Case, backward_of, begin, compiled
 from cuda_ext.depthwise_conv2d import PADDINGS, depthwise_conv2d, reference, reference_backward
 
 Result = TypeVar("Result")
@@ -101,6 +101,7 @@ def exercise() -> None:
     for shape, k, padding, dtype in _exercised():
         if padding == "reflect" and k // 2 >= min(shape[2:]):
             continue
+        begin("depthwise_conv2d", shape, k, padding, dtype)
         x, gradient = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
         weight = torch.randn(shape[1], 1, k, k, device="cuda").to(dtype)
         backward = torch.ops.cuda_ext.depthwise_conv2d_backward
@@ -109,7 +110,7 @@ def exercise() -> None:
         x, weight, gradient = (tensor.double().cpu() for tensor in (x, weight, gradient))
         exact = reference(x, weight, padding), *reference_backward(gradient, x, weight, padding, True, True)
         for a, b in zip(found, exact, strict=True):
-            if (a.double().cpu() - b).norm() > (1e-5 if dtype in (torch.float32, torch.float64) else 2e-2) * b.norm():
+            if (a.double().cpu() - b).norm() > (1e-5 if dtype == torch.float32 else 2e-2) * b.norm():
                 raise AssertionError(f"depthwise_conv2d differs at {shape}, filter {k}, {padding}, {dtype}")
 
 
@@ -128,4 +129,4 @@ def _exercised() -> Iterator[tuple[tuple[int, ...], int, str, torch.dtype]]:
         yield (3, 2, 56, 56), k, "zeros", torch.bfloat16
     yield (2, 2, 20, 22), 1, "reflect", torch.float32
     yield (2, 2, 20, 22), 31, "zeros", torch.float32
-    yield (2, 2, 5, 6), 3, "reflect", torch.float64
+    yield (2, 2, 5, 6), 3, "reflect", torch.float32

@@ -2,7 +2,7 @@
 // into shared memory.
 #pragma once
 
-#include "../launch.cuh"
+#include "../common/copies.cuh"
 
 #include <algorithm>
 #include <cstdint>
@@ -113,30 +113,13 @@ __device__ inline int padded(int i, int size, int padding) {
   return min(max(i, 0), size - 1);
 }
 
-// Asynchronous copy of Bytes from device to shared memory, or zeros.
-template <int Bytes>
-__device__ inline void copy_or_zero(void* to, const void* from, bool copy) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  const int size = copy ? Bytes : 0;
-  if constexpr (Bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from), "r"(size));
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(address), "l"(from), "n"(Bytes), "r"(size));
-  }
-}
-
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::); }
-
 // Waits until at most `pending` groups of copies, up to 3, are under way.
 __device__ inline void wait_for_copies(int pending) {
-  if (pending == 0) {
-    asm volatile("cp.async.wait_group 0;\n" ::);
-  } else if (pending == 1) {
-    asm volatile("cp.async.wait_group 1;\n" ::);
-  } else if (pending == 2) {
-    asm volatile("cp.async.wait_group 2;\n" ::);
-  } else {
-    asm volatile("cp.async.wait_group 3;\n" ::);
+  switch (pending) {
+    case 0: cuda_ext::await_copies<0>(); break;
+    case 1: cuda_ext::await_copies<1>(); break;
+    case 2: cuda_ext::await_copies<2>(); break;
+    default: cuda_ext::await_copies<3>();
   }
 }
 
@@ -208,7 +191,7 @@ __device__ inline void fill_by(T* shared, const T* source, const Window& window,
     for (; image < stage.images; advance()) {
       const bool copied = inside();
       if (copied || padding == zeros) {
-        copy_or_zero<Bytes>(to, copied ? from : source, copied);
+        cuda_ext::copy_async<Bytes>(to, copied ? from : source, copied);
       } else {
 #pragma unroll
         for (int j = 0; j < size; ++j) to[j] = beyond(j);
@@ -257,66 +240,30 @@ __device__ inline void fill(T* shared, const T* source, const Window& window, co
   }
 }
 
-// Bulk copies, a whole image by one instruction: GPUs from sm_90 on. `barrier` counts the bytes. One thread calls
+// Bulk copies, a whole image by one instruction: with code for Hopper. `barrier` counts the bytes. One thread calls
 // `expect` and `fill_whole`: the copies of several would be issued one by one as well.
 __device__ inline void begin_barriers(uint64_t* barriers, int count) {
-#if __CUDA_ARCH__ >= 900
   if (threadIdx.x == 0) {
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(
-          static_cast<uint32_t>(__cvta_generic_to_shared(barriers + i))));
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+    for (int i = 0; i < count; ++i) cuda_ext::begin_barrier(cuda_ext::shared_address(barriers + i));
+    cuda_ext::order_barriers();
   }
   // What ordinary stores wrote here is in place before the copies.
-  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
-#endif
-}
-
-__device__ inline void expect(uint64_t* barrier, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
-               "r"(bytes)
-               : "memory");
-#endif
+  cuda_ext::order_with_bulk_copies();
 }
 
 template <typename T>
 __device__ inline void fill_whole(T* shared, const T* source, const Window& window, const Stage& stage,
                                   const Shape& shape, int64_t channel, int bytes, uint64_t* barrier) {
-#if __CUDA_ARCH__ >= 900
   const int64_t plane = int64_t{shape.height} * shape.width;
   const T* from = source + (stage.image * shape.channels + channel) * plane;
   T* to = shared + window.first;
 #pragma unroll 1
   for (int image = 0; image < stage.images; ++image) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
-            static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-        "l"(__cvta_generic_to_global(from)), "r"(bytes),
-        "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
-        : "memory");
+    cuda_ext::copy_bulk(cuda_ext::shared_address(to), from, bytes, cuda_ext::shared_address(barrier));
     from += shape.channels * plane;
     to += window.image;
   }
-#endif
-}
-
-// Waits until the bytes of the barrier's phase of that parity are there.
-__device__ inline void wait_for(uint64_t* barrier, int parity) {
-#if __CUDA_ARCH__ >= 900
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
-  uint32_t done = 0;
-  while (!done) {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-        : "=r"(done)
-        : "r"(address), "r"(parity)
-        : "memory");
-  }
-#endif
 }
 
 // Zeros for a window that is filled with whole images. `bytes` is a multiple of 16.
@@ -365,15 +312,6 @@ Window window_of(const void* data, const Shape& shape, const Plan& plan, int bor
   window.image = window.rows * window.pitch;
   window.step = (image * window.rows + window.step_rows) * window.pitch + window.step_moves * size;
   return window;
-}
-
-// Whether the current device has bulk copies.
-inline bool has_bulk_copies() {
-  int device = 0;
-  int major = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return major >= 9;
 }
 
 // Whether a window's images can come in one piece each, their rows without a gap: a thread's four places must lie
@@ -442,7 +380,7 @@ __device__ inline void for_stages(const Walk& walk, bool bulk, const T* windowed
       if (s >= stages || threadIdx.x != 0) return;
       const Stage stage = stage_of(s);
       uint64_t* barrier = &arrived[s % walk.depth];
-      expect(barrier, (with_centre ? 2 : 1) * stage.images * walk.image_bytes);
+      cuda_ext::expect_bytes(cuda_ext::shared_address(barrier), (with_centre ? 2 : 1) * stage.images * walk.image_bytes);
       fill_whole(buffer, windowed, walk.window, stage, shape, channel, walk.image_bytes, barrier);
       if constexpr (with_centre) {
         fill_whole(buffer + walk.centre_offset, centred, walk.centre, stage, shape, channel, walk.image_bytes, barrier);
@@ -456,7 +394,7 @@ __device__ inline void for_stages(const Walk& walk, bool bulk, const T* windowed
         fill(buffer + walk.centre_offset, centred, walk.centre, stage, shape, channel, zeros);
       }
     }
-    commit_copies();
+    cuda_ext::commit_copies();
   };
   cuda_ext::wait_for_the_one_before();
   for (int s = 0; s < walk.depth - 1; ++s) bring(s);
@@ -464,7 +402,7 @@ __device__ inline void for_stages(const Walk& walk, bool bulk, const T* windowed
   for (int s = 0; s < stages; ++s) {
     bring(s + walk.depth - 1);
     if (bulk) {
-      wait_for(&arrived[s % walk.depth], s / walk.depth & 1);
+      cuda_ext::await_barrier(cuda_ext::shared_address(&arrived[s % walk.depth]), s / walk.depth & 1);
     } else {
       wait_for_copies(walk.depth - 1);
       __syncthreads();

@@ -55,47 +55,35 @@ void convolve(const T* x, const T* weight, T* out, const Shape& shape, int paddi
 }
 
 template <typename T>
-void forward(const Tensor& x, const Tensor& weight, const Tensor& out, const Shape& shape, int padding,
-             cudaStream_t stream) {
-  if constexpr (!std::is_same_v<T, double>) {
-    convolve(read<T>(x), read<T>(weight), written<T>(out), shape, padding, false, stream);
-  } else {
-    convolve_plain(read<T>(x), read<T>(weight), written<T>(out), shape, padding, stream);
-  }
-}
-
-template <typename T>
 void backward(const Tensor& gradient, const Tensor& image, const Tensor& filter, const Tensor* image_gradient,
               const Tensor* filter_gradient, const Shape& shape, int padding, cudaStream_t stream) {
   const T* g = read<T>(gradient);
   const T* x = read<T>(image);
   const T* weight = read<T>(filter);
   T* to_image = image_gradient ? written<T>(*image_gradient) : nullptr;
-  if (std::is_same_v<T, double> || shape.k == 1) {
+  if (shape.k == 1) {
     if (image_gradient) image_gradient_plain(g, weight, to_image, shape, padding, false, stream);
     if (filter_gradient) filter_gradient_plain(g, x, written<T>(*filter_gradient), shape, padding, stream);
     return;
   }
-  if constexpr (!std::is_same_v<T, double>) {
-    const bool small = shape.k <= 7;
-    const bool fused = small && image_gradient && filter_gradient && padding == zeros;
-    if (image_gradient && !fused) {
-      convolve(g, weight, to_image, shape, zeros, true, stream);
-      if (padding != zeros) image_gradient_plain(g, weight, to_image, shape, padding, true, stream);
-    }
-    if (!filter_gradient) return;
-    const int blocks = small ? blocks_small<T>(shape) : blocks_large<T>(shape);
-    const int64_t taps = shape.channels * shape.k * shape.k;
-    const Tensor parts = torch::stable::new_empty(image, {blocks, taps}, ScalarType::Float);
-    if (fused) {
-      differentiate_small(g, x, weight, to_image, written<float>(parts), shape, zeros, true, stream);
-    } else if (small) {
-      differentiate_small(x, g, weight, static_cast<T*>(nullptr), written<float>(parts), shape, padding, false, stream);
-    } else {
-      differentiate_large(g, x, written<float>(parts), shape, padding, stream);
-    }
-    add_parts(read<float>(parts), written<T>(*filter_gradient), taps, blocks, stream);
+  const bool small = shape.k <= 7;
+  const bool fused = small && image_gradient && filter_gradient && padding == zeros;
+  if (image_gradient && !fused) {
+    convolve(g, weight, to_image, shape, zeros, true, stream);
+    if (padding != zeros) image_gradient_plain(g, weight, to_image, shape, padding, true, stream);
   }
+  if (!filter_gradient) return;
+  const int blocks = small ? blocks_small<T>(shape) : blocks_large<T>(shape);
+  const int64_t taps = shape.channels * shape.k * shape.k;
+  const Tensor parts = torch::stable::new_empty(image, {blocks, taps}, ScalarType::Float);
+  if (fused) {
+    differentiate_small(g, x, weight, to_image, written<float>(parts), shape, zeros, true, stream);
+  } else if (small) {
+    differentiate_small(x, g, weight, static_cast<T*>(nullptr), written<float>(parts), shape, padding, false, stream);
+  } else {
+    differentiate_large(g, x, written<float>(parts), shape, padding, stream);
+  }
+  add_parts(read<float>(parts), written<T>(*filter_gradient), taps, blocks, stream);
 }
 
 Tensor depthwise_conv2d(Tensor x, Tensor weight, int64_t padding) {
@@ -107,13 +95,10 @@ Tensor depthwise_conv2d(Tensor x, Tensor weight, int64_t padding) {
   if (x.numel() == 0) return out;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   const int mode = static_cast<int>(padding);
-  switch (x.scalar_type()) {
-    case ScalarType::Double: forward<double>(x, weight, out, shape, mode, stream); break;
-    case ScalarType::Float: forward<float>(x, weight, out, shape, mode, stream); break;
-    case ScalarType::Half: forward<__half>(x, weight, out, shape, mode, stream); break;
-    case ScalarType::BFloat16: forward<__nv_bfloat16>(x, weight, out, shape, mode, stream); break;
-    default: STD_TORCH_CHECK(false, "depthwise_conv2d: dtype must be float64, float32, float16 or bfloat16");
-  }
+  cuda_ext::with_dtype("depthwise_conv2d", x.scalar_type(), [&](auto t) {
+    using T = decltype(t);
+    convolve(read<T>(x), read<T>(weight), written<T>(out), shape, mode, false, stream);
+  });
   return out;
 }
 
@@ -145,15 +130,9 @@ std::tuple<Tensor, Tensor> depthwise_conv2d_backward(Tensor gradient, Tensor x, 
   const int mode = static_cast<int>(padding);
   const Tensor* image = wants_x ? &image_gradient : nullptr;
   const Tensor* filter = wants_weight ? &filter_gradient : nullptr;
-  switch (x.scalar_type()) {
-    case ScalarType::Double: backward<double>(gradient, x, weight, image, filter, shape, mode, stream); break;
-    case ScalarType::Float: backward<float>(gradient, x, weight, image, filter, shape, mode, stream); break;
-    case ScalarType::Half: backward<__half>(gradient, x, weight, image, filter, shape, mode, stream); break;
-    case ScalarType::BFloat16:
-      backward<__nv_bfloat16>(gradient, x, weight, image, filter, shape, mode, stream);
-      break;
-    default: STD_TORCH_CHECK(false, name, ": dtype must be float64, float32, float16 or bfloat16");
-  }
+  cuda_ext::with_dtype(name, x.scalar_type(), [&](auto t) {
+    backward<decltype(t)>(gradient, x, weight, image, filter, shape, mode, stream);
+  });
   return {image_gradient, filter_gradient};
 }
 

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(most_threads) convolve(const T* __restrict__ x
   for (int64_t s = blockIdx.y; s < plan.stages; s += gridDim.y) {
     const Stage stage = stage_at(s, plan, shape);
     fill(shared, x, args.window, stage, shape, channel, args.padding);
-    commit_copies();
+    cuda_ext::commit_copies();
     wait_for_copies(0);
     __syncthreads();
     const int units = stage.images * plan.units;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(most_threads)
     const Stage stage = stage_at(s, plan, shape);
     fill(shared, x, args.window, stage, shape, channel, args.padding);
     fill(shared + args.centre_offset, g, args.centre, stage, shape, channel, zeros);
-    commit_copies();
+    cuda_ext::commit_copies();
     wait_for_copies(0);
     __syncthreads();
     // Rows of the tile beyond the image are zeros.

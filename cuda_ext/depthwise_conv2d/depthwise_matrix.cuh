@@ -19,7 +19,8 @@
 
 #include "depthwise.cuh"
 
-#include "../matrix_units.cuh"
+#include "../common/halves.cuh"
+#include "../common/mma.cuh"
 
 namespace depthwise {
 
@@ -39,34 +40,6 @@ struct MatrixLaunch {
   Divider by_groups;
   int first_block, last_block;  // blocks of 8 columns of the window that hold numbers, counted from the tile's first
 };
-
-__device__ inline void store_bulk(void* to, const void* shared, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(__cvta_generic_to_global(to)),
-               "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "r"(bytes)
-               : "memory");
-#endif
-}
-
-__device__ inline void commit_stores() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
-#endif
-}
-
-// Waits until what the thread's bulk stores read may be written again.
-__device__ inline void wait_for_stores() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
-#endif
-}
-
-// What ordinary stores wrote is there for bulk copies.
-__device__ inline void before_bulk_copies() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
-#endif
-}
 
 // The banded matrices of a filter, as operands: of each row of taps, this thread's two pairs.
 template <typename T, int k>
@@ -208,12 +181,12 @@ __global__ void __launch_bounds__(matrix_threads, backward ? (k == 7 ? 4 : 5) : 
 #pragma unroll
       for (int u = 0; u < group_rows + k - 1; ++u) {
         unsigned a[4], turned[4];
-        cuda_ext::units::load_fragments(a, window_row + u * window_pitch);
+        cuda_ext::load_matrices(a, window_row + u * window_pitch);
         if constexpr (backward) {
-          cuda_ext::units::load_transposed(turned, window_row + u * window_pitch);
+          cuda_ext::load_matrices_transposed(turned, window_row + u * window_pitch);
           if (u < group_rows) {
             unsigned c[4];
-            cuda_ext::units::load_transposed(c, centre_row + u * centre_pitch);
+            cuda_ext::load_matrices_transposed(c, centre_row + u * centre_pitch);
             // Columns 4 to 7 of one block and 0 to 3 of the next, in whichever order.
             centre[u][0] = lane < 16 ? c[1] : c[0];
             centre[u][1] = lane < 16 ? c[3] : c[2];
@@ -224,13 +197,13 @@ __global__ void __launch_bounds__(matrix_threads, backward ? (k == 7 ? 4 : 5) : 
           const int tap = u - t;
           if (tap < 0 || tap >= k) continue;
           if (tap == 0) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0.f;
-          cuda_ext::units::multiply<T>(sum[t], a, bands[tap][0], bands[tap][1]);
-          if constexpr (backward) cuda_ext::units::multiply<T>(gradient[tap], turned, centre[t][0], centre[t][1]);
+          cuda_ext::multiply<T>(sum[t], a, bands[tap][0], bands[tap][1]);
+          if constexpr (backward) cuda_ext::multiply<T>(gradient[tap], turned, centre[t][0], centre[t][1]);
         }
         if (const int t = u - k + 1; t >= 0 && wants_image) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const unsigned pair = cuda_ext::units::packed<T>(sum[t][2 * half], sum[t][2 * half + 1]);
+            const unsigned pair = cuda_ext::pack<T>(sum[t][2 * half], sum[t][2 * half + 1]);
             poison = poisoned<T>(pair, poison);
             if (t >= (half ? spot.right_rows : spot.left_rows)) continue;
             if constexpr (bulk) {
@@ -262,8 +235,8 @@ __global__ void __launch_bounds__(matrix_threads, backward ? (k == 7 ? 4 : 5) : 
       }
     }
     if (bulk && wants_image) {
-      before_bulk_copies();
-      if (threadIdx.x == 0) wait_for_stores();
+      cuda_ext::order_with_bulk_copies();
+      if (threadIdx.x == 0) cuda_ext::await_stores_read();
     }
   };
   const auto store = [&](int s, const Stage& stage) {
@@ -271,13 +244,13 @@ __global__ void __launch_bounds__(matrix_threads, backward ? (k == 7 ? 4 : 5) : 
     T* to = out + (stage.image * shape.channels + channel) * plane;
 #pragma unroll 1
     for (int image = 0; image < stage.images; ++image) {
-      store_bulk(to, results_of(s) + image * args.result_image, walk.image_bytes);
+      cuda_ext::store_bulk(to, results_of(s) + image * args.result_image, walk.image_bytes);
       to += shape.channels * plane;
     }
-    commit_stores();
+    cuda_ext::commit_stores();
   };
   for_stages<backward>(walk, bulk, windowed, centred, memory, begin, compute, store);
-  if (bulk && threadIdx.x == 0) wait_for_stores();
+  if (bulk && threadIdx.x == 0) cuda_ext::await_stores_read();
 
   if constexpr (backward) {
     __syncthreads();
@@ -366,7 +339,7 @@ MatrixLaunch plan_matrix(const Shape& shape, const T* windowed, const T* centred
   // The plan so far is one for all pointers: the number of blocks is asked for before there are any. Rows of a multiple
   // of 64 bytes without a gap would lie in the same banks.
   walk.bulk = comes_whole(walk.window, windowed, shape) && comes_whole(walk.centre, centred, shape) &&
-              shape.width % 8 == 0 && shape.width % 32 != 0 && cuda_ext::aligned_for_packs(out) && has_bulk_copies();
+              shape.width % 8 == 0 && shape.width % 32 != 0 && cuda_ext::aligned_for_packs(out) && cuda_ext::has_hopper_code();
   if (walk.bulk) {
     walk.image_bytes = shape.height * shape.width * static_cast<int>(sizeof(T));
     args.first_block = 0;

@@ -1,4 +1,4 @@
-// The plain kernels: float64, and what borders that are not zero add to an image's gradient.
+// The plain kernels: filters of one tap, and what borders that are not zero add to an image's gradient.
 
 #include "depthwise.cuh"
 
@@ -14,7 +14,6 @@ unsigned blocks_for(int64_t n) { return static_cast<unsigned>(std::min((n + thre
 template <typename T>
 __global__ void __launch_bounds__(threads) convolve_plainly(const T* __restrict__ x, const T* __restrict__ weight,
                                                             T* __restrict__ out, const Shape shape, int padding) {
-  using C = cuda_ext::compute_t<T>;
   const int64_t plane = int64_t{shape.height} * shape.width;
   const int border = shape.k / 2;
   for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < shape.batch * shape.channels * plane;
@@ -24,13 +23,13 @@ __global__ void __launch_bounds__(threads) convolve_plainly(const T* __restrict_
     const T* w = weight + image % shape.channels * shape.k * shape.k;
     const int y = static_cast<int>(i % plane / shape.width);
     const int column = static_cast<int>(i % shape.width);
-    C sum = 0;
+    float sum = 0;
     for (int a = 0; a < shape.k; ++a) {
       const int row = padded(y + a - border, shape.height, padding);
       for (int b = 0; b < shape.k; ++b) {
         const int place = padded(column + b - border, shape.width, padding);
         if (row >= 0 && place >= 0) {
-          sum += static_cast<C>(w[a * shape.k + b]) * static_cast<C>(from[int64_t{row} * shape.width + place]);
+          sum += static_cast<float>(w[a * shape.k + b]) * static_cast<float>(from[int64_t{row} * shape.width + place]);
         }
       }
     }
@@ -40,11 +39,10 @@ __global__ void __launch_bounds__(threads) convolve_plainly(const T* __restrict_
 
 // The image's gradient at one place: each place of the padded image that shows it, times the filter.
 template <typename T>
-__device__ cuda_ext::compute_t<T> image_gradient_at(const T* g, const T* w, int y, int x, const Shape& shape,
+__device__ float image_gradient_at(const T* g, const T* w, int y, int x, const Shape& shape,
                                                     int padding) {
-  using C = cuda_ext::compute_t<T>;
   const int border = shape.k / 2;
-  C sum = 0;
+  float sum = 0;
   // Candidates of a direction: the place itself, then those before the first and behind the last.
   for (int i = 0; i <= 2 * border; ++i) {
     const int row = i == 0 ? y : i <= border ? -i : shape.height - 1 + i - border;
@@ -57,7 +55,7 @@ __device__ cuda_ext::compute_t<T> image_gradient_at(const T* g, const T* w, int 
       for (int a = max(0, row + border - shape.height + 1); a <= last_a; ++a) {
         const T* line = g + int64_t{row + border - a} * shape.width + column + border;
         for (int b = max(0, column + border - shape.width + 1); b <= last_b; ++b) {
-          sum += static_cast<C>(w[a * shape.k + b]) * static_cast<C>(line[-b]);
+          sum += static_cast<float>(w[a * shape.k + b]) * static_cast<float>(line[-b]);
         }
       }
     }
@@ -98,8 +96,7 @@ template <typename T>
 __global__ void __launch_bounds__(threads) filter_gradient_plainly(const T* __restrict__ g, const T* __restrict__ x,
                                                                    T* __restrict__ gradient, const Shape shape,
                                                                    int padding) {
-  using C = cuda_ext::compute_t<T>;
-  __shared__ C sums[threads];
+  __shared__ float sums[threads];
   const int taps = shape.k * shape.k;
   const int border = shape.k / 2;
   const int64_t plane = int64_t{shape.height} * shape.width;
@@ -107,14 +104,14 @@ __global__ void __launch_bounds__(threads) filter_gradient_plainly(const T* __re
     const int64_t channel = block / taps;
     const int a = static_cast<int>(block % taps) / shape.k;
     const int b = static_cast<int>(block % taps) % shape.k;
-    C sum = 0;
+    float sum = 0;
     for (int64_t i = threadIdx.x; i < shape.batch * plane; i += threads) {
       const int64_t start = (i / plane * shape.channels + channel) * plane;
       const int row = padded(static_cast<int>(i % plane / shape.width) + a - border, shape.height, padding);
       const int column = padded(static_cast<int>(i % shape.width) + b - border, shape.width, padding);
       if (row >= 0 && column >= 0) {
-        sum += static_cast<C>(g[start + i % plane]) *
-               static_cast<C>(x[start + int64_t{row} * shape.width + column]);
+        sum += static_cast<float>(g[start + i % plane]) *
+               static_cast<float>(x[start + int64_t{row} * shape.width + column]);
       }
     }
     sums[threadIdx.x] = sum;
@@ -190,7 +187,6 @@ void add_parts(const float* parts, T* sum, int64_t size, int count, cudaStream_t
   template void image_gradient_plain(const T*, const T*, T*, const Shape&, int, bool, cudaStream_t);               \
   template void filter_gradient_plain(const T*, const T*, T*, const Shape&, int, cudaStream_t);                    \
   template void add_parts(const float*, T*, int64_t, int, cudaStream_t);
-INSTANTIATE(double)
 INSTANTIATE(float)
 INSTANTIATE(__half)
 INSTANTIATE(__nv_bfloat16)

@@ -251,7 +251,7 @@ Launch plan_launch(const Shape& shape, const float* windowed, const float* centr
   plan.threads = std::min(up_to(plan.images * plan.units, 32), most_threads);
   // The plan so far is one for all pointers: the number of blocks is asked for before there are any.
   walk.bulk =
-      comes_whole(walk.window, windowed, shape) && comes_whole(walk.centre, centred, shape) && has_bulk_copies();
+      comes_whole(walk.window, windowed, shape) && comes_whole(walk.centre, centred, shape) && cuda_ext::has_hopper_code();
   if (walk.bulk) walk.image_bytes = shape.height * shape.width * static_cast<int>(sizeof(float));
   const int bytes = windows();
   share_stages(plan, shape, std::max(2, (backward ? 16 : 8) / plan.images));

@@ -42,11 +42,13 @@ def gru(
     parameters: Sequence[Tensor],
     bidirectional: bool = False,
     rectified: bool = False,
+    initial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x [N, T, I] -> the states [N, T, d H], zero at padding, and the last state of each sequence [d, N, H].
 
     lengths: int32 or int64 [N], each from 0 to T (what is outside is clamped), on x's device; None where every step is
-    real. The last state is that of step lengths[n] - 1, or in the backward direction of step 0; of an empty sequence 0.
+    real. The last state is that of step lengths[n] - 1, or in the backward direction of step 0; of an empty sequence
+    the first state.
     parameters: w_ih [3 H, I], w_hh [3 H, H], b_ih [3 H], b_hh [3 H], and the same again of the backward direction, as
     ``nn.GRU`` orders them; of x's dtype, or float32 with an x of half precision, and then rounded where they multiply.
     H is at most 128. The sums are kept in float32 (float64 for float64). float32 is multiplied in three products of
@@ -55,6 +57,8 @@ def gru(
     step. States and gradients err by 1e-6 to 2e-6 in norm. Under autocast x takes its dtype, and parameters of float32
     stay.
     rectified: n is relu of its sum, not tanh. Nothing bounds the states then, and those above 65504 overflow float16.
+    initial: the first states [d, N, H] of x's dtype, with a gradient; None for zeros.
+    float64 runs the reference on a GPU too: it serves to check gradients.
     Raises ValueError, naming what came, for anything else.
 
     >>> w_ih, w_hh, bias = torch.ones(6, 1), torch.zeros(6, 2), torch.zeros(6)
@@ -70,17 +74,22 @@ def gru(
         if x.ndim != 3:
             raise ValueError(f"gru takes x of three dimensions [N, T, I], got {tuple(x.shape)}")
         lengths = torch.full((x.shape[0],), x.shape[1], dtype=torch.int32, device=x.device)
-    return _apply("gru", 3, x, lengths, parameters, bidirectional, rectified)[:2]
+    return _apply("gru", 3, x, lengths, parameters, bidirectional, rectified, initial)[:2]
 
 
 def gru_ragged(
-    x: Tensor, offsets: Tensor, parameters: Sequence[Tensor], bidirectional: bool = False, rectified: bool = False
+    x: Tensor,
+    offsets: Tensor,
+    parameters: Sequence[Tensor],
+    bidirectional: bool = False,
+    rectified: bool = False,
+    initial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x [M, I], real steps alone -> their states [M, d H] and the last state of each sequence [d, N, H].
 
     offsets: int32 or int64 [N + 1], from 0 to at most M and never falling: sequence n is rows offsets[n] to
-    offsets[n + 1]. Rows from offsets[N] on are of no sequence: they are not read, and their states and gradients are
-    zero, so that a batch can keep its shape, as a CUDA graph wants, while its steps grow fewer.
+    offsets[n + 1]. Rows before offsets[0] and from offsets[N] on are of no sequence. They are not read, and their
+    states and gradients are zero: a batch can keep its shape, as a CUDA graph wants, while its steps grow fewer.
     All else is as in ``gru``.
 
     >>> w_ih, w_hh, bias = torch.ones(6, 1), torch.zeros(6, 2), torch.zeros(6)
@@ -88,7 +97,7 @@ def gru_ragged(
     >>> states[:, 0]
     tensor([0.2048, 0.3546, 0.4640, 0.2048])
     """
-    return _apply("gru_ragged", 2, x, offsets, parameters, bidirectional, rectified)[:2]
+    return _apply("gru_ragged", 2, x, offsets, parameters, bidirectional, rectified, initial)[:2]
 
 
 class Gates(NamedTuple):
@@ -111,15 +120,16 @@ def gates(
     states, _, kept, plan, source = found
     units = states.shape[-1] // kept.shape[1]
     found = []
+    row = torch.arange(len(kept), device=x.device)
+    real = (row >= plan[-1, 1]) & (row < plan[-1, 2])
     for gate in (UPDATE, RESET, CANDIDATE):
-        rows = kept[:, :, gate, :units].flatten(1)
+        rows = kept[:, :, gate, :units].flatten(1).masked_fill(~real[:, None], 0)
         if x.ndim == 3:
             # After the real steps the source lists the padding.
-            real = torch.arange(len(source), device=x.device) < plan[-1, 2]
             padded = torch.empty_like(rows)
-            padded[source.long()] = rows.masked_fill(~real[:, None], 0)
+            padded[source.long()] = rows
             rows = padded.view(states.shape)
-        found.append(rows.contiguous())
+        found.append(rows)
     return Gates(*found)
 
 
@@ -131,6 +141,7 @@ def _apply(
     parameters: Sequence[Tensor],
     bidirectional: bool,
     rectified: bool,
+    initial: Tensor | None = None,
     keep: bool | None = None,
 ) -> tuple[Tensor, ...]:
     if x.ndim != dimensions or dimensions not in (2, 3):
@@ -143,11 +154,13 @@ def _apply(
             f"{name} takes four parameters a direction, {4 * (1 + bidirectional)} in all, got {len(parameters)}"
         )
     if keep is None:
-        keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *parameters))
-    return torch.ops.cuda_ext.gru(x, limits, keep, rectified, *parameters, *[None] * (8 - len(parameters)))
+        keep = torch.is_grad_enabled() and any(
+            tensor is not None and tensor.requires_grad for tensor in (x, initial, *parameters)
+        )
+    return torch.ops.cuda_ext.gru(x, limits, initial, keep, rectified, *parameters, *[None] * (8 - len(parameters)))
 
 
-def check(x: Tensor, limits: Tensor, *given: Tensor | None) -> None:
+def check(x: Tensor, limits: Tensor, initial: Tensor | None, *given: Tensor | None) -> None:
     """Refuse what the kernel does not take. ``given``: the eight parameters, the last four None of one direction."""
     parameters = [tensor for tensor in given if tensor is not None]
     if x.dtype not in DTYPES:
@@ -159,7 +172,7 @@ def check(x: Tensor, limits: Tensor, *given: Tensor | None) -> None:
             f"gru takes parameters of x's dtype, or float32 with an x of half precision: got x of {x.dtype} and "
             f"parameters of {', '.join(sorted(map(str, dtypes)))}"
         )
-    devices = {tensor.device for tensor in (x, limits, *parameters)}
+    devices = {tensor.device for tensor in (x, limits, initial, *parameters) if tensor is not None}
     if len(devices) != 1:
         raise ValueError(f"gru takes all tensors on one device, got {', '.join(sorted(map(str, devices)))}")
     units, inputs = parameters[1].shape[-1], x.shape[-1]
@@ -177,15 +190,21 @@ def check(x: Tensor, limits: Tensor, *given: Tensor | None) -> None:
         raise ValueError(f"gru takes one length a sequence, [{x.shape[0]}], got {tuple(limits.shape)}")
     if x.ndim == 2 and (limits.ndim != 1 or limits.numel() == 0):
         raise ValueError(f"gru_ragged takes offsets [N + 1], got {tuple(limits.shape)}")
+    states = (len(parameters) // 4, limits.shape[0] - (x.ndim == 2), units)
+    if initial is not None and (initial.shape != states or initial.dtype != x.dtype):
+        raise ValueError(
+            f"gru takes first states [d, N, H] {states} of x's {x.dtype}, got {tuple(initial.shape)} of {initial.dtype}"
+        )
     if math.prod(x.shape[:-1]) >= 2**31:
         raise ValueError(f"gru takes fewer than 2^31 steps, got {math.prod(x.shape[:-1])}")
 
 
-def _run(x: Tensor, limits: Tensor, keep: bool, rectified: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
-    check(x, limits, *given)
-    if kernel("gru_forward", x.device) is None:
-        return reference(x, limits, keep, rectified, *given)
-    return _forward_on_gpu(x, limits, keep, rectified, *given)
+def _run(
+    x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Tensor | None
+) -> tuple[Tensor, ...]:
+    check(x, limits, initial, *given)
+    run = reference if kernel("gru_forward", x) is None else _forward_on_gpu
+    return run(x, limits, initial, keep, rectified, *given)
 
 
 def _empty(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
@@ -203,13 +222,15 @@ def _empty(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tupl
     )
 
 
-def _shape(x: Tensor, limits: Tensor, keep: bool, rectified: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
-    check(x, limits, *given)
+def _shape(
+    x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Tensor | None
+) -> tuple[Tensor, ...]:
+    check(x, limits, initial, *given)
     return _empty(x, limits, keep, *given)
 
 
 def _forward_on_gpu(
-    x: Tensor, limits: Tensor, keep: bool, rectified: bool, *given: Tensor | None
+    x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Tensor | None
 ) -> tuple[Tensor, ...]:
     kernels = torch.ops.cuda_ext_kernels
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
@@ -222,12 +243,13 @@ def _forward_on_gpu(
     sums = kept if keep else x.new_empty(rows, directions, 3, kept.shape[3])
     x = _to_four(x)
     kernels.gru_project(x, plan, source, weights, bias, sums)
-    kernels.gru_forward(sums, plan, recurrent, bias, states, final, steps, keep, rectified)
+    initial = None if initial is None else initial.contiguous()
+    kernels.gru_forward(sums, plan, recurrent, bias, initial, states, final, steps, keep, rectified)
     return states, final, kept, plan, source
 
 
 def _setup_context(ctx: object, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-    x, limits, _, ctx.rectified, *given = inputs
+    x, limits, _, _, ctx.rectified, *given = inputs
     _, _, kept, plan, source = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(kept, plan, source)
@@ -236,14 +258,14 @@ def _setup_context(ctx: object, inputs: tuple, output: tuple[Tensor, ...]) -> No
 
 def _backward(ctx: object, of_states: Tensor | None, of_final: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
     x, limits, kept, plan, source, *given = ctx.saved_tensors
-    nothing = (None,) * (4 + len(given))
+    nothing = (None,) * (5 + len(given))
     if of_states is None and of_final is None:
         return nothing
     wanted = ctx.needs_input_grad
     found = torch.ops.cuda_ext.gru_backward(
-        of_states, of_final, x, limits, kept, plan, source, wanted[0], ctx.rectified, *given
+        of_states, of_final, x, limits, kept, plan, source, wanted[0], wanted[2], ctx.rectified, *given
     )
-    found = (found[0], None, None, None, *found[1:], *(None,) * (9 - len(found)))
+    found = (found[0], None, found[1], None, None, *found[2:], *(None,) * (10 - len(found)))
     return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
 
 
@@ -256,13 +278,14 @@ def _run_backward(
     plan: Tensor,
     source: Tensor,
     wants_x: bool,
+    wants_initial: bool,
     rectified: bool,
     *given: Tensor | None,
 ) -> list[Tensor]:
     if len(kept) != math.prod(x.shape[:-1]):
         raise ValueError("gru has a backward pass only if it ran with keep=True: the gates were not kept")
-    if kernel("gru_backward", x.device) is None:
-        return reference_backward(of_states, of_final, x, limits, kept, wants_x, rectified, *given)
+    if kernel("gru_backward", x) is None:
+        return reference_backward(of_states, of_final, x, limits, kept, wants_x, wants_initial, rectified, *given)
     kernels = torch.ops.cuda_ext_kernels
     inputs = x.shape[-1]
     x = _to_four(x)
@@ -271,14 +294,16 @@ def _run_backward(
     units = given[1].shape[1]
     _, _, weights, _, recurrent = kernels.gru_prepare(x, None, 0, 0, *given, len(plan) - 1, True)
     gradients = torch.empty_like(kept[:, :, 1:], memory_format=torch.contiguous_format)
-    kernels.gru_backward(kept, plan, recurrent, of_states, of_final, units, rectified, gradients)
+    of_initial = x.new_empty(kept.shape[1], len(plan) - 1, units) if wants_initial else None
+    kernels.gru_backward(kept, plan, recurrent, of_states, of_final, units, rectified, gradients, of_initial)
     of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
     if wants_x:
         if x.ndim == 2:
             of_x.zero_()
         kernels.gru_project_back(gradients, plan, source, weights, of_x)
         of_x = of_x[..., :inputs].contiguous()
-    return [of_x, *kernels.gru_correlate(x, plan, source, gradients, kept, given[0])]
+    of_initial = x.new_empty(0) if of_initial is None else of_initial
+    return [of_x, of_initial, *kernels.gru_correlate(x, plan, source, gradients, kept, given[0])]
 
 
 def _to_four(x: Tensor) -> Tensor:
@@ -292,9 +317,11 @@ def _to_four(x: Tensor) -> Tensor:
 def _shape_backward(
     of_states: Tensor | None, of_final: Tensor | None, x: Tensor, *others: Tensor | bool | None
 ) -> list[Tensor]:
-    wants_x, _, *given = others[4:]
+    limits, kept, _, _, wants_x, wants_initial, _, *given = others
+    states = (kept.shape[1], limits.shape[0] - (x.ndim == 2), given[1].shape[1])
     return [
         torch.empty_like(x, memory_format=torch.contiguous_format) if wants_x else x.new_empty(0),
+        x.new_empty(states if wants_initial else 0),
         *(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in given if tensor is not None),
     ]
 
@@ -319,17 +346,20 @@ def _in_step(x: Tensor, limits: Tensor, directions: int) -> _InStep:
         lengths = limits.long().clamp(0, x.shape[1])
         first = lengths.cumsum(0) - lengths
         start = torch.arange(len(limits), device=x.device) * x.shape[1]
+        ends = limits.new_zeros(2)
+        ends[1] = lengths.sum()
     else:
         bounds = limits.long().clamp(0, x.shape[0])
         first = start = bounds[:-1]
         lengths = (bounds[1:] - first).clamp(min=0)
+        ends = torch.stack([bounds[0], bounds[-1]])
     order = lengths.argsort(descending=True, stable=True)
     first, start, lengths = first[order], start[order], lengths[order]
     running = torch.arange(int(lengths[0]) if len(lengths) else 0, device=x.device)[:, None] < lengths
     step, sequence = running.nonzero().unbind(1)
     in_time = torch.stack([step, lengths[sequence] - 1 - step][:directions])
     plan = torch.stack([order, first, lengths, start], 1)
-    plan = torch.cat([plan, plan.new_tensor([[0, 0, len(step), 0]])]).int()
+    plan = torch.cat([plan, nn.functional.pad(ends, (1, 1))[None]]).int()
     source = plan.new_empty(0)
     if x.ndim == 3:
         real = torch.arange(x.shape[1], device=x.device) < limits[:, None]
@@ -345,7 +375,9 @@ def _stacked(given: Sequence[Tensor | None], dtype: torch.dtype, narrow: torch.d
     return [w_ih.to(narrow).to(dtype), w_hh.to(narrow).to(dtype), b_ih.to(dtype)[:, None], b_hh.to(dtype)[:, None]]
 
 
-def reference(x: Tensor, limits: Tensor, keep: bool, rectified: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
+def reference(
+    x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Tensor | None
+) -> tuple[Tensor, ...]:
     """Equals ``torch.nn.GRU`` on a packed sequence (with relu for its tanh if ``rectified``); what the backward pass
     needs of each step is kept."""
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
@@ -354,7 +386,7 @@ def reference(x: Tensor, limits: Tensor, keep: bool, rectified: bool, *given: Te
     w_ih, w_hh, b_ih, b_hh = _stacked(given, dtype, x.dtype)
     at = _in_step(x, limits, directions)
     sums = torch.baddbmm(b_ih, x.reshape(-1, x.shape[-1])[at.rows].to(dtype), w_ih.mT)
-    h = x.new_zeros(directions, sequences, units, dtype=dtype)
+    h = x.new_zeros(directions, sequences, units, dtype=dtype) if initial is None else initial[:, at.order].to(dtype)
     squash = torch.relu if rectified else torch.tanh
     of_steps, gates_of_steps, done = [], [], 0
     for count in at.counts:
@@ -387,6 +419,7 @@ def reference_backward(
     limits: Tensor,
     kept: Tensor,
     wants_x: bool,
+    wants_initial: bool,
     rectified: bool,
     *given: Tensor | None,
 ) -> list[Tensor]:
@@ -432,19 +465,24 @@ def reference_backward(
         for d in both:
             of_x[at.rows[d]] += of_input[d] @ w_ih[d]
         of_x = of_x.to(x.dtype).view(x.shape)
-    return [of_x, *(gradient.to(given[0].dtype) for gradient in found)]
+    of_initial = x.new_zeros(0)
+    if wants_initial:
+        of_initial = torch.empty_like(carried, dtype=x.dtype)
+        of_initial[:, at.order] = carried.to(x.dtype)
+    return [of_x, of_initial, *(gradient.to(given[0].dtype) for gradient in found)]
 
 
 def _cast(
-    device: str, x: Tensor, limits: Tensor, keep: bool, rectified: bool, *given: Tensor | None
+    device: str, x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Autocast: x takes its dtype; parameters of float32 are rounded where they multiply, others take it as well."""
-    (x,) = in_autocast(device, x)
-    return torch.ops.cuda_ext.gru(x, limits, keep, rectified, *parameters_in_autocast(x, *given))
+    """Autocast: x and the first states take its dtype, and so do parameters of other dtypes than float32."""
+    x, initial = in_autocast(device, x, initial)
+    return torch.ops.cuda_ext.gru(x, limits, initial, keep, rectified, *parameters_in_autocast(x, *given))
 
 
 define(
-    "gru(Tensor x, Tensor limits, bool keep, bool rectified, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
+    "gru(Tensor x, Tensor limits, Tensor? initial, bool keep, bool rectified, "
+    "Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
     "Tensor? w_ih_reverse, Tensor? w_hh_reverse, Tensor? b_ih_reverse, Tensor? b_hh_reverse) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _run,
@@ -455,7 +493,8 @@ define(
 )
 define(
     "gru_backward(Tensor? of_states, Tensor? of_final, Tensor x, Tensor limits, Tensor kept, "
-    "Tensor plan, Tensor source, bool wants_x, bool rectified, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
+    "Tensor plan, Tensor source, bool wants_x, bool wants_initial, bool rectified, "
+    "Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
     "Tensor? w_ih_reverse, Tensor? w_hh_reverse, Tensor? b_ih_reverse, Tensor? b_hh_reverse) -> Tensor[]",
     _run_backward,
     _shape_backward,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cuda_ext.case import Case, compiled
+from cuda_ext.case import Case, begin, compiled
 from cuda_ext.gru import gru
 from cuda_ext.gru.module import GRU
 
@@ -236,8 +236,9 @@ def _with_gradients(run: Callable[..., tuple[Tensor, ...]], module: nn.Module) -
 def exercise() -> None:
     """Run the kernels at sizes that reach every branch, and compare with nn.GRU in float64."""
     torch.manual_seed(0)
-    for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
+    for dtype, limit in ((torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
         for sequences, steps, inputs, units, both in SMALL:
+            begin("gru", sequences, steps, inputs, units, both, dtype)
             theirs = nn.GRU(inputs, units, batch_first=True, bidirectional=both, dtype=torch.float64).cuda()
             ours = GRU(inputs, units, batch_first=True, bidirectional=both).to("cuda", dtype)
             ours.load_state_dict(theirs.state_dict())
@@ -246,14 +247,20 @@ def exercise() -> None:
             x = torch.randn(sequences, steps, inputs, device="cuda").to(dtype).requires_grad_()
             wide = x.detach().double().requires_grad_()
             packed = nn.utils.rnn.pack_padded_sequence(wide, lengths, batch_first=True, enforce_sorted=False)
-            exact = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True, total_length=steps)[0]
-            found = ours(x, lengths=lengths.cuda())[0]
+            first = torch.randn(1 + both, sequences, units, device="cuda").to(dtype).requires_grad_()
+            wide_first = first.detach().double().requires_grad_()
+            exact = theirs(packed, wide_first)[0]
+            exact = nn.utils.rnn.pad_packed_sequence(exact, batch_first=True, total_length=steps)[0]
+            found = ours(x, first, lengths=lengths.cuda())[0]
             gradient = torch.randn_like(found)
-            results = [found, *torch.autograd.grad(found, [x, *ours.parameters()], gradient)]
-            expected = [exact, *torch.autograd.grad(exact, [wide, *theirs.parameters()], gradient.double())]
+            results = [found, *torch.autograd.grad(found, [x, first, *ours.parameters()], gradient)]
+            expected = [exact, *torch.autograd.grad(exact, [wide, wide_first, *theirs.parameters()], gradient.double())]
             real = torch.cat([torch.arange(steps) < n for n in lengths]).cuda()
-            offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).cuda()
-            ragged = ours(x.flatten(0, 1)[real], offsets=offsets)[0]
+            # Three rows of no sequence before the first one.
+            offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).cuda() + 3
+            rows = torch.cat([x.new_full((3, inputs), torch.nan), x.flatten(0, 1)[real]])
+            ragged = ours(rows, first, offsets=offsets)[0][3:]
+            torch.autograd.grad(ragged.sum(), ours.parameters(), retain_graph=True)
             # A rectifier's gradient jumps where a sum is rounded to the other side of 0: its states are compared alone.
             rectified = gru(x, lengths.cuda(), [*ours.parameters()], both, rectified=True)[0]
             torch.autograd.grad(rectified, [x, *ours.parameters()], gradient)

@@ -7,9 +7,21 @@
 // that the input makes (n, r, z) and the three that the state makes (r, z, m) lie together.
 #pragma once
 
-#include "../launch.cuh"
+#include "../common/functions.cuh"
+#include "../common/halves.cuh"
+#include "../common/mma.cuh"
 
 namespace gru {
+
+using cuda_ext::await_copies;
+using cuda_ext::commit_copies;
+using cuda_ext::copy_async;
+using cuda_ext::inverse_of;
+using cuda_ext::load_matrices;
+using cuda_ext::load_matrices_transposed;
+using cuda_ext::multiply;
+using cuda_ext::pack;
+using cuda_ext::split_pair;
 
 constexpr int candidate = 0, reset = 1, update = 2, memory = 3, before = 4;
 // Sequences of a block: the rows of one matrix instruction.
@@ -81,123 +93,27 @@ using Operand = std::conditional_t<std::is_same_v<T, __half>, __half, __nv_bfloa
 template <typename T>
 using Element = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __nv_bfloat16, __half>;
 
-// Of fp32 numbers that are split into fp16 together: the power of two that brings the largest to between 2^13 and 2^14,
-// itself within 2^-62 and 2^62, so that no product of two, or of their inverses, overflows. A number is then right to
-// 2^-22 of itself or 2^-38 of the largest, from 2^-49 to 2^76 (2e-15 to 7e22); smaller ones are to 2^-87.
-// largest: not negative, and NaN only if there is nothing else.
-__device__ inline float scale_for(float largest) {
-  const int exponent = 13 + 127 - static_cast<int>(__float_as_uint(largest) >> 23);
-  return __uint_as_float(static_cast<uint32_t>(127 + max(-62, min(62, exponent))) << 23);
-}
+// Of fp32 numbers that are split into fp16 together; no product of two scales overflows. A number is right to 2^-22 of
+// itself or 2^-38 of the largest, from 2^-49 to 2^76 (2e-15 to 7e22); smaller ones are to 2^-87.
+__device__ inline float scale_for(float largest) { return cuda_ext::scale_for<62>(largest); }
 
 // The largest of a warp's numbers, which are not negative: their bits have the same order.
 __device__ inline float largest_in_warp(float x) {
   return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
 }
 
-// 1 / scale of a power of two.
-__device__ inline float inverse_of(float scale) { return __uint_as_float((254u << 23) - __float_as_uint(scale)); }
-
-template <typename E>
-__device__ inline uint32_t packed(float a, float b) {
-  if constexpr (std::is_same_v<E, __half>) {
-    const __half2 both = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const uint32_t*>(&both);
-  } else {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const uint32_t*>(&both);
-  }
-}
-
-// Two numbers' high and low operands in bf16. (The high ones are taken back out of their pair: to convert one number
-// alone is an instruction of a quarter of the rate.)
-__device__ inline void split_bfloat16(float a, float b, uint32_t& high, uint32_t& low) {
-  high = packed<__nv_bfloat16>(a, b);
-  low = packed<__nv_bfloat16>(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u));
-}
-
-// The same in fp16, of numbers that are scaled.
-__device__ inline void split_scaled(float a, float b, uint32_t& high, uint32_t& low) {
-  const __half2 both = __floats2half2_rn(a, b);
-  const float2 taken = __half22float2(both);
-  high = *reinterpret_cast<const uint32_t*>(&both);
-  low = packed<__half>(a - taken.x, b - taken.y);
-}
-
-// c [16, 8] += a [16, 16] b [16, 8], or = if `fresh`, which spares the zeros.
-template <typename E, bool fresh = false>
-__device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  const float d[4] = {fresh ? 0.f : c[0], fresh ? 0.f : c[1], fresh ? 0.f : c[2], fresh ? 0.f : c[3]};
-  if constexpr (std::is_same_v<E, __half>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]));
-  }
-}
-
-// Four 8 x 8 matrices of 2-byte numbers from shared memory; each lane names one row of 16 bytes.
-__device__ inline void load_matrices(uint32_t (&a)[4], const void* row) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-      : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-      : "r"(address));
-}
-
-__device__ inline void load_matrices_transposed(uint32_t (&a)[4], const void* row) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-      : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-      : "r"(address));
-}
-
-// 8 or 16 bytes from global to shared memory, or zeros unless `is`, while the thread goes on.
-template <int bytes>
-__device__ inline void copy(void* to, const void* from, bool is) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  if constexpr (bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(is ? 16 : 0)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(address), "l"(from), "r"(is ? 8 : 0)
-                 : "memory");
-  }
-}
-
-// Copies are awaited in groups: those since the last one, and all but the last `left`.
-__device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int left>
-__device__ inline void wait_for_groups() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
-}
-
 // Both are right at either end, where the exponential is 0 or infinite: to about 1e-7 for float, and to 2^-11, one
 // instruction each, where the result is rounded to half precision.
 template <typename T>
 __device__ inline float hyperbolic_tangent(float x) {
-  float result;
-  if constexpr (sizeof(T) == 2) {
-    asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
-  } else {
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 2.885390082f));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.f + result));
-    result = 1.f - 2.f * result;
-  }
-  return result;
+  if constexpr (sizeof(T) == 2) return cuda_ext::coarse_tanh(x);
+  return 1.f - 2.f * cuda_ext::reciprocal(1.f + cuda_ext::power_of_two(x * 2.885390082f));
 }
 
 template <typename T>
 __device__ inline float sigmoid(float x) {
   if constexpr (sizeof(T) == 2) return 0.5f + 0.5f * hyperbolic_tangent<T>(0.5f * x);
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * -1.442695041f));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.f + result));
-  return result;
+  return cuda_ext::reciprocal(1.f + cuda_ext::power_of_two(x * -1.442695041f));
 }
 
 // relu, NaN where x is, as torch.relu has it, and its slope by its value y, at 0 that of PyTorch, 0.
@@ -234,7 +150,7 @@ struct Raw {
       if constexpr (sizeof(T) == 4) {
         raw.words[i] = __float_as_uint(values[i]);
       } else {
-        raw.words[i] = packed<T>(values[2 * i], values[2 * i + 1]);
+        raw.words[i] = pack<T>(values[2 * i], values[2 * i + 1]);
       }
     }
     return raw;
@@ -274,7 +190,9 @@ __device__ inline void store_operands(Operand<T>* to, int part, const float (&va
   if constexpr (parts<T> == 2) {
     Raw<E, n> high, low;
 #pragma unroll
-    for (int i = 0; i < n; i += 2) split_bfloat16(values[i], values[i + 1], high.words[i / 2], low.words[i / 2]);
+    for (int i = 0; i < n; i += 2) {
+      split_pair<E>(make_float2(values[i], values[i + 1]), high.words[i / 2], low.words[i / 2]);
+    }
     store<E, n>(to, high);
     store<E, n>(to + part, low);
   } else {
@@ -293,9 +211,9 @@ __device__ inline void share_operands(Operand<T>* to, int rows_apart, int part, 
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if constexpr (parts<T> == 2) {
-      split_bfloat16(values[i][0], values[i][1], words[i], words[2 + i]);
+      split_pair<Operand<T>>(make_float2(values[i][0], values[i][1]), words[i], words[2 + i]);
     } else {
-      words[i] = packed<Operand<T>>(values[i][0], values[i][1]);
+      words[i] = pack<Operand<T>>(values[i][0], values[i][1]);
     }
   }
   const int thread = threadIdx.x % 4, piece = thread % pieces;
@@ -342,45 +260,13 @@ __device__ inline void meet() {
   }
 }
 
-// In clusters of `split` blocks.
-template <int split = 1, typename... Wanted, typename... Given>
-void launch(void (*kernel)(Wanted...), dim3 blocks, int threads, int shared, cudaStream_t stream,
-            const Given&... arguments) {
-  // 48 KB in all would do without, of which a kernel may have 18 by itself.
-  if (shared > 30 * 1024) {
-    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  }
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = split;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t how{};
-  how.gridDim = blocks;
-  how.blockDim = dim3(static_cast<unsigned>(threads));
-  how.dynamicSmemBytes = static_cast<std::size_t>(shared);
-  how.stream = stream;
-  how.attrs = &cluster;
-  how.numAttrs = split > 1 ? 1 : 0;
-  STD_CUDA_CHECK(cudaLaunchKernelEx(&how, kernel, static_cast<Wanted>(arguments)...));
-}
-
-inline int attribute_of_device(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
-  return value;
-}
-
-// Whether this GPU has clusters of blocks and bulk copies.
-inline bool is_hopper_or_later() { return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9; }
-
 // A tile of sequences whose blocks would leave most of the GPU idle is shared by a cluster of four, of which each has a
 // part of the units and gets the others' states through distributed shared memory. It pays for fp32 above 64 units, of
 // which one block's registers do not hold the weights; half precision is slower by it.
 template <typename T, int k_steps>
 inline bool takes_clusters(int64_t tiles) {
   if constexpr (std::is_same_v<T, float> && k_steps > 4) {
-    return is_hopper_or_later() && 4 * tiles <= attribute_of_device(cudaDevAttrMultiProcessorCount);
+    return cuda_ext::has_hopper_code() && 4 * tiles <= cuda_ext::multiprocessors();
   }
   return false;
 }
@@ -410,32 +296,26 @@ struct Outgoing {
   }
   // Before the barrier: what was written may be copied, and the copies of the step before were read.
   __device__ void ready() const {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    if (threadIdx.x < tile) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-#endif
+    cuda_ext::order_with_bulk_copies();
+    if (threadIdx.x < tile) cuda_ext::await_stores_read();
   }
   // After the barrier, of the sequences that have this step.
   __device__ void send(int step) {
-#if __CUDA_ARCH__ >= 900
     if (threadIdx.x < tile && step < length) {
-      const auto from = static_cast<uint32_t>(__cvta_generic_to_shared(at(step, threadIdx.x, 0, 0)));
-      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
-                   "r"(slots * padded * static_cast<int>(sizeof(T)))
-                   : "memory");
-      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+      cuda_ext::store_bulk(to, at(step, threadIdx.x, 0, 0), slots * padded * static_cast<int>(sizeof(T)));
+      cuda_ext::commit_stores();
     }
     to += step_by;
-#endif
   }
   __device__ void finish() const {
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x < tile) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-#endif
+    if (threadIdx.x < tile) cuda_ext::await_stores();
   }
 };
 
-inline bool sends(int k_steps, int64_t tiles) { return is_hopper_or_later() && (k_steps > 4 || tiles > 264); }
+// bytes: of shared memory that a block takes with the two buffers.
+inline bool sends(int k_steps, int64_t tiles, int bytes) {
+  return cuda_ext::has_hopper_code() && (k_steps > 4 || tiles > 264) && bytes <= cuda_ext::shared_memory_of_a_block();
+}
 
 // The same for a row that may begin anywhere, and of whose units only `left` are still there: in pairs if `pairs`.
 template <typename T, int n>

@@ -11,7 +11,6 @@
 namespace {
 
 using gru::Sequence;
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 template <typename T, int k_steps>
@@ -19,12 +18,12 @@ constexpr int shared_bytes = 2 * gru::parts<T> * 3 * gru::tile * (16 * k_steps +
 
 // gates [M, d, 5, P] as the forward pass left them; gradients [M, d, 4, P], of the sums n, r, z and m, are written at
 // real steps, if `sends` by bulk copies (gru::Outgoing). above: the gradient of states, last: of final; either may be
-// null. rectified: as forward.
+// null. of_initial [d, N, H]: the gradient of the first states, or null if nobody asks. rectified: as forward.
 template <typename T, int k_steps, int columns, int split, bool rectified>
 __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / split))
     recur_back(const T* gates, const Sequence* plan, const uint32_t* weights, int warps, const T* above,
-               const T* last, T* gradients, int sequences, int units, int padded, int directions, bool pairs,
-               bool sends) {
+               const T* last, T* gradients, T* of_initial, int sequences, int units, int padded, int directions,
+               bool pairs, bool sends) {
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns, split>;
   constexpr int own = 2 * columns;
@@ -164,7 +163,7 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
     if (sends) outgoing.ready();
     gru::meet<split>();
     if (sends) outgoing.send(step);
-    if (step == 0) break;
+    if (step == 0 && of_initial == nullptr) break;
 
 #pragma unroll
     for (int k = 0; k < k_steps; ++k)
@@ -193,50 +192,13 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
       }
   }
   if (sends) outgoing.finish();
-}
-
-// float64: a block a sequence and direction, a thread a unit. Plain; not for speed.
-__global__ void recur_back_double(const double* gates, const Sequence* plan, const double* weights,
-                                  const double* above, const double* last, double* gradients, int sequences,
-                                  int units, int padded, int directions, bool rectified) {
-  __shared__ double sums[3][128];
-  const int direction = blockIdx.x % directions, unit = threadIdx.x;
-  const Sequence sequence = plan[blockIdx.x / directions];
-  const double* w = weights + direction * int64_t{3} * units * units;
-  double carried = 0;
-  if (last != nullptr && unit < units) {
-    carried = last[(direction * int64_t{sequences} + sequence.place) * units + unit];
-  }
-  for (int step = sequence.length - 1; step >= 0; --step) {
-    const int64_t t = direction == 0 ? step : sequence.length - 1 - step;
-    double direct = 0;
-    if (unit < units) {
-      const int64_t at = (sequence.first + t) * directions + direction;
-      const double* row = gates + at * 5 * padded + unit;
-      const double n = row[gru::candidate * padded], r = row[gru::reset * padded];
-      const double z = row[gru::update * padded], m = row[gru::memory * padded];
-      const int64_t state_at = ((sequence.state + t) * directions + direction) * units + unit;
-      const double state = carried + (above != nullptr ? above[state_at] : 0);
-      const double dn = state * (1 - z) * (rectified ? gru::slope_of_rectifier(n) : 1 - n * n);
-      double* to = gradients + at * 4 * padded + unit;
-      to[gru::candidate * padded] = dn;
-      sums[0][unit] = to[gru::reset * padded] = dn * m * r * (1 - r);
-      sums[1][unit] = to[gru::update * padded] = state * (row[gru::before * padded] - n) * z * (1 - z);
-      sums[2][unit] = to[gru::memory * padded] = dn * r;
-      direct = state * z;
-    } else if (unit < padded) {
-      // The products read the padding, times weights of zero.
-      double* to = gradients + ((sequence.first + t) * directions + direction) * 4 * padded + unit;
-      for (int g = 0; g < 4; ++g) to[g * padded] = 0;
-    }
-    __syncthreads();
-    if (unit < units) {
-      for (int g = 0; g < 3; ++g) {
-        for (int k = 0; k < units; ++k) direct += sums[g][k] * w[(int64_t{g} * units + k) * units + unit];
-      }
-    }
-    carried = direct;
-    __syncthreads();
+  if (of_initial == nullptr) return;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int place = slot + lane / 4 + 8 * i;
+    if (!real || place >= sequences) continue;
+    T* to = of_initial + (direction * int64_t{sequences} + plan[place].place) * units + unit;
+    gru::store_units(to, carried[i], units - unit, pairs);
   }
 }
 
@@ -244,21 +206,23 @@ struct Arguments {
   Tensor gates, plan, weights;
   const void *above, *last;
   Tensor gradients;
+  void* of_initial;
   int sequences, units, padded, directions;
   bool rectified, pairs;
 };
 
 template <typename T, int k_steps, int columns, int split = 1>
 void launch(const Arguments& with, int tiles, int warps, cudaStream_t stream) {
-  const bool sends = split == 1 && gru::sends(k_steps, tiles);
-  gru::launch<split>(
+  const int all = shared_bytes<T, k_steps> + gru::Outgoing<T, 4>::bytes_of(with.padded);
+  const bool sends = split == 1 && gru::sends(k_steps, tiles, all);
+  cuda_ext::launch(
       with.rectified ? recur_back<T, k_steps, columns, split, true> : recur_back<T, k_steps, columns, split, false>,
-      dim3(tiles * split), (warps + split - 1) / split * 32,
-      shared_bytes<T, k_steps> + (sends ? gru::Outgoing<T, 4>::bytes_of(with.padded) : 0), stream,
+      {dim3(tiles * split), dim3((warps + split - 1) / split * 32),
+       static_cast<std::size_t>(sends ? all : shared_bytes<T, k_steps>), stream, false, split},
       static_cast<const T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
       static_cast<const uint32_t*>(with.weights.data_ptr()), warps, static_cast<const T*>(with.above),
-      static_cast<const T*>(with.last), static_cast<T*>(with.gradients.data_ptr()), with.sequences, with.units,
-      with.padded, with.directions, with.pairs, sends);
+      static_cast<const T*>(with.last), static_cast<T*>(with.gradients.data_ptr()), static_cast<T*>(with.of_initial),
+      with.sequences, with.units, with.padded, with.directions, with.pairs, sends);
 }
 
 template <typename T>
@@ -269,7 +233,8 @@ void choose(Arguments with, cudaStream_t stream) {
   const auto begins_on_pairs = [](const void* data) {
     return reinterpret_cast<std::uintptr_t>(data) % (2 * sizeof(T)) == 0;
   };
-  with.pairs = with.units % 2 == 0 && begins_on_pairs(with.above) && begins_on_pairs(with.last);
+  with.pairs = with.units % 2 == 0 && begins_on_pairs(with.above) && begins_on_pairs(with.last) &&
+               begins_on_pairs(with.of_initial);
   const int tiles = (with.sequences + gru::tile - 1) / gru::tile * with.directions;
   const auto run = [&](auto k_steps) {
     constexpr int k = decltype(k_steps)::value;
@@ -287,9 +252,10 @@ void choose(Arguments with, cudaStream_t stream) {
   }
 }
 
-// above: the gradient of states, last: of final. gradients [M, d, 4, P] are written at real steps.
+// above: the gradient of states, last: of final. gradients [M, d, 4, P] are written at real steps, and of_initial
+// [d, N, H], the gradient of the first states.
 void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tensor> above, std::optional<Tensor> last,
-                  int64_t units, bool rectified, Tensor gradients) {
+                  int64_t units, bool rectified, Tensor gradients, std::optional<Tensor> of_initial) {
   const int64_t sequences = plan.size(0) - 1;
   STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(2) == 5 && gates.size(3) == (units + 7) / 8 * 8 &&
                       5 * gradients.numel() == 4 * gates.numel() && gradients.scalar_type() == gates.scalar_type() &&
@@ -297,32 +263,22 @@ void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tenso
                       (!above || above->numel() % (gates.size(1) * units) == 0) &&
                       (!above || above->numel() >= gates.size(0) * gates.size(1) * units) &&
                       (!last || last->scalar_type() == gates.scalar_type()) &&
-                      (!last || last->numel() == gates.size(1) * sequences * units),
+                      (!last || last->numel() == gates.size(1) * sequences * units) &&
+                      (!of_initial || of_initial->scalar_type() == gates.scalar_type()) &&
+                      (!of_initial || of_initial->numel() == gates.size(1) * sequences * units),
                   "gru_backward: gates and gradients do not fit together");
   STD_TORCH_CHECK(gates.is_contiguous() && plan.is_contiguous() && weights.is_contiguous() &&
                       (!above || above->is_contiguous()) && (!last || last->is_contiguous()) &&
-                      gradients.is_contiguous(),
+                      gradients.is_contiguous() && (!of_initial || of_initial->is_contiguous()),
                   "gru_backward takes contiguous tensors");
   if (sequences == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(gates.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(gates.get_device_index());
   Arguments with{gates, plan, weights, above ? above->data_ptr() : nullptr, last ? last->data_ptr() : nullptr,
-                 gradients, static_cast<int>(sequences), static_cast<int>(units), static_cast<int>(gates.size(3)),
-                 static_cast<int>(gates.size(1)), rectified, false};
-  switch (gates.scalar_type()) {
-    case ScalarType::Double:
-      recur_back_double<<<static_cast<unsigned>(with.sequences * with.directions), 128, 0, stream>>>(
-          static_cast<const double*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
-          static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(with.above),
-          static_cast<const double*>(with.last), static_cast<double*>(gradients.data_ptr()), with.sequences, with.units,
-          with.padded, with.directions, rectified);
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-      break;
-    case ScalarType::Float: choose<float>(with, stream); break;
-    case ScalarType::Half: choose<__half>(with, stream); break;
-    case ScalarType::BFloat16: choose<__nv_bfloat16>(with, stream); break;
-    default: STD_TORCH_CHECK(false, "gru_backward: dtype must be float64, float32, float16 or bfloat16");
-  }
+                 gradients, of_initial ? of_initial->data_ptr() : nullptr, static_cast<int>(sequences),
+                 static_cast<int>(units), static_cast<int>(gates.size(3)), static_cast<int>(gates.size(1)), rectified,
+                 false};
+  cuda_ext::with_dtype("gru_backward", gates.scalar_type(), [&](auto t) { choose<decltype(t)>(with, stream); });
 }
 
 }  // namespace
@@ -330,7 +286,7 @@ void gru_backward(Tensor gates, Tensor plan, Tensor weights, std::optional<Tenso
 STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
       "gru_backward(Tensor gates, Tensor plan, Tensor weights, Tensor? above, Tensor? last, int units, "
-      "bool rectified, Tensor(a!) gradients) -> ()");
+      "bool rectified, Tensor(a!) gradients, Tensor(b!)? of_initial) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {

@@ -7,20 +7,23 @@
 
 #include "gru.cuh"
 
+#include <optional>
+
 namespace {
 
 using gru::Sequence;
-using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // gates [M, d, 5, P]: the sums of n, r and z from the input on entry; n, r, z, m and the state before the step on exit.
-// Without `keep` [M, d, 3, P], and not changed. sends: by bulk copies (gru::Outgoing). The state before the first step
-// is zero, and so are the states of a padded batch from a sequence's end to `limit`. Units from H on, which pad the
-// last warp's columns, stay zero throughout: their weights are. rectified: the candidate is relu of its sum, not tanh.
+// Without `keep` [M, d, 3, P], and not changed. sends: by bulk copies (gru::Outgoing). initial: the states before the
+// first step [d, N, H], or null for zeros. The states of a padded batch from a sequence's end to `limit` are zero. Units
+// from H on, which pad the last warp's columns, stay zero throughout: their weights are. rectified: the candidate is
+// relu of its sum, not tanh.
 template <typename T, int k_steps, int columns, int split, bool rectified>
 __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / split))
-    recur(T* gates, const Sequence* plan, const uint32_t* weights, int warps, const float* bias, T* states, T* final,
-          int sequences, int units, int padded, int directions, int limit, bool keep, bool pairs, bool sends) {
+    recur(T* gates, const Sequence* plan, const uint32_t* weights, int warps, const float* bias, const T* initial,
+          T* states, T* final, int sequences, int units, int padded, int directions, int limit, bool keep, bool pairs,
+          bool sends) {
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns, split>;
   constexpr int own = 2 * columns;         // units of a thread in a row, neighbours
@@ -97,6 +100,26 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
     for (int g = 0; g < 3; ++g) {
       if (0 < length[i]) next[i][g] = gru::load<T, own>(gate_row[i] + g * padded);
     }
+  if (initial != nullptr) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (!real || sequence[i].place < 0) continue;
+      const T* from = initial + (direction * int64_t{sequences} + sequence[i].place) * units + unit;
+      const Own raw = gru::load_units<T, own>(from, units - unit, pairs);
+#pragma unroll
+      for (int u = 0; u < own; ++u) h[i][u] = raw[u];
+    }
+    // After the zeros, which every block of a cluster has written to its own memory.
+    gru::meet<split>();
+    if constexpr (split == 1) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        gru::store_operands<T>(&operand[0][0][lane / 4 + 8 * i][unit], gru::tile * width, h[i]);
+      }
+    } else if (warp < 2 * k_steps) {
+      gru::share_operands<T, split>(&operand[0][0][lane / 4][8 * warp], 8 * width, gru::tile * width, h);
+    }
+  }
   gru::meet<split>();
 
   for (int step = 0; step < steps; ++step) {
@@ -201,52 +224,10 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
   }
 }
 
-// float64: a block a sequence and direction, a thread a unit. Plain; not for speed.
-__global__ void recur_double(double* gates, const Sequence* plan, const double* weights, const double* bias,
-                             double* states, double* final, int sequences, int units, int padded, int directions,
-                             int limit, bool keep, bool rectified) {
-  __shared__ double h[128];
-  const int direction = blockIdx.x % directions, unit = threadIdx.x;
-  const Sequence sequence = plan[blockIdx.x / directions];
-  const double* w = weights + direction * int64_t{3} * units * units;
-  h[unit] = 0;
-  __syncthreads();
-  for (int step = 0; step < sequence.length; ++step) {
-    const int64_t t = direction == 0 ? step : sequence.length - 1 - step;
-    double state = 0;
-    if (unit < units) {
-      double sum[3] = {};
-      for (int k = 0; k < units; ++k) {
-        for (int g = 0; g < 3; ++g) sum[g] += w[(int64_t{g} * units + unit) * units + k] * h[k];
-      }
-      double* row = gates + ((sequence.first + t) * directions + direction) * (keep ? 5 : 3) * padded + unit;
-      const double r = 1 / (1 + exp(-row[gru::reset * padded] - sum[0]));
-      const double z = 1 / (1 + exp(-row[gru::update * padded] - sum[1]));
-      const double m = sum[2] + bias[(direction * 4 + gru::memory) * padded + unit];
-      const double total = row[gru::candidate * padded] + r * m;
-      const double n = rectified ? gru::rectifier(total) : tanh(total);
-      state = n + z * (h[unit] - n);
-      states[((sequence.state + t) * directions + direction) * units + unit] = state;
-      if (keep) {
-        row[gru::candidate * padded] = n;
-        row[gru::reset * padded] = r;
-        row[gru::update * padded] = z;
-        row[gru::memory * padded] = m;
-        row[gru::before * padded] = h[unit];
-      }
-    }
-    __syncthreads();
-    h[unit] = state;
-    __syncthreads();
-  }
-  for (int64_t t = sequence.length; t < limit && unit < units; ++t) {
-    states[((sequence.state + t) * directions + direction) * units + unit] = 0;
-  }
-  if (unit < units) final[(direction * int64_t{sequences} + sequence.place) * units + unit] = h[unit];
-}
-
 struct Arguments {
-  Tensor gates, plan, weights, bias, states, final;
+  Tensor gates, plan, weights, bias;
+  const void* initial;
+  Tensor states, final;
   int limit;
   bool keep, rectified;
   int sequences, units, padded, directions;
@@ -254,14 +235,19 @@ struct Arguments {
 
 template <typename T, int k_steps, int columns, int split = 1>
 void launch(const Arguments& with, int tiles, int warps, cudaStream_t stream) {
-  const bool sends = with.keep && split == 1 && gru::sends(k_steps, tiles);
-  gru::launch<split>(
+  constexpr int operands = 2 * gru::parts<T> * gru::tile * (16 * k_steps + 8) * 2;
+  const int buffers = gru::Outgoing<T, 5>::bytes_of(with.padded);
+  const bool sends = with.keep && split == 1 && gru::sends(k_steps, tiles, operands + buffers);
+  const bool pairs = with.units % 2 == 0 && reinterpret_cast<std::uintptr_t>(with.initial) % (2 * sizeof(T)) == 0;
+  cuda_ext::launch(
       with.rectified ? recur<T, k_steps, columns, split, true> : recur<T, k_steps, columns, split, false>,
-      dim3(tiles * split), (warps + split - 1) / split * 32, sends ? gru::Outgoing<T, 5>::bytes_of(with.padded) : 0,
-      stream, static_cast<T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
+      {dim3(tiles * split), dim3((warps + split - 1) / split * 32), static_cast<std::size_t>(sends ? buffers : 0), stream,
+       false, split},
+      static_cast<T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
       static_cast<const uint32_t*>(with.weights.data_ptr()), warps, static_cast<const float*>(with.bias.data_ptr()),
-      static_cast<T*>(with.states.data_ptr()), static_cast<T*>(with.final.data_ptr()), with.sequences, with.units,
-      with.padded, with.directions, with.limit, with.keep, with.units % 2 == 0, sends);
+      static_cast<const T*>(with.initial), static_cast<T*>(with.states.data_ptr()),
+      static_cast<T*>(with.final.data_ptr()), with.sequences, with.units, with.padded, with.directions, with.limit,
+      with.keep, pairs, sends);
 }
 
 template <typename T>
@@ -286,50 +272,51 @@ void choose(const Arguments& with, cudaStream_t stream) {
   }
 }
 
-// gates [M, d, 5 or 3, P], plan and bias as the other operations make them. states [.., d H] are written, of a ragged
-// batch (steps < 0) at real steps, of a padded one of `steps` steps everywhere, and final [d, N, H].
-void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, Tensor states, Tensor final, int64_t steps,
-                 bool keep, bool rectified) {
+// gates [M, d, 5 or 3, P], plan and bias as the other operations make them; initial [d, N, H]: the first states. states
+// [.., d H] are written, of a ragged batch (steps < 0) at real steps, of a padded one of `steps` steps everywhere, and
+// final [d, N, H].
+void gru_forward(Tensor gates, Tensor plan, Tensor weights, Tensor bias, std::optional<Tensor> initial, Tensor states,
+                 Tensor final, int64_t steps, bool keep, bool rectified) {
   const int64_t directions = final.size(0), sequences = final.size(1), units = final.size(2);
   STD_TORCH_CHECK(gates.is_cuda() && gates.dim() == 4 && gates.size(1) == directions &&
                       gates.size(2) == (keep ? 5 : 3) && gates.size(3) == (units + 7) / 8 * 8 &&
                       plan.numel() == 4 * (sequences + 1) && bias.numel() == directions * 4 * gates.size(3) &&
                       states.scalar_type() == gates.scalar_type() && final.scalar_type() == gates.scalar_type() &&
+                      (!initial || (initial->scalar_type() == gates.scalar_type() && initial->is_cuda() &&
+                                    initial->numel() == final.numel())) &&
                       states.numel() % (directions * units) == 0,
                   "gru_forward: gates, plan, states and final do not fit together");
   STD_TORCH_CHECK(gates.is_contiguous() && plan.is_contiguous() && weights.is_contiguous() && bias.is_contiguous() &&
-                      states.is_contiguous() && final.is_contiguous(),
+                      (!initial || initial->is_contiguous()) && states.is_contiguous() && final.is_contiguous(),
                   "gru_forward takes contiguous tensors");
   STD_TORCH_CHECK(steps <= 0 || states.numel() == sequences * steps * directions * units,
                   "gru_forward: states do not hold ", steps, " steps of each sequence");
   if (sequences == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(gates.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(gates.get_device_index());
-  const Arguments with{gates, plan, weights, bias, states, final, static_cast<int>(steps), keep,
-                       rectified, static_cast<int>(sequences), static_cast<int>(units),
-                       static_cast<int>(gates.size(3)), static_cast<int>(directions)};
-  switch (gates.scalar_type()) {
-    case ScalarType::Double:
-      recur_double<<<static_cast<unsigned>(sequences * directions), 128, 0, stream>>>(
-          static_cast<double*>(gates.data_ptr()), static_cast<const Sequence*>(plan.data_ptr()),
-          static_cast<const double*>(weights.data_ptr()), static_cast<const double*>(bias.data_ptr()),
-          static_cast<double*>(states.data_ptr()), static_cast<double*>(final.data_ptr()), with.sequences, with.units,
-          with.padded, with.directions, with.limit, keep, rectified);
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-      break;
-    case ScalarType::Float: choose<float>(with, stream); break;
-    case ScalarType::Half: choose<__half>(with, stream); break;
-    case ScalarType::BFloat16: choose<__nv_bfloat16>(with, stream); break;
-    default: STD_TORCH_CHECK(false, "gru_forward: dtype must be float64, float32, float16 or bfloat16");
-  }
+  const Arguments with{gates,
+                       plan,
+                       weights,
+                       bias,
+                       initial ? initial->data_ptr() : nullptr,
+                       states,
+                       final,
+                       static_cast<int>(steps),
+                       keep,
+                       rectified,
+                       static_cast<int>(sequences),
+                       static_cast<int>(units),
+                       static_cast<int>(gates.size(3)),
+                       static_cast<int>(directions)};
+  cuda_ext::with_dtype("gru_forward", gates.scalar_type(), [&](auto t) { choose<decltype(t)>(with, stream); });
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
-      "gru_forward(Tensor(a!) gates, Tensor plan, Tensor weights, Tensor bias, Tensor(b!) states, Tensor(c!) final, "
-      "int steps, bool keep, bool rectified) -> ()");
+      "gru_forward(Tensor(a!) gates, Tensor plan, Tensor weights, Tensor bias, Tensor? initial, Tensor(b!) states, "
+      "Tensor(c!) final, int steps, bool keep, bool rectified) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {

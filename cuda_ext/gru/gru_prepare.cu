@@ -14,22 +14,21 @@ using gru::Sequence;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int threads = 1024;
-constexpr int bins = 2 * threads;
+constexpr int threads = 1024, warps = threads / 32;
+constexpr unsigned all_lanes = 0xffffffff;
+// Lengths that are counted apart; of longer batches a bin holds a few neighbouring lengths.
+constexpr int bins = 256;
 // A batch of so many steps is listed by the block that sorts it.
 constexpr int few_steps = 1 << 13;
 
-// The sum of `value` over this thread and those before it, over the block.
-__device__ int64_t running_sum(int64_t value, int64_t* warp_sums) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+// The sum of `value` over the warp's lanes up to this one.
+template <typename I>
+__device__ I running_sum_of_warp(I value) {
+#pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
-    const int64_t before = __shfl_up_sync(0xffffffff, value, distance);
-    if (lane >= distance) value += before;
+    const I before = __shfl_up_sync(all_lanes, value, distance);
+    if (static_cast<int>(threadIdx.x % 32) >= distance) value += before;
   }
-  __syncthreads();
-  if (lane == 31) warp_sums[warp] = value;
-  __syncthreads();
-  for (int w = 0; w < warp; ++w) value += warp_sums[w];
   return value;
 }
 
@@ -59,7 +58,7 @@ struct Limits {
 // source[m]: the row of the padded batch [N T] that real step m is; after the last, the rows of the padding.
 __device__ void list_steps(const Limits& of, int64_t index, int64_t stride) {
   const int64_t total = int64_t{of.sequences} * of.steps;
-  const int real = of.plan[of.sequences].length;
+  const int real = of.plan[of.sequences].length;  // a padded batch's begin at 0
   for (int64_t i = index; i < total; i += stride) {
     const Sequence sequence = of.plan[i / of.steps];
     const int step = static_cast<int>(i % of.steps);
@@ -73,29 +72,37 @@ __global__ void list_all_steps(Limits of) {
   list_steps(of, int64_t{blockIdx.x} * blockDim.x + threadIdx.x, int64_t{gridDim.x} * blockDim.x);
 }
 
-// One block sorts by counting, so that the order within one length (and, beyond 2048 steps, within a few neighbouring
-// ones) is any; no result depends on it. plan[N] holds the number of real steps in all.
+// One block sorts by counting. The sort is stable: sequences of one bin keep their order. A warp takes a run of
+// sequences, and of each bin those of its run, behind those of the warps before it. plan[N] holds the row of the first
+// real step and the row behind the last one.
 __device__ void sort_by_length(const Limits& of) {
-  __shared__ int start[bins];
-  __shared__ int64_t warp_sums[threads / 32];
+  __shared__ int start[warps][bins];
+  __shared__ int64_t warp_sums[warps];
   __shared__ int longest;
-  for (int i = threadIdx.x; i < bins; i += threads) start[i] = 0;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int i = threadIdx.x; i < warps * bins; i += threads) start[0][i] = 0;
   if (threadIdx.x == 0) longest = 1;
   __syncthreads();
-  const int64_t share = (of.sequences + threads - 1) / threads;
-  const int begin = static_cast<int>(min(threadIdx.x * share, int64_t{of.sequences}));
+  const int64_t share = (int64_t{of.sequences} + threads - 1) / threads * 32;
+  const int begin = static_cast<int>(min(warp * share, int64_t{of.sequences}));
   const int end = static_cast<int>(min(begin + share, int64_t{of.sequences}));
   int64_t sum = 0;
   int most = 0;
-  for (int n = begin; n < end; ++n) {
+  for (int n = begin + lane; n < end; n += 32) {
     const int length = of.length_of(n);
     sum += length;
     most = max(most, length);
   }
   atomicMax(&longest, most);
-  int64_t first = running_sum(sum, warp_sums) - sum;
+  sum = running_sum_of_warp(sum);
+  if (lane == 31) warp_sums[warp] = sum;
+  __syncthreads();
+  int64_t first = 0;
+  for (int w = 0; w < warp; ++w) first += warp_sums[w];
   if (threadIdx.x == threads - 1) {
-    of.plan[of.sequences] = {0, 0, of.steps >= 0 ? static_cast<int>(first + sum) : of.first_of(of.sequences), 0};
+    const int origin = of.steps >= 0 ? 0 : of.first_of(0);
+    const int last = of.steps >= 0 ? static_cast<int>(first + sum) : of.first_of(of.sequences);
+    of.plan[of.sequences] = {0, origin, max(origin, last), 0};
   }
 
   // Bin 0 is the longest.
@@ -103,18 +110,42 @@ __device__ void sort_by_length(const Limits& of) {
     const int shorter = longest - length;
     return longest < bins ? shorter : static_cast<int>(int64_t{shorter} * (bins - 1) / longest);
   };
-  for (int n = begin; n < end; ++n) atomicAdd(&start[bin_of(of.length_of(n))], 1);
+  for (int n = begin + lane; n < end; n += 32) atomicAdd(&start[warp][bin_of(of.length_of(n))], 1);
   __syncthreads();
-  const int even = start[2 * threadIdx.x], odd = start[2 * threadIdx.x + 1];
-  const int before = static_cast<int>(running_sum(even + odd, warp_sums)) - even - odd;
-  start[2 * threadIdx.x] = before;
-  start[2 * threadIdx.x + 1] = before + even;
+  // Counts become places: a thread a bin, whose warps follow one another.
+  int count = 0;
+  if (threadIdx.x < bins) {
+    for (int w = 0; w < warps; ++w) count += start[w][threadIdx.x];
+  }
+  const int up_to = running_sum_of_warp(count);
+  if (lane == 31) warp_sums[warp] = up_to;
   __syncthreads();
-  for (int n = begin; n < end; ++n) {
-    const int length = of.length_of(n);
-    const int row = of.steps >= 0 ? static_cast<int>(first) : of.first_of(n);
-    of.plan[atomicAdd(&start[bin_of(length)], 1)] = {n, row, length, of.steps >= 0 ? n * of.steps : row};
-    first += length;
+  if (threadIdx.x < bins) {
+    int place = up_to - count;
+    for (int w = 0; w < warp; ++w) place += static_cast<int>(warp_sums[w]);
+    for (int w = 0; w < warps; ++w) {
+      const int of_warp = start[w][threadIdx.x];
+      start[w][threadIdx.x] = place;
+      place += of_warp;
+    }
+  }
+  __syncthreads();
+  for (int base = begin; base < end; base += 32) {
+    const int n = base + lane;
+    const bool is = n < end;
+    const int length = is ? of.length_of(n) : 0, bin = is ? bin_of(length) : -1;
+    const int64_t up_to_this = running_sum_of_warp(int64_t{length});
+    const unsigned alike = __match_any_sync(all_lanes, bin);
+    const int before = __popc(alike & ((1u << lane) - 1));
+    const int place = is ? start[warp][bin] + before : 0;
+    __syncwarp();
+    if (is && before == 0) start[warp][bin] += __popc(alike);
+    __syncwarp();
+    if (is) {
+      const int row = of.steps >= 0 ? static_cast<int>(first + up_to_this - length) : of.first_of(n);
+      of.plan[place] = {n, row, length, of.steps >= 0 ? n * of.steps : row};
+    }
+    first += __shfl_sync(all_lanes, up_to_this, 31);
   }
   if (of.list) {
     __syncthreads();
@@ -129,9 +160,9 @@ struct Parameters {
 // What is packed, and where it goes. input: the input weights of n, r and z, [d, 3, P, I] for the forward pass and
 // [I, d, 3, P] for the backward (gru::packed_weights); of fp32 twice as fp16, high and low, each row scaled, then one
 // float a row that takes the scale back (gru::scale_for). bias [d, 4, P]: what each gate's sum begins with. recurrent:
-// for float64 the weights as they are, [d, 3 H, H]; else fragments [d, warp, part, gate r z n, column, k-step, lane, 2]
-// of a matrix instruction's right operand, of W_hh's transpose for the forward pass and of W_hh for the backward. The
-// columns of a warp are dealt to its threads so that a thread's units, over all its columns, are neighbours.
+// fragments [d, warp, part, gate r z n, column, k-step, lane, 2] of a matrix instruction's right operand, of W_hh's
+// transpose for the forward pass and of W_hh for the backward. The columns of a warp are dealt to its threads so that a
+// thread's units, over all its columns, are neighbours.
 template <typename T>
 struct Packing {
   Parameters from[2];
@@ -140,25 +171,25 @@ struct Packing {
   gru::Packed weights;
   gru::Division by;
   T* input;
-  cuda_ext::compute_t<T>* bias;
-  std::conditional_t<std::is_same_v<T, double>, double, uint32_t>* recurrent;
+  float* bias;
+  uint32_t* recurrent;
   int64_t input_size, bias_size, recurrent_size;
 };
 
 // nn.GRU's rows are r, z, n.
 __device__ constexpr int row_of(int gate) { return gate == gru::reset ? 0 : gate == gru::update ? 1 : 2; }
 
-template <typename T, typename W>
-__device__ cuda_ext::compute_t<T> number(const void* data, int64_t index) {
-  return static_cast<cuda_ext::compute_t<T>>(static_cast<const W*>(data)[index]);
+template <typename W>
+__device__ float number(const void* data, int64_t index) {
+  return static_cast<float>(static_cast<const W*>(data)[index]);
 }
 
 // The weight of one gate's unit, `row` of [d, 3, P], and of one input; zero in the padding.
 template <typename T, typename W>
-__device__ cuda_ext::compute_t<T> input_weight(const Packing<T>& of, int row, int column) {
+__device__ float input_weight(const Packing<T>& of, int row, int column) {
   const int unit = row % of.padded, gate = row / of.padded % 3, direction = row / of.padded / 3;
   if (unit >= of.units || column >= of.inputs || direction >= of.directions) return 0;
-  return number<T, W>(of.from[direction].w_ih, (int64_t{row_of(gate)} * of.units + unit) * of.inputs + column);
+  return number<W>(of.from[direction].w_ih, (int64_t{row_of(gate)} * of.units + unit) * of.inputs + column);
 }
 
 // fp32's input weights, a warp a row of the result.
@@ -191,7 +222,7 @@ __device__ void pack_scaled(const Packing<float>& of, int64_t warp, int64_t warp
         const int place = first + 64 * i + 2 * lane;
         const float2 now = columns <= stretch ? values[i] : two(row, place);
         uint32_t* to = high + (int64_t{row} * columns + place) / 2;
-        if (place < columns) gru::split_scaled(now.x * scale, now.y * scale, to[0], to[part]);
+        if (place < columns) gru::split_pair<__half>(make_float2(now.x * scale, now.y * scale), to[0], to[part]);
       }
     }
     if (lane == 0) of.input[2 * part + row] = gru::inverse_of(scale);
@@ -201,11 +232,10 @@ __device__ void pack_scaled(const Packing<float>& of, int64_t warp, int64_t warp
 // Number i of all others.
 template <typename T, typename W>
 __device__ void pack(const Packing<T>& of, int64_t i) {
-  using C = cuda_ext::compute_t<T>;
   if constexpr (!std::is_same_v<T, float>) {
     if (i < of.input_size) {
       const int row = static_cast<int>(i / of.weights.columns), place = static_cast<int>(i % of.weights.columns);
-      const int column = std::is_same_v<T, double> ? place : gru::packed_number<T>(place);
+      const int column = gru::packed_number<T>(place);
       const int gate = of.transposed ? column : row, input = of.transposed ? row : column;
       of.input[i] = static_cast<T>(input_weight<T, W>(of, gate, input));
       return;
@@ -216,40 +246,35 @@ __device__ void pack(const Packing<T>& of, int64_t i) {
     const int unit = static_cast<int>(i % of.padded), gate = static_cast<int>(i / of.padded % 4);
     const Parameters& from = of.from[i / of.padded / 4];
     const int row = row_of(gate) * of.units + unit;
-    C value = 0;
-    if (unit < of.units && gate != gru::memory) value += number<T, W>(from.b_ih, row);
-    if (unit < of.units && gate != gru::candidate) value += number<T, W>(from.b_hh, row);
+    float value = 0;
+    if (unit < of.units && gate != gru::memory) value += number<W>(from.b_ih, row);
+    if (unit < of.units && gate != gru::candidate) value += number<W>(from.b_hh, row);
     of.bias[i] = value;
     return;
   }
   i -= of.bias_size;
-  if constexpr (std::is_same_v<T, double>) {
-    const int64_t square = int64_t{3} * of.units * of.units;
-    of.recurrent[i] = number<T, W>(of.from[i / square].w_hh, i % square);
-  } else {
-    using E = gru::Operand<T>;
-    int64_t rest = i;
-    const auto next = [&rest](int count) {
-      const int index = static_cast<int>(rest % count);
-      rest /= count;
-      return index;
-    };
-    const int half = next(2), lane = next(32), k_step = next(of.by.k_steps), column = next(of.by.columns);
-    const int gate = next(3), part = next(gru::parts<T>), warp = next(of.by.warps);
-    const void* weights = of.from[rest].w_hh;
-    const int place = lane / 4;
-    const int unit = warp * 8 * of.by.columns + place / 2 * 2 * of.by.columns + 2 * column + place % 2;
-    const int k = 16 * k_step + lane % 4 * 2 + 8 * half;
-    float values[2];
-    for (int e = 0; e < 2; ++e) {
-      const int row = of.transposed ? k + e : unit, other = of.transposed ? unit : k + e;
-      const bool is = row < of.units && other < of.units;
-      values[e] = is ? number<T, W>(weights, (int64_t{gate} * of.units + row) * of.units + other) : 0.f;
-    }
-    uint32_t high = gru::packed<E>(values[0], values[1]), low = 0;
-    if (part == 1) gru::split_bfloat16(values[0], values[1], high, low);
-    of.recurrent[i] = part == 0 ? high : low;
+  using E = gru::Operand<T>;
+  int64_t rest = i;
+  const auto next = [&rest](int count) {
+    const int index = static_cast<int>(rest % count);
+    rest /= count;
+    return index;
+  };
+  const int half = next(2), lane = next(32), k_step = next(of.by.k_steps), column = next(of.by.columns);
+  const int gate = next(3), part = next(gru::parts<T>), warp = next(of.by.warps);
+  const void* weights = of.from[rest].w_hh;
+  const int place = lane / 4;
+  const int unit = warp * 8 * of.by.columns + place / 2 * 2 * of.by.columns + 2 * column + place % 2;
+  const int k = 16 * k_step + lane % 4 * 2 + 8 * half;
+  float values[2];
+  for (int e = 0; e < 2; ++e) {
+    const int row = of.transposed ? k + e : unit, other = of.transposed ? unit : k + e;
+    const bool is = row < of.units && other < of.units;
+    values[e] = is ? number<W>(weights, (int64_t{gate} * of.units + row) * of.units + other) : 0.f;
   }
+  uint32_t high = gru::pack<E>(values[0], values[1]), low = 0;
+  if (part == 1) gru::split_pair<E>(make_float2(values[0], values[1]), high, low);
+  of.recurrent[i] = part == 0 ? high : low;
 }
 
 // The first block sorts, if there is something to sort; the others pack.
@@ -327,11 +352,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
     parameters[i] = torch::stable::contiguous(parameters[i]);
   }
   const int64_t units = w_hh.size(1), padded = (units + 7) / 8 * 8, inputs = w_ih.size(1);
-  const ScalarType sums = narrow == ScalarType::Double ? narrow : ScalarType::Float;
   const gru::Packed packed =
       gru::packed_weights(narrow == ScalarType::Float, directions * 3 * padded, inputs, transposed);
   Tensor input = torch::stable::new_empty(x, {packed.size});
-  Tensor bias = torch::stable::new_empty(x, {directions, 4, padded}, sums);
+  Tensor bias = torch::stable::new_empty(x, {directions, 4, padded}, ScalarType::Float);
   Tensor recurrent;
   const auto run = [&](auto t, auto w) {
     using T = decltype(t);
@@ -350,41 +374,28 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
     packing.by = gru::division<T>(units, directions, sequences);
     packing.input_size = input.numel();
     packing.bias_size = bias.numel();
-    const bool plain = narrow == ScalarType::Double;
-    const int64_t size = plain ? directions * 3 * units * units : gru::fragments<T>(packing.by, directions);
-    recurrent = torch::stable::new_empty(x, {size}, plain ? ScalarType::Double : ScalarType::Int);
+    const int64_t size = gru::fragments<T>(packing.by, directions);
+    recurrent = torch::stable::new_empty(x, {size}, ScalarType::Int);
     packing.recurrent_size = size;
     packing.input = static_cast<T*>(input.data_ptr());
-    packing.bias = static_cast<cuda_ext::compute_t<T>*>(bias.data_ptr());
-    packing.recurrent = static_cast<decltype(packing.recurrent)>(recurrent.data_ptr());
+    packing.bias = static_cast<float*>(bias.data_ptr());
+    packing.recurrent = static_cast<uint32_t*>(recurrent.data_ptr());
     const int64_t total = packing.input_size + packing.bias_size + packing.recurrent_size;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>((total + threads - 1) / threads, 1 << 12));
-    gru::launch(prepare<T, W>, dim3(blocks + (of.plan != nullptr)), threads, 0, stream, of, packing);
+    cuda_ext::launch(prepare<T, W>, {dim3(blocks + (of.plan != nullptr)), dim3(threads), 0, stream}, of, packing);
   };
-  STD_TORCH_CHECK(wide == narrow || (wide == ScalarType::Float && narrow != ScalarType::Double),
+  STD_TORCH_CHECK(wide == narrow || wide == ScalarType::Float,
                   "gru_prepare: parameters must be of x's dtype, or float32 with an x of half precision");
-  switch (narrow) {
-    case ScalarType::Double: run(double{}, double{}); break;
-    case ScalarType::Float: run(float{}, float{}); break;
-    case ScalarType::Half:
-      if (wide == narrow) {
-        run(__half{}, __half{});
-      } else {
-        run(__half{}, float{});
-      }
-      break;
-    case ScalarType::BFloat16:
-      if (wide == narrow) {
-        run(__nv_bfloat16{}, __nv_bfloat16{});
-      } else {
-        run(__nv_bfloat16{}, float{});
-      }
-      break;
-    default: STD_TORCH_CHECK(false, "gru_prepare: x must be float64, float32, float16 or bfloat16");
-  }
+  cuda_ext::with_dtype("gru_prepare", narrow, [&](auto t) {
+    if (wide == narrow) {
+      run(t, t);
+    } else {
+      run(t, float{});
+    }
+  });
   if (listed > 0 && !of.list) {
     const auto blocks = static_cast<unsigned>(std::min<int64_t>((listed + 255) / 256, 1 << 20));
-    gru::launch(list_all_steps, dim3(blocks), 256, 0, stream, of);
+    cuda_ext::launch(list_all_steps, {dim3(blocks), dim3(256), 0, stream}, of);
   }
   return {plan, source, input, bias, recurrent};
 }

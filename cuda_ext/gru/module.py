@@ -1,8 +1,8 @@
 """``torch.nn.GRU`` on the kernels: the same arguments, parameters, initial values and results.
 
 Each layer is one call of ``gru`` or ``gru_ragged``. Padded batches with lengths, ragged rows with offsets and nested
-tensors (layout ``torch.jagged``) come in beside what ``nn.GRU`` takes. A first state ``hx``, and more than 128 units,
-run PyTorch's own GRU instead, with a warning; strict mode refuses that.
+tensors (layout ``torch.jagged``) come in beside what ``nn.GRU`` takes. More than 128 units run PyTorch's own GRU
+instead, with a warning; strict mode refuses that.
 
 Shape legend: N sequences, T steps, M real steps, I inputs, H units a direction, d directions, L layers.
 """
@@ -16,7 +16,8 @@ from torch.nn.utils.rnn import PackedSequence
 from cuda_ext import library
 from cuda_ext.gru import MOST_UNITS, gru, gru_ragged
 
-Layer = Callable[[Tensor, list[Tensor]], tuple[Tensor, Tensor]]
+# x, the parameters and the first states of one layer -> its states and its last ones.
+Layer = Callable[[Tensor, list[Tensor], Tensor | None], tuple[Tensor, Tensor]]
 
 
 class GRU(nn.Module):
@@ -71,7 +72,7 @@ class GRU(nn.Module):
 
         input: [T, N, I], or [N, T, I] with batch_first; [T, I] of one sequence; a PackedSequence; a nested tensor
         [N, jagged, I]; or, with offsets, ragged rows [M, I].
-        hx: the first states [L d, N, H] (of one sequence [L d, H]), for what ``nn.GRU`` takes; None for zeros.
+        hx: the first states [L d, N, H] (of one sequence [L d, H]); None for zeros.
         lengths: int [N] on the device of ``input``, of a padded batch; states at padding are zero.
         offsets: int [N + 1] of ragged rows: sequence n is rows offsets[n] to offsets[n + 1].
         Raises ValueError where lengths or offsets do not go with the input.
@@ -81,39 +82,42 @@ class GRU(nn.Module):
             raise ValueError("GRU takes lengths with a padded batch of three dimensions, and no offsets beside them")
         if offsets is not None and (not isinstance(input, Tensor) or input.ndim != 2):
             raise ValueError("GRU takes offsets with ragged rows [M, I]")
-        if hx is not None or self.hidden_size > MOST_UNITS:
+        if self.hidden_size > MOST_UNITS:
             if own_form:
                 raise ValueError(
-                    f"GRU with a first state, or of more than {MOST_UNITS} units, takes what nn.GRU takes: a padded "
-                    f"batch without lengths or a PackedSequence"
+                    f"GRU of more than {MOST_UNITS} units takes what nn.GRU takes: a padded batch without lengths or a "
+                    f"PackedSequence"
                 )
-            given = "a first state" if hx is not None else f"{self.hidden_size} units"
-            library.run_reference("GRU", f"the kernels take no first state and at most {MOST_UNITS} units, got {given}")
+            library.run_reference("GRU", f"the kernels take at most {MOST_UNITS} units, got {self.hidden_size}")
             plain = self._plain("meta").train(self.training)
             for name, parameter in self.named_parameters():
                 setattr(plain, name, parameter)
             return plain(input, hx)
         if isinstance(input, PackedSequence):
-            return self._packed(input)
+            return self._packed(input, hx)
         if offsets is not None:
-            return self._layers(input, lambda x, parameters: gru_ragged(x, offsets, parameters, self.bidirectional))
+            return self._layers(input, hx, self._ragged(offsets))
         if input.is_nested:
             bounds = input.offsets()
-            states, last = self._layers(
-                input.values(), lambda x, parameters: gru_ragged(x, bounds, parameters, self.bidirectional)
-            )
+            states, last = self._layers(input.values(), hx, self._ragged(bounds))
             return torch.nested.nested_tensor_from_jagged(states, bounds), last
-        return self._padded(input, lengths)
+        return self._padded(input, hx, lengths)
 
-    def _padded(self, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _ragged(self, offsets: Tensor) -> Layer:
+        return lambda x, parameters, hx: gru_ragged(x, offsets, parameters, self.bidirectional, initial=hx)
+
+    def _padded(self, x: Tensor, hx: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         if x.ndim == 2:
-            states, last = self._padded(x.unsqueeze(0 if self.batch_first else 1), None)
-            return states.squeeze(0 if self.batch_first else 1), last.squeeze(1)
+            axis = 0 if self.batch_first else 1
+            states, last = self._padded(x.unsqueeze(axis), None if hx is None else hx.unsqueeze(1), None)
+            return states.squeeze(axis), last.squeeze(1)
         x = x if self.batch_first else x.transpose(0, 1)
-        states, last = self._layers(x, lambda x, parameters: gru(x, lengths, parameters, self.bidirectional))
+        states, last = self._layers(
+            x, hx, lambda x, parameters, hx: gru(x, lengths, parameters, self.bidirectional, initial=hx)
+        )
         return states if self.batch_first else states.transpose(0, 1), last
 
-    def _packed(self, packed: PackedSequence) -> tuple[PackedSequence, Tensor]:
+    def _packed(self, packed: PackedSequence, hx: Tensor | None) -> tuple[PackedSequence, Tensor]:
         """Reorder the steps by sequence, and back; the order is made on the CPU, where ``batch_sizes`` is."""
         data, sizes, in_order, in_old_order = packed
         real = torch.arange(int(sizes[0])) < sizes.unsqueeze(1)
@@ -125,19 +129,23 @@ class GRU(nn.Module):
         rows, back, offsets = (
             tensor.to(data.device, non_blocking=True) for tensor in (by_sequence, by_sequence.argsort(), offsets)
         )
-        states, last = self._layers(
-            data[rows], lambda x, parameters: gru_ragged(x, offsets, parameters, self.bidirectional)
-        )
+        if hx is not None and in_order is not None:
+            hx = hx.index_select(1, in_order)
+        states, last = self._layers(data[rows], hx, self._ragged(offsets))
         if in_old_order is not None:
             last = last.index_select(1, in_old_order)
         return PackedSequence(states[back], sizes, in_order, in_old_order), last
 
-    def _layers(self, x: Tensor, run: Layer) -> tuple[Tensor, Tensor]:
-        last = []
+    def _layers(self, x: Tensor, hx: Tensor | None, run: Layer) -> tuple[Tensor, Tensor]:
+        """Raises ValueError where hx is not as many layers' first states."""
+        directions, last = 1 + self.bidirectional, []
+        if hx is not None and hx.shape[0] != self.num_layers * directions:
+            raise ValueError(f"GRU takes hx [{self.num_layers * directions}, N, H], got {tuple(hx.shape)}")
         for number in range(self.num_layers):
             if number and self.dropout:
                 x = nn.functional.dropout(x, self.dropout, self.training)
-            x, of_layer = run(x, self._parameters_of(number))
+            first = None if hx is None else hx[number * directions : (number + 1) * directions]
+            x, of_layer = run(x, self._parameters_of(number), first)
             last.append(of_layer)
         return x, torch.cat(last)
 

@@ -114,17 +114,17 @@ def check_backward(gradient: Tensor, x: Tensor, beta: Tensor | None) -> None:
 
 def _run(x: Tensor, beta: Tensor | None) -> Tensor:
     check(x, beta)
-    return (kernel("swish", x.device) or reference)(x, beta)
+    return (kernel("swish", x) or reference)(x, beta)
 
 
 def _run_backward(gradient: Tensor, x: Tensor, beta: Tensor | None) -> Tensor:
     check_backward(gradient, x, beta)
-    return (kernel("swish_backward", x.device) or reference_backward)(gradient, x, beta)
+    return (kernel("swish_backward", x) or reference_backward)(gradient, x, beta)
 
 
 def _run_backward_beta(gradient: Tensor, x: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     check_backward(gradient, x, beta)
-    return (kernel("swish_backward_beta", x.device) or reference_backward_beta)(gradient, x, beta)
+    return (kernel("swish_backward_beta", x) or reference_backward_beta)(gradient, x, beta)
 
 
 def _shape(x: Tensor, beta: Tensor | None) -> Tensor:

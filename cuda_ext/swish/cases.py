@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext.case import Case, backward_of, compiled
+from cuda_ext.case import Case, backward_of, begin, compiled
 from cuda_ext.swish import HALF, reference, reference_backward, reference_backward_beta, swish
 
 Kind = Literal["none", "scalar", "channel"]
@@ -68,9 +68,10 @@ def _case(
 def exercise() -> None:
     """Run the kernels on shapes, strides and betas that reach every branch, and compare with the reference."""
     shapes = [(0, 3), (7, 5), (33, 1030), (3, 7, 3, 3), (2, 20, 30, 31), (2, 3, 70, 67)]
-    # float64 and float16 run the same code as the other two.
-    few = itertools.product((torch.float64, torch.float16), shapes[2:4])
+    # float16 runs the same code as bfloat16.
+    few = itertools.product((torch.float16,), shapes[2:4])
     for dtype, shape in itertools.chain(itertools.product((torch.float32, torch.bfloat16), shapes), few):
+        begin("swish", shape, dtype)
         last_first = torch.randn(shape[::-1], device="cuda").to(dtype).permute(*reversed(range(len(shape))))
         for x in (last_first, last_first.contiguous()[..., 1:]):
             gradient = torch.randn_like(x)
@@ -80,7 +81,7 @@ def exercise() -> None:
 
 
 def _compare(x: Tensor, beta: Tensor | None, gradient: Tensor) -> None:
-    limit = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[x.dtype]
+    limit = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[x.dtype]
     operations = torch.ops.cuda_ext
     found = [operations.swish(x, beta), operations.swish_backward(gradient, x, beta)]
     # On the CPU: what the sanitizer watches is then little but the kernels.

@@ -6,7 +6,7 @@
 // again from x.
 //
 // A dense x is taken in its memory order, whatever its strides. There element i has the channel
-// (i / inner) % channels, where inner is the channel's stride: [N, C], [N, C, H, W] and channels last alike. A run of
+// (i / inner) % channels, where inner is the channel's stride: [N, float], [N, float, H, W] and channels last alike. A run of
 // `inner` elements of one channel is called a plane here. Two kernels share the work:
 //
 //   planes   for large planes (a scalar beta: one plane of all elements). A block takes a part of one plane, so it has
@@ -17,7 +17,8 @@
 // Each block writes its sums to a place of its own, and a second kernel adds them, in double, in an order that depends
 // on the shape alone: no atomics, the same bits in every run and on every GPU.
 
-#include "../launch.cuh"
+#include "../common/functions.cuh"
+#include "../common/launch.cuh"
 
 #include <algorithm>
 #include <numeric>
@@ -41,37 +42,23 @@ constexpr int64_t least_threads = 1 << 17;
 // s is 1 / (1 + exp(-z)). For float the exponential is 2^(-log2(e) z), one instruction of its own, and so
 // is the reciprocal; both are right to 2 units of the last place, and flush what is under 2^-126 to 0. The factor of
 // z is multiplied into beta beforehand, and taken out of beta's gradient at the end.
-template <typename C>
-struct Sigmoid;
-
-template <>
-struct Sigmoid<float> {
+struct Sigmoid {
   static constexpr float factor = -1.4426950408889634f;
   static constexpr float inverse_factor = -0.6931471805599453f;
   static __device__ float of_scaled(float z) {
-    float power, inverse;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(z));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
-    return inverse;
+    return cuda_ext::reciprocal(1.0f + cuda_ext::power_of_two(z));
   }
 };
 
-template <>
-struct Sigmoid<double> {
-  static constexpr double factor = -1.0;
-  static constexpr double inverse_factor = -1.0;
-  static __device__ double of_scaled(double z) { return 1.0 / (1.0 + exp(z)); }
-};
-
 // The result of one element, y or the gradient of x; `sum` gathers beta's over the factor.
-template <Pass pass, typename C>
-__device__ C element(C x, C gradient, C scaled_beta, C& sum) {
-  const C gate = Sigmoid<C>::of_scaled(scaled_beta * x);
-  const C value = x * gate;
+template <Pass pass>
+__device__ float element(float x, float gradient, float scaled_beta, float& sum) {
+  const float gate = Sigmoid::of_scaled(scaled_beta * x);
+  const float value = x * gate;
   if constexpr (pass == Pass::forward) return value;
   // (1 - gate) / factor, with one rounding: nothing where the gate is 1.
-  const C rest = fma(gate, -Sigmoid<C>::inverse_factor, Sigmoid<C>::inverse_factor);
-  const C bend = value * rest;
+  const float rest = fma(gate, -Sigmoid::inverse_factor, Sigmoid::inverse_factor);
+  const float bend = value * rest;
   if constexpr (pass == Pass::backward_beta) sum = fma(gradient, x * bend, sum);
   return gradient * fma(scaled_beta, bend, gate);
 }
@@ -81,12 +68,12 @@ struct Beta {
   const void* data;
   bool single;
 
-  template <typename T, typename C = cuda_ext::compute_t<T>>
-  __device__ C scaled(int64_t channel) const {
-    if (data == nullptr) return Sigmoid<C>::factor;
-    const C beta = single ? static_cast<C>(static_cast<const float*>(data)[channel])
-                          : static_cast<C>(static_cast<const T*>(data)[channel]);
-    return beta * Sigmoid<C>::factor;
+  template <typename T>
+  __device__ float scaled(int64_t channel) const {
+    if (data == nullptr) return Sigmoid::factor;
+    const float beta = single ? static_cast<float>(static_cast<const float*>(data)[channel])
+                          : static_cast<float>(static_cast<const T*>(data)[channel]);
+    return beta * Sigmoid::factor;
   }
 };
 
@@ -99,9 +86,9 @@ struct Operands {
 
 // The packs first, first + step, ... before `end`, `unroll` of them under way together; element j of each has the beta
 // and the sum of index j * sums / size.
-template <typename T, Pass pass, int sums, int unroll, typename C = cuda_ext::compute_t<T>>
-__device__ void packs(const Operands<T>& of, int64_t first, int64_t step, int64_t end, const C (&beta)[sums],
-                      C (&sum)[sums]) {
+template <typename T, Pass pass, int sums, int unroll>
+__device__ void packs(const Operands<T>& of, int64_t first, int64_t step, int64_t end, const float (&beta)[sums],
+                      float (&sum)[sums]) {
   using Pack = cuda_ext::Pack<T>;
   for (int64_t base = first; base < end; base += step * unroll) {
     // Kept as four words until they are used: elements of 16 bits that a condition sets take a register each.
@@ -121,8 +108,8 @@ __device__ void packs(const Operands<T>& of, int64_t first, int64_t step, int64_
         Pack result;
 #pragma unroll
         for (int j = 0; j < Pack::size; ++j) {
-          const C g = pass == Pass::forward ? C{} : static_cast<C>(of_gradient.values[j]);
-          result.values[j] = static_cast<T>(element<pass>(static_cast<C>(of_x.values[j]), g,
+          const float g = pass == Pass::forward ? 0.0f : static_cast<float>(of_gradient.values[j]);
+          result.values[j] = static_cast<T>(element<pass>(static_cast<float>(of_x.values[j]), g,
                                                           beta[j * sums / Pack::size], sum[j * sums / Pack::size]));
         }
         reinterpret_cast<Pack*>(of.result)[i] = result;
@@ -132,14 +119,13 @@ __device__ void packs(const Operands<T>& of, int64_t first, int64_t step, int64_
 }
 
 // One element outside the packs.
-template <typename T, Pass pass, typename C = cuda_ext::compute_t<T>>
-__device__ void single(const Operands<T>& of, int64_t i, C beta, C& sum) {
-  const C gradient = pass == Pass::forward ? C{} : static_cast<C>(of.gradient[i]);
-  of.result[i] = static_cast<T>(element<pass>(static_cast<C>(of.x[i]), gradient, beta, sum));
+template <typename T, Pass pass>
+__device__ void single(const Operands<T>& of, int64_t i, float beta, float& sum) {
+  const float gradient = pass == Pass::forward ? 0.0f : static_cast<float>(of.gradient[i]);
+  of.result[i] = static_cast<T>(element<pass>(static_cast<float>(of.x[i]), gradient, beta, sum));
 }
 
-template <typename C>
-__device__ C warp_sum(C value) {
+__device__ float warp_sum(float value) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffff, value, offset);
   return value;
@@ -148,29 +134,28 @@ __device__ C warp_sum(C value) {
 // Block b takes part b % parts of plane b / parts: `part` elements, a multiple of a pack, or what is left of the plane.
 // Planes begin and end anywhere; the elements before a part's first whole pack and after its last are taken singly.
 template <typename T, Pass pass>
-__global__ void __launch_bounds__(threads) planes(Operands<T> of, Beta beta, cuda_ext::compute_t<T>* partials,
+__global__ void __launch_bounds__(threads) planes(Operands<T> of, Beta beta, float* partials,
                                                   int64_t inner, uint32_t channels, uint32_t parts, int64_t part) {
-  using C = cuda_ext::compute_t<T>;
   constexpr int size = cuda_ext::Pack<T>::size;
   const uint32_t plane = blockIdx.x / parts;
   const int64_t begin = plane * inner + (blockIdx.x - plane * parts) * part;
   const int64_t end = min(begin + part, (plane + 1) * inner);
   const int64_t first = (begin + size - 1) / size;
   const int64_t last = end / size;
-  const C b[] = {beta.scaled<T>(plane % channels)};
-  C sum[1] = {};
+  const float b[] = {beta.scaled<T>(plane % channels)};
+  float sum[1] = {};
   packs<T, pass, 1, 1>(of, first + threadIdx.x, threads, last, b, sum);
   const int64_t head = min(first * size, end);
   const int64_t tail = max(last * size, head);
   if (begin + threadIdx.x < head) single<T, pass>(of, begin + threadIdx.x, b[0], sum[0]);
   if (tail + threadIdx.x < end) single<T, pass>(of, tail + threadIdx.x, b[0], sum[0]);
   if constexpr (pass == Pass::backward_beta) {
-    __shared__ C sums[threads / 32];
+    __shared__ float sums[threads / 32];
     sum[0] = warp_sum(sum[0]);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum[0];
     __syncthreads();
     if (threadIdx.x < 32) {
-      sum[0] = warp_sum(threadIdx.x < threads / 32 ? sums[threadIdx.x] : C{});
+      sum[0] = warp_sum(threadIdx.x < threads / 32 ? sums[threadIdx.x] : 0.0f);
       if (threadIdx.x == 0) partials[blockIdx.x] = sum[0];
     }
   }
@@ -180,18 +165,17 @@ __global__ void __launch_bounds__(threads) planes(Operands<T> of, Beta beta, cud
 // a line, and the grid's blocks step down the lines together, `stride` packs at a time. `sums` is 1 where each
 // pack lies in one plane, else a pack's elements.
 template <typename T, Pass pass, int sums>
-__global__ void __launch_bounds__(threads, 4) periods(Operands<T> of, Beta beta, cuda_ext::compute_t<T>* partials,
+__global__ void __launch_bounds__(threads, 4) periods(Operands<T> of, Beta beta, float* partials,
                                                    int64_t n, int64_t inner, int64_t channels, int64_t period,
                                                    int64_t stride, int width, int height, uint32_t segments) {
-  using C = cuda_ext::compute_t<T>;
   constexpr int size = cuda_ext::Pack<T>::size;
   const uint32_t band = blockIdx.x / segments;
   const uint32_t segment = blockIdx.x - band * segments;
   const int line = threadIdx.x / width;
   const int64_t column = int64_t{segment} * width + (threadIdx.x - line * width);
-  C sum[sums] = {};
+  float sum[sums] = {};
   if (line < height && column < period) {
-    C b[sums];
+    float b[sums];
     int64_t offset, channel;
     if (period * size < int64_t{1} << 32) {
       // A division of 32 bits takes a quarter of the time of one of 64.
@@ -226,14 +210,14 @@ __global__ void __launch_bounds__(threads, 4) periods(Operands<T> of, Beta beta,
     }
   }
   if constexpr (pass == Pass::backward_beta) {
-    __shared__ alignas(16) C gathered[threads * sums];
+    __shared__ alignas(16) float gathered[threads * sums];
 #pragma unroll
     for (int j = 0; j < sums; ++j) gathered[threadIdx.x * sums + j] = sum[j];
     __syncthreads();
     for (int i = threadIdx.x; i < width * sums; i += threads) {
       const int64_t place = int64_t{segment} * width * sums + i;
       if (place < period * sums) {
-        C total = 0;
+        float total = 0;
         for (int k = 0; k < height; ++k) total += gathered[k * width * sums + i];
         partials[band * (period * sums) + place] = total;
       }
@@ -243,11 +227,10 @@ __global__ void __launch_bounds__(threads, 4) periods(Operands<T> of, Beta beta,
 
 // partials [rows, channels, depth] -> the sum of each channel. A block takes `width` channels.
 template <typename T>
-__global__ void __launch_bounds__(most_final_threads) add_partials(const cuda_ext::compute_t<T>* __restrict__ partials,
+__global__ void __launch_bounds__(most_final_threads) add_partials(const float* __restrict__ partials,
                                                                    void* __restrict__ result, bool single,
                                                                    uint32_t rows, int64_t channels, uint32_t depth,
                                                                    int width) {
-  using C = cuda_ext::compute_t<T>;
   // Loads under way together: added one by one they would take a memory latency each.
   constexpr int unroll = 8;
   __shared__ double sums[most_final_threads];
@@ -257,12 +240,12 @@ __global__ void __launch_bounds__(most_final_threads) add_partials(const cuda_ex
     const int64_t count = int64_t{rows} * depth;
     const auto step = static_cast<int64_t>(blockDim.x / width);
     for (int64_t base = threadIdx.x / width; base < count; base += step * unroll) {
-      C values[unroll];
+      float values[unroll];
 #pragma unroll
       for (int k = 0; k < unroll; ++k) {
         const int64_t i = base + k * step;
         const int64_t row = depth == 1 ? i : static_cast<uint32_t>(i) / depth;
-        values[k] = i < count ? partials[(row * channels + channel) * depth + (i - row * depth)] : C{};
+        values[k] = i < count ? partials[(row * channels + channel) * depth + (i - row * depth)] : 0.0f;
       }
 #pragma unroll
       for (int k = 0; k < unroll; ++k) sum += values[k];
@@ -274,7 +257,7 @@ __global__ void __launch_bounds__(most_final_threads) add_partials(const cuda_ex
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
   if (threadIdx.x < width && channel < channels) {
-    const auto total = static_cast<C>(sums[threadIdx.x] * Sigmoid<C>::factor);
+    const auto total = static_cast<float>(sums[threadIdx.x] * Sigmoid::factor);
     if (single) {
       static_cast<float*>(result)[channel] = static_cast<float>(total);
     } else {
@@ -294,7 +277,6 @@ unsigned grid_of(int64_t blocks) {
 template <typename T, Pass pass>
 void launch(const Tensor& x, const Tensor* gradient, const std::optional<Tensor>& beta, const Tensor& result,
             const Tensor* beta_gradient) {
-  using C = cuda_ext::compute_t<T>;
   constexpr int size = cuda_ext::Pack<T>::size;
   constexpr bool with_sums = pass == Pass::backward_beta;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
@@ -309,11 +291,10 @@ void launch(const Tensor& x, const Tensor* gradient, const std::optional<Tensor>
   // Partial sums [rows, channels, depth].
   int64_t rows = 0, depth = 0;
   std::optional<Tensor> partials;
-  const auto place_for_partials = [&]() -> C* {
+  const auto place_for_partials = [&]() -> float* {
     if (!with_sums) return nullptr;
-    partials = torch::stable::new_empty(x, {rows * channels * depth},
-                                        std::is_same_v<C, double> ? ScalarType::Double : ScalarType::Float);
-    return static_cast<C*>(partials->data_ptr());
+    partials = torch::stable::new_empty(x, {rows * channels * depth}, ScalarType::Float);
+    return static_cast<float*>(partials->data_ptr());
   };
   if (channels == 1 || inner >= least_plane * size) {
     const int64_t packs_each = with_sums ? 4 : 3;
@@ -355,7 +336,7 @@ void launch(const Tensor& x, const Tensor* gradient, const std::optional<Tensor>
     const int width = channels >= 8 && depth == 1 ? 8 : 1;
     const int final_threads = rows * depth * width > 1024 ? most_final_threads : 256;
     add_partials<T><<<grid_of(ceil_div(channels, width)), final_threads, 0, stream>>>(
-        static_cast<const C*>(partials->data_ptr()), beta_gradient->data_ptr(), in_float, static_cast<uint32_t>(rows),
+        static_cast<const float*>(partials->data_ptr()), beta_gradient->data_ptr(), in_float, static_cast<uint32_t>(rows),
         channels, static_cast<uint32_t>(depth), width);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
@@ -364,13 +345,9 @@ void launch(const Tensor& x, const Tensor* gradient, const std::optional<Tensor>
 template <Pass pass>
 void dispatch(const Tensor& x, const Tensor* gradient, const std::optional<Tensor>& beta, const Tensor& result,
               const Tensor* beta_gradient = nullptr) {
-  switch (x.scalar_type()) {
-    case ScalarType::Double: launch<double, pass>(x, gradient, beta, result, beta_gradient); break;
-    case ScalarType::Float: launch<float, pass>(x, gradient, beta, result, beta_gradient); break;
-    case ScalarType::Half: launch<__half, pass>(x, gradient, beta, result, beta_gradient); break;
-    case ScalarType::BFloat16: launch<__nv_bfloat16, pass>(x, gradient, beta, result, beta_gradient); break;
-    default: STD_TORCH_CHECK(false, "swish: dtype must be float64, float32, float16 or bfloat16");
-  }
+  cuda_ext::with_dtype("swish", x.scalar_type(), [&](auto t) {
+    launch<decltype(t), pass>(x, gradient, beta, result, beta_gradient);
+  });
 }
 
 void check_operands(const Tensor& x, const std::optional<Tensor>& beta) {

@@ -4,7 +4,7 @@
 // bytes. Each thread moves 16 bytes at a time; enough threads are resident to keep the memory busy, so that one load of
 // each input under way a thread is as fast as four (measured on an H200).
 
-#include "../launch.cuh"
+#include "../common/launch.cuh"
 
 #include <algorithm>
 
@@ -20,8 +20,7 @@ constexpr int64_t most_blocks = int64_t{1} << 18;
 
 template <typename T>
 __device__ T sum(T a, T b) {
-  using C = cuda_ext::compute_t<T>;
-  return static_cast<T>(static_cast<C>(a) + static_cast<C>(b));
+  return static_cast<T>(static_cast<float>(a) + static_cast<float>(b));
 }
 
 // All three pointers lie on 16 bytes. `n` counts elements and may exceed 2^31, so every index has 64 bits.
@@ -88,7 +87,7 @@ void launch(const Tensor& x, const Tensor& y, const Tensor& z, cudaStream_t stre
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// x, y: any one shape, on one GPU, of one of the four dtypes. The result is contiguous. The Python face has refused all
+// x, y: any one shape, on one GPU, of one of the three dtypes. The result is contiguous. The Python face has refused all
 // else with a better message; what is checked again here is what would read or write outside a tensor.
 Tensor vector_add(Tensor x, Tensor y) {
   STD_TORCH_CHECK(x.is_cuda() && y.is_cuda() && x.get_device_index() == y.get_device_index(),
@@ -103,13 +102,7 @@ Tensor vector_add(Tensor x, Tensor y) {
   Tensor z = torch::stable::empty_like(x);
   if (x.numel() == 0) return z;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
-  switch (x.scalar_type()) {
-    case ScalarType::Double: launch<double>(x, y, z, stream); break;
-    case ScalarType::Float: launch<float>(x, y, z, stream); break;
-    case ScalarType::Half: launch<__half>(x, y, z, stream); break;
-    case ScalarType::BFloat16: launch<__nv_bfloat16>(x, y, z, stream); break;
-    default: STD_TORCH_CHECK(false, "vector_add: dtype must be float64, float32, float16 or bfloat16");
-  }
+  cuda_ext::with_dtype("vector_add", x.scalar_type(), [&](auto t) { launch<decltype(t)>(x, y, z, stream); });
   return z;
 }
 

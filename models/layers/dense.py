@@ -189,10 +189,10 @@ class _DenseBlock(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, block: _Block, *parameters: Tensor | None) -> Tensor:
-        statistics = fused.part("batch_statistics", x.device)
-        append = fused.part("copy_with_statistics", x.device)
-        normalise = fused.part("batch_norm_activation", x.device)
-        product = fused.part("dense_product", x.device)
+        statistics = fused.part("batch_statistics", x)
+        append = fused.part("copy_with_statistics", x)
+        normalise = fused.part("batch_norm_activation", x)
+        product = fused.part("dense_product", x)
         rows, inputs = x.numel() // x.shape[1], x.shape[1]
         layers, growth = len(parameters) // 8, parameters[7].shape[0]
         width = inputs + layers * growth
@@ -249,10 +249,10 @@ class _DenseBlock(torch.autograd.Function):
         buffer, means, *others = ctx.saved_tensors
         saved, parameters = others[: 9 * ctx.layers], others[9 * ctx.layers :]
         block, device = ctx.block, buffer.device
-        backward = fused.part("batch_norm_activation_backward", device)
-        add_backward = fused.part("batch_norm_activation_add_backward", device)
-        weight_gradient = fused.part("dense_product_weight_gradient", device)
-        finish = fused.part("centred_gradient", device)
+        backward = fused.part("batch_norm_activation_backward", buffer)
+        add_backward = fused.part("batch_norm_activation_add_backward", buffer)
+        weight_gradient = fused.part("dense_product_weight_gradient", buffer)
+        finish = fused.part("centred_gradient", buffer)
         growth = parameters[7].shape[0]
         width = ctx.inputs + ctx.layers * growth
         total = torch.empty_like(buffer)

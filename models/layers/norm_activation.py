@@ -83,7 +83,7 @@ def by_modules(on: bool = True) -> Iterator[None]:
 def _has_kernel(x: Tensor) -> bool:
     if x.device.type != "cuda" or _by_modules or torch.compiler.is_compiling():
         return False
-    return library.kernel("batch_norm_activation", x.device) is not None
+    return library.kernel("batch_norm_activation", x) is not None
 
 
 def fuses(x: Tensor, activate: nn.Module, norms: Iterable[nn.Module]) -> bool:

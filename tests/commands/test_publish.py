@@ -27,11 +27,15 @@ def published(reread, tmp_path, monkeypatch):
             result = {"run_key": key, "variant": name, "seed": seed, "weights_sha256": digest}
             write_json(directory / "result.json", result)
             write_json(directory / "job.json", {"run_key": key, "data": plan.variants[name].data})
-            write_json(directory / "environment.json", {"host": "here", "torch": "2.13.0", "git_commit": "0" * 40})
-            variants.setdefault(name, {"seeds": {}})["seeds"][str(seed)] = {"run_key": key}
+            write_json(
+                directory / "environment.json",
+                {"host": "here", "torch": "2.13.0", "cpu_capability": "AVX2", "git_commit": "0" * 40},
+            )
+            about = {"data": plan.variants[name].data, "score": "accuracy", "test": {"accuracy": {"mean": 0.91234}}}
+            variants.setdefault(name, {**about, "seeds": {}})["seeds"][str(seed)] = {"run_key": key}
     report = tmp_path / "reports" / "tiny"
-    write_json(report / "metrics.json", {"variants": variants})
-    write_json(report / "verdicts.json", {"verdicts": []})
+    write_json(report / "metrics.json", {"evaluated_on": "test", "variants": variants})
+    write_json(report / "verdicts.json", {"verdicts": [{"name": "swish", "verdict": "inconclusive"}]})
     write_json(report / "plan.json", plan.record())
     (report / "curves.csv").write_text("epoch\n1\n")
     (report / "report.html").write_text("<html>")
@@ -42,7 +46,13 @@ def test_one_command_writes_all_that_is_committed(reread, published):
     assert "results/tiny: 8 runs" in reread("publish", "tiny")
     folder = published / "results" / "tiny"
     names = {path.name for path in folder.iterdir()}
-    assert names == {"metrics.json", "verdicts.json", "plan.json", "curves.csv", "runs.json"}
+    assert names == {"metrics.json", "verdicts.json", "plan.json", "curves.csv", "runs.json", "summary.json"}
+    assert read_json(folder / "summary.json") == {
+        "docstrings": {"han": 0.9123, "gru-flat": 0.9123},
+        "digits": {"densenet-relu": 0.9123, "densenet-swish": 0.9123},
+        "verdict": {"swish": "inconclusive"},
+        "machine": "AVX2, torch 2.13.0",
+    }
     runs = {run["run_key"]: run for run in read_json(folder / "runs.json")}
     run = runs["han-0"]
     assert run["weights_sha256"] == sha256_file(published / "runs/han-0/best.safetensors") and run["weights_verified"]

@@ -42,7 +42,7 @@ def test_a_run_is_reproduced_and_what_has_changed_is_named(project):
     # Another spelling of a constant is another source and the same weights.
     project.edit("batches/order.py", "POOL = 16\n", "POOL = 8 + 8\n")
     done = reproduce(code=0)
-    assert "epoch 2 of at most 2" in done.stdout
+    assert f"training {key} again on cpu" in done.stdout and "epoch 2 of at most 2" in done.stdout
     assert "equal: weights" in done.stdout and "batches/order.py" in done.stdout
     assert not again.parent.exists()
 

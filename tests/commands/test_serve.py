@@ -1,6 +1,7 @@
 """`make serve` and `make ui` with real servers, in a copy of the project."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import time
 import urllib.request
 from contextlib import contextmanager
+from dataclasses import replace
+from urllib.error import HTTPError
 
 import pytest
 from mlflow import MlflowClient
@@ -15,6 +18,7 @@ from mlflow import MlflowClient
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 # The tiny experiment.
 VARIANTS, SEEDS, EPOCHS = ("han", "gru-flat", "densenet-relu", "densenet-swish"), ("0",), 3
+LEFT = '"variant": "densenet-swish"'
 
 
 def free_port() -> int:
@@ -29,6 +33,15 @@ def call(url: str, body: object | None = None) -> object:
     with urllib.request.urlopen(request, timeout=30) as answer:
         text = answer.read()
     return json.loads(text) if answer.headers["Content-Type"].startswith("application/json") else text.decode()
+
+
+def wait_for(flow_run: str, state: str) -> dict:
+    """Return a flow run once it is in a state."""
+    deadline = time.monotonic() + 120
+    while (found := call(flow_run))["state_type"] != state:
+        assert time.monotonic() < deadline and found["state_type"] != "COMPLETED", found
+        time.sleep(0.2)
+    return found
 
 
 @contextmanager
@@ -54,8 +67,23 @@ def started(project, *command: str, until: str):
             assert process.wait(60) == 0, output.read_text()
 
 
-def test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it(project):
-    project.edit("experiments/tiny.yaml", "seeds: [0, 1]", "seeds: [0]")
+@pytest.fixture
+def almost_finished(finished, empty_databases, tmp_path):
+    """A copy of the project in which one run of the tiny experiment is left to train, and MLflow has none."""
+    directory = tmp_path / "project"
+    # Another test may be reading what is left out.
+    left_out = shutil.ignore_patterns("mlflow.db*", "mlartifacts", ".prefect", ".locks", "__pycache__")
+    shutil.copytree(finished.directory, directory, ignore=left_out)
+    (run,) = [path.parent for path in directory.glob("runs/*/job.json") if LEFT in path.read_text()]
+    shutil.rmtree(run)
+    shutil.copytree(empty_databases, directory, dirs_exist_ok=True)
+    for origin in directory.glob("runs/*/origin.json"):
+        origin.unlink()
+    return replace(finished, directory=directory)
+
+
+def test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it(almost_finished):
+    project = almost_finished
     ports = {"prefect": str(free_port()), "mlflow": str(free_port())}
     page = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     api = f"{page['prefect']}/api"
@@ -73,15 +101,33 @@ def test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it(project):
         done = project.run("python", *run, **home)
         assert "finished successfully in 'Completed'" in done.stdout
 
+        # An experiment that does not exist is refused at once; a variant that does not, in the first words of the run.
+        create = f"{api}/deployments/{deployments['variant']['id']}/create_flow_run"
+        with pytest.raises(HTTPError, match="409"):
+            call(create, {"parameters": {"experiment": "tinny"}})
+        wrong = call(
+            create, {"parameters": {"experiment": "tiny", "variants": ["hat"]}, "state": {"type": "SCHEDULED"}}
+        )
+        failed = wait_for(f"{api}/flow_runs/{wrong['id']}", "FAILED")
+        assert failed["state"]["message"].startswith("unknown name 'hat'") and "han" in failed["state"]["message"]
+
         by_deployment = {"flow_runs": {"deployment_id": {"any_": [deployments["default"]["id"]]}}}
         (flow_run,) = call(f"{api}/flow_runs/filter", by_deployment)
         assert flow_run["state_type"] == "COMPLETED"
         artifacts = call(f"{api}/artifacts/filter", {"limit": 200})
-        kinds = [one["type"] for one in artifacts]
-        assert kinds.count("progress") == len(VARIANTS) * len(SEEDS)
-        assert all(one["data"] == 100 for one in artifacts if one["type"] == "progress")
-        assert {"table", "markdown"} <= set(kinds)
-        flow_runs = {one["id"] for one in call(f"{api}/flow_runs/filter", {})}
+        shown = {one["key"]: one for one in artifacts}
+        # A run of a second or two has no bar.
+        bar = shown.pop("tiny-densenet-swish-0-epochs", {"data": 100})
+        assert bar["data"] == 100 and set(shown) == {"tiny-variants", "tiny-verdicts", "tiny-report"}
+        assert {shown[f"tiny-{one}"]["flow_run_id"] for one in ("variants", "verdicts", "report")} == {flow_run["id"]}
+        assert "/artifacts/report.html" in shown["tiny-report"]["data"]
+        logs = call(f"{api}/logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}})
+        lines = "\n".join(one["message"] for one in logs)
+        assert all(f"{variant} seed 0: validation 0." in lines for variant in VARIANTS)
+        assert "inconclusive: A hierarchical attention network" in lines and "reports/tiny/report.html" in lines
+        flow_runs = call(f"{api}/flow_runs/filter", {})
+        assert {one["name"] for one in flow_runs if one["id"] != wrong["id"]} == {"tiny", "tiny: han, seeds 0"}
+        flow_runs = {one["id"] for one in flow_runs}
         # Prefect's page must ask its own port, not 4200.
         assert call(f"{page['prefect']}/ui-settings")["api_url"] == api
 
@@ -106,7 +152,8 @@ def check_runs(client: MlflowClient, flow_runs: set[str]) -> None:
     told = sorted((run.data.params["variant"], run.data.params["seed"]) for run in children)
     assert told == sorted((variant, seed) for variant in VARIANTS for seed in SEEDS)
     assert {run.info.status for run in children} == {"FINISHED"}
-    assert {run.data.tags["prefect.flow_run"] for run in children} <= flow_runs
+    flow_run = {run.data.tags["prefect.flow_run"] for run in children if "prefect.flow_run" in run.data.tags}
+    assert len(flow_run) == 1 and flow_run <= flow_runs
     first = children[0].info.run_id
     assert len(client.get_metric_history(first, "training_loss")) == EPOCHS
     assert "result.json" in [file.path for file in client.list_artifacts(first)]

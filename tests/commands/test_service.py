@@ -88,6 +88,7 @@ def test_settings_that_others_may_read_or_that_are_missing_are_refused(settings_
     assert "chmod 600" in reread("service", "--settings", str(settings_file), code=2)
     missing = reread("serve", "--service", "--settings", str(tmp_path / "none.env"), code=2)
     assert "none.env does not exist" in missing and "reread service init" in missing
+    assert "--limit" in reread("serve", "--service", "--limit", "2", code=2)
 
 
 def test_a_database_that_does_not_answer_is_one_line(settings_file, reread):

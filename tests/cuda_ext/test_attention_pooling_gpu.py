@@ -11,7 +11,7 @@ from tests.cuda_ext import rules
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 LARGEST_ERROR = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-# Rows, steps, width, units: the kernels of three widths and the plain one, odd and misaligned rows, long rows.
+# Rows, steps, width, units: the kernels of three widths, PyTorch's operations, odd and misaligned rows, long rows.
 SHAPES = [
     (37, 30, 100, 100),
     (64, 20, 100, 100),
@@ -138,9 +138,14 @@ def test_lengths_beyond_the_tensor_and_rows_of_no_sequence(width):
     rows = states.flatten(0, 1)
     found = everything(rows, offsets, *parameters, gradient, function=attention_pooling_ragged)
     same = everything(rows[2:41], offsets - 2, *parameters, gradient, function=attention_pooling_ragged)
-    for a, b in [(found[1], same[1]), (found[2], same[2])]:
-        assert torch.equal(a[2:41], b) and not a[:2].any() and not a[41:].any()
-    assert all(torch.equal(found[i], same[i]) for i in (0, 3, 4, 5))
+    for a in found[1:3]:
+        assert not a[:2].any() and not a[41:].any()
+    own = found[0], found[1][2:41], found[2][2:41], *found[3:]
+    if width <= 128:
+        assert all(torch.equal(a, b) for a, b in zip(own, same, strict=True))
+    else:
+        # PyTorch's products of 60 rows and of 39 may round otherwise.
+        assert rules.relative_error(own, same) <= LARGEST_ERROR[torch.float32]
 
 
 @pytest.mark.parametrize("width", [100, 140])
@@ -196,6 +201,35 @@ def test_autocast_casts_the_states_and_leaves_the_parameters():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fifty_runs_give_the_same_bits_in_deterministic_mode(dtype):
     rules.fifty_runs_give_the_same_bits(everything, inputs(700, 30, 100, 100, dtype=dtype))
+
+
+@pytest.mark.parametrize("huge", [1e30, float("inf")])
+@pytest.mark.parametrize("shape", [(700, 7, 100, 100), (40, 7, 100, 100), (500, 9, 64, 50), (300, 20, 33, 17)], ids=str)
+def test_a_huge_gradient_of_one_sequence_leaves_the_others_theirs(shape, huge):
+    """Float's numbers are scaled together, 16 rows at a time, which may be of several sequences."""
+    states, lengths, *parameters, gradient, _ = inputs(*shape)
+    lengths.clamp_(min=1)
+    expected = everything(states, lengths, *parameters, gradient)[2]
+    one = shape[0] // 2
+    spoilt = gradient.clone()
+    spoilt[one] = huge
+    found = everything(states, lengths, *parameters, spoilt)[2]
+    others = torch.arange(shape[0], device="cuda") != one
+    assert rules.relative_error(found[others], expected[others]) <= LARGEST_ERROR[torch.float32]
+    each = (found - expected).double().flatten(1).norm(dim=1) / expected.double().flatten(1).norm(dim=1).clamp(
+        min=1e-30
+    )
+    assert each[others].max() <= 1e-3
+
+
+@pytest.mark.parametrize("small", [1e-12, 1e-20])
+def test_gradients_of_sequences_of_very_different_sizes_keep_their_digits(small):
+    states, lengths, *parameters, gradient, _ = inputs(700, 7, 100, 100)
+    lengths.clamp_(min=2)
+    gradient[::2] *= small
+    found = everything(states, lengths, *parameters, gradient)[2]
+    exact = everything(*doubled([states, lengths, *parameters, gradient]), function=formula)[2]
+    assert rules.relative_error(found[::2], exact[::2]) <= LARGEST_ERROR[torch.float32]
 
 
 @pytest.mark.parametrize("width", [100, 140])

@@ -110,11 +110,11 @@ def test_parts_of_a_dense_block_equal_their_references():
             whole, dy = numbers(300, 64, dtype=dtype), numbers(300, columns, dtype=dtype, seed=2) + 1
             x, given = whole[:, :channels], vectors(channels, dtype)
             arguments = (*given, 2, 1e-5)
-            y = fused.part("batch_norm_activation", device)(x, *arguments, columns, 0, 0)
+            y = fused.part("batch_norm_activation", x)(x, *arguments, columns, 0, 0)
             assert not y[:, channels:].any()
             assert relative_error(y, fused.reference(x, *arguments, columns)) <= LARGEST_ERROR[dtype]
             results = []
-            for add in (fused.part("batch_norm_activation_add_backward", device), fused.reference_add_backward):
+            for add in (fused.part("batch_norm_activation_add_backward", x), fused.reference_add_backward):
                 total = numbers(300, 64, dtype=dtype, seed=3)
                 slope, offset = torch.ones(2, channels, device=device, dtype=computed)
                 found = add(dy, x, *arguments, True, total[:, :channels], slope, offset)
@@ -124,11 +124,11 @@ def test_parts_of_a_dense_block_equal_their_references():
             assert torch.equal(results[0][3][:, channels:], results[1][3][:, channels:])
             total, slope, offset = results[0][3:]
             finish = (total[:, :channels], x, given[2], slope, offset, columns)
-            found = fused.part("centred_gradient", device)(*finish)
+            found = fused.part("centred_gradient", x)(*finish)
             assert relative_error(found, fused.reference_centred_gradient(*finish)) <= LARGEST_ERROR[dtype]
             copied = torch.zeros(300, 64, device=device, dtype=dtype)
             mean, variance = torch.zeros(2, channels, device=device, dtype=computed)
-            fused.part("copy_with_statistics", device)(x, copied[:, 4 : 4 + channels], mean, variance)
+            fused.part("copy_with_statistics", x)(x, copied[:, 4 : 4 + channels], mean, variance)
             assert torch.equal(copied[:, 4 : 4 + channels], x) and copied.count_nonzero() == x.count_nonzero()
             assert relative_error((mean, variance), fused.reference_statistics(x)) <= 1e-5
 
@@ -153,8 +153,8 @@ def in_float64(items):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_products_of_a_dense_layer_equal_their_references(activation, dtype):
-    product = fused.part("dense_product", torch.device("cuda"))
-    weight_gradient = fused.part("dense_product_weight_gradient", torch.device("cuda"))
+    like = torch.empty(0, device="cuda", dtype=dtype)
+    product, weight_gradient = (fused.part(f"dense_product{name}", like) for name in ("", "_weight_gradient"))
     for rows, outputs, channels, stride in PRODUCTS:
         x, dy, w = product_inputs(dtype, rows, outputs, channels, stride)
         norm = (*vectors(channels), ACTIVATIONS.index(activation), 1e-5)
@@ -175,13 +175,45 @@ def test_the_products_of_a_dense_layer_equal_their_references(activation, dtype)
         assert relative_error(weight_gradient(dy, x, *norm), exact) <= room, where
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("row", [0, 1, 8_192, 24_576, -1])
+def test_one_value_far_from_the_others_leaves_their_variance(row, dtype):
+    """A sum of squares that begins at such a value loses the others' digits: sums begin at the middle one of three."""
+    rows, far = 49_152, 3e4
+    x = numbers(rows, 24, dtype=dtype)
+    x[row, ::2] = far
+    mean, variance = batch_statistics(x)
+    exact = torch.var_mean(x.double(), dim=0, correction=0)
+    assert relative_error((variance, mean), exact) <= 1e-6
+    others = [channel for channel in range(24) if channel % 2]
+    assert relative_error(variance[others], exact[0][others]) <= 1e-6
+    assert relative_error(without_one(x, row, variance), without_one(x, row, exact[0])) <= 0.02
+
+
+def without_one(x, row, variance):
+    """What a row leaves of the variance: its own share is known."""
+    return variance.double() - (x[row].double() - x.double().mean(0)) ** 2 / (len(x) - 1)
+
+
+@pytest.mark.parametrize("row", [0, 3, 6])
+def test_one_row_far_from_the_others_leaves_a_product_s_variance(row):
+    x, _, w = product_inputs(torch.bfloat16, 300_000, 48, 100, 104)
+    x[row] = 3000
+    w = w.abs()
+    norm = (torch.ones(100, device="cuda"), *torch.zeros(2, 100, device="cuda"), torch.ones(100, device="cuda"), None)
+    y, mean, variance = fused.part("dense_product", x)(x, w, *norm, ACTIVATIONS.index("relu"), 1e-5, True)
+    exact = torch.var_mean(y.double(), dim=0, correction=0)
+    assert relative_error((variance, mean), exact) <= 1e-6
+    assert relative_error(without_one(y, row, variance), without_one(y, row, exact[0])) <= 2e-3
+
+
 def test_the_products_of_a_dense_layer_give_the_same_bits_in_fifty_runs():
     x, dy, w = product_inputs(torch.bfloat16, 30_000, 48, 100, 104)
     norm = (*vectors(100), 2, 1e-5)
 
     def run(x, dy, w):
-        product = fused.part("dense_product", x.device)(x, w, *norm, True)
-        return (*product, fused.part("dense_product_weight_gradient", x.device)(dy, x, *norm))
+        product = fused.part("dense_product", x)(x, w, *norm, True)
+        return (*product, fused.part("dense_product_weight_gradient", x)(dy, x, *norm))
 
     fifty_runs_give_the_same_bits(run, (x, dy, w))
 
@@ -297,7 +329,7 @@ def test_empty_batches():
 
 
 def test_the_compiled_operations_called_wrongly_refuse():
-    library.kernel("batch_norm_activation", torch.device("cuda", 0))
+    library.kernel("batch_norm_activation", torch.empty(0, device="cuda"))
     compiled = torch.ops.cuda_ext_kernels
     x, given = numbers(6, 8), vectors(8)
     with pytest.raises(RuntimeError, match="mean must be contiguous, 8 numbers, got 7"):

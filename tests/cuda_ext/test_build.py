@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def test_the_kernels_compile_for_every_gpu_and_are_published_whole():
     assert found == json.loads((build.BUILT / "library.json").read_text(encoding="utf-8"))
     assert found["file"] == library_file.name
     assert found["sources"] == build.source_key()
-    assert found["architectures"] == [[8, 0], [9, 0], [10, 0]]
+    assert found["architectures"] == [[8, 0], [9, 0], [10, 0], [12, 0]]
     content = library_file.read_bytes()
     assert content.startswith(b"\x7fELF")
     for kernel in ("vector_add", "swish", "conv2d", "gru_forward"):
@@ -45,8 +46,6 @@ def test_no_two_kernels_share_a_name():
 
 def test_every_gpu_gets_machine_code_and_later_ones_ptx():
     flags = [flag for flag in build.compile_flags() if flag.startswith("-gencode")]
-    assert [flag.split("code=")[-1] for flag in flags] == ["sm_80", "sm_90", "sm_100", "compute_100"]
-    flags = [flag for flag in build.compile_flags(gpus=build.WHEEL_ARCHITECTURES) if flag.startswith("-gencode")]
     assert [flag.split("code=")[-1] for flag in flags] == ["sm_80", "sm_90a", "sm_100", "sm_120", "compute_100"]
     assert build.compile_flags(gpus=[(8, 0)])[-2].endswith("code=compute_80")
 
@@ -116,15 +115,15 @@ def test_what_the_compiler_says_is_passed_on(tmp_path):
     [((8, 0), True), ((8, 9), True), ((9, 0), True), ((10, 3), True), ((12, 0), True), ((7, 5), False)],
 )
 def test_which_gpus_the_library_runs_on(capability, runs):
-    assert library.runs_on([[8, 0], [9, 0], [10, 0]], [10, 0], capability) is runs
+    assert library.runs_on(build.capabilities(), build.PTX, capability) is runs
 
 
 @pytest.mark.parametrize(
     ("gpu", "capability", "runs"),
-    [((8, 6), (8, 0), False), ((8, 0), (8, 9), True), ((8, 0), (9, 0), False), ((9, 0), (10, 0), True)],
+    [((8, 6), (8, 0), False), ((8, 0), (8, 9), True), ((8, 0), (9, 0), True), ((9, 0), (10, 0), True)],
 )
-def test_a_library_for_one_gpu_serves_no_older_one_and_no_hopper_if_it_is_for_ampere(gpu, capability, runs):
-    """On Hopper the host would ask for bulk copies and clusters that code for Ampere leaves out."""
+def test_a_library_for_one_gpu_serves_later_ones_and_no_older_one(gpu, capability, runs):
+    """A Hopper runs what the driver makes of PTX for Ampere: tests/cuda_ext/test_older_code_gpu.py."""
     assert library.runs_on([gpu], build.ptx_of([gpu]), capability) is runs
 
 
@@ -146,17 +145,23 @@ def test_a_library_that_does_not_fit_says_why_and_what_fixes_it(monkeypatch):
         r"Tesla T4 is sm_75 and the library holds sm_80: add .*build.py and run `make ext`",
         unfit_on_a_gpu(monkeypatch, other),
     )
+    # In a wheel there are no sources, and nothing to make.
+    monkeypatch.setattr(build, "kernel_sources", list)
+    for found in (None, {}, other):
+        reason = unfit_on_a_gpu(monkeypatch, found)
+        assert "wheel" in reason and "make ext" not in reason
 
 
 @pytest.fixture
 def gpu_with(monkeypatch):
     """A GPU of so many bytes of shared memory per block, with a library that fits."""
 
-    def make(allowed):
+    def make(allowed, architectures=None):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A10")
         monkeypatch.setattr(library, "unfit", lambda device: None)
         monkeypatch.setattr(library, "_shared_memory", lambda device: allowed)
-        monkeypatch.setattr(build, "built", lambda: {"sources": "0123456789abcdef"})
+        about = {"sources": "0123456789abcdef", "architectures": architectures or build.capabilities()}
+        monkeypatch.setattr(build, "built", lambda: about)
         return torch.device("cuda", 0)
 
     return make
@@ -164,18 +169,40 @@ def gpu_with(monkeypatch):
 
 def test_an_operation_that_needs_more_shared_memory_than_the_gpu_has_runs_its_reference(gpu_with):
     device = gpu_with(101_376)
-    with pytest.warns(library.ReferenceWarning, match="gru_forward takes 118,784 bytes .* NVIDIA A10 has 101,376"):
-        assert library.kernel("gru_forward", device) is None
+    wide = "attention_pooling of float32 to 104 wide"
+    with pytest.warns(library.ReferenceWarning, match=f"{wide} takes 154,288 bytes .* NVIDIA A10 has 101,376"):
+        assert library.kernel("attention_pooling", of_device(device), wide) is None
     library.strict(True)
-    with pytest.raises(library.KernelError, match="gru_backward"):
-        library.kernel("gru_backward", device)
+    with pytest.raises(library.KernelError, match=wide):
+        library.kernel("attention_pooling", of_device(device), wide)
+
+
+def of_device(device, dtype=torch.float32):
+    """What ``kernel`` looks at of a tensor on a GPU, where there may be none."""
+    return SimpleNamespace(device=device, dtype=dtype)
+
+
+def test_float64_runs_its_reference_on_a_gpu_without_a_word(gpu_with, recwarn):
+    device = gpu_with(232_448)
+    library.strict(True)
+    assert library.kernel("swish", of_device(device, torch.float64)) is None
+    assert not recwarn
 
 
 def test_the_record_of_a_run_names_the_operations_that_run_their_reference(gpu_with):
     assert library.kernels(gpu_with(232_448)) == "extension 0123456789abcdef"
-    on_ampere = library.kernels(gpu_with(166_912))
-    assert "gru" not in on_ampere and "attention_pooling of half precision to 104 wide" in on_ampere
-    assert "gru_backward" in library.kernels(gpu_with(101_376))
+    assert library.kernels(gpu_with(166_912)).endswith("; reference: attention_pooling of float32 to 128 wide")
+    on_ada = library.kernels(gpu_with(101_376)).partition("; reference: ")[2].split(", ")
+    # HAN's own width in half precision has its kernel on every GPU.
+    assert on_ada == [
+        "attention_pooling of half precision to 128 wide",
+        "attention_pooling of float32 to 104 wide",
+        "attention_pooling of float32 to 128 wide",
+    ]
+
+
+def test_the_record_of_a_run_names_the_gpus_of_a_library_for_some(gpu_with):
+    assert library.kernels(gpu_with(232_448, [[8, 0]])) == "extension 0123456789abcdef; compiled for sm_80"
 
 
 def test_a_cpu_build_of_pytorch_is_named(monkeypatch):
@@ -187,3 +214,10 @@ def test_a_library_that_does_not_load_says_so(tmp_path):
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"not a library")
     assert re.fullmatch(r"the library does not load with PyTorch .*: run `make ext`", library._load.__wrapped__(broken))
+
+
+def test_what_is_built_is_looked_up_where_the_library_is_loaded_from(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "BUILT", tmp_path)
+    assert build.built() is None
+    (tmp_path / "library.json").write_text('{"file": "kernels.so"}', encoding="utf-8")
+    assert build.built() == {"file": "kernels.so"}

@@ -65,7 +65,7 @@ def test_every_element_is_written_and_nothing_else(size):
         assert result[0].isnan().all() and result[2].isnan().all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_shapes_strides_and_misaligned_views(dtype):
     images, weight = random(3, 1, 40, 136, dtype=dtype), random(1, 1, 5, 5, dtype=dtype, seed=1)
     for kernel in kernels(dtype):
@@ -263,7 +263,7 @@ def test_two_devices_are_refused_and_so_are_the_compiled_operations_called_wrong
         ((images, weight, 3, 0), "no such padding or kernel, got 3 and 0"),
         ((images, weight, 0, 4), "no such padding or kernel, got 0 and 4"),
         ((images[:, :1], weight, 1, 0), "larger than k / 2, got 1 x 8"),
-        ((images.double(), weight.double(), 0, 3), "takes no float64"),
+        ((images.double(), weight.double(), 0, 3), "dtype must be float32, float16 or bfloat16"),
     ]:
         with pytest.raises(RuntimeError, match=message):
             forward(*arguments)

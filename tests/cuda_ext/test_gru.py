@@ -84,6 +84,26 @@ def test_rows_behind_the_last_offset_are_of_no_sequence():
 
 
 @quiet
+def test_rows_before_the_first_offset_are_of_no_sequence():
+    _, _, _, ours = batch(1, 1, 4, 6)
+    offsets = torch.tensor([0, 3, 3, 8])
+    x = torch.randn(8, 4, dtype=torch.float64)
+    longer = torch.cat([x.new_full((5, 4), torch.nan), x]).requires_grad_()
+    x.requires_grad_()
+    found, expected = ours(longer, offsets=offsets + 5), ours(x, offsets=offsets)
+    assert torch.equal(found[0][5:], expected[0]) and not found[0][:5].any()
+    assert torch.equal(found[1], expected[1])
+    gradients = torch.autograd.grad(found[0][5:].sum(), [longer, *ours.parameters()])
+    of_x, *of_parameters = torch.autograd.grad(expected[0].sum(), [x, *ours.parameters()])
+    assert torch.equal(gradients[0][5:], of_x) and not gradients[0][:5].any()
+    torch.testing.assert_close(gradients[1:], tuple(of_parameters), rtol=0, atol=0)
+    parameters = list(ours.parameters())
+    both = (gates(rows, limits, parameters, True) for rows, limits in ((longer, offsets + 5), (x, offsets)))
+    for a, b in zip(*both, strict=True):
+        assert torch.equal(a[5:], b) and not a[:5].any()
+
+
+@quiet
 def test_a_ragged_batch_gives_the_same_as_a_padded_one():
     x, lengths, _, ours = batch(7, 5, 4, 6)
     lengths[2] = 0
@@ -115,7 +135,7 @@ def test_only_what_asks_gets_a_gradient_and_without_one_nothing_is_kept():
     assert ours.bias_hh_l0.grad is None
     assert ours.weight_hh_l0.grad is not None
     parameters = [parameter.detach() for parameter in ours.parameters()]
-    states, _, kept, _, _ = torch.ops.cuda_ext.gru(x, lengths, False, False, *parameters)
+    states, _, kept, _, _ = torch.ops.cuda_ext.gru(x, lengths, None, False, False, *parameters)
     assert len(kept) == 0
     assert torch.equal(states, gru(x, lengths, list(ours.parameters()), bidirectional=True)[0])
 
@@ -182,17 +202,19 @@ def test_a_batch_of_nothing(shape):
 def test_the_operation_keeps_pytorch_s_rules(rectified):
     x, lengths, _, ours = batch(3, 4, 5, 6, dtype=torch.bfloat16)
     x = x.nan_to_num().requires_grad_()
-    torch.library.opcheck(torch.ops.cuda_ext.gru, (x, lengths, True, rectified, *ours.parameters()))
+    torch.library.opcheck(torch.ops.cuda_ext.gru, (x, lengths, None, True, rectified, *ours.parameters()))
+    first = torch.randn(2, 3, 6, dtype=torch.bfloat16, requires_grad=True)
+    torch.library.opcheck(torch.ops.cuda_ext.gru, (x, lengths, first, True, rectified, *ours.parameters()))
     one_way = [parameter.detach() for parameter in ours.parameters()][:4]
     offsets = torch.tensor([0, 2, 2, 9], dtype=torch.int32)
     rows = x.detach().flatten(0, 1)[:9]
-    torch.library.opcheck(torch.ops.cuda_ext.gru, (rows, offsets, False, rectified, *one_way, None, None, None, None))
+    torch.library.opcheck(torch.ops.cuda_ext.gru, (rows, offsets, None, False, rectified, *one_way, *[None] * 4))
 
 
 @quiet
 def test_a_backward_pass_without_the_gates_is_refused():
     x, lengths, _, ours = batch(3, 4, 5, 6)
-    states = torch.ops.cuda_ext.gru(x, lengths, False, False, *ours.parameters())[0]
+    states = torch.ops.cuda_ext.gru(x, lengths, None, False, False, *ours.parameters())[0]
     with pytest.raises(ValueError, match="keep=True"):
         states.sum().backward()
 

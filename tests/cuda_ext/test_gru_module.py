@@ -93,18 +93,32 @@ def test_dropout_between_layers_is_of_training_alone():
     same_results_and_gradients(theirs.eval(), ours.eval(), x)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_first_state_runs_pytorch_s_gru_says_so_once_and_is_refused_in_strict_mode(packed, recwarn):
+@quiet
+@pytest.mark.parametrize("form", ["padded", "packed", "one sequence"])
+def test_first_states_and_their_gradients_are_those_of_nn_gru(form):
     theirs, ours = pair(num_layers=2, bidirectional=True)
     x = torch.randn(STEPS, SEQUENCES, INPUTS, dtype=torch.float64)
-    x = pack_padded_sequence(x, [1, 6, 3, 2, 5], enforce_sorted=False) if packed else x
-    first = torch.randn(4, SEQUENCES, UNITS, dtype=torch.float64)
+    x = pack_padded_sequence(x, [1, 6, 3, 2, 5], enforce_sorted=False) if form == "packed" else x
+    first = torch.randn(4, SEQUENCES, UNITS, dtype=torch.float64, requires_grad=True)
+    if form == "one sequence":
+        x, first = x[:, 0], first.detach()[:, 0].requires_grad_()
     same_results_and_gradients(theirs, ours, x, first)
-    same_results_and_gradients(theirs, ours, x, first)
-    assert [str(one.message).split(":")[0] for one in recwarn] == ["GRU runs its reference in PyTorch"]
-    library.strict(True)
-    with pytest.raises(library.KernelError, match="first state"):
-        ours(x, first)
+    gradients = [
+        torch.autograd.grad(sum(part.square().sum() for part in leaves(module(x, first))), first)[0]
+        for module in (ours, theirs)
+    ]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+@quiet
+def test_an_empty_sequence_ends_in_its_first_state():
+    _, ours = pair(batch_first=True)
+    first = torch.randn(1, 2, UNITS, dtype=torch.float64)
+    x = torch.randn(2, STEPS, INPUTS, dtype=torch.float64)
+    states, last = ours(x, first, lengths=torch.tensor([0, 3]))
+    assert torch.equal(last[0, 0], first[0, 0]) and not states[0].any()
+    ragged = ours(x[1, :3], first, offsets=torch.tensor([0, 0, 3]))
+    assert torch.equal(ragged[0], states[1, :3]) and torch.equal(ragged[1], last)
 
 
 @quiet
@@ -114,7 +128,7 @@ def test_more_units_than_the_kernels_have_run_pytorch_s_gru():
     ours.load_state_dict(theirs.state_dict())
     same_results_and_gradients(theirs, ours, torch.randn(STEPS, SEQUENCES, INPUTS, dtype=torch.float64))
     library.strict(True)
-    with pytest.raises(library.KernelError, match="129 units"):
+    with pytest.raises(library.KernelError, match="128 units, got 129"):
         ours(torch.randn(STEPS, SEQUENCES, INPUTS, dtype=torch.float64))
 
 
@@ -123,7 +137,8 @@ def test_more_units_than_the_kernels_have_run_pytorch_s_gru():
     [
         ((2, 3, INPUTS), {"offsets": torch.tensor([0, 2])}, "offsets"),
         ((6, INPUTS), {"lengths": torch.tensor([6])}, "lengths"),
-        ((2, 3, INPUTS), {"lengths": torch.tensor([1, 2]), "hx": torch.zeros(1, 2, UNITS)}, "first state"),
+        ((2, 3, INPUTS), {"hx": torch.zeros(2, 3, UNITS)}, r"hx \[1, N, H\], got \(2, 3, 4\)"),
+        ((2, 3, INPUTS), {"hx": torch.zeros(1, 2, UNITS)}, r"first states .* \(1, 3, 4\) .*, got \(1, 2, 4\)"),
     ],
 )
 def test_forms_that_do_not_go_together_are_refused(shape, given, name):

@@ -64,7 +64,7 @@ def test_the_wheel_has_the_operations_and_nothing_of_the_checkout_alone(built):
     with zipfile.ZipFile(built) as archive:
         names = set(archive.namelist())
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
-    operations = {path.parent.name for path in build.SOURCES.glob("*/*.cu")}
+    operations = {path.parent.name for path in build.SOURCES.glob("*/*.cu")} - {"common"}
     assert {f"cuda_ext/{name}/__init__.py" for name in operations} <= names
     assert any(name.endswith("/LICENSE") for name in names)
     assert not [name for name in names if name.endswith((".cu", ".cuh", "cases.py", "bench.py", "pyproject.toml"))]

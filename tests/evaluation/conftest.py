@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import models
-from evaluation.metrics import split_metrics
+from evaluation.metrics import metrics_of_splits
 from evaluation.records import RunRecord
 from storage.files import read_json, sha256_file, write_json, write_text
 from storage.prepared import open_prepared
@@ -190,14 +190,16 @@ def write_record(
     run = write_run(root / f"{variant}-{seed}", variant, model, data, seed)
     opened = open_prepared(prepared)
     rng = np.random.default_rng([seed, sum(map(ord, variant))])
-    metrics, evaluation = {"parameters": 12345}, run / "evaluation" / "key"
+    evaluation = run / "evaluation" / "key"
     evaluation.mkdir(parents=True)
-    for split in splits:
-        labels = np.array(opened.labels[opened.rows(split)])
-        probabilities = invented_probabilities(labels, len(opened.classes), skill, rng)
-        np.save(evaluation / f"{split}.npy", probabilities, allow_pickle=False)
-        metrics[split] = split_metrics(probabilities, labels, opened.task, opened.classes)
-    write_json(evaluation / "metrics.json", metrics)
+    labels = {split: np.array(opened.labels[opened.rows(split)]) for split in splits}
+    probabilities = {
+        split: invented_probabilities(of_split, len(opened.classes), skill, rng) for split, of_split in labels.items()
+    }
+    for split, measured in probabilities.items():
+        np.save(evaluation / f"{split}.npy", measured, allow_pickle=False)
+    metrics = metrics_of_splits(probabilities, labels, opened.task, opened.classes)
+    write_json(evaluation / "metrics.json", {"parameters": 12345, **metrics})
     write_json(
         evaluation / "latency.json",
         {

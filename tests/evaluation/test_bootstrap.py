@@ -7,7 +7,14 @@ import pytest
 from scipy import stats
 
 from evaluation.bootstrap import TwoWay, item_counts, mean_of, resampled_metric, two_way, two_way_of
-from evaluation.metrics import comparison_metrics, higher_is_better, metric_value, split_metrics
+from evaluation.metrics import (
+    TUNED,
+    choose_thresholds,
+    comparison_metrics,
+    higher_is_better,
+    metric_value,
+    split_metrics,
+)
 from evaluation.statistics import Interval
 from storage.errors import InputError
 
@@ -34,8 +41,12 @@ def test_a_resampled_metric_is_the_metric_of_the_drawn_items(task, metric):
     drawn = np.random.default_rng(0).integers(0, len(labels), (3, len(labels)))
     counts = np.stack([np.bincount(row, minlength=len(labels)) for row in drawn]).astype(float)
     names = [str(number) for number in range(probabilities.shape[1])]
-    found = resampled_metric(metric, probabilities, labels, task, names)(counts)
-    expected = [metric_value(split_metrics(probabilities[row], labels[row], task, names), metric) for row in drawn]
+    thresholds = choose_thresholds(probabilities, labels) if task == "multi-label" else None
+    judged = thresholds.decide(metric, probabilities) if metric in TUNED else probabilities
+    found = resampled_metric(metric, judged, labels, task, names)(counts)
+    expected = [
+        metric_value(split_metrics(probabilities[row], labels[row], task, names, thresholds), metric) for row in drawn
+    ]
     assert found == pytest.approx(expected)
 
 

@@ -1,12 +1,14 @@
 """The figures of each class of several labels."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from evaluation.by_class import RATES, calibration, class_aurocs, has_class_figures, mean_curve
-from evaluation.metrics import auroc
-from evaluation.pictures import calibration_by_class, roc_by_class
+from evaluation import charts
+from evaluation.by_class import RATES, Subject, calibration, mean_curve, measure, worst_classes
+from evaluation.metrics import auroc, metrics_of_splits
 from evaluation.report import evaluate_experiment
 
 CLASSES = [f"finding {number}" for number in range(14)]
@@ -19,12 +21,26 @@ def labels_and_scores(items, shares, seeds=2, generator=None):
     return labels, [(1 / (1 + np.exp(-(labels + one)))).astype(np.float32) for one in noise]
 
 
+def subject(scores, labels, groups=None):
+    """A variant on its own validation rows."""
+    classes = [str(number) for number in range(labels.shape[1])]
+    metrics = [
+        metrics_of_splits({"validation": one}, {"validation": labels}, "multi-label", classes)["validation"]
+        for one in scores
+    ]
+    about = {"classes": classes, "task": "multi-label"}
+    return Subject("data", "variant", about, labels, groups, metrics, scores, metrics)
+
+
+def class_aurocs(scores, labels, groups=None):
+    return [one["auroc"] for one in measure(subject(scores, labels, groups)).by_class.values()]
+
+
 def test_an_auroc_is_the_mean_over_seeds_inside_its_interval():
     labels, scores = labels_and_scores(120, [0.3, 0.5])
     for number, one in enumerate(class_aurocs(scores, labels)):
         values = [auroc(seed[:, number], labels[:, number].astype(bool)) for seed in scores]
         assert one.mean == pytest.approx(np.mean(values)) and 0 <= one.low < one.mean < one.high <= 1
-        assert one.positives == one.positive_groups == labels[:, number].sum()
 
 
 def test_the_interval_of_one_seed_is_the_spread_over_resamples():
@@ -47,7 +63,6 @@ def test_a_patient_s_copies_narrow_no_interval():
     (ungrouped,) = class_aurocs(copies[1:], copies[0])
     assert (grouped.low, grouped.high) == pytest.approx((alone.low, alone.high))
     assert ungrouped.high - ungrouped.low < 0.7 * (alone.high - alone.low)
-    assert (grouped.positives, grouped.positive_groups) == (5 * alone.positives, alone.positives)
 
 
 def test_a_class_of_one_patient_has_no_interval_and_one_that_is_absent_no_figure():
@@ -55,8 +70,36 @@ def test_a_class_of_one_patient_has_no_interval_and_one_that_is_absent_no_figure
     labels[:3, 2] = 1
     groups = np.repeat(np.arange(10), 4)
     _, absent, single = class_aurocs(scores, labels, groups)
-    assert (absent.mean, absent.low, absent.positives) == (None, None, 0)
-    assert single.mean is not None and single.low is None and (single.positives, single.positive_groups) == (3, 1)
+    assert (absent.mean, absent.low) == (None, None)
+    assert single.mean is not None and single.low is None
+
+
+def test_each_metric_of_several_labels_has_an_interval_within_its_bounds():
+    """Two seeds of which one is much worse: Student's interval over them alone would leave [0, 1]."""
+    labels, (good, _) = labels_and_scores(80, [0.3, 0.4, 0.1])
+    poor = np.random.default_rng(5).random(good.shape).astype(np.float32)
+    mine = subject([good, poor], labels)
+    found = measure(mine)
+    assert {"macro_auroc", "micro_f1", "macro_f1", "tuned_micro_f1", "tuned_macro_f1"} <= set(found.whole)
+    for name, score in found.whole.items():
+        assert score.mean == pytest.approx(np.mean([one[name] for one in mine.metrics]))
+        assert score.low <= score.mean <= score.high and score.low >= 0
+        assert score.high <= 1 or name == "loss"
+    for scores in found.by_class.values():
+        assert 0 <= scores["f1"].low <= scores["f1"].mean <= scores["f1"].high <= 1
+
+
+def test_the_interval_of_f1_of_one_seed_is_the_spread_over_resamples():
+    labels, (scores,) = labels_and_scores(150, [0.4, 0.3], seeds=1)
+    mine = subject([scores], labels)
+    found = measure(mine).whole["tuned_micro_f1"]
+    guess = scores >= mine.thresholds[0].overall
+    generator, values = np.random.default_rng(1), []
+    for _ in range(1500):
+        rows = generator.integers(0, 150, 150)
+        hits, total = (guess & labels.astype(bool))[rows].sum(), guess[rows].sum() + labels[rows].sum()
+        values.append(2 * hits / total)
+    assert (found.high - found.low) / 2 == pytest.approx(2.0 * np.std(values), rel=0.08)
 
 
 def test_the_area_under_the_mean_curve_is_the_mean_auroc():
@@ -74,30 +117,34 @@ def test_calibration_counts_every_answer_once():
     assert found["share"][[0, 1, 9]].tolist() == [0, 1, 1] and found["confidence"][9] == pytest.approx(2.86 / 3)
 
 
-def test_fourteen_classes_have_panels_that_can_be_read(tmp_path):
-    points = [(label, name) for label in CLASSES for name in ("one", "other")]
-    roc = pd.DataFrame(
-        [{"label": label, "variant": name, "false_positive_rate": x, "true_positive_rate": x**0.5}
-         for label, name in points for x in RATES[::10]]
-    )  # fmt: skip
-    bins = pd.DataFrame(
-        [
-            {"label": label, "variant": name, "confidence": x, "share": x, "count": 30}
-            for label, name in points
-            for x in (0.1, 0.9)
-        ]
-    )
-    for table, draw in ((roc, roc_by_class), (bins, calibration_by_class)):
-        draw(table, tmp_path / "one.png")
-        draw(table, tmp_path / "again.png")
-        assert (tmp_path / "one.png").read_bytes() == (tmp_path / "again.png").read_bytes()
-        assert (tmp_path / "one.png").stat().st_size > 20_000
+def test_of_ninety_classes_the_worst_ten_are_drawn_and_the_table_has_all():
+    labels = [f"topic {number}" for number in range(90)]
+    generator = np.random.default_rng(0)
+    f1 = dict(zip(labels, generator.random(90), strict=True))
+    scores = {name: {"scores": {"han": {"f1": Mean(f1[name]), "auroc": Mean(0.5)}}} for name in labels}
+    worst = worst_classes({"classes": scores, "metrics": ["auroc", "f1"]})
+    assert worst == sorted(labels, key=f1.__getitem__)[:10]
+    few = dict(list(scores.items())[:14])
+    assert worst_classes({"classes": few, "metrics": ["auroc", "f1"]}) == labels[:14]
 
 
-def test_many_classes_have_no_figures_of_their_own():
-    assert has_class_figures({"task": "multi-label", "classes": CLASSES})
-    assert not has_class_figures({"task": "multi-label", "classes": list(range(80))})
-    assert not has_class_figures({"task": "single-label", "classes": CLASSES})
+@dataclass
+class Mean:
+    mean: float
+
+
+def test_confusions_of_ninety_classes_are_those_of_the_worst_ten():
+    """Class k of 90 is predicted wrongly k times of 100, as class 0."""
+    rows = [
+        {"data": "d", "variant": "v", "label": "", "actual": str(k), "predicted": str(p), "count": count}
+        for k in range(90)
+        for p, count in ((k, 100 - k), *(((0, k),) if k else ()))
+    ]
+    values = charts.confusion(pd.DataFrame(rows))["data"]["values"]
+    assert {row["actual"] for row in values} == {str(k) for k in range(80, 90)}
+    assert {row["predicted"] for row in values} == {*(str(k) for k in range(80, 90)), "all others"}
+    worst = {row["predicted"]: row["share"] for row in values if row["actual"] == "89"}
+    assert worst == {"89": 0.11, "all others": 0.89}
 
 
 def test_the_report_has_a_section_of_classes(tools, tmp_path):
@@ -115,10 +162,12 @@ def test_the_report_has_a_section_of_classes(tools, tmp_path):
     experiment = {"variants": variants, "comparisons": [pair], "equivalence_margin": 0.02, "evaluate_on": "test"}
     found = evaluate_experiment(experiment, records, {}, tmp_path / "report")
     assert found["verdicts"][0]["metric"] == "macro_auroc"
-    table = pd.read_csv(tmp_path / "report/auroc.csv")
-    assert len(table) == 2 * 14 and (table["positive_groups"] <= 40).all() and table["low"].notna().all()
+    table = pd.read_csv(tmp_path / "report/classes.csv")
+    assert len(table) == 2 * 2 * 14 and (table["positive_groups"] <= 40).all() and table["low"].notna().all()
+    assert set(table["metric"]) == {"auroc", "f1"}
+    whole = pd.read_csv(tmp_path / "report/intervals.csv")
+    assert {"tuned_micro_f1", "macro_auroc"} <= set(whole["metric"]) and (whole["low"] >= 0).all()
     page = (tmp_path / "report/report.html").read_text()
     assert 'id="classes"' in page and "finding 13" in page and "ROC curves" in page
-    assert {"roc-chest.png", "class-calibration-chest.png", "roc.csv", "class-calibration.csv"} <= {
-        path.name for path in (tmp_path / "report").iterdir()
-    }
+    assert 'id="chart-roc-1"' in page and 'id="chart-class-calibration-1"' in page
+    assert {"roc.csv", "class-calibration.csv"} <= {path.name for path in (tmp_path / "report").iterdir()}

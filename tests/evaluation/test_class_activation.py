@@ -114,7 +114,7 @@ def test_boxes_of_the_split_are_scored_by_class(tools, tmp_path, chest):
 
 def test_the_page_shows_boxes_and_a_row_of_each_class(tools, tmp_path, chest):
     record = record_of(tools, tmp_path, chest)
-    found = explain(record, open_prepared(chest), tmp_path)
+    found = explain([record], {record.variant: record.seed}, tmp_path)
     page = (tmp_path / found.file).read_text()
     assert "&lt;b&gt;Hernia&lt;/b&gt;" in page and "<b>Hernia" not in page
     assert 3 <= page.count('src="data:image/png') <= 5
@@ -125,6 +125,6 @@ def test_the_page_shows_boxes_and_a_row_of_each_class(tools, tmp_path, chest):
 def test_a_run_without_weights_and_tiny_images_have_no_page(tools, tmp_path, chest, image_data):
     record = record_of(tools, tmp_path, chest)
     (record.run_directory / "best.safetensors").unlink()
-    assert explain(record, open_prepared(chest), tmp_path) is None
+    assert explain([record], {record.variant: 1}, tmp_path) is None
     tiny = tools["write_record"](tmp_path / "runs", "tiny", "densenet", "digits", image_data, 1, 2.0)
-    assert explain(tiny, open_prepared(image_data), tmp_path) is None
+    assert explain([tiny], {"tiny": 1}, tmp_path) is None

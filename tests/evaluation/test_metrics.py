@@ -7,13 +7,16 @@ from sklearn.metrics import log_loss, precision_recall_fscore_support, roc_auc_s
 from evaluation.bootstrap import resampled_metric
 from evaluation.metrics import (
     all_metric_names,
+    best_threshold,
     calibration_table,
     comparison_metrics,
     expected_calibration_error,
     metric_title,
     metric_value,
+    metrics_of_splits,
     row_losses,
     split_metrics,
+    thresholds_of,
 )
 from storage.errors import InputError
 
@@ -124,3 +127,40 @@ def test_recall_precision_and_f1_agree_with_scikit_learn(task):
 def test_what_cannot_be_measured_is_refused(probabilities, labels, fault):
     with pytest.raises(InputError, match=fault):
         split_metrics(probabilities, labels, "single-label", ["a", "b"])
+
+
+def test_a_threshold_has_the_best_f1_of_all():
+    """Against every threshold between two scores; equal scores are predicted together."""
+    generator = np.random.default_rng(0)
+    for _ in range(30):
+        scores = generator.random(40).round(1)
+        positive = generator.random(40) < 0.3
+        found = best_threshold(scores, positive)
+
+        def f1(threshold, scores=scores, positive=positive):
+            guess = scores >= threshold
+            return 2 * (guess & positive).sum() / max(guess.sum() + positive.sum(), 1)
+
+        assert f1(found) == pytest.approx(max(f1(one) for one in (0, *np.arange(0.05, 1.1, 0.1))))
+    assert best_threshold(np.array([0.2, 0.4]), np.array([False, False])) == 0.5
+
+
+def test_f1_at_the_thresholds_of_validation():
+    """Probabilities are far below 0.5, so that F1 there is 0. A class that no row has gets the overall threshold."""
+    labels = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]], np.uint8)
+    probabilities = (0.02 + 0.1 * labels).astype(np.float32)
+    splits = {"validation": (probabilities, labels), "test": (probabilities[:3], labels[:3])}
+    found = metrics_of_splits(
+        {split: one for split, (one, _) in splits.items()},
+        {split: one for split, (_, one) in splits.items()}, "multi-label", ["a", "b", "c"],
+    )  # fmt: skip
+    test = found["test"]
+    assert (test["micro_f1"], test["macro_f1"]) == (0.0, 0.0)
+    assert (test["tuned_micro_f1"], test["tuned_macro_f1"]) == (1.0, 1.0)
+    assert test["tuned_f1"] == {"a": 1.0, "b": 1.0, "c": None}
+    assert test["thresholds"] == found["validation"]["thresholds"]
+    assert test["thresholds"]["by_class"]["c"] == test["thresholds"]["overall"] == pytest.approx(0.07)
+    kept = thresholds_of(test)
+    assert np.array_equal(kept.decide("tuned_macro_f1", probabilities), labels.astype(np.float32))
+    alone = metrics_of_splits({"test": probabilities}, {"test": labels}, "multi-label", ["a", "b", "c"])["test"]
+    assert alone["tuned_micro_f1"] is None and thresholds_of(alone) is None

@@ -1,6 +1,7 @@
 """The picture of reconstructions, from a capsule network that is not trained."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,6 +50,22 @@ def test_right_and_wrong_rows_are_drawn(prepared, network, tmp_path):
         for path in paths:
             reconstructions.write_reconstructions(tmp_path, prepared, of, path)
         assert paths[0].read_bytes() == paths[1].read_bytes() != b""
+
+
+def test_the_page_is_of_the_first_variant_with_a_decoder_at_its_best_seed(prepared, network, tmp_path):
+    probabilities = np.random.default_rng(1).random((ROWS - 4, CLASSES)).astype(np.float32)
+    (tmp_path / "plain").mkdir()
+
+    def record(variant, seed, folder):
+        about = {"variant": variant, "seed": seed, "run_directory": folder, "prepared": prepared}
+        return SimpleNamespace(**about, probabilities=lambda split: probabilities)
+
+    records = [record("plain", 0, tmp_path / "plain"), record("caps", 0, tmp_path), record("caps", 1, tmp_path)]
+    found = reconstructions.explain(records, {"plain": 0, "caps": 1}, tmp_path)
+    assert found.title == "What caps draws of its capsules (seed 1)"
+    page = (tmp_path / found.file).read_text()
+    assert page.count("data:image/png;base64") == 1 and "small, images of the test split" in page
+    assert reconstructions.explain(records[:1], {"plain": 0}, tmp_path) is None
 
 
 def test_each_predicted_class_is_decoded_alone_in_its_own_plane(prepared, network):

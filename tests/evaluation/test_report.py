@@ -8,20 +8,19 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import vl_convert
 from dvc_render.vega import VegaRenderer
-from matplotlib.figure import Figure
 from rich.console import Console
 
-from evaluation import pictures
+from evaluation import charts
 from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
 from evaluation.ledger import record_read
-from evaluation.metrics import split_metrics
+from evaluation.metrics import metrics_of_splits
 from evaluation.page import TEMPLATES
 from evaluation.report import evaluate_experiment, judge_experiment
+from evaluation.summary import champion_of
 from evaluation.tables import differences
 from evaluation.terminal import terminal_table
 from storage.errors import InputError
@@ -67,13 +66,18 @@ def texts(tools, tmp_path, text_data):
 
 def baseline_of(tools, data, skill: float = 2.0) -> Baseline:
     prepared = open_prepared(data)
-    probabilities, metrics = {}, {}
-    for split in ("validation", "test"):
-        labels = np.array(prepared.labels[prepared.rows(split)])
-        rng = np.random.default_rng(0)
-        probabilities[split] = tools["invented_probabilities"](labels, len(prepared.classes), skill, rng)
-        metrics[split] = split_metrics(probabilities[split], labels, prepared.task, prepared.classes)
+    labels = {split: np.array(prepared.labels[prepared.rows(split)]) for split in ("validation", "test")}
+    rng, classes = np.random.default_rng(0), prepared.classes
+    probabilities = {
+        split: tools["invented_probabilities"](of_split, len(classes), skill, rng) for split, of_split in labels.items()
+    }
+    metrics = metrics_of_splits(probabilities, labels, prepared.task, classes)
     return Baseline("TF-IDF + logistic regression", {"1": 0.8}, 1.0, None, 99, metrics, probabilities)
+
+
+def chart_of(page: str, name: str) -> dict:
+    """A chart of a report, by its name."""
+    return json.loads(re.search(rf'<script type="application/json" id="chart-{name}">(.*?)</script>', page)[1])
 
 
 def test_the_whole_report(tools, tmp_path, texts, text_data):
@@ -88,9 +92,8 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
         {"torch": "2.13.0"},
     )
     assert sorted(path.name for path in destination.iterdir()) == [
-        "attention.html", "calibration-corpus.png", "calibration.csv", "confusion-corpus.png", "confusion.csv",
-        "curves-corpus.png", "curves.csv", "differences.csv", "differences.png", "latency.json", "metrics.json",
-        "report.html", "verdicts.json",
+        "attention.html", "calibration.csv", "classes.csv", "confusion.csv", "curves.csv", "differences.csv",
+        "differences.png", "latency.json", "metrics.json", "report.html", "verdicts.json",
     ]  # fmt: skip
     metrics = read_json(destination / "metrics.json")
     assert metrics == found["metrics"]
@@ -127,7 +130,8 @@ def test_a_published_figure_is_compared_with_every_seed(tools, tmp_path, texts, 
     assert verdict["differences"] == pytest.approx(values - 0.5) and verdict["reference"] == 0.5
     assert verdict["verdict"] == "supported" and verdict["p"] == 2 / 64
     assert "han is better than reference 0.5" in verdict["sentence"]
-    assert "han − reference 0.5" in pictures.wrapped(pd.read_csv(tmp_path / "trial/differences.csv"), pair["name"])
+    page = (tmp_path / "trial/report.html").read_text()
+    assert chart_of(page, "differences")["data"]["values"][0]["pair"] == "han|− reference 0.5|accuracy"
     (missing,) = judge_experiment({**experiment, "comparisons": [pair]}, [], {}, "test")
     assert missing.verdict == "inconclusive" and missing.sentence == "Not measured: han has no finished seed."
 
@@ -180,9 +184,10 @@ def test_the_page_is_escaped_self_contained_and_opens_with_the_verdicts(tools, t
     baselines = {"corpus": {"tf-idf": baseline_of(tools, text_data)}}
     evaluate_experiment(experiment, records, baselines, tmp_path / "trial", "make run", {"torch": "2.13.0<b>"})
     page = (tmp_path / "trial" / "report.html").read_text()
-    assert "<script" not in page and "&lt;script&gt;hierarchy" in page and "2.13.0&lt;b&gt;" in page
-    assert re.findall(r'(?:src|href)="(?!data:image/png|#|attention\.html")[^"]*', page) == []
-    assert "://" not in page
+    assert "<script>hierarchy" not in page and "&lt;script&gt;hierarchy" in page and "2.13.0&lt;b&gt;" in page
+    markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert re.findall(r'(?:src|href)="(?!data:image/png|#|attention\.html")[^"]*', markup) == []
+    assert "://" not in markup and "default-src 'none'" in markup
     order = [page.index(f'id="{name}"') for name in re.findall(r'<section id="(\w+)"', page)]
     assert re.findall(r'<section id="(\w+)"', page)[:2] == ["verdicts", "variants"] and order == sorted(order)
     for expected in (
@@ -235,15 +240,16 @@ def opened_again(records):
 def test_a_constant_schedule_that_ends_at_its_best_epoch_was_still_improving(tmp_path, texts):
     experiment, records = texts
     result = records[0].result
+    job = read_json(records[0].run_directory / "job.json")
     for file, changes in {
         "result.json": {**result, "stopped": "max_epochs", "best_epoch": result["epochs"]},
-        "job.json": {**records[0].job, "training": {"schedule": {"name": "constant"}}},
+        "job.json": {**job, "training": {"schedule": {"name": "constant"}}},
     }.items():
         write_json(records[0].run_directory / file, changes)
     found = evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")["metrics"]["variants"]
     assert found[records[0].variant]["still_improving_seeds"] == [records[0].seed]
     assert "still improving at the end (1 of 6)" in (tmp_path / "trial" / "report.html").read_text()
-    write_json(records[0].run_directory / "job.json", {**records[0].job, "training": {"schedule": {"name": "cosine"}}})
+    write_json(records[0].run_directory / "job.json", {**job, "training": {"schedule": {"name": "cosine"}}})
     found = evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")["metrics"]["variants"]
     assert found[records[0].variant]["still_improving_seeds"] == []
 
@@ -259,21 +265,16 @@ def test_seconds_and_peak_memory_of_runs_on_a_gpu_are_shown_beside_accuracy(tmp_
     evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")
     page = (tmp_path / "trial" / "report.html").read_text()
     middle = 2**29 * (np.median(SEEDS) + 1)
-    assert page.count("peak GPU memory") == 1 and f"<td>30 s</td><td>{middle / 2**30:.3g} GiB</td>" in page
+    assert page.count("peak GPU memory") == 1 and re.search(
+        rf'>30 s</td><td data-value="{middle:.0f}[.0]*">{middle / 2**30:.3g} GiB</td>', page
+    )
     assert read_json(tmp_path / "trial" / "latency.json")["han"]["memory"] == middle
 
 
-def test_the_picture_names_its_confidence_and_method(tmp_path, texts, monkeypatch):
+def test_the_chart_of_differences_names_its_confidence_and_method(texts):
     experiment, records = texts
-    labels = []
-
-    def legend(figure, **_):
-        labels.extend(figure.axes[0].get_legend_handles_labels()[1])
-
-    monkeypatch.setattr(Figure, "legend", legend)
-    table = differences(judge_experiment({**experiment, "alpha": 0.1}, records, {}, "test"))
-    pictures.paired_differences(table, tmp_path / "differences.png")
-    assert "90 % over seeds (inverted sign-flip test)" in labels and "90 % over seeds and items" in labels
+    drawn = charts.differences(differences(judge_experiment({**experiment, "alpha": 0.1}, records, {}, "test")))
+    assert "90 % over seeds (inverted sign-flip test), orange: 90 % over seeds and items" in drawn["title"]["text"]
 
 
 def test_two_evaluations_are_byte_equal(tmp_path, texts):
@@ -302,28 +303,22 @@ def test_tuning_never_reads_the_test_split(tmp_path, texts):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_grid_says_which_trial_of_each_variant_is_best_and_draws_that_one(tmp_path, texts, monkeypatch):
+def test_a_grid_says_which_trial_of_each_variant_is_best_and_draws_that_one(tmp_path, texts):
     experiment, records = texts
-    drawn = {}
-
-    def draw(table, path):
-        drawn[path.name] = set(table["variant"])
-        path.write_bytes(b"")
-
-    for picture in ("learning_curves", "reliability", "confusion_matrices"):
-        monkeypatch.setattr(pictures, picture, draw)
     tuning = {**experiment, "trials": {"reader": ["flat", "han"]}, "comparisons": [], "evaluate_on": "validation"}
     found = evaluate_experiment(tuning, records, {}, tmp_path / "tune")
     (name, choice), means = found["metrics"]["tuned"].popitem(), found["metrics"]["variants"]
     assert (name, choice["chosen"]) == ("reader", "han")
     assert choice["trials"] == {one: means[one]["validation"]["accuracy"]["mean"] for one in ("flat", "han")}
-    assert drawn == {f"{kind}-corpus.png": {"han"} for kind in ("curves", "calibration", "confusion")}
     assert "flat" in (tmp_path / "tune" / "curves.csv").read_text()
     page = (tmp_path / "tune" / "report.html").read_text()
+    for kind in ("scores", "curves", "calibration", "confusion"):
+        rows = chart_of(page, f"{kind}-1")["data"]["values"]
+        assert {row["variant"].partition("|")[0] for row in rows} == {"han"}
     assert "reader: 2 trials; the best mean on validation has <strong>han</strong>" in page
 
 
-def test_learnt_betas_are_drawn_by_layer_of_the_variants_that_have_them(tools, tmp_path, image_data, monkeypatch):
+def test_learnt_betas_are_drawn_by_layer_of_the_variants_that_have_them(tools, tmp_path, image_data):
     """One beta per layer, or one per channel; ReLU has none."""
     learnt = {"beta": {"one": [0.5], "two": [1.5]}, "channels": {"one": [0.25, 0.75], "two": [2.0, 4.0]}}
     variants = {name: {"model": "densenet", "data": "digits"} for name in ("relu", *learnt)}
@@ -336,16 +331,9 @@ def test_learnt_betas_are_drawn_by_layer_of_the_variants_that_have_them(tools, t
         if record.variant in learnt:
             path = record.run_directory / "result.json"
             write_json(path, read_json(path) | {"betas": learnt[record.variant]})
-    titles = []
-    original = pictures.panels
-
-    def panels(figure, names, **keywords):
-        titles.append(names)
-        return original(figure, names, **keywords)
-
-    monkeypatch.setattr(pictures, "panels", panels)
     evaluate_experiment(experiment_of(variants, []), records, {}, tmp_path / "trial")
-    assert titles[-1] == ["beta", "channels"] and (tmp_path / "trial" / "betas-digits.png").stat().st_size > 1000
+    drawn = chart_of((tmp_path / "trial" / "report.html").read_text(), "betas-1")
+    assert drawn["facet"]["sort"] == ["beta", "channels"] and len(drawn["data"]["values"]) == 8
     with open(tmp_path / "trial" / "betas.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["seed"] == "1"]
     assert [(row["variant"], row["layer"], row["name"]) for row in rows] == [
@@ -390,6 +378,19 @@ def test_a_perfect_score_is_flagged(tools, tmp_path, image_data):
     assert found["metrics"]["variants"]["swish"]["suspiciously_perfect"]
     assert found["verdicts"][0]["verdict"] == "inconclusive" and found["verdicts"][0]["flags"]
     assert "suspiciously perfect" in (tmp_path / "t" / "report.html").read_text()
+
+
+def test_a_baseline_that_is_better_on_validation_is_the_champion_and_the_report_says_so(
+    tools, tmp_path, texts, text_data
+):
+    experiment, records = texts
+    best = {"corpus": {"tf-idf": baseline_of(tools, text_data, skill=8.0)}}
+    found = evaluate_experiment(experiment, records, best, tmp_path / "trial")["metrics"]
+    assert found["champions"]["corpus"]["variant"] == "han" and champion_of("corpus", found)[0] == "tf-idf"
+    page = (tmp_path / "trial" / "report.html").read_text()
+    assert "A baseline has the best accuracy here: <strong>TF-IDF + logistic regression</strong>" in page
+    row = re.search(r'<tr class="baseline">.*?</tr>', page, re.DOTALL)[0]
+    assert ">champion</span>" in row and page.count(">champion</span>") == 1 and 'class="best"' in row
 
 
 def test_the_terminal_table(tools, tmp_path, texts, text_data):

@@ -1,5 +1,6 @@
 """Experiments: files merged to the settings of each variant, and refused with the nearest right name."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -524,3 +525,25 @@ def test_enough_seeds_and_equal_budgets_on_the_real_corpora(name):
         if len({one.model for one in sides}) == 1 and len(sides) == 2:
             first, second = (one.network for one in sides)
             assert len({key for key in first if first[key] != second[key]} - tuned) == 1, comparison["name"]
+
+
+@pytest.mark.parametrize(
+    ("change", "smoothing"),
+    [
+        ({}, 0.0),
+        ({"variants": {"relu": {"training": {"objective": {"label_smoothing": 0.05}}}}}, 0.05),
+        ({"parameters": {"training": {"objective": {"label_smoothing": 0.1}}}}, 0.1),
+        ({"parameters": {"models": {"densenet": {"training": {"objective": {"label_smoothing": 0.2}}}}}}, 0.2),
+    ],
+)
+def test_several_labels_are_smoothed_only_where_the_experiment_says_so(tmp_path, change, smoothing):
+    manifest = json.loads((ROOT / "data.manifest.json").read_text())
+    (tmp_path / "data.manifest.json").write_text(json.dumps(manifest))
+    parameters = merged(PARAMETERS, {"training": {"objective": {"name": "classification", "label_smoothing": 0.1}}})
+    root = write(tmp_path, merged(EXPERIMENT, change), parameters)
+    of_one_label = load_experiment("trial", root).variants["relu"].training["objective"]["label_smoothing"]
+    assert of_one_label == (smoothing or 0.1)
+    manifest["datasets"]["digits"]["task"] = "multi-label"
+    (tmp_path / "data.manifest.json").write_text(json.dumps(manifest))
+    objective = load_experiment("trial", root).variants["relu"].training["objective"]
+    assert objective == {"name": "classification", "label_smoothing": smoothing}

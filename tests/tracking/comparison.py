@@ -1,9 +1,8 @@
-"""Pages in headless Chromium: MLflow's comparison of runs, for the test of what it shows, and the pictures in docs/.
+"""MLflow's comparison of runs in headless Chromium, for the test of what it shows, and its picture in docs/.
 
-python -m tests.tracking.comparison                                      # docs/report.png, of results/default
-python -m tests.tracking.comparison --experiment default han gru-flat    # docs/mlflow-comparison.png as well
+python -m tests.tracking.comparison --experiment default han gru-flat    # docs/mlflow-comparison.png
 
-The second needs the runs of the experiment in this folder's MLflow, the first only its published results.
+It needs the runs of the experiment in this folder's MLflow.
 """
 
 import argparse
@@ -22,23 +21,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-import pandas as pd
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from evaluation.metrics import higher_is_better, metric_names, metric_title
-from evaluation.page import render
-from evaluation.pictures import confusion_matrices, learning_curves, reliability
-from evaluation.verdicts import RULE
-from planning.experiment import load_experiment
 from storage.errors import InputError, command, refuse_unknown
-from storage.files import read_json
 from tracking.runs import open_tracking
 
 WIDTH, HEIGHT = 1400, 1200
-REPORT_WIDTH = 1100
 MARGIN = 40
 SECONDS = 60
 
@@ -192,76 +183,21 @@ def comparison_picture(database: str, experiment_id: str, run_ids: list[str], pi
             take_picture(driver, picture)
 
 
-def report_picture(page: Path, picture: Path) -> None:
-    """Take a picture (PNG) of a report from its head to the variants, light as on paper."""
-    with browser() as driver:
-        driver.get(page.resolve().as_uri())
-        driver.set_window_size(REPORT_WIDTH, 3 * HEIGHT)
-        after = driver.find_element(By.ID, "curves")
-        frame = driver.get_window_size()["height"] - driver.execute_script("return window.innerHeight")
-        driver.set_window_size(REPORT_WIDTH, int(after.rect["y"]) + frame)
-        _wait_until_still(driver)
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        driver.save_screenshot(str(picture))
-
-
-def published_report(results: Path, folder: Path) -> Path:
-    """Write report.html of published results to ``folder`` and return it.
-
-    It lacks what results/ does not keep: times, attention, settings and the data's lengths.
-    """
-    metrics, plan = read_json(results / "metrics.json"), read_json(results / "plan.json")
-    variants, order = plan["variants"], list(load_experiment(plan["name"]).variants)
-    pictures: dict[str, dict[str, str]] = {}
-    for kind, draw in (("curves", learning_curves), ("calibration", reliability), ("confusion", confusion_matrices)):
-        # Classes and labels are names, also where they look like numbers or are empty.
-        table = pd.read_csv(results / f"{kind}.csv", dtype=dict.fromkeys(("label", "actual", "predicted"), str))
-        if "label" in table:
-            table["label"] = table["label"].fillna("")
-        for data, rows in table.groupby("data", sort=False):
-            pictures.setdefault(str(data), {})[kind] = f"{kind}-{data}.png"
-            draw(rows, folder / f"{kind}-{data}.png")
-    shutil.copy2(results / "differences.png", folder)
-    sets = [
-        {
-            "name": data,
-            "description": read_json(results.parent / "preprocess" / data / "prepared.json"),
-            "lengths": None,
-            "metric_names": metric_names(plan["data"][data]["task"]),
-            "variants": [name for name in order if variants[name]["data"] == data],
-        }
-        for data in dict.fromkeys(variants[name]["data"] for name in order)
-    ]
-    page = render(
-        "report.html", experiment=plan, metrics=metrics, verdicts=read_json(results / "verdicts.json")["verdicts"],
-        split=metrics["evaluated_on"], sets=sets, settings={}, times={}, pictures=pictures, folder=folder,
-        reconstructions=None, by_class={}, explanations={},
-        title=metric_title, higher=higher_is_better, rule=RULE, margin=plan["equivalence_margin"],
-        reads=[], command="", environment={},
-    )  # fmt: skip
-    (folder / "report.html").write_text(page, encoding="utf-8")
-    return folder / "report.html"
-
-
 @command
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.tracking.comparison", description=__doc__.splitlines()[0])
     parser.add_argument("--experiment", default="default")
     parser.add_argument("--to", type=Path, default=Path("docs"))
-    parser.add_argument("variants", nargs="*", help="of which MLflow's comparison is shown")
+    parser.add_argument("variants", nargs="+", help="of which MLflow's comparison is shown")
     arguments = parser.parse_args()
     if missing():
         raise InputError(missing())
-    with tempfile.TemporaryDirectory() as folder:
-        page = published_report(Path("results") / arguments.experiment, Path(folder))
-        report_picture(page, arguments.to / "report.png")
-    if arguments.variants:
-        tracking = open_tracking()
-        parents = tracking.parents(arguments.experiment)
-        refuse_unknown(arguments.variants, parents, f"the runs of experiment '{arguments.experiment}' in MLflow")
-        run_ids = [parents[variant] for variant in arguments.variants]
-        experiment_id = tracking.experiment(arguments.experiment)
-        comparison_picture(tracking.uri, experiment_id, run_ids, arguments.to / "mlflow-comparison.png")
+    tracking = open_tracking()
+    parents = tracking.parents(arguments.experiment)
+    refuse_unknown(arguments.variants, parents, f"the runs of experiment '{arguments.experiment}' in MLflow")
+    run_ids = [parents[variant] for variant in arguments.variants]
+    experiment_id = tracking.experiment(arguments.experiment)
+    comparison_picture(tracking.uri, experiment_id, run_ids, arguments.to / "mlflow-comparison.png")
 
 
 if __name__ == "__main__":

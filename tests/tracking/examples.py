@@ -94,6 +94,7 @@ def make_job(
         "experiment": experiment,
     }
     run_key = content_key(job)
+    job["key_parts"] = {"seed": seed}
     return {**job, "prepared": str(prepared), "run_key": run_key, "run_directory": str(root / "runs" / run_key)}
 
 

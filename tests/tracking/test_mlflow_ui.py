@@ -1,11 +1,14 @@
-"""MLflow's page that compares two variants, in a real browser: it shows their names, differences and figures."""
+"""MLflow's pages in a real browser: two variants compared, an experiment's table and charts, and a variant's page."""
 
 import os
+import shutil
 import struct
 from pathlib import Path
 
 import pytest
+from selenium.webdriver.support.ui import WebDriverWait
 
+from storage.files import write_json
 from tests.tracking.comparison import (
     browser,
     missing,
@@ -16,7 +19,9 @@ from tests.tracking.comparison import (
     take_picture,
 )
 from tests.tracking.examples import evaluate_run, finish_run, make_job, prepared_text
+from tracking.pages import experiment_page, run_page
 from tracking.runs import open_tracking
+from tracking.views import CHARTS, VARIANTS
 
 pytestmark = [
     # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated.
@@ -25,7 +30,37 @@ pytestmark = [
 ]
 
 
-def test_the_comparison_of_two_variants(tmp_path, monkeypatch):
+def report_files(folder: Path) -> list[Path]:
+    """What a report has of two variants with one verdict."""
+    scores = {"han": (0.9, 0.6459, 1.0), "gru-flat": (0.8, 0.5459, 1.0)}
+    variants = {
+        name: {"data": "snippets", "score": "accuracy", "n": 2, "parameters": 1234,
+               "test": {"accuracy": dict(zip(("mean", "low", "high"), found, strict=True))}}
+        for name, found in scores.items()
+    }  # fmt: skip
+    verdict = {"verdict": "supported", "claim": "HAN is better.", "sentence": "It is.", "treatment": "han",
+               "control": "gru-flat"}  # fmt: skip
+    contents = {
+        "metrics.json": {"evaluated_on": "test", "variants": variants},
+        "verdicts.json": {"verdicts": [verdict]},
+        "plan.json": {"title": "A trial of two variants"},
+    }
+    for name, value in contents.items():
+        write_json(folder / name, value)
+    (folder / "report.html").write_text("<p>The report</p>")
+    return [folder / name for name in (*contents, "report.html")]
+
+
+def page_text(driver, address: str, wanted: str) -> str:
+    """Open a page of MLflow and return its text once it has ``wanted``."""
+    driver.get("about:blank")
+    driver.get(address)
+    WebDriverWait(driver, 60).until(lambda page: wanted in page.find_element("tag name", "body").text)
+    return driver.find_element("tag name", "body").text
+
+
+def test_the_pages_of_two_variants(tmp_path, monkeypatch, empty_databases):
+    shutil.copy2(empty_databases / "mlflow.db", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     prepared = prepared_text(tmp_path)
@@ -33,12 +68,15 @@ def test_the_comparison_of_two_variants(tmp_path, monkeypatch):
     for variant, rate, scores in (("han", 0.01, (0.88, 0.92)), ("gru-flat", 0.02, (0.78, 0.82))):
         for seed, score in enumerate(scores):
             job = make_job(tmp_path, prepared, variant.replace("-", "_"), seed, variant, learning_rate=rate)
-            tracking.record(finish_run(job, score), evaluate_run(Path(job["run_directory"]), score))
+            write_json(finish_run(job, score) / "timing.json", {"seconds": 2.5})
+            tracking.record(Path(job["run_directory"]), evaluate_run(Path(job["run_directory"]), score))
     parents = tracking.parents("trial")
     run_ids = [parents["han"], parents["gru-flat"]]
+    experiment_id = tracking.experiment("trial")
+    tracking.report("trial", report_files(tmp_path))
 
     with server(tracking.uri, tmp_path / "mlartifacts", tmp_path / "server.log") as address, browser() as driver:
-        open_comparison(driver, address, tracking.experiment("trial"), run_ids)
+        open_comparison(driver, address, experiment_id, run_ids)
         everything = shown_rows(driver)
         assert everything["Run ID:"] == run_ids
         assert everything["Run Name:"] == ["han", "gru-flat"]
@@ -57,6 +95,27 @@ def test_the_comparison_of_two_variants(tmp_path, monkeypatch):
             [0.646, 0.546], abs=1e-3
         )
         take_picture(driver, tmp_path / "comparison.png")
+
+        # The table that `reread ui` opens: result with interval, seeds and verdict first, the best variant on top.
+        text = page_text(driver, experiment_page(address, experiment_id, VARIANTS), "0.9000 [0.6459, 1.0000]")
+        order = ["result", "variant.seeds", "verdict", "test.accuracy.mean"]
+        heads = driver.find_elements("css selector", ".ag-header-cell")
+        placed = {head.text.strip(): head.rect["x"] for head in heads}
+        assert sorted(order, key=placed.__getitem__) == order
+        assert text.index("0.9000 [") < text.index("0.8000 [") and "2 matching runs" in text
+        assert "supported (against gru-flat)" in text
+        assert "A trial of two variants. Report" in text
+
+        text = page_text(driver, experiment_page(address, experiment_id, CHARTS, charts=True), "Group: gru-flat")
+        assert "By variant, over seeds" in text
+        assert all(chart in text for chart in ("test.accuracy", "validation_loss", "training_loss"))
+
+        text = page_text(driver, run_page(address, experiment_id, parents["han"]), "Duration")
+        assert "han on snippets: Accuracy 0.9000" in text and "models of snippets" in text
+        assert "reread train --experiment trial --variant han" in text
+        assert "han-seed-1" in text and "Duration\n5.0s" in text
+        link = driver.find_element("link text", "Report").get_attribute("href")
+        assert link.startswith(address) and link.endswith("artifacts/report.html")
     picture = (tmp_path / "comparison.png").read_bytes()
     width, height = struct.unpack(">II", picture[16:24])
     assert picture[1:4] == b"PNG"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -49,8 +50,9 @@ print(model.predict(given).to_json(orient="records", double_precision=15))
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, empty_databases):
     """An empty project folder as the current one, which no server of the user's reaches."""
+    shutil.copy2(empty_databases / "mlflow.db", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     # MLflow puts the code of each model that it loads before the project's, for this process and those it starts.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,8 +27,9 @@ pytestmark = [
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, empty_databases):
     """An empty project folder as the current one, which no server of the user's reaches."""
+    shutil.copy2(empty_databases / "mlflow.db", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return tmp_path
@@ -58,6 +60,7 @@ def test_importing_it_does_not_import_mlflow(folder):
 
 def test_eight_processes_meet_no_database_and_all_finish(folder):
     """Each trains a run of its own and records one that all of them record: all is there once, in one experiment."""
+    (folder / "mlflow.db").unlink()
     prepared = prepared_text(folder)
     jobs = [make_job(folder, prepared, "han", seed) for seed in range(9)]
     shared = finish_run(jobs[8])

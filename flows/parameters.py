@@ -1,0 +1,63 @@
+"""The parameters that the flows share: as a deployment's page describes them, and as a plan."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from prefect.context import FlowRunContext
+from pydantic import Field
+
+from planning.experiment import experiments
+from planning.plan import Plan, make_plan
+
+MOST_NAMES = 4  # that a flow run's name lists
+
+
+def described(text: str, choices: list[str] | None = None) -> Any:
+    """Return the schema of a parameter on a deployment's page: its description and what may be chosen."""
+    return Field(json_schema_extra={"description": text, **({"enum": list(choices)} if choices else {})})
+
+
+Experiment = Annotated[
+    str, described("A file of experiments/. `reread serve` lists new ones when it starts.", experiments())
+]
+Variants = Annotated[list[str] | None, described("Only these variants of the experiment; none: all.")]
+Seeds = Annotated[list[int] | None, described("Only these seeds of the experiment; none: all.")]
+Overrides = Annotated[
+    list[str] | None, described("Settings as NAME=VALUE, as training.learning_rate=0.02; the report is NAME-part.")
+]
+Fresh = Annotated[bool, described("Do not reuse what is finished: make it again.")]
+Wait = Annotated[bool, described("Wait where another process trains a run; otherwise fail there.")]
+PlanValue = Annotated[dict[str, Any] | None, described("Leave empty: a plan that a command resolved.")]
+
+
+def plan_of(
+    plan: Mapping[str, Any] | None,
+    experiment: str,
+    variants: list[str] | None,
+    seeds: list[int] | None,
+    overrides: list[str] | None,
+) -> Plan:
+    """Return ``plan`` (``Plan.to_json``), or make one of the selection where there is none."""
+    return make_plan(experiment, variants, seeds, overrides or ()) if plan is None else Plan.from_json(plan)
+
+
+def run_name() -> str:
+    """Return the name of the flow run that begins: its experiment, and what is selected of it."""
+    context = FlowRunContext.get()
+    return name_of((context and context.parameters) or {})
+
+
+def name_of(parameters: Mapping[str, Any]) -> str:
+    """Return the name of a flow run with these parameters: ``tiny``, or ``tiny: han, seeds 0, 1``."""
+    plan = parameters.get("plan")
+    if plan is None:
+        name, chosen = parameters["experiment"], parameters
+    else:
+        name, chosen = plan["name"], plan if plan["partial"] else {}
+    variants, seeds = list(chosen.get("variants") or ()), list(chosen.get("seeds") or ())
+    parts = variants if len(variants) <= MOST_NAMES else [f"{len(variants)} variants"]
+    if seeds:
+        numbers = ", ".join(map(str, seeds)) if len(seeds) <= MOST_NAMES else f"{len(seeds)} in all"
+        parts = [*parts, f"seeds {numbers}"]
+    parts = [*parts, *(chosen.get("overrides") or ())]
+    return f"{name}: {', '.join(parts)}" if parts else name

@@ -1,0 +1,46 @@
+"""Addresses of an experiment's pages in MLflow and Prefect, for its report.
+
+Without servers of the user's own (MLFLOW_TRACKING_URI, PREFECT_API_URL) they are those of `reread ui` on its default
+ports, which shows what this folder's databases have.
+"""
+
+import os
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from prefect.runtime import flow_run
+
+from evaluation.report import Links
+from tracking.runs import open_tracking
+
+HOST = "http://127.0.0.1"
+# The defaults of commands/ui.py.
+MLFLOW_PORT, PREFECT_PORT = 5000, 4200
+
+
+def links(experiment: str, run_ids: Mapping[str, str]) -> Links:
+    """Return the links of an experiment's report; ``run_ids``: MLflow's id of each run by its key, as far as known."""
+    base = mlflow_address(experiment) if run_ids else None
+    pages = {"Runs in MLflow": base} if base else {}
+    if address := prefect_address():
+        pages["Flow in Prefect"] = address
+    return Links(pages, {key: f"{base}/runs/{run_id}" for key, run_id in run_ids.items()} if base else {})
+
+
+def mlflow_address(experiment: str) -> str | None:
+    """Return the page of an experiment's runs; None where MLflow does not answer: a report needs no links."""
+    try:
+        tracking = open_tracking()
+        server = tracking.uri if tracking.uri.startswith("http") else f"{HOST}:{MLFLOW_PORT}"
+        return f"{server.rstrip('/')}/#/experiments/{tracking.experiment(experiment)}"
+    except Exception:  # whatever MLflow, its database or its server raise
+        return None
+
+
+def prefect_address() -> str | None:
+    """Return the page of the flow run that this process is in, or None outside a flow."""
+    if not (flow_run.id and flow_run.ui_url):
+        return None
+    if os.environ.get("PREFECT_API_URL"):
+        return flow_run.ui_url
+    return f"{HOST}:{PREFECT_PORT}{urlsplit(flow_run.ui_url).path}"

@@ -1,0 +1,49 @@
+"""The kind of machine that results/ is of: figures of another kind of CPU or another torch differ in the last digits.
+
+python -m tasks.machine      write results/machine.json; where the kind has changed, DVC makes the results again
+"""
+
+from planning.keys import this_machine
+from planning.runs import RESULTS
+from storage.errors import InputError, command
+from storage.files import read_json, write_json
+
+FILE = "machine.json"
+
+
+def recorded() -> dict:
+    """Return the kind of machine that results/ is of; empty where none is recorded."""
+    path = RESULTS / FILE
+    return read_json(path) if path.is_file() else {}
+
+
+def refuse_other_machine() -> None:
+    """Raise InputError where results/ is of another kind of machine than this one."""
+    before, now = recorded(), this_machine()
+    if before != now:
+        raise InputError(
+            f"{RESULTS / FILE}: the results are of another kind of machine ({differing(before, now)}): `make repro` "
+            "records this one and makes them again; commit them before you change a parameter"
+        )
+
+
+def differing(before: dict, now: dict) -> str:
+    """Return what differs between two kinds of machine: ``device AVX512, here AVX2``."""
+    names = [name for name in now if before.get(name) != now[name]]
+    return "; ".join(f"{name} {before.get(name)}, here {now[name]}" for name in names)
+
+
+@command
+def main() -> None:
+    before, now = recorded(), this_machine()
+    if before and before != now:
+        print(
+            f"results/ is of another kind of machine ({differing(before, now)}): they are made again. Commit them, "
+            "and `dvc metrics diff` shows what you change alone."
+        )
+    if before != now:
+        write_json(RESULTS / FILE, now)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The results of an experiment on Prefect's pages: the table of variants, the verdicts, and links to the report."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+
+from evaluation.metrics import metric_title
+from evaluation.page import interval, number
+from storage.files import read_json
+from tasks.progress import artifact_key, in_outermost_flow, log
+from tracking.runs import report_page
+
+
+def show_results(report: Path) -> None:
+    """Log the verdicts of the report in a folder, and attach its results to the flow run that was entered first.
+
+    Does nothing in a subflow, whose caller shows them, and outside a flow run.
+    """
+    if not in_outermost_flow():
+        return
+    metrics, plan = read_json(report / "metrics.json"), read_json(report / "plan.json")
+    verdicts = read_json(report / "verdicts.json")["verdicts"]
+    name = report.name
+    for one in verdicts:
+        log(f"{one['verdict']}: {one['claim']} {one['sentence']}")
+    page, file = report_page(plan["name"]) if not plan["partial"] else None, (report / "report.html").resolve()
+    log(f"report: {file}")
+    if page:
+        log(f"report in MLflow, while `reread ui` runs: {page}")
+    split = metrics["evaluated_on"]
+    create_table_artifact(
+        table=[_row(variant, about, split) for variant, about in metrics["variants"].items()],
+        key=artifact_key(name, "variants"),
+        description=f"Variants of {name} on the {split} split: mean and 95 % interval over seeds",
+    )
+    lines = [f"- **{one['verdict']}**: {one['claim']} {one['sentence']} ({one['source']})" for one in verdicts]
+    judged = lines or ["No comparison is judged in this experiment."]
+    create_markdown_artifact(
+        markdown="\n".join([f"# {plan['title']}", "", *judged, "", f"Report: `{file}`"]),
+        key=artifact_key(name, "verdicts"),
+        description=f"Verdicts of {name}",
+    )
+    where = f"The report in MLflow, while `reread ui` runs. Its file: {file}" if page else f"The report: {file}"
+    create_link_artifact(
+        link=page or file.as_uri(),
+        link_text=f"Report of {name}",
+        key=artifact_key(name, "report"),
+        description=where,
+    )
+
+
+def _row(variant: str, about: Mapping[str, Any], split: str) -> dict[str, Any]:
+    score = about["score"]
+    found = about[split][score]
+    return {
+        "variant": variant,
+        "data": about["data"],
+        metric_title(score): number(found["mean"]),
+        "95 % interval": interval(found) if found["low"] is not None else "one seed: none",
+        "seeds": about["n"],
+        "parameters": f"{about['parameters']:,}",
+    }
