@@ -158,7 +158,8 @@ def test_a_run_that_is_recorded_as_a_whole_is_as_one_that_was_logged_live(folder
 
     def content(run_id):
         run = tracking.client.get_run(run_id)
-        seeds = {"seed", "run_key", "mlflow.runName"}
+        # Of the seed and the folder, as the note and the command that name them.
+        seeds = {"seed", "run_key", "mlflow.runName", "mlflow.note.content", "mlflow.source.name"}
         parts = {
             name: {k: v for k, v in getattr(run.data, name).items() if k not in seeds} for name in ("params", "tags")
         }
