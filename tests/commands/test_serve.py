@@ -126,7 +126,7 @@ def test_a_deployment_runs_the_tiny_experiment_and_the_pages_show_it(almost_fini
         assert all(f"{variant} seed 0: validation 0." in lines for variant in VARIANTS)
         assert "inconclusive: A hierarchical attention network" in lines and "reports/tiny/report.html" in lines
         flow_runs = call(f"{api}/flow_runs/filter", {})
-        assert {one["name"] for one in flow_runs if one["id"] != wrong["id"]} == {"tiny", "tiny: han, seeds 0"}
+        assert {one["name"] for one in flow_runs if one["id"] != wrong["id"]} == {"tiny"}
         flow_runs = {one["id"] for one in flow_runs}
         # Prefect's page must ask its own port, not 4200.
         assert call(f"{page['prefect']}/ui-settings")["api_url"] == api

@@ -92,7 +92,7 @@ def test_a_baseline_is_one_version_and_a_run_with_its_metrics(folder, monkeypatc
     # One that is registered while MLflow is away waits in a journal.
     lines: list[str] = []
     with monkeypatch.context() as away:
-        away.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+        away.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:11")
         Tracker(lines.append).baseline(
             folder / "runs", "trial", "tf-idf", baseline.directory, prepared.directory, champion=True
         )
