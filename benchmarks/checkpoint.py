@@ -15,20 +15,16 @@ import gc
 import json
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
-from benchmarks.end_to_end import IMAGES, Clock, drawn_images
+from benchmarks.end_to_end import IMAGES, drawn_images, timed_run
 from planning.plan import Variant, make_plan
 from storage.errors import InputError, command, refuse_unknown
 from storage.files import write_json
 from storage.prepared import Prepared
-from training import loop
-from training.checkpoint import Checkpoint
 from training.device import configure, environment
 from training.settings import Job, Settings
 
@@ -88,7 +84,11 @@ def measure(
                 job = Job(
                     "benchmark", subject.model, subject.model, 0, subject.network, settings, Path(), Path(directory)
                 )
-                spans, writing = timed_run(job, prepared, device, saves=way == "with")
+                spans, writing = timed_run(job, prepared, device, saves=way == "with")[1:]
+                if device.type == "cuda":
+                    # The graphs of a run hold its memory until they are collected.
+                    gc.collect()
+                    torch.cuda.empty_cache()
                 size = sum(path.stat().st_size for path in Path(directory).glob(f"checkpoints/{epochs:06}/*"))
             whole = [sum(parts) for parts in zip(*spans.values(), strict=True)]
             seconds[way] += whole[warm:]
@@ -108,38 +108,6 @@ def measure(
         "difference": (medians["with"] - medians["without"]) / epoch,
         "seconds": seconds,
     }
-
-
-def timed_run(
-    job: Job, prepared: Prepared, device: torch.device, saves: bool
-) -> tuple[dict[str, list[float]], list[float]]:
-    """Train a job; return the seconds of steps, validation and checkpoint by epoch, and those of each writing."""
-    clock, validate, save, write = Clock(job, device), loop.validate, Checkpoint.save, Checkpoint._write
-    writing: list[float] = []
-
-    def timed(*arguments: Any) -> Any:
-        clock.note("steps")
-        validation = validate(*arguments)
-        clock.note("validation")
-        return validation
-
-    def saved(checkpoint: Checkpoint, *arguments: Any) -> None:
-        if saves:
-            save(checkpoint, *arguments)
-        clock.note("checkpoint")
-
-    def written(*arguments: Any) -> None:
-        start = time.perf_counter()
-        write(*arguments)
-        writing.append(time.perf_counter() - start)
-
-    with mock.patch.object(loop, "validate", timed), mock.patch.multiple(Checkpoint, save=saved, _write=written):
-        loop.train(job, prepared, device, clock)
-    if device.type == "cuda":
-        # The graphs of a run hold its memory until they are collected.
-        gc.collect()
-        torch.cuda.empty_cache()
-    return clock.spans, writing
 
 
 def line(name: str, found: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch import nn
 
 import models
 from batches.batches import Batches
@@ -156,6 +157,35 @@ def synchronised(device: torch.device) -> float:
     return time.perf_counter()
 
 
+def timed_run(
+    job: Job, prepared: Prepared, device: torch.device, saves: bool = True
+) -> tuple[nn.Module, dict[str, list[float]], list[float]]:
+    """Train a job; return its network, the seconds of steps, validation and checkpoint by epoch, and those of each
+    writing. ``saves``: whether there are checkpoints."""
+    clock, validate, save, write = Clock(job, device), loop.validate, Checkpoint.save, Checkpoint._write
+    writing: list[float] = []
+
+    def timed(*arguments: Any) -> Any:
+        clock.note("steps")
+        validation = validate(*arguments)
+        clock.note("validation")
+        return validation
+
+    def saved(checkpoint: Checkpoint, *arguments: Any) -> None:
+        if saves:
+            save(checkpoint, *arguments)
+        clock.note("checkpoint")
+
+    def written(*arguments: Any) -> None:
+        start = time.perf_counter()
+        write(*arguments)
+        writing.append(time.perf_counter() - start)
+
+    with mock.patch.object(loop, "validate", timed), mock.patch.multiple(Checkpoint, save=saved, _write=written):
+        network, _ = loop.train(job, prepared, device, clock)
+    return network, clock.spans, writing
+
+
 def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: int, warm: int) -> dict[str, Any]:
     """Train ``epochs`` epochs, of which ``warm`` are not counted, and time the step on the last epoch's batches."""
     settings = Settings(**{"schedule": WITHOUT_WARM_UP, **subject.training, "max_epochs": epochs, "patience": epochs})
@@ -163,30 +193,8 @@ def measure(subject: Subject, prepared: Prepared, device: torch.device, epochs: 
     rows = prepared.rows("train")
     with tempfile.TemporaryDirectory() as folder:
         job = Job("benchmark", subject.model, subject.model, 0, subject.network, settings, Path(), Path(folder))
-        clock, validate, save = Clock(job, device), loop.validate, Checkpoint.save
-        write, writing = Checkpoint._write, []
-
-        def timed(*arguments: Any) -> Any:
-            clock.note("steps")
-            validation = validate(*arguments)
-            clock.note("validation")
-            return validation
-
-        def saved(checkpoint: Checkpoint, *arguments: Any) -> None:
-            save(checkpoint, *arguments)
-            clock.note("checkpoint")
-
-        def written(*arguments: Any) -> None:
-            start = time.perf_counter()
-            write(*arguments)
-            writing.append(time.perf_counter() - start)
-
-        with (
-            mock.patch.object(loop, "validate", timed),
-            mock.patch.multiple(Checkpoint, save=saved, _write=written),
-        ):
-            network, _ = loop.train(job, prepared, device, clock)
-    spans = {name: np.array(seconds) for name, seconds in clock.spans.items()}
+        network, seconds, writing = timed_run(job, prepared, device)
+    spans = {name: np.array(of_epochs) for name, of_epochs in seconds.items()}
     whole = {
         "epoch": spans["steps"],
         "with validation": spans["steps"] + spans["validation"],

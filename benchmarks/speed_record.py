@@ -20,7 +20,6 @@ validation (``--validation`` trains on the training split alone and reads the va
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ import torch
 import models
 from batches.batches import Batches
 from batches.inference import Predictor
+from benchmarks.end_to_end import synchronised
 from cuda_ext import bench
 from evaluation.statistics import mean_interval
 from models.layers import kernels, parameter_count
@@ -191,13 +191,6 @@ class Runs:
         average.take_buffers()
         self.loss = float(outcome.loss)
         return average
-
-
-def synchronised(device: torch.device) -> float:
-    """The time, when the device has done all its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def measure(

@@ -11,11 +11,9 @@ from urllib.parse import urlsplit
 from prefect.runtime import flow_run
 
 from evaluation.report import Links
+from tasks.provenance import UI
+from tracking.pages import server_of
 from tracking.runs import open_tracking
-
-HOST = "http://127.0.0.1"
-# The defaults of commands/ui.py.
-MLFLOW_PORT, PREFECT_PORT = 5000, 4200
 
 
 def links(experiment: str, run_ids: Mapping[str, str]) -> Links:
@@ -31,8 +29,7 @@ def mlflow_address(experiment: str) -> str | None:
     """Return the page of an experiment's runs; None where MLflow does not answer: a report needs no links."""
     try:
         tracking = open_tracking()
-        server = tracking.uri if tracking.uri.startswith("http") else f"{HOST}:{MLFLOW_PORT}"
-        return f"{server.rstrip('/')}/#/experiments/{tracking.experiment(experiment)}"
+        return f"{server_of(tracking.uri)}/#/experiments/{tracking.experiment(experiment)}"
     except Exception:  # whatever MLflow, its database or its server raise
         return None
 
@@ -43,4 +40,4 @@ def prefect_address() -> str | None:
         return None
     if os.environ.get("PREFECT_API_URL"):
         return flow_run.ui_url
-    return f"{HOST}:{PREFECT_PORT}{urlsplit(flow_run.ui_url).path}"
+    return f"{UI}{urlsplit(flow_run.ui_url).path}"
