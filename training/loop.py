@@ -24,7 +24,7 @@ from training.checkpoint import Checkpoint, Writer
 from training.epoch_metrics import EpochMetrics, refuse_non_finite
 from training.lookahead import Lookahead
 from training.optimisers import make_optimiser
-from training.processes import ONE, Processes, refuse_local_statistics
+from training.processes import ONE, Processes, with_shared_statistics
 from training.progress import Progress
 from training.schedules import Schedule
 from training.settings import Job
@@ -41,12 +41,13 @@ def train(
     settings = job.training
     seed_epoch(job.seed, epoch=0)
     network = models.build(job.model, job.network, prepared.description)
-    refuse_local_statistics(network, processes)
     network.to(device)
     begin(network, prepared)
     if settings.strict_kernels:
         refuse_references(network, device)
+    # Before the norms are exchanged: a network's parameter groups may depend on their class.
     optimiser = make_optimiser(network, settings)
+    network = with_shared_statistics(network, processes)
     schedule = Schedule(settings.schedule, settings.learning_rate, settings.max_epochs)
     objective = make_objective(settings.objective, prepared.description, prepared.labels[prepared.rows("train")])
     step = Step(network, objective, optimiser, settings, device, processes)

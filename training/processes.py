@@ -115,12 +115,21 @@ def _of_objects() -> Any:
 _objects: Any = None
 
 
-def refuse_local_statistics(network: "nn.Module", processes: Processes) -> None:
-    """Raise InputError where several processes would each normalise by the statistics of their share of a batch."""
+def with_shared_statistics(network: "nn.Module", processes: Processes) -> "nn.Module":
+    """Return ``network`` with batch norms that take the statistics of a whole batch over all processes.
+
+    They are PyTorch's own (``nn.SyncBatchNorm``), which need GPUs: InputError on a CPU. Parameters, buffers and their
+    names stay. Where processes have unequal shares of a batch, the part of a gradient that passes through the
+    statistics is off by their relative difference: the losses behind it are each process's own mean.
+    """
+    import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    if processes.several and any(isinstance(module, _BatchNorm) for module in network.modules()):
+    if not processes.several or not any(isinstance(module, _BatchNorm) for module in network.modules()):
+        return network
+    if not torch.cuda.is_available():
         raise InputError(
-            f"{type(network).__name__} has batch norm, whose statistics are those of a whole batch, and "
-            f"{processes.world_size} processes would each take their own: train it with one process"
+            f"{type(network).__name__} has batch norm, whose statistics are those of a whole batch, and on a CPU "
+            f"{processes.world_size} processes would each take their own: train it with one process, or on GPUs"
         )
+    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)

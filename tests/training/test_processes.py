@@ -1,13 +1,6 @@
 """Several processes train one network as one process does: losses, weights, resuming, refusals."""
 
-import contextlib
-import csv
 import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,50 +8,12 @@ from safetensors.torch import load_file
 
 from runtime import gpu_lease
 from storage.errors import InputError
-from storage.source import ROOT
 from tests.training.outcome import outcome
-from training.processes import ONE, Processes, refuse_local_statistics
+from tests.training.torchrun import TORCHRUN, TWO, directory, finish, history, kill_rank_after, start
+from training.processes import ONE, Processes, with_shared_statistics
 
 HAN = {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.0}
-TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-TORCHRUN = (*TWO, "-m", "training")
 ELASTIC = (*TWO, "--max-restarts", "2", "-m", "training")
-
-
-def start(job, *command):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(
-        [sys.executable, *command, str(job), "--events"], cwd=job.parent, env=environment, text=True, **streams
-    )
-
-
-def finish(process):
-    output, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
-    return [json.loads(line) for line in output.splitlines()]
-
-
-def directory(job):
-    return Path(json.loads(job.read_text())["run_directory"])
-
-
-def history(job):
-    with open(directory(job) / "history.csv") as file:
-        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-
-
-def workers(process):
-    """The processes that torchrun has started, by rank (Linux)."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            variables = (entry / "environ").read_bytes().split(b"\0")
-            parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
-            ranks = [int(one.removeprefix(b"RANK=")) for one in variables if one.startswith(b"RANK=")]
-            if int(parent) == process.pid and ranks:
-                found[ranks[0]] = int(entry.name)
-    return found
 
 
 def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_directory):
@@ -82,14 +37,6 @@ def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_direct
         torch.testing.assert_close(others[name], weight, rtol=1e-4, atol=1e-6)
     assert len((directory(two) / "log.txt").read_text().splitlines()) == 3
     assert json.loads((directory(two) / "environment.json").read_text())["processes"] == 2
-
-
-def kill_rank_after(process, epoch, rank):
-    for line in process.stdout:
-        event = json.loads(line)
-        if event["event"] == "epoch" and event["epoch"] == epoch:
-            break
-    os.kill(workers(process)[rank], signal.SIGKILL)
 
 
 def test_a_run_resumes_after_one_of_its_processes_was_killed(write_job, text_directory):
@@ -122,12 +69,13 @@ def test_bad_input_is_not_tried_again(write_job, text_directory):
     assert [json.loads(line)["event"] for line in output.splitlines()].count("failed") == 1
 
 
-def test_batch_norm_over_several_processes_is_refused():
+def test_batch_norm_over_several_processes_needs_gpus(monkeypatch):
     network = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2))
-    refuse_local_statistics(network, ONE)
-    refuse_local_statistics(network[:1], Processes(world_size=2))
+    assert with_shared_statistics(network, ONE) is network
+    assert with_shared_statistics(network[:1], Processes(world_size=2))[0] is network[0]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="has batch norm"):
-        refuse_local_statistics(network, Processes(world_size=2))
+        with_shared_statistics(network, Processes(world_size=2))
 
 
 def test_one_process_without_torchrun_s_variables(monkeypatch):
