@@ -347,8 +347,9 @@ __global__ void __launch_bounds__(threads, 1) backward_kernel(const __grid_const
         const float largest_slope = most_of_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1])));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          apart[i] = real[i] && (stands_apart(most_of_quad(x[i].largest()), largest) ||
-                                 stands_apart(fabsf(slope[i]), largest_slope));
+          // Every lane takes part in the exchange, of rows that are not real as well.
+          const float most = most_of_quad(x[i].largest());
+          apart[i] = real[i] && (stands_apart(most, largest) || stands_apart(fabsf(slope[i]), largest_slope));
         }
         scale = scale_for<60>(largest);
         const float slope_scale = scale_for<60>(largest_slope * largest_context);

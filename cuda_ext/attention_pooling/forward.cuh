@@ -92,8 +92,10 @@ __device__ void pool_float(const Forward& call, const Vectors<eighths>& vectors,
       s1 = fmaf(tangent<T>(u[pair][2], inverse, bias.x), context.x, s1);
       s1 = fmaf(tangent<T>(u[pair][3], inverse, bias.y), context.y, s1);
     }
-    s0 = t0 < length ? over_quad(s0) : over_quad(s0) * 0 - INFINITY;
-    s1 = t1 < length ? over_quad(s1) : over_quad(s1) * 0 - INFINITY;
+    s0 = over_quad(s0);
+    s1 = over_quad(s1);
+    s0 = t0 < length ? s0 : s0 * 0 - INFINITY;
+    s1 = t1 < length ? s1 : s1 * 0 - INFINITY;
     if (q == 0) {
       if (t0 < length) scores[t0] = s0;
       if (t1 < length) scores[t1] = s1;

@@ -390,8 +390,9 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const __grid_
     largest_slope = most_of_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1])));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      apart[i] = real[i] && (stands_apart(most_of_quad(x[i].largest()), largest) ||
-                             stands_apart(fabsf(slope[i]), largest_slope));
+      // Every lane takes part in the exchange, of rows that are not real as well.
+      const float most = most_of_quad(x[i].largest());
+      apart[i] = real[i] && (stands_apart(most, largest) || stands_apart(fabsf(slope[i]), largest_slope));
     }
   }
   if (busy) {
