@@ -190,13 +190,19 @@ def check(x: Tensor, limits: Tensor, initial: Tensor | None, *given: Tensor | No
         raise ValueError(f"gru takes one length a sequence, [{x.shape[0]}], got {tuple(limits.shape)}")
     if x.ndim == 2 and (limits.ndim != 1 or limits.numel() == 0):
         raise ValueError(f"gru_ragged takes offsets [N + 1], got {tuple(limits.shape)}")
-    states = (len(parameters) // 4, limits.shape[0] - (x.ndim == 2), units)
+    states = (len(parameters) // 4, _sequences(x, limits), units)
     if initial is not None and (initial.shape != states or initial.dtype != x.dtype):
         raise ValueError(
             f"gru takes first states [d, N, H] {states} of x's {x.dtype}, got {tuple(initial.shape)} of {initial.dtype}"
         )
     if math.prod(x.shape[:-1]) >= 2**31:
         raise ValueError(f"gru takes fewer than 2^31 steps, got {math.prod(x.shape[:-1])}")
+
+
+def _sequences(x: Tensor, limits: Tensor) -> int:
+    """N of lengths [N], or of offsets [N + 1] where x is ragged."""
+    # A bool in place of the 1 is refused where shapes are symbols.
+    return limits.shape[0] - 1 if x.ndim == 2 else limits.shape[0]
 
 
 def _run(
@@ -210,7 +216,7 @@ def _run(
 def _empty(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
     """states, final, kept, plan and source, not filled."""
     directions, units = 1 + (given[4] is not None), given[1].shape[-1]
-    sequences = limits.shape[0] - (x.ndim == 2)
+    sequences = _sequences(x, limits)
     rows = math.prod(x.shape[:-1])
     padded = -(-units // 8) * 8
     return (
@@ -318,7 +324,7 @@ def _shape_backward(
     of_states: Tensor | None, of_final: Tensor | None, x: Tensor, *others: Tensor | bool | None
 ) -> list[Tensor]:
     limits, kept, _, _, wants_x, wants_initial, _, *given = others
-    states = (kept.shape[1], limits.shape[0] - (x.ndim == 2), given[1].shape[1])
+    states = (kept.shape[1], _sequences(x, limits), given[1].shape[1])
     return [
         torch.empty_like(x, memory_format=torch.contiguous_format) if wants_x else x.new_empty(0),
         x.new_empty(states if wants_initial else 0),
