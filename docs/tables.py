@@ -40,6 +40,7 @@ READERS = {
     "nb-svm": "NB-SVM on bigrams",
     "tf-idf": "TF-IDF, logistic regression",
 }
+SEVERAL_GPUS = "benchmarks/results/2026-11-22-nvidia-h200-x2-training.json"
 # The trials were recorded under the settings' former names.
 RENAMED = {
     "adversarial": "adversarial_epsilon",
@@ -113,6 +114,40 @@ def sources() -> Table:
 
 
 def default_verdicts() -> Table:
+    return verdicts_of("default")
+
+
+def chestxray_verdicts() -> Table:
+    return verdicts_of("chestxray")
+
+
+def chestxray_findings() -> Table:
+    """Return the AUROC of each variant, over all findings and of each, with the rows and patients that have it."""
+    metrics = read_json("results/chestxray/metrics.json")
+    names = list(metrics["variants"])
+    whole = [interval(metrics["variants"][name]["test"]["macro_auroc"], 3, sign=False) for name in names]
+    rows = [["mean", "", "", *whole]]
+    found: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
+    for row in read_rows("results/chestxray/classes.csv"):
+        if row["metric"] == "auroc":
+            found[row["label"]][row["variant"]] = row
+    for label, of in found.items():
+        first = of[names[0]]
+        cells = [of_class(of[name]) for name in names]
+        rows.append([label.replace("_", " "), first["positives"], first["positive_groups"], *cells])
+    return ["finding", "images", "patients", *(f"`{name}`" for name in names)], rows
+
+
+def of_class(row: dict[str, str]) -> str:
+    """Return a class's mean with its interval where it has one."""
+    if not row["mean"]:
+        return ""
+    if not row["low"]:
+        return f"{float(row['mean']):.2f}"
+    return interval({key: float(row[key]) for key in ("mean", "low", "high")}, 2, sign=False)
+
+
+def verdicts_of(experiment: str) -> Table:
     header = ["claim", "verdict", "difference over seeds", "over seeds and items", "p after Holm"]
     rows = [
         [
@@ -122,7 +157,7 @@ def default_verdicts() -> Table:
             interval(one["over_seeds_and_items"], 4),
             f"{one['holm_p']:.3f}",
         ]
-        for one in read_json("results/default/verdicts.json")["verdicts"]
+        for one in read_json(f"results/{experiment}/verdicts.json")["verdicts"]
     ]
     return header, rows
 
@@ -441,6 +476,45 @@ def memory() -> Table:
     ways = ("this", "modules", "modules, checkpointed")
     rows = [[name, str(batch), *(f"{of[way]:.2f}" for way in ways)] for (name, batch), of in peaks.items()]
     return ["network", "batch", "reread, GiB", "modules, GiB", "modules, recomputed, GiB"], rows
+
+
+def scaling() -> Table:
+    titles = {"densenet": "DenseNet-BC-100-12", "wrn": "WRN-28-10", "han": "HAN"}
+    header = ["network", "GPUs", "batch", "sum of gradients", "rows per second", "efficiency", "step, ms", "compute, ms"]
+    rows = []
+    for one in read_json("benchmarks/results/2026-11-22-nvidia-h200-x2-scaling.json")["rows"]:
+        alone = one["processes"] == 1
+        if alone and one["case"].endswith("-all"):
+            continue
+        cells = [titles[one["case"].removesuffix("-all")], str(one["processes"]), f"{one['batch']:,}"]
+        cells += ["" if alone else f"`{one['way']}`", f"{one['rows_per_second']:,.0f}", f"{one['efficiency']:.1%}"]
+        cells += [f"{one['step']:.2f}", f"{one['compute']:.2f}"]
+        rows.append([*cells, *("" if alone else f"{one[part]:.2f}" for part in ("not_hidden", "all_reduce"))])
+    return [*header, "not hidden, ms", "all-reduce, ms"], rows
+
+
+def large_batch() -> Table:
+    rows = [
+        [
+            str(one["processes"]),
+            str(one["seed"]),
+            f"{one['seconds']:.1f}",
+            f"{one['peak_memory_bytes'] / 2**30:.1f}",
+            f"{one['validation_accuracy']:.2%}",
+            f"{one['test_accuracy']:.2%}",
+        ]
+        for one in read_json(SEVERAL_GPUS)["large_batch"]["runs"]
+    ]
+    return ["GPUs", "seed", "seconds", "peak GiB per GPU", "validation accuracy", "test accuracy"], rows
+
+
+def side_by_side() -> Table:
+    found = read_json(SEVERAL_GPUS)["side_by_side"]
+    seconds = mean(one["seconds"] for one in found["runs"])
+    use = mean(found["utilization"].values())
+    header = ["runs", "GPUs", "runs at once per GPU", "seconds in all", "mean seconds of a run", "GPUs in use"]
+    count = len(found["runs"])
+    return header, [[str(count), str(found["gpus"]), "6", f"{found['wall_seconds']}", f"{seconds:.1f}", f"{use:.0f} %"]]
 
 
 def speed_prediction() -> Table:
