@@ -4,8 +4,8 @@
     python docs/tables.py --check    # change nothing; exit with code 1 where a page differs
 
 A region begins with `<!-- table: NAME -->` and ends with `<!-- end of table -->`. NAME is a function of this file, with
-hyphens for underscores, or kernel- and the name of a kernel. The function returns the table's header and rows, or text
-that is taken as it is.
+hyphens for underscores; or that of a function in BY_NAME, a colon, and its argument. The function returns the table's
+header and rows, or text that is taken as it is.
 """
 
 import ast
@@ -21,7 +21,7 @@ from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-REGION = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+REGION = re.compile(r"(<!-- table: ([a-z0-9_:-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 Table = tuple[list[str], list[list[str]]]
 
 READERS = {
@@ -113,12 +113,53 @@ def sources() -> Table:
     return ["name", "content"], rows
 
 
-def default_verdicts() -> Table:
-    return verdicts_of("default")
+def published(experiment: str, name: str) -> Any:
+    """Return a file of an experiment's results; None where it is not published yet."""
+    path = f"results/{experiment}/{name}"
+    return read_json(path) if (ROOT / path).exists() else None
 
 
-def chestxray_verdicts() -> Table:
-    return verdicts_of("chestxray")
+def not_run(experiment: str) -> str:
+    return f"Not run yet: `reread run --experiment {experiment}`\n"
+
+
+def verdicts(experiment: str) -> Table | str:
+    found = published(experiment, "verdicts.json")
+    if found is None:
+        return not_run(experiment)
+    rows = [
+        [
+            one["claim"],
+            verdict(one["verdict"]),
+            interval(one["over_seeds"], 4),
+            interval(one["over_seeds_and_items"], 4),
+            f"{one['holm_p']:.3f}",
+        ]
+        for one in found["verdicts"]
+    ]
+    return ["claim", "verdict", "difference over seeds", "over seeds and items", "p after Holm"], rows
+
+
+def accuracies(experiment: str) -> Table | str:
+    """Return what each variant and baseline reaches on the test split, in the experiment's own metric, and its cost."""
+    metrics = published(experiment, "metrics.json")
+    if metrics is None:
+        return not_run(experiment)
+    rows = []
+    for data, baselines in metrics["baselines"].items():
+        for name, variant in metrics["variants"].items():
+            if variant["data"] == data:
+                score = interval(variant["test"][variant["score"]], 4, sign=False)
+                rows.append([data, f"`{name}`", f"{variant['parameters']:,}", str(variant["n"]), score])
+        rows += [
+            [data, one["name"], "", "", f"{one['test'][score_of(metrics, data)]:.4f}"] for one in baselines.values()
+        ]
+    return ["data", "variant or baseline", "parameters", "seeds", "test score"], rows
+
+
+def score_of(metrics: dict[str, Any], data: str) -> str:
+    """Return the metric that the variants on a data set are compared by."""
+    return next(variant["score"] for variant in metrics["variants"].values() if variant["data"] == data)
 
 
 def chestxray_findings() -> Table:
@@ -145,32 +186,6 @@ def of_class(row: dict[str, str]) -> str:
     if not row["low"]:
         return f"{float(row['mean']):.2f}"
     return interval({key: float(row[key]) for key in ("mean", "low", "high")}, 2, sign=False)
-
-
-def verdicts_of(experiment: str) -> Table:
-    header = ["claim", "verdict", "difference over seeds", "over seeds and items", "p after Holm"]
-    rows = [
-        [
-            one["claim"],
-            verdict(one["verdict"]),
-            interval(one["over_seeds"], 4),
-            interval(one["over_seeds_and_items"], 4),
-            f"{one['holm_p']:.3f}",
-        ]
-        for one in read_json(f"results/{experiment}/verdicts.json")["verdicts"]
-    ]
-    return header, rows
-
-
-def default_accuracies() -> Table:
-    metrics = read_json("results/default/metrics.json")
-    rows = []
-    for data, baselines in metrics["baselines"].items():
-        for name, variant in metrics["variants"].items():
-            if variant["data"] == data:
-                rows.append([data, f"`{name}`", interval(variant["test"]["accuracy"], 3, sign=False)])
-        rows += [[data, one["name"], f"{one['test']['accuracy']:.3f}"] for one in baselines.values()]
-    return ["data", "variant or baseline", "test accuracy"], rows
 
 
 def larger_experiments() -> Table:
@@ -480,7 +495,16 @@ def memory() -> Table:
 
 def scaling() -> Table:
     titles = {"densenet": "DenseNet-BC-100-12", "wrn": "WRN-28-10", "han": "HAN"}
-    header = ["network", "GPUs", "batch", "sum of gradients", "rows per second", "efficiency", "step, ms", "compute, ms"]
+    header = [
+        "network",
+        "GPUs",
+        "batch",
+        "sum of gradients",
+        "rows per second",
+        "efficiency",
+        "step, ms",
+        "compute, ms",
+    ]
     rows = []
     for one in read_json("benchmarks/results/2026-11-22-nvidia-h200-x2-scaling.json")["rows"]:
         alone = one["processes"] == 1
@@ -490,7 +514,7 @@ def scaling() -> Table:
         cells += ["" if alone else f"`{one['way']}`", f"{one['rows_per_second']:,.0f}", f"{one['efficiency']:.1%}"]
         cells += [f"{one['step']:.2f}", f"{one['compute']:.2f}"]
         rows.append([*cells, *("" if alone else f"{one[part]:.2f}" for part in ("not_hidden", "all_reduce"))])
-    return [*header, "not hidden, ms", "all-reduce, ms"], rows
+    return [*header, "step, ms", "compute, ms", "not hidden, ms", "all-reduce, ms"], rows
 
 
 def large_batch() -> Table:
@@ -566,12 +590,16 @@ def markdown(table: Table | str) -> str:
 
 def with_tables(text: str) -> str:
     """Return a page with each marked region replaced by its table."""
-    return REGION.sub(lambda found: found[1] + markdown(table_of(found[2].replace("-", "_"))) + found[4], text)
+    return REGION.sub(lambda found: found[1] + markdown(table_of(found[2])) + found[4], text)
 
 
 def table_of(name: str) -> Table | str:
-    """Return the table of a region: that of a kernel (``kernel_NAME``), or of the function of its name."""
-    return kernel(name.removeprefix("kernel_")) if name.startswith("kernel_") else globals()[name]()
+    """Return the table of a region."""
+    function, _, argument = name.partition(":")
+    return BY_NAME[function](argument) if argument else globals()[function.replace("-", "_")]()
+
+
+BY_NAME = {"kernel": kernel, "verdicts": verdicts, "accuracies": accuracies}
 
 
 def main(arguments: Iterable[str]) -> int:
