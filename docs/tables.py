@@ -514,7 +514,7 @@ def scaling() -> Table:
         cells += ["" if alone else f"`{one['way']}`", f"{one['rows_per_second']:,.0f}", f"{one['efficiency']:.1%}"]
         cells += [f"{one['step']:.2f}", f"{one['compute']:.2f}"]
         rows.append([*cells, *("" if alone else f"{one[part]:.2f}" for part in ("not_hidden", "all_reduce"))])
-    return [*header, "step, ms", "compute, ms", "not hidden, ms", "all-reduce, ms"], rows
+    return [*header, "not hidden, ms", "all-reduce, ms"], rows
 
 
 def large_batch() -> Table:
