@@ -148,6 +148,10 @@ def template(tmp_path_factory: pytest.TempPathFactory, empty_databases: Path) ->
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, destination)
         shutil.copytree(ROOT / "data", directory / "data")
+        # A network passes its checks once per session: they take seconds.
+        passed = make_once(tmp_path_factory, "checked-networks", lambda _: None)
+        (directory / ".cache").mkdir()
+        (directory / ".cache/checked-networks").symlink_to(passed)
         project = Project(directory, clean_environment())
         project.git("init", "--quiet", "--initial-branch=main")
         project.git("add", ".")
@@ -162,7 +166,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, template: Path) -> Projec
     """A copy of the project that has run the tiny experiment on seed 0. Tests read it; one that writes copies it."""
 
     def build(directory: Path) -> None:
-        shutil.copytree(template, directory, dirs_exist_ok=True)
+        shutil.copytree(template, directory, symlinks=True, dirs_exist_ok=True)
         project = Project(directory, clean_environment())
         project.edit("experiments/tiny.yaml", "seeds: [0, 1]", "seeds: [0]")
         project.run("python", "-m", "commands", "run", "--experiment", "tiny")
@@ -176,7 +180,7 @@ def make_project(tmp_path: Path, template: Path) -> Callable[[str], Project]:
     """A function that makes a fresh copy of the project under a name."""
 
     def make(name: str = "project") -> Project:
-        shutil.copytree(template, tmp_path / name)
+        shutil.copytree(template, tmp_path / name, symlinks=True)
         return Project(tmp_path / name, clean_environment())
 
     return make

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.commands.test_serve import free_port
+from tests.servers import free_port
 
 
 def programs() -> Path | None:

@@ -1,25 +1,38 @@
-"""A deployed flow that is cancelled or killed: nothing is left running, and the worker trains the next one."""
+"""Deployed flows on real servers: run and shown; cancelled or killed, they leave nothing running."""
 
 import contextlib
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from urllib.error import HTTPError
 
 import psutil
 import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from storage.source import ROOT
-from tests.commands.test_serve import call, free_port
+from tests.conftest import Project
 from tests.flows.test_survival import child_runs, trainers, wait_until_gone
+from tests.servers import call, free_port, started
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
-DENSENET = "densenet: {network: {depth: 10, growth_rate: 4}, training: {max_epochs: 3}}"
-LONG = DENSENET.replace("max_epochs: 3", "max_epochs: 3000, patience: 3000")
+# The tiny experiment.
+VARIANTS, SEEDS, EPOCHS = ("han", "gru-flat", "densenet-relu", "densenet-swish"), ("0",), 3
+LEFT = '"variant": "densenet-swish"'
+# A run that only a signal ends.
+LONG = {
+    "experiment": "tiny",
+    "variants": ["densenet-swish"],
+    "seeds": [0],
+    "overrides": ["training.max_epochs=3000", "training.patience=3000"],
+}
 STOP_SECONDS = 30
 # A process that holds the lock of a flow run.
 HOLDS = f"""
@@ -42,11 +55,6 @@ def wait_for(condition, seconds: float = 120):
     return found
 
 
-def statuses(project) -> list[str]:
-    """The status in MLflow of each run of a variant and seed."""
-    return [run.info.status for run in child_runs(project)]
-
-
 def ask(url: str, body: object | None = None):
     """Ask Prefect's server, which answers 503 while its database is busy."""
     until = time.monotonic() + 60
@@ -60,24 +68,40 @@ def ask(url: str, body: object | None = None):
             time.sleep(0.5)
 
 
-class Deployed:
-    """The deployment train/variant of a project that is served, and the run that it trains."""
+@pytest.fixture
+def almost_finished(finished, empty_databases, tmp_path) -> Project:
+    """A copy of the project in which one run of the tiny experiment is left to train, and MLflow has none."""
+    directory = tmp_path / "project"
+    # Another test may be reading what is left out.
+    left_out = shutil.ignore_patterns("mlflow.db*", "mlartifacts", ".prefect", ".locks", "__pycache__")
+    shutil.copytree(finished.directory, directory, symlinks=True, ignore=left_out)
+    (run,) = [path.parent for path in directory.glob("runs/*/job.json") if LEFT in path.read_text()]
+    shutil.rmtree(run)
+    shutil.copytree(empty_databases, directory, dirs_exist_ok=True)
+    for origin in directory.glob("runs/*/origin.json"):
+        origin.unlink()
+    return replace(finished, directory=directory)
 
-    def __init__(self, project, api: str) -> None:
-        self.project, self.api = project, api
-        (self.deployment,) = (one for one in ask(f"{api}/deployments/filter", {}) if one["name"] == "variant")
 
-    def run(self) -> str:
-        parameters = {"experiment": "tiny", "variants": ["densenet-swish"], "seeds": [0]}
+class Served:
+    """A project that is served: its deployments and flow runs in Prefect, its runs in MLflow, and its processes."""
+
+    def __init__(self, project: Project, port: int) -> None:
+        self.project, self.page = project, f"http://127.0.0.1:{port}"
+        self.api = f"{self.page}/api"
+        self.deployments = {one["name"]: one for one in ask(f"{self.api}/deployments/filter", {})}
+
+    def create(self, deployment: str, **parameters) -> str:
+        """Let a deployment run with these parameters, as its page does; return the id of the flow run."""
         body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-        return ask(f"{self.api}/deployments/{self.deployment['id']}/create_flow_run", body)["id"]
+        return ask(f"{self.api}/deployments/{self.deployments[deployment]['id']}/create_flow_run", body)["id"]
+
+    def state(self, flow_run: str) -> dict:
+        return ask(f"{self.api}/flow_runs/{flow_run}")["state"]
 
     def cancel(self, flow_run: str) -> None:
         """Do as ``prefect flow-run cancel``."""
         ask(f"{self.api}/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
-
-    def state(self, flow_run: str) -> str:
-        return ask(f"{self.api}/flow_runs/{flow_run}")["state"]["name"]
 
     def processes(self) -> list[psutil.Process]:
         """The worker and the processes that it started."""
@@ -85,70 +109,166 @@ class Deployed:
         (worker,) = [psutil.Process(pid) for pid, line in lines if "worker" in line and "start" in line]
         return [worker, *worker.children(recursive=True)]
 
+    def long_run(self) -> Path | None:
+        """The folder of the run that only a signal ends."""
+        jobs = (self.project.directory / "runs").glob("*/job.json")
+        found = [path.parent for path in jobs if '"max_epochs": 3000' in path.read_text()]
+        return found[0] if found else None
+
     def trained(self, epochs: int) -> Path | None:
-        """Return the run's folder once it has more than so many epochs and is being trained."""
-        for path in (self.project.directory / "runs").glob("*/history.csv"):
-            if len(path.read_text().splitlines()) > epochs + 1 and trainers(self.project):
-                return path.parent
-        return None
+        """Return that folder once it has more than so many epochs and is being trained."""
+        folder = self.long_run()
+        history = folder and folder / "history.csv"
+        long = history and history.is_file() and len(history.read_text().splitlines()) > epochs + 1
+        return folder if long and trainers(self.project) else None
+
+    def statuses(self) -> list[str]:
+        """The status in MLflow of that run."""
+        folder = self.long_run()
+        return [run.info.status for run in child_runs(self.project) if run.data.tags["run_key"] == folder.name]
 
 
-def test_a_deployed_flow_is_cancelled_run_again_and_killed_with_its_worker(project):
-    project.edit("experiments/tiny.yaml", DENSENET, LONG)
-    port, output = free_port(), project.directory.parent / "serve.txt"
-    with open(output, "w") as file:
-        serve = subprocess.Popen(
-            [sys.executable, "-m", "commands", "serve", "--prefect-port", str(port)],
-            cwd=project.directory,
-            env={**project.environment, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-        )
-    try:
-        wait_for(lambda: "Ctrl-C" in output.read_text())
-        served = Deployed(project, f"http://127.0.0.1:{port}/api")
-        first = served.run()
-        # params.yaml is edited while the flow runs: the run keeps the plan that was resolved before.
-        wait_for(lambda: list((project.directory / "prepared").glob("*/prepared.json")))
-        params = (project.directory / "params.yaml").read_text()
-        (project.directory / "params.yaml").write_text(params.replace("learning_rate: ", "learning_rate: 1"))
-        folder = wait_for(lambda: served.trained(2))
-        job = json.loads((folder / "job.json").read_text())
-        assert job["training"]["learning_rate"] < 1
-        (project.directory / "params.yaml").write_text(params)
-
-        served.cancel(first)
-        wait_for(lambda: not trainers(project) and statuses(project) == ["KILLED"], STOP_SECONDS)
-        # Prefect loads the flow's code again for its hooks before it names the state.
-        wait_for(lambda: served.state(first) == "Cancelled" and len(served.processes()) == 1)
-        checkpoints = sorted(path.name for path in folder.glob("checkpoints/*"))
-        assert len(checkpoints) == 2 and not (folder / "result.json").exists()
-
-        # The same worker trains the next flow, which resumes the run; then both are killed.
-        second = served.run()
-        wait_for(lambda: served.trained(int(checkpoints[-1]) + 2))
-        assert f"resumed after epoch {int(checkpoints[-1])}\n" in (folder / "log.txt").read_text()
-        live = served.run()
-        for process in served.processes():
-            if "training" not in process.cmdline():
-                process.kill()
-        # A server that has lost its worker ends as well.
-        assert serve.wait(60) == 1
+def test_deployed_flows_are_run_shown_cancelled_and_killed(almost_finished):
+    project, port = almost_finished, free_port()
+    # A server that has lost its worker ends with 1.
+    serve = ["-m", "commands", "serve", "--prefect-port", str(port)]
+    with started(project, *serve, until="Ctrl-C", code=1) as (process, output):
+        served = Served(project, port)
+        check_deployments(served, output.read_text())
+        done, wrong = run_and_refuse(served)
+        check_pages(served, done, wrong)
+        show_in_mlflow(served, port)
+        resumed, live = cancel_resume_and_kill(served)
+        assert process.wait(60) == 1
         wait_until_gone(project)
-    finally:
-        serve.send_signal(signal.SIGINT)
-        serve.wait(60)
     assert project.processes() == {}
-    assert statuses(project) == ["RUNNING"]
-    # A flow run whose lock a process holds is alive, whatever Prefect shows.
+    reconcile(served, resumed, live)
+
+
+def check_deployments(served: Served, printed: str) -> None:
+    assert f"PREFECT_API_URL={served.api} .venv/bin/prefect deployment run pipeline/default --watch" in printed
+    assert set(served.deployments) == {"default", "nightly", "variant"}
+    assert [one["active"] for one in served.deployments["nightly"]["schedules"]] == [False]
+    assert served.deployments["variant"]["parameters"] == {"experiment": "default", "variants": ["han"]}
+
+
+def run_and_refuse(served: Served) -> tuple[str, str]:
+    """Run the pipeline, as the printed command does, and a flow with a wrong name; return their flow runs' ids."""
+    home = {"PREFECT_API_URL": served.api, "PREFECT_HOME": str(served.project.directory / ".prefect")}
+    run = ["-m", "prefect", "deployment", "run", "pipeline/default", "-p", "experiment=tiny", "--watch"]
+    done = served.project.run("python", *run, **home)
+    assert "finished successfully in 'Completed'" in done.stdout
+    by_deployment = {"flow_runs": {"deployment_id": {"any_": [served.deployments["default"]["id"]]}}}
+    (flow_run,) = ask(f"{served.api}/flow_runs/filter", by_deployment)
+    assert flow_run["state_type"] == "COMPLETED"
+
+    # An experiment that does not exist is refused at once; a variant that does not, in the first words of the run.
+    with pytest.raises(HTTPError, match="409"):
+        served.create("variant", experiment="tinny")
+    wrong = served.create("variant", experiment="tiny", variants=["hat"])
+    state = wait_for(lambda: (found := served.state(wrong))["type"] in ("FAILED", "COMPLETED") and found)
+    assert state["type"] == "FAILED"
+    assert state["message"].startswith("unknown name 'hat'") and "han" in state["message"]
+    return flow_run["id"], wrong
+
+
+def check_pages(served: Served, flow_run: str, wrong: str) -> None:
+    """Prefect's pages have the artifacts, the log and the names of the flow run."""
+    api = served.api
+    artifacts = call(f"{api}/artifacts/filter", {"limit": 200})
+    shown = {one["key"]: one for one in artifacts}
+    # A run of a second or two has no bar.
+    bar = shown.pop("tiny-densenet-swish-0-epochs", {"data": 100})
+    assert bar["data"] == 100 and set(shown) == {"tiny-variants", "tiny-verdicts", "tiny-report"}
+    assert {shown[f"tiny-{one}"]["flow_run_id"] for one in ("variants", "verdicts", "report")} == {flow_run}
+    assert "/artifacts/report.html" in shown["tiny-report"]["data"]
+    logs = call(f"{api}/logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run]}}})
+    lines = "\n".join(one["message"] for one in logs)
+    assert all(f"{variant} seed 0: validation 0." in lines for variant in VARIANTS)
+    assert "inconclusive: A hierarchical attention network" in lines and "reports/tiny/report.html" in lines
+    flow_runs = call(f"{api}/flow_runs/filter", {})
+    assert {one["name"] for one in flow_runs if one["id"] != wrong} == {"tiny"}
+    # Prefect's page must ask its own port, not 4200.
+    assert call(f"{served.page}/ui-settings")["api_url"] == api
+    assert (served.project.directory / "reports/tiny/report.html").is_file()
+
+
+def show_in_mlflow(served: Served, port: int) -> None:
+    """`reread ui` beside `reread serve` starts MLflow and uses that Prefect; either Ctrl-C leaves the other alone."""
+    mlflow = free_port()
+    flow_runs = {one["id"] for one in call(f"{served.api}/flow_runs/filter", {})}
+    ui = ["-m", "commands", "ui", "--mlflow-port", str(mlflow), "--prefect-port", str(port)]
+    with started(served.project, *ui, until="Ctrl-C") as (pages, output):
+        page = f"http://127.0.0.1:{mlflow}"
+        assert page in output.read_text() and served.page in output.read_text()
+        assert "<html" in call(page).lower()
+        again = served.project.run("python", *ui)
+        assert "nothing to do" in again.stdout and page in again.stdout
+        client = MlflowClient(page)
+        experiment = client.get_experiment_by_name("tiny").experiment_id
+        check_runs(client, [run for run in client.search_runs([experiment]) if "seed" in run.data.tags], flow_runs)
+        pages.send_signal(signal.SIGINT)
+    assert call(f"{served.api}/health") is True
+
+
+def check_runs(client: MlflowClient, children: list[Run], flow_runs: set[str]) -> None:
+    """MLflow has each (variant, seed) of tiny, finished, by a flow run of ours, with its epochs and its files."""
+    found = sorted((run.data.params["variant"], run.data.params["seed"]) for run in children)
+    assert found == sorted((variant, seed) for variant in VARIANTS for seed in SEEDS)
+    assert {run.info.status for run in children} == {"FINISHED"}
+    flow_run = {run.data.tags["prefect.flow_run"] for run in children if "prefect.flow_run" in run.data.tags}
+    assert len(flow_run) == 1 and flow_run <= flow_runs
+    first = children[0].info.run_id
+    assert len(client.get_metric_history(first, "training_loss")) == EPOCHS
+    assert "result.json" in [file.path for file in client.list_artifacts(first)]
+
+
+def cancel_resume_and_kill(served: Served) -> tuple[str, str]:
+    """Cancel a flow run, let another one resume its run, and kill that with the worker.
+
+    Return the ids of the killed flow run and of one that waited for the worker.
+    """
+    folder = served.project.directory
+    # The arrays are prepared again: the plan is resolved before.
+    shutil.rmtree(folder / "prepared")
+    first = served.create("variant", **LONG)
+    # params.yaml is edited while the flow runs: the run keeps the plan that was resolved before.
+    wait_for(lambda: list((folder / "prepared").glob("*/prepared.json")))
+    params = (folder / "params.yaml").read_text()
+    (folder / "params.yaml").write_text(params.replace("learning_rate: ", "learning_rate: 1"))
+    run = wait_for(lambda: served.trained(2))
+    assert json.loads((run / "job.json").read_text())["training"]["learning_rate"] < 1
+    (folder / "params.yaml").write_text(params)
+
+    served.cancel(first)
+    wait_for(lambda: not trainers(served.project) and served.statuses() == ["KILLED"], STOP_SECONDS)
+    # Prefect loads the flow's code again for its hooks before it names the state.
+    wait_for(lambda: served.state(first)["name"] == "Cancelled" and len(served.processes()) == 1)
+    checkpoints = sorted(path.name for path in run.glob("checkpoints/*"))
+    assert len(checkpoints) == 2 and not (run / "result.json").exists()
+
+    # The same worker trains the next flow, which resumes the run; then both are killed.
+    resumed = served.create("variant", **LONG)
+    wait_for(lambda: served.trained(int(checkpoints[-1]) + 2))
+    assert f"resumed after epoch {int(checkpoints[-1])}\n" in (run / "log.txt").read_text()
+    live = served.create("variant", **LONG)
+    for process in served.processes():
+        if "training" not in process.cmdline():
+            process.kill()
+    return resumed, live
+
+
+def reconcile(served: Served, resumed: str, live: str) -> None:
+    """`reread reconcile` closes what was killed; a flow run whose lock a process holds is alive."""
+    project = served.project
+    assert served.statuses() == ["RUNNING"]
     with subprocess.Popen([sys.executable, "-c", HOLDS, live], cwd=project.directory, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
         settled = json.loads(project.run("python", "-m", "commands", "reconcile", "--json").stdout)
         holder.kill()
     with contextlib.closing(sqlite3.connect(project.directory / ".prefect/prefect.db")) as database:
         states = dict(database.execute("SELECT id, state_type FROM flow_run"))
-    assert (states[second], states[live]) == ("CRASHED", "SCHEDULED")
+    assert (states[resumed], states[live]) == ("CRASHED", "SCHEDULED")
     assert list(settled["closed"].values()) == ["KILLED"] and settled["sent"] == [] and settled["left"] == {}
     assert set(settled["flow_runs"].values()) == {"Crashed"}
-    assert statuses(project) == ["KILLED"]
+    assert served.statuses() == ["KILLED"]

@@ -170,6 +170,7 @@ def test_each_variable_is_described():
     assert all(description for _, _, description in rows) and variable("runs") == "REREAD_RUNS"
 
 
+VARIANT = "densenet-swish"
 EDITED = """
 import json, sys
 from pathlib import Path
@@ -188,18 +189,18 @@ def edits(job, fresh, wait):
     return first(job, fresh, wait)
 
 train_run.fn = edits
-report = module.pipeline("tiny", variants=["han"], seeds=[0, 1])
+report = module.pipeline("tiny", variants=["densenet-swish"], seeds=[0, 1])
 print(json.dumps({"seen": seen, "report": report}))
 """
 
 
 def test_an_edit_of_the_files_during_a_run_changes_nothing_of_it(project):
     tiny = yaml.safe_load((project.directory / "experiments/tiny.yaml").read_text())
-    usual = make_plan("tiny", ["han"], root=project.directory)
+    usual = make_plan("tiny", [VARIANT], root=project.directory).variants[VARIANT].training
     found = project.run("python", "-c", EDITED, REREAD_WORKERS="1").stdout.splitlines()[-1]
     found = json.loads(found)
-    assert found["seen"] == [usual.variants["han"].training["learning_rate"]] * 2
+    assert found["seen"] == [usual["learning_rate"]] * 2
     saved = json.loads((project.directory / found["report"] / "plan.json").read_text())
-    assert saved["variants"]["han"]["training"] == usual.variants["han"].training and saved["title"] == tiny["title"]
-    assert saved["key"] == make_plan("tiny", ["han"], [0, 1], root=PROJECT).key
+    assert saved["variants"][VARIANT]["training"] == usual and saved["title"] == tiny["title"]
+    assert saved["key"] == make_plan("tiny", [VARIANT], [0, 1], root=PROJECT).key
     assert "environment" not in saved

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from storage.errors import InputError, command, refuse_unknown
+from tests.servers import free_port
 from tracking.runs import open_tracking
 
 WIDTH, HEIGHT = 1400, 1200
@@ -38,13 +38,6 @@ def missing() -> str | None:
     """Why no browser can be driven here, or None."""
     absent = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"{' and '.join(absent)} not found: apt-get install chromium chromium-driver" if absent else None
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @contextlib.contextmanager

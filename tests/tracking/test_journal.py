@@ -16,7 +16,8 @@ from sqlalchemy import event
 from storage.errors import InputError
 from storage.files import read_json
 from storage.source import ROOT
-from tests.tracking.comparison import free_port, server
+from tests.servers import free_port
+from tests.tracking.comparison import server
 from tests.tracking.examples import evaluate_run, finish_run, history, make_job, prepared_text
 from tracking import journal
 from tracking.journal import Journal, Sender, TrackedRun, Tracker, entry, reconcile, settle, waiting

@@ -1,0 +1,54 @@
+"""Real servers in tests: a free port, a request, and a command of the project in the background."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.conftest import Project
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def call(url: str, body: object | None = None) -> object:
+    """Return the answer to a request, read as JSON where it is some; POST where there is a body."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        text = answer.read()
+    return json.loads(text) if answer.headers["Content-Type"].startswith("application/json") else text.decode()
+
+
+@contextmanager
+def started(project: Project, *command: str, until: str, code: int = 0) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """A Python command of the project in the background, from when it says ``until``, and the file of its output.
+
+    Afterwards it is stopped, where it still runs, and its exit code checked.
+    """
+    output = project.directory.parent / f"{free_port()}.txt"
+    with open(output, "w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=project.directory,
+            env={**project.environment, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while until not in output.read_text():
+                assert process.poll() is None, output.read_text()
+                time.sleep(0.2)
+            yield process, output
+        finally:
+            process.terminate()
+            assert process.wait(60) == code, output.read_text()
