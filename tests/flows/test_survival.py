@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+EPOCHS = 16
 ARGUMENTS = ["--experiment", "tiny", "--variant", "densenet-swish", "--seed", "0"]
 
 
@@ -23,7 +24,7 @@ def lengthen(project) -> None:
     project.edit(
         "experiments/tiny.yaml",
         "densenet: {network: {depth: 10, growth_rate: 4}, training: {max_epochs: 3}}",
-        "densenet: {network: {depth: 10, growth_rate: 4}, training: {max_epochs: 40, patience: 40}}",
+        f"densenet: {{network: {{depth: 10, growth_rate: 4}}, training: {{max_epochs: {EPOCHS}, patience: {EPOCHS}}}}}",
     )
 
 
@@ -104,7 +105,7 @@ def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weight
     assert finished.info.status == "FINISHED"
     client = MlflowClient(tracking_uri=f"sqlite:///{project.directory / 'mlflow.db'}")
     steps = [metric.step for metric in client.get_metric_history(finished.info.run_id, "validation_loss")]
-    assert len(steps) == len(set(steps)) >= 40
+    assert len(steps) == len(set(steps)) >= EPOCHS
 
     # Trained without a break, in another folder, with an MLflow that never was up: the same weights.
     project.run(
@@ -117,7 +118,7 @@ def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weight
     (journal,) = (project.directory / "unbroken/.journals").glob("*.jsonl")
     assert [json.loads(line)["what"] for line in journal.read_text().splitlines()] == [
         "start",
-        *["epochs"] * 40,
+        *["epochs"] * EPOCHS,
         "finish",
     ]
     results = [
