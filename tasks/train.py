@@ -27,7 +27,7 @@ from tasks.provenance import provenance
 from tasks.step import publishes, step
 from tracking.journal import TrackedRun, Tracker, settle, waiting
 from tracking.runs import ORIGIN, open_tracking
-from training.launcher import STOPPING, TrainingFailed, TrainingStopped, run_training
+from training.launcher import STOPPING, TrainingFailed, TrainingStopped, kept_processes, run_training
 from training.state import COLUMNS
 
 # A run that ends sooner is logged when it ends, by fewer requests.
@@ -165,7 +165,7 @@ def main() -> None:
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}
     settle(plan.environment.runs, say)
     BOARD.expect(plan.jobs(prepared), plan.environment.workers)
-    with ThreadPoolExecutor(plan.environment.workers) as pool:
+    with kept_processes(), ThreadPoolExecutor(plan.environment.workers) as pool:
         runs = {
             (job["variant"], job["seed"]): Path(folder)
             for jobs in rounds(plan, prepared)

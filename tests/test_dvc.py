@@ -126,10 +126,7 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     runs = json.loads((flow.directory / RUNS).read_text())
     assert {run["run_key"]: run["weights_sha256"] for run in runs} == run_files(flow)
     assert {run["commit"] for run in runs} == {flow.git("rev-parse", "HEAD").strip()}
-    assert "up to date" in flow.run("dvc", "status", "dvc.yaml").stdout
     assert "up to date" in flow.run("dvc", "repro").stdout
-    assert flow.run("dvc", "plots", "show").returncode == 0
-    assert (flow.directory / "dvc_plots/index.html").is_file()
 
     # One variant's parameter retrains that variant alone; a new variant is one new file and one line.
     flow.git("add", ".")
