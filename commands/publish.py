@@ -18,6 +18,7 @@ import yaml
 
 from commands.options import EXPERIMENTS, AsJson, plan_of, print_json
 from planning.experiment import EXPERIMENTS as EXPERIMENTS_FOLDER
+from planning.experiment import load_experiment
 from planning.runs import RESULTS, RUNS, run_records
 from planning.schema import read_yaml
 from storage.errors import InputError
@@ -65,7 +66,7 @@ def command(
                 shutil.copy2(report / name, folder / name)
         write_json(folder / RUNS, runs)
         verdicts = read_object(report / "verdicts.json", "verdicts")["verdicts"]
-        write_json(folder / SUMMARY, summary(metrics, verdicts, runs))
+        write_json(folder / SUMMARY, summary(metrics, verdicts, runs, load_experiment(experiment).summary))
     if experiment != "default":  # dvc.yaml has the stages of the default one
         add_to_dvc(experiment)
     if as_json:
@@ -75,15 +76,19 @@ def command(
 
 
 def summary(
-    metrics: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]
+    metrics: Mapping[str, Any],
+    verdicts: Sequence[Mapping[str, Any]],
+    runs: Sequence[Mapping[str, Any]],
+    trial: str | None = None,
 ) -> dict[str, Any]:
     """Return what ``dvc metrics`` shows: each variant's mean score by data set, the verdicts, and the kind of machine.
 
-    A difference between two machines is thus a line of its own, beside the figures that it explains.
+    A difference between two machines is thus a line of its own, beside the figures that it explains. trial: of a grid,
+    the one that is shown of each variant; None for the best on validation.
     """
     scores: dict[str, dict[str, float | None]] = {}
-    # Of a grid, the trial that was chosen.
-    shown = {one["chosen"]: name for name, one in metrics.get("tuned", {}).items()}
+    tuned = metrics.get("tuned", {})
+    shown = {one["chosen"] if trial is None else f"{name}/{trial}": name for name, one in tuned.items()}
     for variant, about in metrics["variants"].items():
         name = shown.get(variant, "") if shown else variant
         if not name:

@@ -83,9 +83,13 @@ class Design:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Design):
-    """One experiment as its files have it, with the settings of each variant merged."""
+    """One experiment as its files have it, with the settings of each variant merged.
+
+    summary: the trial of a grid that summary.json shows; None for the best.
+    """
 
     variants: dict[str, VariantSettings]
+    summary: str | None = None
 
 
 def experiments(root: Path = Path()) -> list[str]:
@@ -140,6 +144,9 @@ def load_experiment(
         if found := {f"{key}/{values}": settings for values, settings in grid}:
             trials[key] = found
     names = [one for key in sections for one in trials.get(key, [key])]
+    if file.summary is not None:
+        for key in sections:
+            refuse_unknown([f"{key}/{file.summary}"], trials.get(key, ()), f"{path}: summary")
     chosen = names if variants is None else list(variants)
     changes = list(_overrides(overrides, chosen, names))
     built = {}
@@ -160,6 +167,7 @@ def load_experiment(
         tuning=file.tuning.model_dump(exclude_none=True),
         trials={key: list(of_it) for key, of_it in trials.items()},
         search=_search(file, path),
+        summary=file.summary,
     )
 
 

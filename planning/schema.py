@@ -136,7 +136,11 @@ class Tuning(BaseModel):
 
 
 class ExperimentFile(File):
-    """experiments/NAME.yaml."""
+    """experiments/NAME.yaml.
+
+    summary: the trial of a grid, as ``lag=100``, that results/NAME/summary.json shows of each variant; None for the
+    best on validation. A grid of conditions has no best one.
+    """
 
     title: Text
     variants: Annotated[dict[Name, Annotated[Variant, OrEmpty]], Field(min_length=1)]
@@ -151,6 +155,7 @@ class ExperimentFile(File):
     evaluate_on: Annotated[str, Field(pattern="^(validation|test)$")] = "validation"
     tuning: Tuning = Tuning()
     tunes: Text | None = None
+    summary: Text | None = None
 
 
 class _Loader(yaml.SafeLoader):

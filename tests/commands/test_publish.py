@@ -6,8 +6,11 @@ import shutil
 import pytest
 import yaml
 
+from commands.publish import summary
+from planning.experiment import load_experiment
 from planning.plan import make_plan
 from storage.files import read_json, sha256_file, write_json
+from storage.source import ROOT
 from tests.commands.conftest import make_folder
 
 
@@ -62,6 +65,17 @@ def test_one_command_writes_all_that_is_committed(reread, published):
     # DVC has a stage of it from now on.
     listed = yaml.safe_load((published / "results/experiments.yaml").read_text())
     assert listed == {"experiments": {"tiny": {"of": "params"}}}
+
+
+def test_the_summary_of_a_grid_has_the_best_trial_or_the_one_that_the_experiment_names():
+    def about(mean):
+        return {"data": "copying", "score": "accuracy", "test": {"accuracy": {"mean": mean}}}
+
+    variants = {"gru/lag=1": about(1.0), "gru/lag=100": about(0.9)}
+    metrics = {"evaluated_on": "test", "variants": variants, "tuned": {"gru": {"chosen": "gru/lag=1"}}}
+    for trial, mean in ((None, 1.0), ("lag=100", 0.9)):
+        assert summary(metrics, [], [], trial)["copying"] == {"gru": mean}
+    assert load_experiment("copying", ROOT).summary == "lag=100"
 
 
 def edit_json(path, **values):

@@ -269,6 +269,7 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
         (("variants", "other"), {"model": "densenet", "data": "docstrings"}, "densenet reads image"),
         (("variants", "other"), VECTORS, "word_vectors is word2vec"),
         (("grid",), [1], "grid is [1]"),
+        (("summary",), "lag=100", "'relu/lag=100' in experiments/trial.yaml: summary"),
         (("grid",), {"trainin": {"learning_rate": [1]}}, "'training'"),
         (("grid",), {"training": {"learning_rate": 0.1}}, "grid.training.learning_rate is 0.1"),
         (("grid",), {"training": {"learning_rate": [0.1, 0.1]}}, "each of them once"),
