@@ -35,6 +35,14 @@ def pytest_runtest_makereport(item: pytest.Item):
     return report
 
 
+# Make the databases of MLflow and of Prefect.
+MIGRATE = """
+import asyncio
+from prefect.server.database import provide_database_interface
+from tracking.runs import open_tracking
+open_tracking()
+asyncio.run(provide_database_interface().create_db())
+"""
 # Tests with these fixtures start commands, for seconds to minutes each.
 OF_MINUTES = {"finished", "project", "make_project"}
 
@@ -124,12 +132,9 @@ def empty_databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with mlflow.db and .prefect/prefect.db that have no runs: making one takes seconds of migrations."""
 
     def build(folder: Path) -> None:
-        code = "from tracking.runs import open_tracking; open_tracking()"
         environment = {**clean_environment(), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         environment |= {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_LOGGING_LEVEL": "ERROR"}
-        upgrade = ["-m", "prefect", "server", "database", "upgrade", "--yes"]
-        for arguments in (["-c", code], upgrade):
-            subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=True, capture_output=True)
+        subprocess.run([sys.executable, "-c", MIGRATE], cwd=folder, env=environment, check=True, capture_output=True)
         for left in ("mlartifacts", ".locks"):
             shutil.rmtree(folder / left, ignore_errors=True)
 

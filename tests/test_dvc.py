@@ -65,11 +65,12 @@ def make_small(project):
     """Make the default experiment of a copy small: three variants on two data sets, one seed, two epochs."""
     small = yaml.safe_load((project.directory / "experiments/tiny.yaml").read_text())
     small["variants"] = {
-        "han": {"model": "han", "data": "docstrings"},
+        "words": {"model": "word_average", "data": "docstrings"},
         "densenet-relu": {"model": "densenet", "data": "digits", "network": {"activation": "relu", "growth_rate": 4}},
         "densenet-swish": {"model": "densenet", "data": "digits", "network": {"activation": "swish", "growth_rate": 5}},
     }
     small["parameters"]["training"] = {"max_epochs": 2}
+    small["parameters"]["models"] = {"densenet": small["parameters"]["models"]["densenet"]}
     small["seeds"] = [0]
     small["comparisons"] = [one for one in small["comparisons"] if one["name"] == "swish"]
     (project.directory / "experiments/default.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
@@ -109,7 +110,7 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     flow = make_small(make_project("flow"))
     data_version = (flow.directory / "data.dvc").read_bytes()
     printed = flow.run("python", "-m", "commands", "run").stdout
-    assert "han" in printed and "report" in printed.lower()
+    assert "words" in printed and "report" in printed.lower()
     # The flow publishes nothing; the ledger has that it read the test split.
     assert flow.git("status", "--porcelain", "results").split() == ["M", LEDGER]
     assert len(run_files(flow)) == 3
@@ -144,7 +145,7 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(m
     jobs = [json.loads((flow.directory / f"runs/{key}/job.json").read_text()) for key in trained]
     assert sorted(job["variant"] for job in jobs) == ["densenet-swish", "mean"]
     metrics = json.loads((flow.directory / "reports/default/metrics.json").read_text())
-    assert set(metrics["variants"]) == {"han", "densenet-relu", "densenet-swish", "mean"}
+    assert set(metrics["variants"]) == {"words", "densenet-relu", "densenet-swish", "mean"}
     listed = flow.run("dvc", "exp", "show", "--csv").stdout
     assert "wider" in listed and "docstrings.mean" in listed and "calibration" not in listed
 

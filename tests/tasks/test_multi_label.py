@@ -11,6 +11,7 @@ from preprocessing.raw import About, add_data_set
 from preprocessing.raw_text import Document, TextRows
 
 TOPICS = {"fruit": "apple pear plum", "metal": "iron zinc lead", "weather": "rain snow fog"}
+SMALL = {"embedding_dim": 16, "hidden_size": 8}
 FILLER = [
     "we",
     "saw",
@@ -69,7 +70,7 @@ def test_several_labels_from_rows_to_a_verdict(project):
     (root / "params.yaml").write_text(yaml.safe_dump(parameters))
     experiment = {
         "title": "Topics",
-        "variants": {name: {"model": name, "data": "topics"} for name in ("han", "gru_flat")},
+        "variants": {name: {"model": name, "data": "topics", "network": SMALL} for name in ("han", "gru_flat")},
         "seeds": [0, 1],
         "parameters": {"training": {"max_epochs": 6, "learning_rate": 0.02}},
         "evaluate_on": "test",

@@ -61,10 +61,11 @@ def wait_for_epoch(job, epoch):
 
 
 def trainer(job):
-    """The process that trains a job."""
+    """The process that trains a job of this folder."""
     (found,) = (
-        one for one in psutil.process_iter(["cmdline"])
+        one for one in psutil.process_iter(["cmdline", "cwd"])
         if job_file(job) in (one.info["cmdline"] or ()) and one.info["cmdline"][1:3] == ["-m", "training"]
+        and one.info["cwd"] == os.getcwd()
     )  # fmt: skip
     return found
 
