@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from planning.environment import EXECUTORS, read_environment
 from planning.experiment import experiments, load_experiment
 from planning.runs import all_runs
 from storage.errors import refuse_unknown
+from storage.files import read_json
 from storage.registry import Registry
 
 if TYPE_CHECKING:
@@ -101,6 +103,12 @@ def progress(as_json: bool) -> contextlib.AbstractContextManager:
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def results_of(report: Path) -> dict[str, Any]:
+    """Return what a report's folder has for a program: its path, its metrics and its verdicts."""
+    metrics, verdicts = read_json(report / "metrics.json"), read_json(report / "verdicts.json")["verdicts"]
+    return {"report": str(report), "metrics": metrics, "verdicts": verdicts}
 
 
 def print_table(table: RenderableType) -> None:

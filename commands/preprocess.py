@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from commands.options import DATA, Experiment, NoCache, Overrides, plan_of
+from commands.options import DATA, AsJson, Experiment, NoCache, Overrides, plan_of, print_json, progress
 
 
 def command(
@@ -20,6 +20,7 @@ def command(
     ] = None,
     overrides: Overrides = None,
     no_cache: NoCache = False,
+    as_json: AsJson = False,
 ) -> None:
     plan = plan_of(experiment, overrides=overrides)
     if data:
@@ -28,5 +29,7 @@ def command(
     from commands.servers import prefect_session
     from flows.preprocess import preprocess
 
-    with prefect_session():
-        preprocess(experiment, plan=plan.to_json(), fresh=no_cache)
+    with progress(as_json), prefect_session():
+        folders = preprocess(experiment, plan=plan.to_json(), fresh=no_cache)
+    if as_json:
+        print_json({"prepared": list(folders.values())})

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from commands.compare import Row, compare, same_outcome, table_of_sections
-from commands.options import RunKey, print_table
+from commands.options import AsJson, RunKey, print_json, print_table, progress
 from planning.environment import read_environment
 from planning.experiment import experiments
 from planning.runs import find_run
@@ -32,48 +32,68 @@ DETERMINED_BY = ("source", "data", "environment")
 IRRELEVANT = {"host", "git_commit", "git_dirty", "driver", "python"}
 
 
-def command(run: RunKey) -> int:
+def command(run: RunKey, as_json: AsJson = False) -> int:
+    original = find_run(run)
+    with progress(as_json):
+        again, sections = train_again(original)
+        equal = again is not None and same_outcome(sections)
+        if again is not None:
+            print_comparison(original, again, sections)
+        if again is not None and equal:
+            forget(again)
+    if as_json:
+        kept = None if again is None or equal else str(again.directory)
+        print_json({"run": original.key, "equal": equal, "kept": kept, "changed": changed_parts(sections)})
+    return 0 if equal else 1
+
+
+def train_again(original: RunFolder) -> tuple[RunFolder | None, dict[str, list[Row]]]:
+    """Train a run again; return the second run, None where its training failed, and how the two compare."""
     from tasks.progress import RunProgress
     from training.launcher import TrainingFailed
 
-    original = find_run(run)
-    console = Console(highlight=False, soft_wrap=True)
-    progress = RunProgress(original.job)
+    board = RunProgress(original.job)
 
     def follow(event: dict[str, Any]) -> None:
         if event["event"] == "started":
-            console.print(f"training {original.key} again on {event['device']}", markup=False)
-        progress(event)
+            print(f"training {original.key} again on {event['device']}", flush=True)
+        board(event)
 
     name = f"{original.job['variant']} seed {original.job['seed']}"
     try:
         again = reproduce(original, follow)
     except TrainingFailed as error:
-        progress.finish(f"{name}: failed", trained=False)
-        console.print(f"not reproduced: {error}", markup=False)
-        return 1
-    progress.finish(f"{name}: trained again on {again.environment.get('device', 'this machine')}")
-    sections = compare(original, again)
-    changed = [describe(section, sections[section]) for section in DETERMINED_BY]
+        board.finish(f"{name}: failed", trained=False)
+        print(f"not reproduced: {error}")
+        return None, {}
+    board.finish(f"{name}: trained again on {again.environment.get('device', 'this machine')}")
+    return again, compare(original, again)
+
+
+def print_comparison(original: RunFolder, again: RunFolder, sections: dict[str, list[Row]]) -> None:
+    """Print whether two runs are equal, what differs in them, and what differs today in what determines them."""
+    console = Console(highlight=False, soft_wrap=True)
     equal = same_outcome(sections)
     if equal:
         weights = original.result["weights_sha256"][:12]
         console.print(f"[bold green]equal[/]: weights {weights} and all results of {original.key}")
-        forget(again)
     else:
         print_table(table_of_sections({"first": original, "again": again}, sections, everything=False))
         console.print(f"\n[bold red]different[/]: the second run is kept in {again.directory}")
-    if any(changed):
-        console.print("What differs today: " + "; ".join(filter(None, changed)), markup=False)
+    changed = [f"{section} ({', '.join(names)})" for section, names in changed_parts(sections).items()]
+    if changed:
+        console.print("What differs today: " + "; ".join(changed), markup=False)
     elif not equal:
         console.print("Source, data and machine are the same: training itself is not deterministic here.")
-    return 0 if equal else 1
 
 
-def describe(section: str, rows: list[Row]) -> str:
-    """Name what differs in a section; return an empty text where nothing does."""
-    names = [row.name for row in rows if not row.equal and row.name not in IRRELEVANT]
-    return f"{section} ({', '.join(names)})" if names else ""
+def changed_parts(sections: dict[str, list[Row]]) -> dict[str, list[str]]:
+    """Return what differs in each section that determines a run; a section without a difference is left out."""
+    differing = {
+        section: [row.name for row in sections.get(section, ()) if not row.equal and row.name not in IRRELEVANT]
+        for section in DETERMINED_BY
+    }
+    return {section: names for section, names in differing.items() if names}
 
 
 def reproduce(run: RunFolder, on_event: Callable[[dict[str, Any]], None]) -> RunFolder:

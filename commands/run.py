@@ -33,6 +33,7 @@ from commands.options import (
     print_json,
     print_table,
     progress,
+    results_of,
 )
 from planning.entrance import read_experiment, undecidable
 from storage.errors import InputError
@@ -68,16 +69,15 @@ def command(
     from commands.servers import prefect_session
     from evaluation.terminal import terminal_table
     from flows.pipeline import pipeline
-    from storage.files import read_json
     from tasks.progress import say
 
     with progress(as_json), prefect_session():
         report = Path(pipeline(experiment, plan=plan.to_json(), fresh=no_cache, wait=not no_wait))
-    metrics, verdicts = read_json(report / "metrics.json"), read_json(report / "verdicts.json")["verdicts"]
+    results = results_of(report)
     if as_json:
-        print_json({"report": str(report), "metrics": metrics, "verdicts": verdicts})
+        print_json(results)
         return
-    print_table(terminal_table(metrics, verdicts))
+    print_table(terminal_table(results["metrics"], results["verdicts"]))
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
     say(f"\n{minutes} min {seconds} s. Report: {report / 'report.html'}")
     say("Next:  reread ui      MLflow and Prefect in the browser, runs to compare")

@@ -5,7 +5,19 @@ reread train --experiment imdb --variant han --seed 0
 reread train --experiment tiny --set training.optimizer=sgd --no-cache
 """
 
-from commands.options import Experiment, NoCache, NoWait, On, Overrides, Seeds, Variants, plan_of
+from commands.options import (
+    AsJson,
+    Experiment,
+    NoCache,
+    NoWait,
+    On,
+    Overrides,
+    Seeds,
+    Variants,
+    plan_of,
+    print_json,
+    progress,
+)
 
 
 def command(
@@ -16,6 +28,7 @@ def command(
     no_cache: NoCache = False,
     no_wait: NoWait = False,
     on: On = None,
+    as_json: AsJson = False,
 ) -> None:
     plan = plan_of(experiment, variants, seeds, overrides, on)
 
@@ -24,5 +37,7 @@ def command(
 
     # Training fetches no data, as `reread run` does: what is missing is refused before a server is started.
     plan.preparations()
-    with prefect_session():
-        train(experiment, plan=plan.to_json(), fresh=no_cache, wait=not no_wait)
+    with progress(as_json), prefect_session():
+        runs = train(experiment, plan=plan.to_json(), fresh=no_cache, wait=not no_wait)
+    if as_json:
+        print_json({"runs": runs})

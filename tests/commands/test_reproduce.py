@@ -36,8 +36,8 @@ def test_a_run_is_reproduced_and_what_has_changed_is_named(project):
     again = project.directory / "runs" / ".reproduced" / key
     before = contents(original)
 
-    def reproduce(code):
-        return project.run("python", "-m", "commands", "reproduce", key[:8], code=code)
+    def reproduce(*options, code):
+        return project.run("python", "-m", "commands", "reproduce", key[:8], *options, code=code)
 
     # Another spelling of a constant is another source and the same weights.
     project.edit("batches/order.py", "POOL = 16\n", "POOL = 8 + 8\n")
@@ -48,9 +48,11 @@ def test_a_run_is_reproduced_and_what_has_changed_is_named(project):
 
     # Another order of the data is another result.
     project.edit("batches/order.py", "PCG64([seed, epoch])", "PCG64([seed, epoch, 1])")
-    done = reproduce(code=1)
-    assert "different" in done.stdout and "weights_sha256" in done.stdout
-    assert "batches/order.py" in done.stdout
+    done = reproduce("--json", code=1)
+    assert "different" in done.stderr and "weights_sha256" in done.stderr
+    found = json.loads(done.stdout)
+    assert found["changed"]["source"] == ["batches/order.py"] and not found["equal"]
+    assert project.directory / found["kept"] == again
     compared = json.loads(project.run("python", "-m", "commands", "compare", key, str(again), "--json").stdout)
     assert "batches/order.py" in [row["name"] for row in compared["sections"]["source"]]
     assert contents(original) == before
