@@ -35,6 +35,8 @@ import sys, training.__main__, training.checkpoint, training.loop
 training.loop.Writer = lambda background: training.checkpoint.Writer(True)
 training.__main__.main(sys.argv[1:])
 """
+EPOCHS = 20
+LONG = {"max_epochs": EPOCHS, "patience": EPOCHS, "ema_decay": 0.9}
 
 
 def start(job, *options, background=False, **keywords):
@@ -87,15 +89,14 @@ def directory(job):
 
 @pytest.fixture
 def whole(write_job, text_directory):
-    """A run of 40 epochs that was left alone: the events that it told."""
-    job = write_job(text_directory, "whole", training={"max_epochs": 40, "patience": 40, "ema_decay": 0.9})
+    """A run that was left alone, and its events."""
+    job = write_job(text_directory, "whole", training=LONG)
     return job, [json.loads(line) for line in train(job, "--events").splitlines()]
 
 
 def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(whole, write_job, text_directory):
     left_alone, events = whole
-    settings = {"max_epochs": 40, "patience": 40, "ema_decay": 0.9}
-    killed = write_job(text_directory, "killed", run_key="whole", training=settings)
+    killed = write_job(text_directory, "killed", run_key="whole", training=LONG)
     resumed_after = 0
     for epoch, with_signal, background in (
         (3, signal.SIGKILL, True),
@@ -182,12 +183,12 @@ def check_what_a_run_writes(job, events):
     run = directory(job)
     result = json.loads((run / "result.json").read_text())
     assert result["weights_sha256"] == sha256_file(run / "best.safetensors")
-    assert result["stopped"] == "max_epochs" and result["epochs"] == 40
+    assert result["stopped"] == "max_epochs" and result["epochs"] == EPOCHS
     assert result["run_key"] == "whole" and result["variant"] == "han" and result["seed"] == 3
     assert result["kernels"].startswith("reference (the tensors are on the cpu")
     assert result["parameters"] == sum(array.size for array in load_file(run / "best.safetensors").values())
     rows = list(csv.DictReader((run / "history.csv").read_text().splitlines()))
-    assert [int(row["epoch"]) for row in rows] == list(range(1, 41))
+    assert [int(row["epoch"]) for row in rows] == list(range(1, EPOCHS + 1))
     best = rows[result["best_epoch"] - 1]
     assert float(best["validation_accuracy"]) == pytest.approx(result["validation"]["accuracy"], rel=1e-5)
     assert float(best["validation_score"]) == max(float(row["validation_score"]) for row in rows)
@@ -195,15 +196,15 @@ def check_what_a_run_writes(job, events):
     assert float(rows[-1]["training_loss"]) < float(rows[0]["training_loss"])
     assert json.loads((run / "job.json").read_text()) == json.loads(job.read_text())
     assert json.loads((run / "environment.json").read_text())["threads"] == 1
-    assert json.loads((run / "timing.json").read_text())["samples"] == 40 * 64
+    assert json.loads((run / "timing.json").read_text())["samples"] == EPOCHS * 64
     assert [event["event"] for event in events if event["event"] != "progress"] == [
         "started",
-        *["epoch"] * 40,
+        *["epoch"] * EPOCHS,
         "finished",
     ]
     assert events[-1]["result"] == result
     assert all(event["variant"] == "han" and event["seed"] == 3 for event in events)
-    assert len((run / "log.txt").read_text().splitlines()) == 40
+    assert len((run / "log.txt").read_text().splitlines()) == EPOCHS
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
