@@ -14,7 +14,7 @@ def set_determinism(on: bool) -> None:
     """
     # cuBLAS reads the variable once per process, and a later job of this process may need it.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(on)
+    _set_algorithms(on)
     # Filling fresh memory finds reads of uninitialised memory. Our code has none, and filling costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = not on
@@ -29,9 +29,14 @@ def determinism(on: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(algorithms)
+        _set_algorithms(algorithms)
         torch.backends.cudnn.benchmark = benchmark
         torch.utils.deterministic.fill_uninitialized_memory = filling
+
+
+def _set_algorithms(deterministic: bool) -> None:
+    """Do as torch.use_deterministic_algorithms, which imports torch's compiler for its setting: two seconds."""
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")
 
 
 @contextlib.contextmanager
