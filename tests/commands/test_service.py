@@ -19,8 +19,8 @@ from commands.service_settings import ServiceSettings, read_settings, write_sett
 from storage.errors import InputError
 from tests.commands.object_store import object_store
 from tests.commands.postgres import postgres_server, programs
-from tests.commands.test_serve import free_port
-from tests.conftest import ROOT, clean_environment
+from tests.commands.test_serve import free_port, started
+from tests.conftest import ROOT, Project, clean_environment
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 SECRETS = ("database_password", "prefect_password", "mlflow_password", "mlflow_secret")
@@ -340,6 +340,28 @@ def test_eight_workers_log_while_a_backup_is_made_and_a_restore_loses_no_run(ser
     dump.write_bytes(content)
     damaged = service.run("service", "restore", "backups/after", code=2, REREAD_SERVICE_DATABASE_PREFIX="none")
     assert damaged.count("\n") == 1 and "mlflow.dump" in damaged
+
+
+@pytest.mark.debian
+def test_a_user_runs_an_experiment_and_serves_deployments_on_the_service(service, finished, tmp_path):
+    databases = shutil.ignore_patterns("mlflow.db*", "mlartifacts", ".prefect", ".locks", "__pycache__")
+    shutil.copytree(finished.directory, tmp_path / "project", ignore=databases)
+    user = service.user("dora")
+    project = Project(tmp_path / "project", {**finished.environment, **user})
+    project.run("python", "-m", "commands", "run", "--experiment", "tiny")
+    assert not (project.directory / "mlflow.db").exists()
+    tracked = MlflowClient(service.settings.url("mlflow", "psycopg2"))
+    experiment = tracked.get_experiment_by_name("tiny").experiment_id
+    runs = [run for run in tracked.search_runs([experiment]) if "seed" in run.data.tags]
+    assert len(runs) == 4 and {run.info.status for run in runs} == {"FINISHED"}
+    settings = service.settings
+    by_name = {"flow_runs": {"name": {"any_": ["tiny"]}}}
+    found = request("POST", f"{settings.prefect_page}/api/flow_runs/filter", settings.prefect_auth, by_name)[1]
+    assert {one["state_type"] for one in json.loads(found)} == {"COMPLETED"}
+    with started(project, "-m", "commands", "serve", until="Ctrl-C"):
+        named = request("POST", f"{settings.prefect_page}/api/deployments/filter", settings.prefect_auth, {})[1]
+        assert {one["name"] for one in json.loads(named)} == {"default", "nightly", "variant"}
+    assert project.processes() == {}
 
 
 @pytest.mark.debian
