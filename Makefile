@@ -67,6 +67,9 @@ test-packages:
 	@if [ -n "$$CI" ] && ! command -v pg_dump >/dev/null; then \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; } \
 	  || echo "note: PostgreSQL cannot be installed: the tests that need it are skipped"; fi
+	@if [ -n "$$CI" ] && ! test -x /usr/sbin/slurmctld; then \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 180 apt-get install -y -qq slurm-wlm munge >/dev/null; } \
+	  || echo "note: Slurm cannot be installed: the tests that need it are skipped"; fi
 
 test: data test-packages
 	$(PYTHON) -m pytest -n 2 --dist worksteal

@@ -65,6 +65,7 @@ from training.device import acquire_device, configure
 from training.loop import seed_epoch
 from training.optimisers import make_optimiser
 from training.processes import ONE, Processes
+from training.rendezvous import joined
 from training.settings import Settings
 from training.step import Outcome, Step
 
@@ -355,7 +356,7 @@ def work(options: argparse.Namespace) -> None:
     processes = Processes.of_environment()
     # Steps and their graphs are cycles: they are collected between ways, and never during a capture.
     gc.disable()
-    with processes.joined(), acquire_device(processes) as device:
+    with joined(processes), acquire_device(processes) as device:
         if device.type == "cuda":
             environment = bench.environment() | {"nccl": ".".join(map(str, torch.cuda.nccl.version()))}
         else:

@@ -215,7 +215,9 @@ def prefect_session() -> Iterator[None]:
     given = os.environ.get("PREFECT_API_URL")
     if given:
         require_answer(given)
-        yield
+        signal.signal(signal.SIGTERM, _interrupt)
+        with _cancelled_when_interrupted():
+            yield
         return
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -230,8 +232,22 @@ def prefect_session() -> Iterator[None]:
     atexit.register(servers.__exit__)
     servers.start(prefect_server(port))
     say(f"Prefect: http://{HOST}:{port} while this runs")
-    with temporary_settings({PREFECT_API_URL: api_url(port)}):
+    with temporary_settings({PREFECT_API_URL: api_url(port)}), _cancelled_when_interrupted():
         yield
+
+
+@contextlib.contextmanager
+def _cancelled_when_interrupted() -> Iterator[None]:
+    """Let Prefect show as cancelled the flow runs of the block that Ctrl-C or SIGTERM ends."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from tasks.liveness import cancel_interrupted
+
+        # An error of Prefect's server does not hide the interrupt.
+        with contextlib.suppress(Exception):
+            cancel_interrupted()
+        raise
 
 
 def port_lock(port: int) -> Path:

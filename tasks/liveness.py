@@ -20,7 +20,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, State, StateType
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.states import Cancelled, Crashed
 
 from storage.locks import file_lock, is_held
@@ -32,6 +32,8 @@ GONE = "its process is gone; run again to resume what it trained"
 OPEN_STATES = [one for one in StateType if one not in TERMINAL_STATES]
 # The locks that this process holds until it ends.
 HELD = contextlib.ExitStack()
+# The flow runs of this process that a signal ended.
+INTERRUPTED: list[UUID] = []
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,6 +57,9 @@ def locked(function: Callable[P, R]) -> Callable[P, R]:
         except Exception:
             _remove_at_exit(path)
             raise
+        except (KeyboardInterrupt, TerminationSignal):
+            INTERRUPTED.append(context.flow_run.id)
+            raise
         _remove_at_exit(path)
         return result
 
@@ -64,6 +69,16 @@ def locked(function: Callable[P, R]) -> Callable[P, R]:
 def _remove_at_exit(path: Path) -> None:
     """Remove a lock when the process ends: Prefect sets the final state after the flow's function has returned."""
     atexit.register(path.unlink, missing_ok=True)
+
+
+def cancel_interrupted() -> None:
+    """Set Cancelled as the state of the flow runs of this process that a signal ended; Prefect calls them crashed."""
+    if not INTERRUPTED:
+        return
+    with get_client(sync_client=True) as client:
+        for flow_run in INTERRUPTED:
+            state: State[Any] = Cancelled(message="stopped by a signal; run again to resume what it trained")
+            client.set_flow_run_state(flow_run, state, force=True)
 
 
 def dead() -> list[Path]:

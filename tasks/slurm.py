@@ -38,6 +38,11 @@ SCRIPT = Path(__file__).with_name("slurm_job.sh")
 POLL_SECONDS = 5.0
 # How long a node's result may take to be seen here, by a file system that is shared.
 SECONDS_UNTIL_SEEN = 60.0
+# States of Slurm in which a task has ended and is not queued again. Slurm forgets it after MinJobAge, 5 minutes.
+COMPLETED = "completed"
+FAILED = frozenset(
+    ("boot_fail", "cancelled", "deadline", "failed", "node_fail", "out_of_memory", "preempted", "revoked", "timeout")
+)
 MINUTES = 240
 # Seconds before the time limit at which a job is queued again.
 MARGIN = 60
@@ -141,32 +146,41 @@ def parameters(job: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, 
 
 
 def wait_for(jobs: Sequence[dict[str, Any]], watched: Mapping[str, Task], poll_seconds: float) -> None:
-    """Wait until each job has a result or its task has left Slurm's queue; report each change in one line."""
-    left, last, ended_since = list(jobs), "", 0.0
+    """Wait until each job has a result or has ended without one; report each change in one line.
+
+    Slurm says whether a task has failed. One that is completed, or that Slurm has forgotten, may have written a result
+    that is not seen here yet.
+    """
+    left, last, unseen_since = list(jobs), "", 0.0
     while True:
-        states = queue_states()
+        states = task_states()
         left = [job for job in left if not is_finished(job)]
         if not left:
             return
-        counts = Counter(states.get(watched[job_file(job)].name, "ended") for job in left)
+        counts = Counter(states.get(watched[job_file(job)].name, COMPLETED) for job in left)
         line = ", ".join(
             [f"{len(jobs) - len(left)} finished", *(f"{count} {state}" for state, count in counts.items())]
         )
         if line != last:
             say(f"{len(jobs)} runs on Slurm: {line}")
             last = line
-        if set(counts) != {"ended"}:
-            ended_since = 0.0
-        elif not ended_since:
-            ended_since = time.monotonic()
-        elif time.monotonic() - ended_since > min(SECONDS_UNTIL_SEEN, 12 * poll_seconds):
+        if counts.keys() <= FAILED:
+            return
+        if not counts.keys() <= FAILED | {COMPLETED}:
+            unseen_since = 0.0
+        elif not unseen_since:
+            unseen_since = time.monotonic()
+        elif time.monotonic() - unseen_since > SECONDS_UNTIL_SEEN:
             return
         time.sleep(poll_seconds)
 
 
-def queue_states() -> dict[str, str]:
-    """Return the state in lower case of each of this user's tasks in Slurm's queue, by its name ("12_3")."""
-    command = ["squeue", "--me", "--array", "--noheader", "--format=%F_%K %T"]
+def task_states() -> dict[str, str]:
+    """Return the state in lower case of each of this user's tasks that Slurm knows, by its name ("12_3").
+
+    Tasks that have ended are among them: one that is being queued again is in no list of those that wait or run.
+    """
+    command = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%F_%K %T"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
@@ -179,13 +193,13 @@ def queue_states() -> dict[str, str]:
 
 
 def queued_tasks() -> list[Task]:
-    """Return the tasks of this folder's arrays that are in Slurm's queue."""
+    """Return the tasks of this folder's arrays that have not ended."""
     records = [read_json(path) for path in sorted(FOLDER.glob("*.json"))]
-    states = queue_states() if records else {}
+    states = task_states() if records else {}
     tasks = [
         Task(f"{one['array']}_{number}", tuple(files)) for one in records for number, files in enumerate(one["tasks"])
     ]
-    return [task for task in tasks if task.name in states]
+    return [task for task in tasks if states.get(task.name, COMPLETED) not in FAILED | {COMPLETED}]
 
 
 def job_file(job: Mapping[str, Any]) -> str:

@@ -14,7 +14,16 @@ shift
 IFS=$'\t' read -r -a jobs < <(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$list")
 
 stopped=
-trap 'stopped=1; scontrol requeue "$SLURM_JOB_ID"' USR1
+# Slurm's controller may be busy for a while.
+requeue() {
+  local pause
+  for pause in 1 5 15 0; do
+    scontrol requeue "$SLURM_JOB_ID" && return
+    sleep "$pause"
+  done
+}
+
+trap 'stopped=1; requeue' USR1
 trap 'stopped=1; kill -TERM "$training" 2>/dev/null' TERM
 
 "$@" "${jobs[@]}" &
@@ -27,6 +36,6 @@ while kill -0 "$training" 2>/dev/null; do
   code=$?
 done
 if [ "$code" -gt 128 ] && [ -z "$stopped" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
+  requeue
 fi
 exit "$code"

@@ -7,7 +7,7 @@ With --max-restarts they start again from the last checkpoint when one of them d
 
 A finished run (it has a result.json) is skipped; an interrupted one resumes after its last complete epoch. When one of
 several fails, the others are still trained. Exit code 0: all finished; 2: bad input or a non-finite loss, one line on
-stderr for each; 1: a failure of another kind among them; 143: stopped by SIGTERM, can be resumed.
+stderr for each; 1: a failure of another kind among them; 130 and 143: stopped by Ctrl-C and SIGTERM, can be resumed.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from storage.run_folder import RunFolder
 from storage.source import numeric_digest, numeric_files
 from training.processes import ONE, Processes
 from training.progress import Progress
+from training.rendezvous import joined
 from training.settings import Job
 
 SECONDS_FOR_RANK_0 = 5.0
@@ -64,13 +65,17 @@ def main(arguments: list[str] | None = None) -> int:
         raise InputError(f"--runs-per-gpu is {options.runs_per_gpu}: give a whole number from 1 up")
     if options.at_once < 1:
         raise InputError(f"--at-once is {options.at_once}: give a whole number from 1 up")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    processes = Processes.of_environment()
+    if not processes.several:
+        exit_at_signals()
     if options.at_once > 1:
         return train_at_once(options.jobs, options.at_once, options.runs_per_gpu)
     if options.serve is not None:
         return serve(options.serve)
-    processes = Processes.of_environment()
-    with processes.joined(), contextlib.ExitStack() as stack:
+    with joined(processes), contextlib.ExitStack() as stack:
+        # The others have nothing to report: a signal ends them, also while they wait for each other inside torch.
+        if processes.main:
+            exit_at_signals()
         events = None
         if options.events is not None and processes.main:
             events = stack.enter_context(open_events(options.events, processes))
@@ -80,6 +85,12 @@ def main(arguments: list[str] | None = None) -> int:
             if not (options.skip_locked and trains_elsewhere(path))
         ]
     return min((code for code in codes if code), default=0)
+
+
+def exit_at_signals() -> None:
+    """Let Ctrl-C and SIGTERM raise SystemExit with 128 plus the signal's number, the exit code of a shell."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def train_at_once(jobs: list[Path], count: int, runs_per_gpu: int | None) -> int:
@@ -205,8 +216,9 @@ def train(
             if processes.main:
                 warn_of_another_machine(path, given)
             result = run(job, given, progress, locked, processes, wait)
-    except SystemExit:
-        progress.failed("stopped by SIGTERM; run the same command again to resume", 128 + signal.SIGTERM)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+        progress.failed("stopped by a signal; run the same command again to resume", code)
         raise
     except InputError as error:
         progress.failed(str(error), 2)

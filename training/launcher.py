@@ -88,8 +88,9 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
         try:
             for line in events:
                 event = json.loads(line)
-                if event["event"] == "failed":
-                    failure = event
+                # torchrun may start the processes again after a failure.
+                if event["event"] in ("started", "failed"):
+                    failure = event if event["event"] == "failed" else None
                 on_event(event)
             code = running.end()
         finally:

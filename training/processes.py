@@ -7,8 +7,7 @@ writes, logs and prints. Without torchrun's variables there is one process, and 
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -48,19 +47,6 @@ class Processes:
     @property
     def several(self) -> bool:
         return self.world_size > 1
-
-    @contextmanager
-    def joined(self) -> Iterator[None]:
-        """Join the processes for the block. After an error nothing is closed: torchrun ends the others."""
-        if not self.several:
-            yield
-            return
-        import torch.distributed
-
-        gpu = torch.cuda.is_available()
-        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=PATIENCE)
-        yield
-        torch.distributed.destroy_process_group()
 
     def lead(self, work: Callable[[], Result]) -> Result:
         """Do ``work`` in rank 0 and return its result in all; an InputError of it is raised in all."""

@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from evaluation.__main__ import main
+from evaluation.records import RunRecord
 from evaluation.run import evaluate_run, evaluation_key, find_evaluation, machine_here, training_machine
 from models.objectives import DEFAULT, make_objective, to_probabilities
 from storage.errors import InputError
 from storage.files import read_json, write_json
 from storage.run_folder import RunFolder
 from storage.source import closure
+from tests.damage import damages
 from tests.rooms import copy_rooms
 
 
@@ -97,6 +99,22 @@ def test_an_unfinished_run_and_a_damaged_array_are_refused_and_nothing_is_left(r
 
 
 H200 = {"torch": "2.13.0+cu130", "gpu": "NVIDIA H200", "kernels": "extension 0123abcd"}
+
+
+@pytest.mark.parametrize("file", ["metrics.json", "validation.npy", "latency.json", "digests.json"])
+def test_each_damage_of_an_evaluation_is_found(run, text_data, file):
+    folder = evaluate_run(run, text_data)
+    record = RunRecord("han", "corpus", 0, run, text_data, folder)
+
+    def read():
+        found = record.metrics(["validation"]), record.probabilities("validation"), record.probabilities("test")
+        return (*found, record.latency, RunFolder(run).evaluations())
+
+    read()
+    for damage in damages(folder / file):
+        with pytest.raises(InputError, match=f"remove {folder} and evaluate the run again"):
+            assert not read(), damage
+    read()
 
 
 def test_the_key_is_of_all_that_decides_the_evaluation(run, text_data, monkeypatch):

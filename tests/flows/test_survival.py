@@ -128,17 +128,24 @@ def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weight
     assert results[0] == results[1]
 
 
-def test_an_interrupt_stops_everything_and_says_that_nothing_is_lost(project):
+def test_a_signal_stops_everything_and_the_next_start_resumes(project):
     lengthen(project)
-    flow = start(project)
-    # An epoch's line of history is written before its checkpoint.
-    run = wait_for_epoch(project, 2, flow)
-    # What Ctrl-C does: the terminal sends the signal to the whole group.
-    os.killpg(flow.pid, signal.SIGINT)
-    said, _ = flow.communicate(timeout=60)
-    wait_until_gone(project)
-    assert flow.returncode != 0
-    assert not (run / "result.json").exists()
-    assert any(run.glob("checkpoints/*"))
-    assert "Traceback" not in said, said
-    assert [one.info.status for one in child_runs(project)] in (["KILLED"], ["FAILED"])
+    epochs = [0]
+    # SIGTERM to the command, and what Ctrl-C does: the terminal sends the signal to the whole group.
+    for send, number in ((os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT)):
+        flow = start(project)
+        # An epoch's line of history is written before its checkpoint.
+        run = wait_for_epoch(project, epochs[-1] + 2, flow)
+        send(flow.pid, number)
+        said, _ = flow.communicate(timeout=60)
+        wait_until_gone(project)
+        assert flow.returncode == 130 and "run the same command again to resume" in said, said
+        assert "Traceback" not in said and project.processes() == {}, said
+        assert not (run / "result.json").exists()
+        assert [one.info.status for one in child_runs(project)] == ["KILLED"]
+        epochs.append(max(int(path.name) for path in run.glob("checkpoints/*")))
+        assert epochs[-1] > epochs[-2]
+    assert f"resumed after epoch {epochs[1]}\n" in (run / "log.txt").read_text()
+    with contextlib.closing(sqlite3.connect(project.directory / ".prefect/prefect.db")) as database:
+        states = list(database.execute("SELECT state_type FROM flow_run WHERE parent_task_run_id IS NULL"))
+    assert states == [("CANCELLED",)] * 2

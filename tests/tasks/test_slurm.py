@@ -19,7 +19,7 @@ from planning.plan import make_plan
 from storage.errors import InputError
 from storage.source import ROOT
 from tasks.preprocess import preprocess
-from tasks.slurm import FOLDER, job_file, parameters, submit, train_on_slurm
+from tasks.slurm import FOLDER, Task, job_file, parameters, submit, train_on_slurm
 from tasks.train import train
 from tests.commands.conftest import make_folder
 from tests.tasks import slurm_node
@@ -61,6 +61,7 @@ def wait_for_epoch(job, epoch):
 
 
 def trainer(job):
+<<<<<<< HEAD
     """The process that trains a job of this folder."""
     (found,) = (
         one for one in psutil.process_iter(["cmdline", "cwd"])
@@ -68,13 +69,22 @@ def trainer(job):
         and one.info["cwd"] == os.getcwd()
     )  # fmt: skip
     return found
+=======
+    """The process that trains a job, in this folder, and none that it forks."""
+    found = [
+        one for one in psutil.process_iter(["cmdline", "cwd"])
+        if job_file(job) in (one.info["cmdline"] or ()) and one.info["cmdline"][1:3] == ["-m", "training"]
+        and one.info["cwd"] == os.getcwd()
+    ]  # fmt: skip
+    return min(found, key=psutil.Process.create_time)
+>>>>>>> wt/survive15
 
 
 def start_requeued_jobs(ended):
     """Start what is queued again at once, until ``ended``: Slurm waits two minutes."""
     while not ended.wait(0.5):
         listed = subprocess.run(["squeue", "--noheader", "--format=%A %r"], capture_output=True, text=True).stdout
-        for number, reason in (line.split() for line in listed.splitlines()):
+        for number, reason in (line.split(maxsplit=1) for line in listed.splitlines()):
             if reason == "BeginTime":
                 subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
 
@@ -137,6 +147,29 @@ def test_a_wrong_option_and_a_machine_without_slurm_are_refused(folder, monkeypa
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match="sbatch"):
         train_on_slurm.fn([job], {})
+
+
+def test_a_run_is_waited_for_until_slurm_says_that_it_failed(monkeypatch):
+    job, task = {"run_directory": "runs/key"}, Task("7_0", ("runs/key/job.json",))
+    shown, finished = [], []
+
+    def wait(*states, ends_with=None):
+        """Return how many of the states were left when waiting ended; the run has a result after the last."""
+        shown[:] = states
+        finished[:] = [ends_with] if ends_with else []
+        tasks.slurm.wait_for([job], {"runs/key/job.json": task}, poll_seconds=0.001)
+        return len(shown)
+
+    monkeypatch.setattr(tasks.slurm, "task_states", lambda: {"7_0": state} if (state := shown.pop(0)) else {})
+    monkeypatch.setattr(tasks.slurm, "is_finished", lambda job: bool(finished) and not shown)
+    # Slurm may know nothing of a task for a while, and queue it again.
+    assert wait(*["running", None, "completing", None] * 50, "requeued", "completed", ends_with="result") == 0
+    # Which state a task has that is forgotten, is not known: its result may come.
+    assert wait(*[None] * 50, ends_with="result") == 0
+    for state in ("failed", "cancelled", "timeout", "out_of_memory"):
+        assert wait("running", state, "never asked") == 1
+    monkeypatch.setattr(tasks.slurm, "SECONDS_UNTIL_SEEN", 0.05)
+    assert wait("running", *["completed"] * 1000) > 0
 
 
 class Stop(Exception):

@@ -9,11 +9,10 @@ from safetensors.torch import load_file
 from runtime import gpu_lease
 from storage.errors import InputError
 from tests.training.outcome import outcome
-from tests.training.torchrun import TORCHRUN, TWO, directory, finish, history, kill_rank_after, start
+from tests.training.torchrun import ELASTIC, TORCHRUN, directory, finish, history, start, train_with_kills
 from training.processes import ONE, Processes, with_shared_statistics
 
 HAN = {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.0}
-ELASTIC = (*TWO, "--max-restarts", "2", "-m", "training")
 
 
 def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_directory):
@@ -39,8 +38,8 @@ def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_direct
     assert json.loads((directory(two) / "environment.json").read_text())["processes"] == 2
 
 
-def test_a_run_resumes_after_one_of_its_processes_was_killed(write_job, text_directory):
-    settings = {"max_epochs": 12, "patience": 12}
+def test_a_run_resumes_after_its_processes_were_killed(write_job, text_directory):
+    settings = {"max_epochs": 20, "patience": 20}
     names = ("whole", "killed")
     whole, killed = (
         write_job(text_directory, name, run_key="same", network=HAN | {"dropout": 0.3}, training=settings)
@@ -50,13 +49,7 @@ def test_a_run_resumes_after_one_of_its_processes_was_killed(write_job, text_dir
         job = json.loads(path.read_text())
         path.write_text(json.dumps(job | {"run_directory": f"{job['run_directory']}-{name}"}))
     finish(start(whole, *TORCHRUN))
-
-    process = start(killed, *TORCHRUN)
-    kill_rank_after(process, 2, rank=1)
-    process.communicate(timeout=240)
-    assert process.returncode != 0 and not (directory(killed) / "result.json").exists()
-    events = finish(start(killed, *TORCHRUN))
-    assert events[0]["event"] == "started" and events[0]["epoch"] >= 2
+    train_with_kills(killed)
     assert outcome(directory(killed)) == outcome(directory(whole))
 
 

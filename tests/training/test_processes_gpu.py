@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from tests.golden.data import write_prepared
 from tests.training.outcome import outcome
-from tests.training.torchrun import TORCHRUN, directory, finish, history, kill_rank_after, start
+from tests.training.torchrun import TORCHRUN, directory, finish, history, start, train_with_kills
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two NVIDIA GPUs")]
 GPUS = "0,1"
@@ -61,7 +61,7 @@ def test_two_gpus_give_the_losses_and_weights_of_one(model, data, write_job):
 
 
 @pytest.mark.parametrize("model", ["han", "densenet"])
-def test_a_run_resumes_after_the_process_of_one_gpu_was_killed(model, data, write_job):
+def test_a_run_resumes_after_its_processes_were_killed(model, data, write_job):
     kind, network = CASES[model]
     small = {"embedding_dim": 8, "hidden_size": 4} if model == "han" else {}
     settings = {"max_epochs": 40, "patience": 40, "batch_size": 16}
@@ -73,11 +73,5 @@ def test_a_run_resumes_after_the_process_of_one_gpu_was_killed(model, data, writ
         paths.append(path)
     whole, killed = paths
     finish(start(whole, *TORCHRUN, gpus=GPUS))
-
-    process = start(killed, *TORCHRUN, gpus=GPUS)
-    kill_rank_after(process, 2, rank=1)
-    process.communicate(timeout=240)
-    assert process.returncode != 0 and not (directory(killed) / "result.json").exists()
-    events = finish(start(killed, *TORCHRUN, gpus=GPUS))
-    assert events[0]["event"] == "started" and events[0]["epoch"] >= 2
+    train_with_kills(killed, GPUS)
     assert outcome(directory(killed)) == outcome(directory(whole))

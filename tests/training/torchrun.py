@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from storage.source import ROOT
 
 TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 TORCHRUN = (*TWO, "-m", "training")
+ELASTIC = (*TWO, "--max-restarts", "2", "-m", "training")
 
 
 def start(job, *command, gpus=""):
@@ -51,9 +53,32 @@ def workers(process):
     return found
 
 
-def kill_rank_after(process, epoch, rank):
+def wait_for(process, name, epoch):
+    """Read events until one of that name and epoch, or of a later one; return its epoch."""
     for line in process.stdout:
         event = json.loads(line)
-        if event["event"] == "epoch" and event["epoch"] == epoch:
-            break
-    os.kill(workers(process)[rank], signal.SIGKILL)
+        if event["event"] == name and event["epoch"] >= epoch:
+            return event["epoch"]
+    raise AssertionError(process.stderr.read())
+
+
+def train_with_kills(job, gpus=""):
+    """Train a job whose rank 1 is killed, upon which torchrun starts all again, and then torchrun; train it to its end.
+
+    Return the events of the last launch.
+    """
+    process = start(job, *ELASTIC, gpus=gpus)
+    wait_for(process, "epoch", 2)
+    os.kill(workers(process)[1], signal.SIGKILL)
+    resumed = wait_for(process, "started", 2)
+    started = workers(process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{one}").exists() for one in started.values()):
+        assert time.monotonic() < deadline, "a process outlived torchrun"
+        time.sleep(0.05)
+    assert len(started) == 2 and not (directory(job) / "result.json").exists()
+    events = finish(start(job, *TORCHRUN, gpus=gpus))
+    assert events[0]["event"] == "started" and events[0]["epoch"] >= resumed
+    return events
