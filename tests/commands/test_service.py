@@ -19,13 +19,8 @@ from commands.service_settings import ServiceSettings, read_settings, write_sett
 from storage.errors import InputError
 from tests.commands.object_store import object_store
 from tests.commands.postgres import postgres_server, programs
-<<<<<<< HEAD
-from tests.conftest import ROOT, clean_environment
-from tests.servers import free_port
-=======
-from tests.commands.test_serve import free_port, started
 from tests.conftest import ROOT, Project, clean_environment
->>>>>>> wt/survive15
+from tests.servers import free_port, started
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 SECRETS = ("database_password", "prefect_password", "mlflow_password", "mlflow_secret")

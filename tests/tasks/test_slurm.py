@@ -61,15 +61,6 @@ def wait_for_epoch(job, epoch):
 
 
 def trainer(job):
-<<<<<<< HEAD
-    """The process that trains a job of this folder."""
-    (found,) = (
-        one for one in psutil.process_iter(["cmdline", "cwd"])
-        if job_file(job) in (one.info["cmdline"] or ()) and one.info["cmdline"][1:3] == ["-m", "training"]
-        and one.info["cwd"] == os.getcwd()
-    )  # fmt: skip
-    return found
-=======
     """The process that trains a job, in this folder, and none that it forks."""
     found = [
         one for one in psutil.process_iter(["cmdline", "cwd"])
@@ -77,7 +68,6 @@ def trainer(job):
         and one.info["cwd"] == os.getcwd()
     ]  # fmt: skip
     return min(found, key=psutil.Process.create_time)
->>>>>>> wt/survive15
 
 
 def start_requeued_jobs(ended):
