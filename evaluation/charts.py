@@ -159,7 +159,7 @@ def calibration(table: pd.DataFrame) -> Chart:
 def confusion(table: pd.DataFrame) -> Chart:
     """Return the shares of each class predicted as each class, of confusion.csv; of many classes the worst ten.
 
-    Of several labels: for each label the share found where it is there, and passed over where it is not.
+    Of several labels: for each label the share found where it is there, and left out where it is not.
     """
     if table["label"].astype(bool).any():
         return _found_labels(table)
@@ -197,7 +197,7 @@ def _found_labels(table: pd.DataFrame) -> Chart:
     shown = pd.DataFrame(
         {
             "variant": right["variant"], "actual": right["label"], "count": right["count"],
-            "predicted": right["actual"].map({"yes": "found", "no": "passed over"}),
+            "predicted": right["actual"].map({"yes": "found", "no": "left out"}),
             "share": right["count"] / totals.clip(min=1),
         }
     )  # fmt: skip
@@ -206,7 +206,7 @@ def _found_labels(table: pd.DataFrame) -> Chart:
         there = (shown["predicted"] == "found") & (totals > 0)
         found = shown[there].groupby("actual", sort=False)["share"].mean()
         shown = shown[shown["actual"].isin(found.sort_values(kind="stable").index[:WORST])]
-    spec = matrix(shown, list(dict.fromkeys(shown["actual"])), ["found", "passed over"])
+    spec = matrix(shown, list(dict.fromkeys(shown["actual"])), ["found", "left out"])
     spec["spec"]["encoding"]["y"]["title"], spec["spec"]["encoding"]["x"]["title"] = "label", None
     return spec
 

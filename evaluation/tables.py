@@ -5,7 +5,8 @@ curves.csv        data, variant, seed, epoch, training_loss, validation_loss, ..
                   of a run of older code, and of one whose training loss has a term that held-out rows do not have
 calibration.csv   data, variant, low, high, count, confidence, accuracy: one row per bin, all seeds together
 confusion.csv     data, variant, label, actual, predicted, count: all seeds together; ``label`` is empty where each
-                  row has one label, else actual and predicted are yes or no
+                  row has one label, else actual and predicted are yes or no, at the threshold of each label that
+                  validation chose (evaluation.metrics)
 
 calibration.csv and confusion.csv have the baselines after the variants, by their titles.
 betas.csv         data, variant, seed, layer, name, beta, low, high: one row per layer that learnt a beta; over the
@@ -21,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.baselines import Baseline
+from evaluation.metrics import THRESHOLD, thresholds_of
 from evaluation.records import RunRecord
 from evaluation.verdicts import Verdict
 from storage.files import write_text
@@ -96,23 +98,51 @@ def calibration(records: Sequence[RunRecord], split: str, baselines: Baselines) 
 
 
 def confusion(records: Sequence[RunRecord], split: str, baselines: Baselines) -> pd.DataFrame:
-    """Return how often each class was predicted for each, counts added over seeds."""
+    """Return how often each class was predicted for each, counts added over seeds.
+
+    Each of several labels is predicted where its probability is at least its threshold.
+    """
     rows = []
     for data, variant, metrics, classes in measured_on(records, baselines, split):
-        found, start = metrics["confusion"], {"data": data, "variant": variant}
-        if isinstance(found, dict):
-            cells = [(name, *outcome.split("_"), count) for name in classes for outcome, count in found[name].items()]
-            for name, right, sign, count in cells:
-                guess = "yes" if sign == "positive" else "no"
-                truth = guess if right == "true" else {"yes": "no", "no": "yes"}[guess]
-                rows.append({**start, "label": name, "actual": truth, "predicted": guess, "count": count})
-        else:
-            for truth, counts in zip(classes, found, strict=True):
-                for guess, count in zip(classes, counts, strict=True):
-                    rows.append({**start, "label": "", "actual": truth, "predicted": guess, "count": count})
-    table = pd.DataFrame(rows)
+        if isinstance(metrics["confusion"], list):
+            for truth, counts in zip(classes, metrics["confusion"], strict=True):
+                rows += [[data, variant, "", truth, guess, count] for guess, count in zip(classes, counts, strict=True)]
+    for data, variant, truths, guesses, classes in labels_predicted(records, baselines, split):
+        for number, label in enumerate(classes):
+            truth, guess = truths[:, number], guesses[:, number]
+            rows += [
+                [data, variant, label, "yes" if actual else "no", "yes" if found else "no",
+                 int(((truth == actual) & (guess == found)).sum())]
+                for actual in (False, True)
+                for found in (False, True)
+            ]  # fmt: skip
     keys = ["data", "variant", "label", "actual", "predicted"]
-    return table.groupby(keys, sort=False)["count"].sum().reset_index()
+    return pd.DataFrame(rows, columns=[*keys, "count"]).groupby(keys, sort=False)["count"].sum().reset_index()
+
+
+def labels_predicted(
+    records: Sequence[RunRecord], baselines: Baselines, split: str
+) -> Iterator[tuple[str, str, np.ndarray, np.ndarray, list[str]]]:
+    """Yield data, name, labels and predictions, bool [m, K] each, and classes of every run, then of every baseline.
+
+    Only of data with several labels. A label's threshold is the one with the best F1 on validation.
+    """
+    first = {one.data: one for one in reversed(records) if one.description["task"] == "multi-label"}
+    truths = {data: one.labels(split).astype(bool) for data, one in first.items()}
+
+    def guesses(validated: Mapping[str, Any], probabilities: np.ndarray) -> np.ndarray:
+        chosen = thresholds_of(validated)
+        decided = probabilities >= THRESHOLD if chosen is None else chosen.decide("tuned_macro_f1", probabilities)
+        return decided.astype(bool)
+
+    for one in records:
+        if one.data in first:
+            found = guesses(one.metrics(["validation"])["validation"], one.probabilities(split))
+            yield one.data, one.variant, truths[one.data], found, one.description["classes"]
+    for data, one in first.items():
+        for baseline in baselines.get(data, {}).values():
+            found = guesses(baseline.metrics["validation"], baseline.probabilities[split])
+            yield data, baseline.name, truths[data], found, one.description["classes"]
 
 
 def betas(records: Sequence[RunRecord]) -> pd.DataFrame:

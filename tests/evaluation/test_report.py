@@ -363,6 +363,13 @@ def test_several_labels(tools, tmp_path):
         rows = [row for row in csv.DictReader(file) if row["variant"] == "swish" and row["label"] == "a"]
     truth = open_prepared(data).labels[44:, 0]
     assert sum(int(row["count"]) for row in rows if row["actual"] == "yes") == 6 * truth.sum()
+    # At each seed's threshold of the label, not at 0.5.
+    found = sum(int(row["count"]) for row in rows if row["actual"] == row["predicted"] == "yes")
+    mine = [one for one in records if one.variant == "swish"]
+    thresholds = [one.metrics(["validation"])["validation"]["thresholds"]["by_class"]["a"] for one in mine]
+    scores = [one.probabilities("test")[:, 0] for one in mine]
+    hits = [((own >= at) & (truth == 1)).sum() for own, at in zip(scores, thresholds, strict=True)]
+    assert found == sum(hits) != sum(((own >= 0.5) & (truth == 1)).sum() for own in scores)
     with pytest.raises(InputError, match="unknown name 'accuracy'"):
         evaluate_experiment(experiment_of(variants, [("swish", "relu", "accuracy")]), records, {}, tmp_path / "other")
 
