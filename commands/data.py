@@ -6,13 +6,14 @@ reread data --experiment imdb            those of another experiment
 reread data films --accept-new-version   record data that differs from the manifest as a new version
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from commands.options import AsJson, Experiment, completion, plan_of, print_json, progress
 from planning.environment import read_environment
-from storage.errors import refuse_unknown
+from storage.errors import InputError, refuse_unknown
 
 
 def known_names() -> list[str]:
@@ -38,6 +39,9 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
+    for name in names or ():
+        if name not in known_names() and Path(name).exists():
+            raise InputError(f"'{name}' is a file or a folder: `reread data add {name}` makes a data set of it")
     refuse_unknown(names or (), known_names(), "the data sets")
     names = names or sorted(plan_of(experiment).data)
     mirror = read_environment().mirror

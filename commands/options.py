@@ -1,4 +1,7 @@
-"""Options that several commands have, with their completion, and how commands print."""
+"""Options that several commands have, with their completion, and how commands print.
+
+Every command imports this module, so it imports no other room before it is needed.
+"""
 
 import ast
 import contextlib
@@ -12,10 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
-from planning.entrance import read_experiment
-from planning.environment import EXECUTORS, read_environment
-from planning.experiment import experiments, load_experiment
-from planning.runs import all_runs
 from storage.errors import refuse_unknown
 from storage.files import read_json
 from storage.registry import Registry
@@ -35,15 +34,31 @@ def completion(names: Callable[[typer.Context], Iterable[str]]) -> Callable[[typ
     return complete
 
 
+def experiment_names(_: typer.Context) -> list[str]:
+    """The names of the experiments."""
+    from planning.experiment import experiments
+
+    return experiments()
+
+
+def run_keys(_: typer.Context) -> list[str]:
+    """The keys of the runs in runs/."""
+    from planning.runs import all_runs
+
+    return [run.key for run in all_runs()]
+
+
 def variants_of(context: typer.Context) -> dict[str, Any]:
     """The variants of the experiment that the command line names."""
+    from planning.experiment import load_experiment
+
     return load_experiment(context.params.get("experiment") or "default").variants
 
 
-EXPERIMENTS = completion(lambda context: experiments())
+EXPERIMENTS = completion(experiment_names)
 VARIANTS = completion(variants_of)
 DATA = completion(lambda context: {variant.data: None for variant in variants_of(context).values()})
-RUNS = completion(lambda context: [run.key for run in all_runs()])
+RUNS = completion(run_keys)
 
 Experiment = Annotated[
     str, typer.Option("--experiment", "-e", metavar="NAME", help="A file of experiments/.", autocompletion=EXPERIMENTS)
@@ -79,6 +94,9 @@ def plan_of(
     What its files alone show to be wrong is refused first, before slow imports. ``on`` replaces the environment's
     executor.
     """
+    from planning.entrance import read_experiment
+    from planning.environment import EXECUTORS, read_environment
+
     refuse_unknown([on] if on else [], EXECUTORS, "--on")
     read_experiment(experiment, variants or None, seeds or None, overrides or ())
     from planning.plan import make_plan

@@ -7,6 +7,7 @@ Colours: Okabe and Ito 2008, "Color Universal Design", which colour-blind reader
 """
 
 import functools
+import itertools
 import json
 import math
 import re
@@ -23,9 +24,12 @@ Chart = dict[str, Any]
 
 # The largest loss over the least, beyond which their scale is logarithmic.
 WIDE = 30
+MOST_TICKS = 6
 # Confusions of more classes than this are drawn of the worst ten; the others are one column.
 MOST_CLASSES, WORST = 14, 10
 OTHERS = "all others"
+# Of more letters than this, names of classes take the place of a panel. Width in pixels.
+LONG_NAME, WIDE_PANEL = 8, 300
 # Fewer answers than this say little of a share.
 FEWEST_IN_BIN = 20
 PNG_SCALE = 2
@@ -88,6 +92,7 @@ def curves(table: pd.DataFrame) -> Chart:
             )
     rows = pd.concat(parts, ignore_index=True)
     found = chart("curves", rows)
+    found["spec"]["encoding"]["x"]["axis"]["values"] = whole_numbers(int(table["epoch"].max()))
     drawn = set(rows["split"])
     for layer in found["spec"]["layer"]:
         if "color" in layer["encoding"]:
@@ -99,6 +104,14 @@ def curves(table: pd.DataFrame) -> Chart:
         for layer in found["spec"]["layer"]:
             layer["encoding"]["y"] |= {"scale": {"type": "log"}, "title": "loss (logarithmic)"}
     return found
+
+
+def whole_numbers(most: int) -> list[int]:
+    """Return the ticks of an axis of epochs: at most MOST_TICKS multiples of 1, 2 or 5 times a power of ten."""
+    step = next(
+        one for one in itertools.count(1) if most <= one * MOST_TICKS and str(one).rstrip("0") in ("1", "2", "5")
+    )
+    return list(range(step, most + 1, step))
 
 
 def _median(variant: Any, split: str, median: pd.Series) -> pd.DataFrame:
@@ -176,8 +189,11 @@ def confusion(table: pd.DataFrame) -> Chart:
 
 
 def matrix(shares: pd.DataFrame, actual: Sequence[str], predicted: Sequence[str]) -> Chart:
-    """Return the chart of confusions with its rows and columns in these orders."""
+    """Return the chart of confusions with its rows and columns in these orders; long names leave room for two."""
     spec = chart("confusion", shares)
+    if max(map(len, actual), default=0) > LONG_NAME:
+        spec["columns"] = 2
+        spec["spec"]["width"] = WIDE_PANEL
     spec["spec"]["encoding"]["y"]["sort"], spec["spec"]["encoding"]["x"]["sort"] = list(actual), list(predicted)
     return spec
 

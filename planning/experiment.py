@@ -394,9 +394,10 @@ def _expanded(groups: Iterable[ComparisonGroup], where: str) -> Iterator[dict[st
         for control, own in controls.items():
             sides = {"treatment": group.treatment, "control": control}
             one = {"name": control, **about, **own.model_dump(exclude_none=True), **sides}
-            for key in ("claim", "source", "metric"):
+            for key in ("claim", "metric"):
                 if key not in one:
                     raise InputError(f"{where}: '{one['name']}' has no '{key}': add it")
+            one.setdefault("source", "")  # a claim of one's own
             for side, name in sides.items():
                 one["claim"] = one["claim"].replace(f"{{{side}}}", name)
             yield one

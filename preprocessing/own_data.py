@@ -52,6 +52,8 @@ NAMES = {
     "group": ("group", "patient", "patient_id", "subject", "author", "user", "film", "movie"),
     "id": ("id", "key", "uuid", "file"),
 }
+# In place of the character between the labels of a row.
+LIST = "list"
 LEFT_OUT_EMPTY, LEFT_OUT_LABEL = "with no text", "with no label"
 LEFT_OUT_TWICE = "whose text is in a later split too"
 
@@ -76,7 +78,8 @@ class Columns:
 
     def lines(self) -> list[str]:
         """Say what was found, a line per part."""
-        several = f", several per row{f', between {self.separator!r}' if self.separator else ''}"
+        between = {None: "", LIST: ", as a list"}.get(self.separator, f", between {self.separator!r}")
+        several = f", several per row{between}"
         parts = {
             "text" if self.kind == "text" else "image": self.content,
             "label": ", ".join(self.labels) + (several if self.task == "multi-label" else ""),
@@ -158,9 +161,9 @@ def _distinct(head: Sequence[Row], name: str) -> int:
 
 
 def _separator(values: Sequence[Any]) -> str | None:
-    """Return what stands between the labels of a row: "list" for lists, a character, or None for one label each."""
+    """Return what is between the labels of a row: LIST for lists, a character, or None for one label each."""
     if any(isinstance(value, list) or str(value).startswith("[") for value in values):
-        return "list"
+        return LIST
     texts = [str(value) for value in values if value is not None]
     for mark in "|;,":
         parts = [part.strip() for text in texts for part in text.split(mark)]
@@ -211,7 +214,7 @@ class Table:
         value = row.get(columns.labels[0])
         if columns.task == "single-label":
             return [text] if (text := _plain(value)) else []
-        if columns.separator == "list":
+        if columns.separator == LIST:
             try:
                 value = json.loads(value.replace("'", '"')) if isinstance(value, str) and value.strip() else value
             except ValueError:
@@ -292,6 +295,10 @@ def open_table(path: Path, split: str | None = None, **columns: Any) -> Table:
     return Table(path, found, given)
 
 
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
+
+
 def add_table(
     name: str,
     table: Table,
@@ -312,7 +319,7 @@ def add_table(
         raise InputError(f"'{name}' is the name of a published data set: give yours another by --name")
     scan = _scan(table)
     for why, where in scan.first_left_out.items():
-        say(f"left out: {scan.left_out[why]} rows {why}, the first is {where}")
+        say(f"left out: {_rows(scan.left_out[why])} {why}, the first is {where}")
     classes = sorted(scan.classes, key=_natural)
     if len(classes) > MOST_CLASSES:
         raise InputError(
@@ -323,7 +330,7 @@ def add_table(
     kept = _without_later_copies(scan, split)
     if dropped := int((~kept).sum()):
         scan.left_out[LEFT_OUT_TWICE] += dropped
-        say(f"left out: {dropped} rows {LEFT_OUT_TWICE}")
+        say(f"left out: {_rows(dropped)} {LEFT_OUT_TWICE}")
     about = About(classes, source or f"{table.path.name}, added by its user", licence, table.columns.task,
                   dropped=dict(scan.left_out))  # fmt: skip
     check_about(about, name)

@@ -31,13 +31,13 @@ from storage.files import read_json
 from storage.locks import file_lock
 from storage.prepared import DESCRIPTION, Prepared
 from storage.run_folder import RunFolder
+from tracking.baseline_predictor import SERVED
 from tracking.descriptions import NOTE, registered_name
-from tracking.runs import DATABASE, LOCKS, SCORES, SEEDS, Tracking, open_tracking, tracking_uri
+from tracking.runs import LOCKS, SCORES, SEEDS, Tracking
 from tracking.serving import (
     BASELINE,
     CARD,
     NETWORK,
-    SERVED,
     Package,
     baseline_card,
     baseline_source,
@@ -46,21 +46,19 @@ from tracking.serving import (
     pack_baseline,
     served_source,
 )
+from tracking.versions import Registered, Version, files, registered_model
 
 if TYPE_CHECKING:
     import numpy
     import pandas
     from mlflow import MlflowClient
     from mlflow.entities import Run
-    from mlflow.entities.model_registry import ModelVersion
 
     from evaluation.baselines import Baseline
-    from tracking.served_baseline import ServedBaseline
-    from tracking.served_model import ServedModel
+    from tracking.predictor import Predictor
 
 CHAMPION = "champion"
 ENOUGH_SEEDS = 6  # the fewest with which a comparison can be decided: more do not make a better champion
-TRAIN = "an experiment on that data (`make run` or `make run EXPERIMENT=NAME`) trains some and registers the best"
 
 
 def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
@@ -74,7 +72,9 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
     description = read_json(Path(job["prepared"]) / DESCRIPTION)
     with _locked(tracking):
         run = client.get_run(run_id)
-        variant_metrics = client.get_run(run.data.tags["mlflow.parentRunId"]).data.metrics
+        parent_id = run.data.tags["mlflow.parentRunId"]
+        tracking.update_stale_parent(parent_id)
+        variant_metrics = client.get_run(parent_id).data.metrics
         card = model_card(job, description, _data_entry(tracking, job["data"]), run.data.metrics, variant_metrics)
         # The variant's validation score over its seeds: champions are chosen by it.
         return _register(
@@ -190,21 +190,20 @@ def set_champion(tracking: Tracking, data: str, version: str) -> str:
 
 def champion_tags(data: str, root: Path = Path()) -> Mapping[str, str]:
     """Return the tags of a data set's champion: ``variant``, ``experiment``, ``validation.score`` and others."""
-    return _find(open_tracking(root), data, None, None).tags
+    return _choose(registered_model(data, root), None, None).tags
 
 
 @dataclass(frozen=True)
 class LoadedModel:
     """A version of a registered model, ready to predict. Made by ``load_model``.
 
-    description: prepared.json of the data that it was trained on. card: the model card as Markdown.
+    card: the model card as Markdown.
     """
 
     name: str
     version: str
     variant: str
-    description: Mapping[str, Any] = field(repr=False)
-    served: "ServedModel | ServedBaseline" = field(repr=False)
+    predictor: "Predictor" = field(repr=False)
     card: str = field(default="", repr=False)
 
     def predict(
@@ -215,23 +214,25 @@ class LoadedModel:
         tracking/served_model.py has the columns. Without ``attention`` that column is left out, which takes less time
         and memory. InputError for input that a model of this kind does not read.
         """
-        from mlflow.exceptions import MlflowException
-
-        reader = kinds.reader(self.kind)
-        parameters = {"attention": attention} if "attention" in reader.PARAMETERS else None
         try:
-            return self.served.predict(None, reader.model_input(values, self.description), parameters)
-        except MlflowException as error:
-            raise InputError(f"{self.name} version {self.version}: {error.message.splitlines()[0]}") from None
+            rows = self.check(values)
+        except InputError as error:
+            raise InputError(f"{self.name} version {self.version}: {error}") from None
+        return self.predictor.answers(rows, attention)
 
-    def check(self, values: "Sequence[str] | pandas.DataFrame | numpy.ndarray") -> None:
-        """Raise InputError, as ``predict`` would, for input that the model does not read."""
+    def check(self, values: "Sequence[str] | pandas.DataFrame | numpy.ndarray") -> Sequence[Any]:
+        """Return the rows of a request; InputError for input that the model does not read."""
         try:
-            self.served.reader.check(kinds.reader(self.kind).model_input(values, self.description))
+            return self.predictor.check(kinds.reader(self.kind).model_input(values, self.description))
         except InputError:
             raise
         except ValueError as error:
-            raise InputError(str(error)) from None
+            raise InputError(str(error).splitlines()[0]) from None
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """Return prepared.json of the data that the model was trained on."""
+        return self.predictor.description
 
     @property
     def kind(self) -> str:
@@ -241,7 +242,7 @@ class LoadedModel:
     @property
     def reads_text(self) -> bool:
         """Return whether a row of a request is a text."""
-        return isinstance(self.served.reader.blank()[0], str)
+        return isinstance(self.predictor.reader.blank()[0], str)
 
 
 def load_model(
@@ -256,15 +257,10 @@ def load_model(
     """
     if variant is not None and version is not None:
         raise InputError(f"variant '{variant}' and version {version} are given: choose one")
-    from mlflow.exceptions import MlflowException
-
-    if tracking_uri(root) == f"sqlite:///{(root / DATABASE).resolve()}" and not (root / DATABASE).exists():
-        raise InputError(f"no model is registered yet ({(root / DATABASE).resolve()} does not exist): {TRAIN}")
-    tracking = open_tracking(root)
-    chosen = _find(tracking, data, variant, version)
+    chosen = _choose(registered_model(data, root), variant, version)
     which = f"{chosen.name} version {chosen.version}"
     try:
-        artifacts = _fetch(tracking, chosen) / "artifacts"
+        artifacts = files(chosen, root) / "artifacts"
         artifact = NETWORK if (artifacts / NETWORK).is_dir() else BASELINE
         description = read_json(artifacts / artifact / DESCRIPTION)
         what, source = _what_and_source(artifacts / artifact, description["kind"])
@@ -275,13 +271,13 @@ def load_model(
                 "--env-manager local`, which uses the code kept with it, or run its experiment again, which registers "
                 "a new version"
             )
-        served = _served(artifact, artifacts / artifact)
+        predictor = _predictor(artifact, artifacts / artifact)
     except models.SourceChanged:
         raise
-    except (MlflowException, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{which} does not load ({str(error).splitlines()[0]}): choose another version") from None
     variant = chosen.tags.get("variant", "unknown")
-    return LoadedModel(chosen.name, str(chosen.version), variant, description, served, chosen.description or "")
+    return LoadedModel(chosen.name, chosen.version, variant, predictor, chosen.description)
 
 
 def _what_and_source(folder: Path, kind: str) -> tuple[str, str | None]:
@@ -295,42 +291,23 @@ def _what_and_source(folder: Path, kind: str) -> tuple[str, str | None]:
     return f"network '{job['model']}'", served_source(job, kind) if known else None
 
 
-def _find(tracking: Tracking, data: str, variant: str | None, version: int | str | None) -> "ModelVersion":
-    client, name = tracking.client, registered_name(data)
-    registered = {model.name: model for model in client.search_registered_models()}
-    if name not in registered:
-        known = [one.removeprefix(registered_name("")) for one in registered if one.startswith(registered_name(""))]
-        hint = nearest(data, known) if known else TRAIN
-        raise InputError(f"no model of '{data}' is registered: {hint}")
-    versions = {str(one.version): one for one in client.search_model_versions(f"name = '{name}'")}
-    listed = ", ".join(
-        f"{number} ({versions[number].tags.get('variant', 'unknown')})" for number in sorted(versions, key=int)
-    )
+def _choose(model: Registered, variant: str | None, version: int | str | None) -> Version:
+    versions = model.versions
     if version is not None:
         if str(version) not in versions:
-            raise InputError(f"{name} has no version {version}: choose from {listed}")
+            raise InputError(f"{model.name} has no version {version}: choose from {model.listed()}")
         return versions[str(version)]
     if variant is not None:
         of_variant = [number for number, one in versions.items() if one.tags.get("variant") == variant]
         if not of_variant:
             variants = {one.tags["variant"] for one in versions.values() if "variant" in one.tags}
-            raise InputError(f"{name} has no version of variant '{variant}': {nearest(variant, variants)}")
+            raise InputError(f"{model.name} has no version of variant '{variant}': {nearest(variant, variants)}")
         # The newest may be a trial of a small experiment.
         return versions[max(of_variant, key=lambda number: (*_merit(versions[number].tags), int(number)))]
-    champion = registered[name].aliases.get(CHAMPION)
-    if str(champion) not in versions:
-        raise InputError(f"{name} has no champion: name a version, {listed}")
-    return versions[str(champion)]
-
-
-def _fetch(tracking: Tracking, version: "ModelVersion") -> Path:
-    """Return the folder of a version's files, or of a copy where a server keeps them."""
-    from mlflow.artifacts import download_artifacts
-
-    source = str(version.source)
-    if source.startswith("models:/"):
-        source = tracking.client.get_logged_model(source.removeprefix("models:/")).artifact_location
-    return Path(download_artifacts(artifact_uri=source, tracking_uri=tracking.uri))
+    champion = model.aliases.get(CHAMPION, "")
+    if champion not in versions:
+        raise InputError(f"{model.name} has no champion: name a version, {model.listed()}")
+    return versions[champion]
 
 
 def _locked(tracking: Tracking) -> contextlib.AbstractContextManager[TextIO | None]:
@@ -362,7 +339,8 @@ def _log_package(client: "MlflowClient", run: "Run", make: Callable[[Path], Pack
     run_id = run.info.run_id
     with tempfile.TemporaryDirectory() as folder:
         package = make(Path(folder))
-        answer = _served(package.artifact, package.folder).predict(None, package.example)
+        predictor = _predictor(package.artifact, package.folder)
+        answer = predictor.answers(predictor.check(package.example))
         signature = _signature(package.example, answer, package.parameters)
         # MLflow takes no dot or slash in a model's name, and a variant may have one (han-0.01).
         name = re.sub(r"[^\w-]", "_", run.info.run_name)
@@ -399,20 +377,12 @@ def _signature(example: Any, answer: "pandas.DataFrame", parameters: Mapping[str
         return infer_signature(example, answer, dict(parameters) or None)
 
 
-def _served(artifact: str, folder: Path) -> "ServedModel | ServedBaseline":
-    """Load a packed model in this process."""
-    from mlflow.pyfunc.model import PythonModelContext
-
-    served = _served_class(artifact)()
-    served.load_context(PythonModelContext({artifact: str(folder)}, None))
-    return served
-
-
-def _served_class(artifact: str) -> "type[ServedModel | ServedBaseline]":
+def _predictor(artifact: str, folder: Path) -> "Predictor":
+    """Open a packed model in this process; torch is imported for a network alone."""
     if artifact == BASELINE:
-        from tracking.served_baseline import ServedBaseline
+        from tracking.baseline_predictor import BaselinePredictor
 
-        return ServedBaseline
-    from tracking.served_model import ServedModel
+        return BaselinePredictor(folder)
+    from tracking.network_predictor import NetworkPredictor
 
-    return ServedModel
+    return NetworkPredictor(folder)

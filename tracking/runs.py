@@ -431,6 +431,12 @@ class Tracking:
         else:
             self.stale_parents.add(parent_id)
 
+    def update_stale_parent(self, parent_id: str) -> None:
+        """Update a parent that a shared connection was to update at its end: its metrics are needed now."""
+        if self.stale_parents and parent_id in self.stale_parents:
+            self.stale_parents.discard(parent_id)
+            self.update_parent(parent_id)
+
     def recorded(self, experiment: str) -> set[str]:
         """Return the keys of an experiment's runs that are FINISHED."""
         found = self.client.get_experiment_by_name(experiment)

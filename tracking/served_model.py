@@ -21,53 +21,28 @@ Input that cannot be read raises BAD_REQUEST, which the scoring server answers a
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pandas as pd
-import torch
 from mlflow.exceptions import MlflowException
+from mlflow.models import set_model
 from mlflow.protos.databricks_pb2 import BAD_REQUEST
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
-import kinds
-import models
-from batches import answers
-from storage.files import read_json
-from storage.prepared import Prepared
+from tracking.network_predictor import NetworkPredictor
 
 
 class ServedModel(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
-        folder = Path(context.artifacts["network"])
-        self.description = read_json(folder / "prepared.json")
-        self.network = models.load(folder, self.description)
-        self.network.to("cuda" if torch.cuda.is_available() else "cpu")
-        kinds.load(kinds.kind(self.description["kind"]).collator)
-        self.reader = kinds.reader(self.description["kind"])(folder, self.description)
+        self.predictor = NetworkPredictor(Path(context.artifacts["network"]))
 
     # MLflow wants a type here and takes no union: images are a numpy array.
     def predict(
         self, context: PythonModelContext | None, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
         try:
-            rows = self.reader.check(model_input)
+            rows = self.predictor.check(model_input)
         except ValueError as error:
             raise MlflowException(str(error), error_code=BAD_REQUEST) from None
-        attention = (params or {}).get("attention", True) and answers.attends(self.network)
-        parts = [self._answer(part, attention) for part in self.reader.parts(rows)]
-        if not parts:
-            return self._answer(self.reader.blank(), attention).iloc[:0]
-        return pd.concat(parts, ignore_index=True)
-
-    def _answer(self, rows: Any, attention: bool) -> pd.DataFrame:
-        reading = self.reader.read(rows)
-        prepared = Prepared(Path(), self.description, dict(reading.arrays))
-        if attention and reading.words is not None:
-            columns = answers.answer_with_attention(self.network, prepared, reading.words)
-            order = [*(name for name in columns if name != "attention"), *reading.columns, "attention"]
-        else:
-            columns = answers.answer(self.network, prepared)
-            order = [*columns, *reading.columns]
-        return pd.DataFrame({**columns, **reading.columns})[order]
+        return self.predictor.answers(rows, (params or {}).get("attention", True))
 
 
-mlflow.models.set_model(ServedModel())
+set_model(ServedModel())

@@ -16,15 +16,16 @@ from storage.files import write_json
 from storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
 from storage.run_folder import JOB, RESULT, RunFolder
 from storage.source import ROOT, closure, numeric_digest
+from tracking.baseline_predictor import SERVED, STATE
 
 if TYPE_CHECKING:
     from evaluation.baselines import Baseline
 
 SERVED_MODEL = Path(__file__).with_name("served_model.py")
 SERVED_BASELINE = Path(__file__).with_name("served_baseline.py")
-# In the folder of a baseline: its name.
-SERVED = "served.json"
 NETWORK, BASELINE = "network", "baseline"
+# What opens each, beside the modules that compute its answers.
+NETWORK_CODE, BASELINE_CODE = ["tracking.network_predictor"], ["tracking.baseline_predictor"]
 CARD = "model_card.md"
 ALWAYS_ANSWERS = (
     "- Gives one of these labels to anything that it is shown; it does not know when it has not seen the like."
@@ -71,7 +72,7 @@ def pack(run_directory: Path, folder: Path) -> Package:
             raise InputError(f"{file} is missing: remove its folder and run again to make it")
         shutil.copyfile(file, network / file.name)
     write_json(network / JOB, job)
-    code = _copy_source(folder, [*served_modules(job, prepared.kind), f"kinds.{prepared.kind}"])
+    code = _copy_source(folder, [*served_modules(job, prepared.kind), *NETWORK_CODE, f"kinds.{prepared.kind}"])
     example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
     requirements = _requirements("torch", *reader.PACKAGES)
     return Package(SERVED_MODEL, NETWORK, network, code, requirements, example, dict(reader.PARAMETERS))
@@ -86,11 +87,11 @@ def pack_baseline(baseline: "Baseline", prepared: Prepared, name: str, folder: P
     reader = kinds.reader(prepared.kind)
     destination = folder / BASELINE
     destination.mkdir(parents=True)
-    shutil.copyfile(baseline.directory / MODEL, destination / MODEL)
+    shutil.copyfile(baseline.directory / MODEL, destination / STATE)
     for file in (DESCRIPTION, *reader.FILES):
         shutil.copyfile(prepared.directory / file, destination / file)
     write_json(destination / SERVED, {"baseline": name})
-    code = _copy_source(folder, [*baseline_modules(prepared.kind, name), f"kinds.{prepared.kind}"])
+    code = _copy_source(folder, [*baseline_modules(prepared.kind, name), *BASELINE_CODE, f"kinds.{prepared.kind}"])
     example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
     requirements = _requirements("scikit-learn", "scipy", *reader.PACKAGES)
     return Package(SERVED_BASELINE, BASELINE, destination, code, requirements, example, {})
@@ -201,7 +202,7 @@ def model_card(
     for name in sorted(name for name in metrics if name.startswith(("test.", "validation."))):
         mean, low, high = (variant_metrics.get(f"{name}.{end}") for end in ("mean", "mean_low", "mean_high"))
         interval = "one seed: none" if low is None or high is None else f"{low:.4f} to {high:.4f}"
-        lines.append(f"| {name} | {metrics[name]:.4f} | {mean if mean is None else format(mean, '.4f')} | {interval} |")
+        lines.append(f"| {name} | {metrics[name]:.4f} | {'–' if mean is None else format(mean, '.4f')} | {interval} |")
     seeds = f"{variant_metrics.get('variant.seeds', 1):.0f}"
     lines += ["", f"Mean and interval (Student's t) are over the seeds of the variant, {seeds} so far."]
     lines += ["", "## Limits", ""]

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from tests.conftest import clean_environment
 from tests.rooms import copy_rooms
 from tests.tracking.comparison import browser, missing
 from tests.tracking.examples import evaluate_run, finish_run, make_job, prepared_images, prepared_text
+from tracking import versions
 from tracking.registry import load_model, log_model, set_champion
 from tracking.runs import open_tracking
 
@@ -99,6 +100,20 @@ def test_of_a_variant_the_best_version_answers_and_not_the_newest(folder, monkey
         load_model("snippets", variant="han", version=1)
 
 
+def test_the_database_says_what_mlflow_says_of_the_models(folder, monkeypatch):
+    monkeypatch.chdir(folder.directory)
+    client = open_tracking().client
+    gone = client.create_model_version("reread-snippets", client.get_model_version("reread-snippets", "1").source)
+    client.delete_model_version("reread-snippets", gone.version)
+    read, asked = versions.registered_model("snippets"), versions._at_client("snippets", Path())
+    assert read.aliases == asked.aliases and read.aliases["champion"] == "2"
+    assert set(read.versions) == set(asked.versions) == {"1", "2"}
+    for number, one in read.versions.items():
+        other = asked.versions[number]
+        assert replace(one, address=other.address) == other
+        assert versions.files(one) == versions.files(other) and versions.files(one).is_dir()
+
+
 def test_a_table_is_read_by_its_column_and_what_is_no_list_is_refused(folder, monkeypatch):
     monkeypatch.chdir(folder.directory)
     model = load_model("snippets")
@@ -114,7 +129,7 @@ def test_a_table_is_read_by_its_column_and_what_is_no_list_is_refused(folder, mo
 def test_images_of_another_size_or_type_are_refused_in_one_line(folder, monkeypatch):
     monkeypatch.chdir(folder.directory)
     model = load_model("dots")
-    _, height, width, channels = model.served.description["arrays"]["images"]["shape"]
+    _, height, width, channels = model.description["arrays"]["images"]["shape"]
     images = np.zeros((2, height, width, channels), np.uint8)
     assert len(model.predict(images)) == 2
     for given in (images[..., 0], images.astype(np.float32), [[1, 2], [3, 4]]):
@@ -216,14 +231,15 @@ rows = han.predict(["Draw a line.", "\\ud800"])
 print(list(rows), rows.words_read.tolist())
 print(list(han.predict(["Draw a line."], attention=False)), len(han.predict([])), list(flat.predict([])))
 import models, models.han
-served = han.served
-print(type(served.network) is models.han.HierarchicalAttentionNetwork, models.__file__)
-print(served.reader.read.__code__.co_filename)
+print(type(han.predictor.network) is models.han.HierarchicalAttentionNetwork, models.__file__)
+print(han.predictor.reader.read.__code__.co_filename)
 for wrong in ([3], [None], "Draw a line."):
     try:
         han.predict(wrong)
     except InputError as error:
         print(error)
+# Its import takes longer than all else.
+assert "mlflow" not in sys.modules
 """
 
 

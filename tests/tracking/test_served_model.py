@@ -19,7 +19,7 @@ from storage.files import read_json
 from storage.prepared import open_prepared
 from tests.tracking.examples import TEXTS, evaluate_run, finish_run, make_job, prepared_images, prepared_text
 from tracking.registry import log_model, registered_name, set_champion
-from tracking.runs import open_tracking
+from tracking.runs import open_tracking, shared_connection
 
 pytestmark = [
     # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated, and warns of its own type hints.
@@ -151,6 +151,13 @@ def test_a_han_reads_raw_text_where_the_project_is_not(folder):
     assert card == tracking.client.get_model_version("reread-snippets", version).description
     for part in ("# han on snippets", "2 for train", "test.accuracy", "0.9000", "first 3 sentences", "first 6 words"):
         assert part in card
+
+
+def test_a_card_has_the_mean_of_the_variant_while_parents_wait_for_their_update(folder):
+    with shared_connection():
+        tracking, _, _, version = register(folder, prepared_text(folder), "word_average")
+        card = tracking.client.get_model_version("reread-snippets", version).description
+    assert "| test.accuracy | 0.9000 | 0.9000 | one seed: none |" in card
 
 
 def read_model_file(files: Path) -> dict:

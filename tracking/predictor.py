@@ -1,0 +1,42 @@
+"""What answers for a packed model: it reads a request, and gives one row of answers per row of the request.
+
+It needs no MLflow. tracking/served_model.py and tracking/served_baseline.py are its form for MLflow, and
+tracking.registry.load_model uses it directly.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import kinds
+from storage.files import read_json
+from storage.prepared import DESCRIPTION
+
+
+class Predictor(ABC):
+    """A packed model, opened. ``description``: prepared.json of its data; ``reader``: of the kind of data."""
+
+    def __init__(self, folder: Path) -> None:
+        self.description = read_json(folder / DESCRIPTION)
+        self.reader = kinds.reader(self.description["kind"])(folder, self.description)
+
+    def check(self, model_input: Any) -> Sequence[Any]:
+        """Return the rows of a request; ValueError, in one line, for one that cannot be read."""
+        return self.reader.check(model_input)
+
+    def answers(self, rows: Sequence[Any], attention: bool = True) -> pd.DataFrame:
+        """Return the answers to the rows of ``check``, none to none.
+
+        attention: whether a network with attention answers with it.
+        """
+        parts = [self.answer(part, attention) for part in self.reader.parts(rows)]
+        if not parts:
+            return self.answer(self.reader.blank(), attention).iloc[:0]
+        return pd.concat(parts, ignore_index=True)
+
+    @abstractmethod
+    def answer(self, rows: Sequence[Any], attention: bool) -> pd.DataFrame:
+        """Return the answers to some rows, as the reader gives them."""
