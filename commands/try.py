@@ -17,7 +17,8 @@ import typer
 from commands.options import completion, plan_of, print_table
 
 FEWEST_SEEDS = 6  # with which one comparison can be decided
-START_SECONDS = 5  # of a run: importing torch, opening the arrays
+RUN_SECONDS = 6  # beside training: to import torch, to open the arrays, to evaluate
+WHOLE_SECONDS = 45  # Prefect's server, the baselines, two reports
 
 
 def known_data() -> list[str]:
@@ -57,6 +58,7 @@ def command(
     files = [write_experiment(name, first), write_experiment(tuning_name(name), tuning_of(name, first))]
     print(f"experiments: {files[1]}, then {files[0]}")
 
+    from tasks.board import duration
     from tasks.estimate import training_seconds
     from tasks.preprocess import preprocess
 
@@ -64,9 +66,8 @@ def command(
     prepared = {key: preprocess.fn(about) for key, about in {**tuning.preparations(), **final.preparations()}.items()}
     jobs = [*tuning.jobs(prepared), *final.jobs(prepared)]
     seconds = training_seconds(jobs, final.environment.workers)
-    took = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
-    starting = START_SECONDS * len(jobs) // final.environment.workers
-    print(f"{len(jobs)} runs: at most about {took} of training, and {starting} s to start them")
+    whole = seconds + RUN_SECONDS * len(jobs) / final.environment.workers + WHOLE_SECONDS
+    print(f"{len(jobs)} runs: at most about {duration(whole)} on this machine, {duration(seconds)} of it training")
     rows = entry.splits["test"]
     print(f"{rows:,} test rows show differences in accuracy from about {smallest_difference(rows):.3f} on")
     if dry_run:

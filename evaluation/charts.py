@@ -28,6 +28,7 @@ MOST_TICKS = 6
 # Confusions of more classes than this are drawn of the worst ten; the others are one column.
 MOST_CLASSES, WORST = 14, 10
 OTHERS = "all others"
+RECALL, SPECIFICITY = "recall", "specificity"
 # Of more letters than this, names of classes take the place of a panel. Width in pixels.
 LONG_NAME, WIDE_PANEL = 8, 300
 # Fewer answers than this say little of a share.
@@ -172,7 +173,7 @@ def calibration(table: pd.DataFrame) -> Chart:
 def confusion(table: pd.DataFrame) -> Chart:
     """Return the shares of each class predicted as each class, of confusion.csv; of many classes the worst ten.
 
-    Of several labels: for each label the share found where it is there, and left out where it is not.
+    Of several labels: for each label its recall and its specificity.
     """
     if table["label"].astype(bool).any():
         return _found_labels(table)
@@ -213,16 +214,17 @@ def _found_labels(table: pd.DataFrame) -> Chart:
     shown = pd.DataFrame(
         {
             "variant": right["variant"], "actual": right["label"], "count": right["count"],
-            "predicted": right["actual"].map({"yes": "found", "no": "left out"}),
+            "predicted": right["actual"].map({"yes": RECALL, "no": SPECIFICITY}),
             "share": right["count"] / totals.clip(min=1),
         }
     )  # fmt: skip
     labels = list(dict.fromkeys(shown["actual"]))
     if len(labels) > MOST_CLASSES:
-        there = (shown["predicted"] == "found") & (totals > 0)
+        there = (shown["predicted"] == RECALL) & (totals > 0)
         found = shown[there].groupby("actual", sort=False)["share"].mean()
         shown = shown[shown["actual"].isin(found.sort_values(kind="stable").index[:WORST])]
-    spec = matrix(shown, list(dict.fromkeys(shown["actual"])), ["found", "left out"])
+    spec = matrix(shown, list(dict.fromkeys(shown["actual"])), [RECALL, SPECIFICITY])
+    spec["spec"]["layer"][1].pop("transform")  # which leaves small shares without a number
     spec["spec"]["encoding"]["y"]["title"], spec["spec"]["encoding"]["x"]["title"] = "label", None
     return spec
 

@@ -109,10 +109,10 @@ def confusion(records: Sequence[RunRecord], split: str, baselines: Baselines) ->
                 rows += [[data, variant, "", truth, guess, count] for guess, count in zip(classes, counts, strict=True)]
     for data, variant, truths, guesses, classes in labels_predicted(records, baselines, split):
         for number, label in enumerate(classes):
-            truth, guess = truths[:, number], guesses[:, number]
+            there, given = truths[:, number], guesses[:, number]
             rows += [
                 [data, variant, label, "yes" if actual else "no", "yes" if found else "no",
-                 int(((truth == actual) & (guess == found)).sum())]
+                 int(((there == actual) & (given == found)).sum())]
                 for actual in (False, True)
                 for found in (False, True)
             ]  # fmt: skip

@@ -6,6 +6,10 @@ from evaluation.seeds import least_seeds
 from planning.experiment import Experiment, load_experiment, networks
 from planning.schema import SEEDS
 from storage.errors import InputError, refuse_unknown
+from storage.source import ROOT, constant
+
+# Its import takes a second: it is parsed.
+METRICS = "evaluation/metrics.py"
 
 
 def read_experiment(
@@ -14,6 +18,11 @@ def read_experiment(
     """Read an experiment and check the selection; InputError for a name, a seed or an override that is wrong."""
     experiment = load_experiment(name, variants=variants, overrides=overrides)
     refuse_unknown(variants or (), experiment.variants, f"the variants of experiment '{name}'")
+    whole, of_a_class = (constant(ROOT / METRICS, one) for one in ("TITLES", "OF_A_CLASS"))
+    for comparison in experiment.comparisons:
+        measure, colon, _ = comparison["metric"].partition(":")
+        where = f"experiment '{name}', comparison '{comparison['name']}', metric"
+        refuse_unknown([measure], of_a_class if colon else whole, where)
     chosen = list(seeds or ())
     for seed in chosen:
         if chosen.count(seed) > 1:

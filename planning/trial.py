@@ -114,7 +114,12 @@ def tuned(experiment: Mapping[str, Any], tuning: Plan, metrics: Mapping[str, Any
     baselines = metrics["baselines"][data]
     baseline = max(baselines, key=lambda name: baselines[name]["validation"][metric] or 0.0)
     sides = [comparison(data, network, baseline, metric)]
-    return {**experiment, "variants": variants, "comparisons": sides}
+    notes = {
+        "experiment": tuning_name(experiment["defaults"]["data"]),
+        "budget": f"of each network {len(next(iter(metrics['tuned'].values()))['trials'])} sizes and learning rates, "
+        f"by one seed ({TUNING_SEED}), the best on validation chosen",
+    }
+    return {**experiment, "variants": variants, "comparisons": sides, "tuning": notes}
 
 
 def path_of(name: str) -> Path:

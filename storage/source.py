@@ -75,6 +75,15 @@ def defined_names(path: Path) -> frozenset[str]:
     return _defined_names(path, changed(path))
 
 
+def constant(path: Path, name: str) -> Any:
+    """Return the literal that a source file assigns to ``name`` at its top level; the file is not imported."""
+    for node in parse(path).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(one, ast.Name) and one.id == name for one in targets):
+            return ast.literal_eval(node.value)
+    raise ValueError(f"{path} assigns no {name}")
+
+
 def module_file(name: str, root: Path = ROOT) -> Path | None:
     """Return the file of the project's module ``name`` (dotted), or None where the project has none."""
     # Text, and no Path: thousands of names are looked up for each key.

@@ -14,6 +14,8 @@ from storage.files import read_json
 
 NOTE = "mlflow.note.content"
 RESULT, VERDICT = "result", "verdict"
+# What is a row of an experiment's table: "variant" or "baseline".
+ROLE = "role"
 METRICS, VERDICTS, PLAN, PAGE = "metrics.json", "verdicts.json", "plan.json", "report.html"
 
 
@@ -43,6 +45,13 @@ def command_of(job: Mapping[str, Any], seed: bool) -> str:
 def seed_note(job: Mapping[str, Any]) -> str:
     """Return the description of the run of one seed."""
     return f"Variant **{job['variant']}** on {job['data']}, seed {job['seed']}. Network: `{job['model']}`."
+
+
+def baseline_tags(score: float | None) -> dict[str, str]:
+    """Return the tags of a baseline's run: it has one result and no interval."""
+    from evaluation.page import number
+
+    return {ROLE: "baseline", RESULT: number(score), VERDICT: "–"}
 
 
 class Results:
@@ -96,4 +105,4 @@ class Results:
             f"{about['n']} {'seed' if about['n'] == 1 else 'seeds'}, {about['parameters']:,} parameters. "
             f"{'; '.join(judged)}\n\n{links}\n\nThe duration is that of its seeds together."
         )
-        return {RESULT: shown, VERDICT: "; ".join(judged) or "–", NOTE: note}
+        return {ROLE: "variant", RESULT: shown, VERDICT: "; ".join(judged) or "–", NOTE: note}

@@ -144,7 +144,7 @@ class Sender:
         from tracking.registry import log_model, set_champion
 
         run_id = self.record(run_directory, evaluation_directory, job)
-        version = log_model(self.tracking, run_id, Path(run_directory))
+        version = log_model(self.tracking, run_id, Path(run_directory), Path(evaluation_directory))
         if champion:
             set_champion(self.tracking, job["data"], version)
 

@@ -5,7 +5,7 @@ tracking.registry.load_model uses it directly.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ import kinds
 from storage.files import read_json
 from storage.prepared import DESCRIPTION
 
+# Of several labels: the probability from which each is given, by label; without the file it is 0.5.
+THRESHOLDS = "thresholds.json"
+
 
 class Predictor(ABC):
     """A packed model, opened. ``description``: prepared.json of its data; ``reader``: of the kind of data."""
@@ -22,6 +25,8 @@ class Predictor(ABC):
     def __init__(self, folder: Path) -> None:
         self.description = read_json(folder / DESCRIPTION)
         self.reader = kinds.reader(self.description["kind"])(folder, self.description)
+        path = folder / THRESHOLDS
+        self.thresholds: Mapping[str, float] = read_json(path) if path.is_file() else {}
 
     def check(self, model_input: Any) -> Sequence[Any]:
         """Return the rows of a request; ValueError, in one line, for one that cannot be read."""
@@ -35,7 +40,14 @@ class Predictor(ABC):
         parts = [self.answer(part, attention) for part in self.reader.parts(rows)]
         if not parts:
             return self.answer(self.reader.blank(), attention).iloc[:0]
-        return pd.concat(parts, ignore_index=True)
+        found = pd.concat(parts, ignore_index=True)
+        if self.thresholds:
+            likely = [
+                {name: one for name, one in row.items() if one >= self.thresholds[name]}
+                for row in found["probabilities"]
+            ]
+            found["label"], found["probability"] = [list(row) for row in likely], [list(row.values()) for row in likely]
+        return found
 
     @abstractmethod
     def answer(self, rows: Sequence[Any], attention: bool) -> pd.DataFrame:

@@ -30,7 +30,7 @@ from storage.errors import InputError, nearest
 from storage.files import read_json
 from storage.locks import file_lock
 from storage.prepared import DESCRIPTION, Prepared
-from storage.run_folder import RunFolder
+from storage.run_folder import METRICS, RunFolder
 from tracking.baseline_predictor import SERVED
 from tracking.descriptions import NOTE, registered_name
 from tracking.runs import LOCKS, SCORES, SEEDS, Tracking
@@ -41,6 +41,7 @@ from tracking.serving import (
     Package,
     baseline_card,
     baseline_source,
+    label_thresholds,
     model_card,
     pack,
     pack_baseline,
@@ -61,8 +62,10 @@ CHAMPION = "champion"
 ENOUGH_SEEDS = 6  # the fewest with which a comparison can be decided: more do not make a better champion
 
 
-def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
+def log_model(tracking: Tracking, run_id: str, run_directory: Path, evaluation_directory: Path | None = None) -> str:
     """Log the network of a run as a model that takes raw input, register it, and return its version.
+
+    evaluation_directory: its evaluation, which has the thresholds of several labels; without it they are 0.5.
 
     A version is identified by the tags ``run_key`` and ``source``, the digest of the code that serves it. If the run
     has a version of today's code already, only its card is updated.
@@ -70,6 +73,7 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
     client, run_directory = tracking.client, Path(run_directory)
     job = RunFolder(run_directory).job
     description = read_json(Path(job["prepared"]) / DESCRIPTION)
+    thresholds = label_thresholds(read_json(evaluation_directory / METRICS)) if evaluation_directory else {}
     with _locked(tracking):
         run = client.get_run(run_id)
         parent_id = run.data.tags["mlflow.parentRunId"]
@@ -85,7 +89,7 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path) -> str:
                 **_validated(description, variant_metrics[f"validation.{SCORES[description['task']]}.mean"]),
                 "validation.seeds": str(int(variant_metrics.get(SEEDS, 1))),
             },
-            lambda folder: pack(run_directory, folder),
+            lambda folder: pack(run_directory, folder, thresholds),
             description,
         )  # fmt: skip
 

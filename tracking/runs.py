@@ -551,10 +551,13 @@ class Tracking:
         with self._locked():
             run = self._find_or_create(experiment_id, "baseline_key", key, f"{name} on {data}")
             source = descriptions.origin(f"reread evaluate --experiment {experiment}")
-            self._log_params_and_tags(
-                run, _flat({"variant": name, "data": data, **chosen}), {"baseline": name, **source}
-            )
-            self._log_latest(run.info.run_id, metrics)
+            # Registered baselines are those of experiments that read the test split.
+            score = metrics.get(f"test.{SCORES[description['task']]}")
+            tags = {"baseline": name, **source, **descriptions.baseline_tags(score)}
+            self._log_params_and_tags(run, _flat({"variant": name, "data": data, **chosen}), tags)
+            # Sorted among the variants, which have a mean over seeds.
+            shown = {} if score is None else {f"test.{SCORES[description['task']]}.mean": score}
+            self._log_latest(run.info.run_id, {**shown, **metrics})
         return run.info.run_id
 
     def report(self, experiment: str, files: Iterable[Path], tags: Mapping[str, Any] | None = None) -> str:

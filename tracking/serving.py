@@ -17,6 +17,7 @@ from storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
 from storage.run_folder import JOB, RESULT, RunFolder
 from storage.source import ROOT, closure, numeric_digest
 from tracking.baseline_predictor import SERVED, STATE
+from tracking.predictor import THRESHOLDS
 
 if TYPE_CHECKING:
     from evaluation.baselines import Baseline
@@ -30,6 +31,7 @@ CARD = "model_card.md"
 ALWAYS_ANSWERS = (
     "- Gives one of these labels to anything that it is shown; it does not know when it has not seen the like."
 )
+AT_THRESHOLDS = "- Gives a label from the probability on that had the best F1 on validation: one threshold per label."
 EXAMPLES = 2
 
 
@@ -51,9 +53,10 @@ class Package:
     parameters: dict[str, Any]
 
 
-def pack(run_directory: Path, folder: Path) -> Package:
+def pack(run_directory: Path, folder: Path, thresholds: Mapping[str, float]) -> Package:
     """Copy into ``folder`` (empty) what serving the network of a finished run needs.
 
+    thresholds: of ``label_thresholds``.
     InputError where the run has no result or weights, or its prepared data is gone.
     """
     run = RunFolder(Path(run_directory))
@@ -72,6 +75,8 @@ def pack(run_directory: Path, folder: Path) -> Package:
             raise InputError(f"{file} is missing: remove its folder and run again to make it")
         shutil.copyfile(file, network / file.name)
     write_json(network / JOB, job)
+    if thresholds:
+        write_json(network / THRESHOLDS, thresholds)
     code = _copy_source(folder, [*served_modules(job, prepared.kind), *NETWORK_CODE, f"kinds.{prepared.kind}"])
     example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
     requirements = _requirements("torch", *reader.PACKAGES)
@@ -91,10 +96,18 @@ def pack_baseline(baseline: "Baseline", prepared: Prepared, name: str, folder: P
     for file in (DESCRIPTION, *reader.FILES):
         shutil.copyfile(prepared.directory / file, destination / file)
     write_json(destination / SERVED, {"baseline": name})
+    if thresholds := label_thresholds(baseline.metrics):
+        write_json(destination / THRESHOLDS, thresholds)
     code = _copy_source(folder, [*baseline_modules(prepared.kind, name), *BASELINE_CODE, f"kinds.{prepared.kind}"])
     example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
     requirements = _requirements("scikit-learn", "scipy", *reader.PACKAGES)
     return Package(SERVED_BASELINE, BASELINE, destination, code, requirements, example, {})
+
+
+def label_thresholds(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the threshold of each label that validation chose; empty of one label per row. metrics: by split."""
+    found = metrics.get("validation", {}).get("thresholds")
+    return found["by_class"] if found else {}
 
 
 def _copy_source(folder: Path, modules: list[str]) -> list[Path]:
@@ -162,7 +175,9 @@ def baseline_card(
         lines += [
             f"| {split}.{metric} | {value:.4f} |" for metric, value in metrics.items() if isinstance(value, float)
         ]
-    lines += ["", "It is fitted once: another fit gives the same.", "", "## Limits", "", ALWAYS_ANSWERS]
+    lines += ["", "It is fitted once: another fit gives the same.", "", "## Limits", ""]
+    lines += [AT_THRESHOLDS] if several else []
+    lines.append(ALWAYS_ANSWERS)
     return "\n".join(lines) + "\n"
 
 
@@ -208,5 +223,6 @@ def model_card(
     lines += ["", "## Limits", ""]
     lines.append("- Chosen as the best of its seeds on validation: expect the mean of the variant, not better.")
     lines += [f"- {limit}" for limit in kinds.reader(description["kind"]).limits(description)]
+    lines += [AT_THRESHOLDS] if several else []
     lines.append(ALWAYS_ANSWERS)
     return "\n".join(lines) + "\n"

@@ -8,6 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from tracking.descriptions import ROLE
+
 TAG = "mlflow.sharedViewState."
 VARIANTS, CHARTS = "variants", "charts"
 SECTION = "reread"
@@ -27,7 +29,7 @@ def views(split: str, scores: Sequence[str]) -> dict[str, str]:
 
 
 def variants_view(split: str, scores: Sequence[str]) -> dict[str, Any]:
-    """Return the table of variants: result with interval, seeds and verdict first."""
+    """Return the table of variants and baselines: result with interval, seeds and verdict first."""
     columns = [
         "tags.`result`",
         "metrics.`variant.seeds`",
@@ -39,7 +41,7 @@ def variants_view(split: str, scores: Sequence[str]) -> dict[str, Any]:
         "attributes.`Dataset`",
     ]
     return {
-        "searchFilter": "tags.variant_key != ''",
+        "searchFilter": f"tags.{ROLE} != ''",
         "orderByKey": f"metrics.`{split}.{scores[0]}.mean`",
         "orderByAsc": False,
         "selectedColumns": columns,

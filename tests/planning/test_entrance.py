@@ -1,5 +1,6 @@
 """What is said at the entrance: too few seeds and wrong names, without torch, Prefect or scipy."""
 
+import shutil
 import subprocess
 import sys
 
@@ -32,6 +33,20 @@ def test_few_seeds_are_warned_of():
 def test_a_slip_is_named(arguments, named):
     with pytest.raises(InputError, match=named):
         read_experiment(*arguments)
+
+
+@pytest.mark.parametrize(("metric", "named"), [("accurcy", "'accuracy'"), ("recal:0", "'recall'"), ("f1", "macro_f1")])
+def test_a_metric_that_no_data_has_is_named(metric, named, tmp_path, monkeypatch):
+    for name in ("params.yaml", "data.manifest.json"):
+        shutil.copy2(ROOT / name, tmp_path)
+    text = (ROOT / "experiments/default.yaml").read_text(encoding="utf-8")
+    assert text.count("metric: accuracy") > 1
+    (tmp_path / "experiments").mkdir()
+    changed = text.replace("metric: accuracy", f"metric: {metric}", 1)
+    (tmp_path / "experiments/default.yaml").write_text(changed, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"metric.*{named}"):
+        read_experiment("default", None, None, ())
 
 
 def test_nothing_slow_is_imported_for_a_slip():

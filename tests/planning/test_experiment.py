@@ -237,7 +237,7 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
         (("comparisons",), [{**COMPARISON, "treatment": "swsh"}], "'swish'"),
         (("comparisons",), [{"name": "p"}], "'treatment'"),
         (("comparisons",), [{"treatment": "swish"}], "'control'"),
-        (("comparisons",), [{key: COMPARISON[key] for key in ("treatment", "control", "claim")}], "'source'"),
+        (("comparisons",), [{key: COMPARISON[key] for key in ("treatment", "control", "claim")}], "'metric'"),
         (("comparisons",), 3, "comparisons is 3"),
         (("comparisons",), "trail", "'trial'"),
         (("comparisons",), [None], "comparisons.0 is None"),

@@ -39,7 +39,7 @@ def test_tuning_chooses_settings_and_the_two_sides(task, smoothing, metric):
     chosen = {name: next(one for one in trials if "0.003" in one) for name, trials in tuning.trials.items()}
     scores = {"tf-idf": {"validation": {metric: 0.8}}, "nb-svm": {"validation": {metric: 0.9}}}
     metrics = {
-        "tuned": {name: {"chosen": trial} for name, trial in chosen.items()},
+        "tuned": {name: {"chosen": trial, "trials": tuning.trials[name]} for name, trial in chosen.items()},
         "champions": {"mine": {"variant": chosen["gru-flat"], "metric": metric}},
         "baselines": {"mine": scores},
     }
@@ -52,6 +52,7 @@ def test_tuning_chooses_settings_and_the_two_sides(task, smoothing, metric):
     (comparison,) = plan.comparisons
     assert (comparison["treatment"], comparison["control"], comparison["metric"]) == ("gru-flat", "nb-svm", metric)
     assert plan.evaluate_on == "test"
+    assert plan.tuning["experiment"] == "mine-tuning" and "4 sizes and learning rates" in plan.tuning["budget"]
 
 
 def test_an_experiment_of_the_user_s_own_is_left_alone():

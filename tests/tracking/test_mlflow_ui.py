@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.support.ui import WebDriverWait
 
-from storage.files import write_json
+from storage.files import read_json, write_json
 from tests.tracking.comparison import (
     browser,
     missing,
@@ -74,6 +74,8 @@ def test_the_pages_of_two_variants(tmp_path, monkeypatch, empty_databases):
     run_ids = [parents["han"], parents["gru-flat"]]
     experiment_id = tracking.experiment("trial")
     tracking.report("trial", report_files(tmp_path))
+    about = read_json(prepared / "prepared.json")
+    tracking.baseline("trial", "snippets", "tf-idf", ({"C": 1.0}, {"test.accuracy": 0.85, "parameters": 7.0}), about)
 
     with server(tracking.uri, tmp_path / "mlartifacts", tmp_path / "server.log") as address, browser() as driver:
         open_comparison(driver, address, experiment_id, run_ids)
@@ -102,7 +104,7 @@ def test_the_pages_of_two_variants(tmp_path, monkeypatch, empty_databases):
         heads = driver.find_elements("css selector", ".ag-header-cell")
         placed = {head.text.strip(): head.rect["x"] for head in heads}
         assert sorted(order, key=placed.__getitem__) == order
-        assert text.index("0.9000 [") < text.index("0.8000 [") and "2 matching runs" in text
+        assert text.index("0.9000 [") < text.index("0.8500") < text.index("0.8000 [") and "3 matching runs" in text
         assert "supported (against gru-flat)" in text
         assert "A trial of two variants. Report" in text
 

@@ -15,10 +15,10 @@ import torch
 
 import models
 from batches import inference
-from storage.files import read_json
+from storage.files import read_json, write_json
 from storage.prepared import open_prepared
 from tests.tracking.examples import TEXTS, evaluate_run, finish_run, make_job, prepared_images, prepared_text
-from tracking.registry import log_model, registered_name, set_champion
+from tracking.registry import load_model, log_model, registered_name, set_champion
 from tracking.runs import open_tracking, shared_connection
 
 pytestmark = [
@@ -217,6 +217,16 @@ def test_several_labels(folder):
     for row in rows.itertuples():
         assert row.label == [name for name, probability in row.probabilities.items() if probability >= 0.5]
         assert row.probability == [row.probabilities[name] for name in row.label]
+
+    # At the thresholds that validation chose, where the evaluation has them.
+    run = finish_run(make_job(folder, prepared, "gru_flat", seed=1), description=read_json(prepared / "prepared.json"))
+    evaluation = evaluate_run(run)
+    metrics = read_json(evaluation / "metrics.json")
+    metrics["validation"]["thresholds"] = {"overall": 0.3, "by_class": {"read": 0.0, "draw": 1.0}}
+    write_json(evaluation / "metrics.json", metrics)
+    version = log_model(tracking, tracking.record(run, evaluation), run, evaluation)
+    assert load_model("snippets", version=version).predict(TEXTS)["label"].tolist() == [["read"]] * len(TEXTS)
+    assert "one threshold per label" in tracking.client.get_model_version("reread-snippets", version).description
 
 
 def test_one_version_a_run_and_one_champion_a_data_set(folder):

@@ -1,0 +1,121 @@
+"""Pictures of MLflow's, Prefect's and DVC's pages for docs/, of an experiment that was run in the current folder.
+
+python -m tests.commands.screens                      # docs/mlflow-*.png, docs/prefect-*.png and docs/dvc-plots.png
+python -m tests.commands.screens --experiment tiny
+
+DVC's page is of the published results of the default experiment.
+"""
+
+import argparse
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from commands.servers import Servers, api_url, mlflow_server, module_command, prefect_server
+from storage.errors import InputError, command
+from tests.tracking.comparison import browser, free_port, missing
+from tracking.pages import experiment_page
+from tracking.registry import registered_name
+from tracking.runs import open_tracking
+from tracking.views import CHARTS, VARIANTS
+
+SECONDS = 90
+WIDTH = 1400
+
+
+def take(driver: webdriver.Chrome, picture: Path, height: int) -> None:
+    """Save the page as it is in a window of this height, once it has stopped to change."""
+    driver.set_window_size(WIDTH, height)
+    # The buttons that a chart shows while a mouse is over it.
+    hidden = "document.head.insertAdjacentHTML('beforeend', '<style>.modebar { display: none }</style>')"
+    driver.execute_script(hidden)
+    before, until = b"", time.monotonic() + SECONDS
+    while (now := driver.get_screenshot_as_png()) != before and time.monotonic() < until:
+        before = now
+        time.sleep(1)
+    picture.write_bytes(now)
+
+
+def open_page(driver: webdriver.Chrome, address: str, shown: Callable[[str], bool]) -> None:
+    """Open a page and wait until its text is as ``shown`` wants it."""
+    driver.get("about:blank")
+    driver.get(address)
+    WebDriverWait(driver, SECONDS).until(lambda page: shown(page.find_element(By.TAG_NAME, "body").text))
+    for button in driver.find_elements(By.CSS_SELECTOR, '[aria-label="Close"]'):
+        if button.is_displayed():
+            button.click()
+
+
+def mlflow_pictures(driver: webdriver.Chrome, server: str, experiment: str, folder: Path) -> None:
+    """The table of variants, the charts by variant, and the page of a champion."""
+    tracking = open_tracking()
+    number, variants = tracking.experiment(experiment), list(tracking.parents(experiment))
+    page = experiment_page(server, number, VARIANTS)
+    open_page(driver, page, lambda text: all(one in text for one in variants) and "verdict" in text)
+    take(driver, folder / "mlflow-variants.png", 720)
+    page = experiment_page(server, number, CHARTS, charts=True)
+    open_page(driver, page, lambda text: "validation_loss" in text and f"Group: {variants[0]}" in text)
+    take(driver, folder / "mlflow-charts.png", 1000)
+    names = sorted({run.data.params["data"] for run in tracking.client.search_runs([number], "tags.variant_key != ''")})
+    name = registered_name(names[0])
+    version = tracking.client.get_model_version_by_alias(name, "champion").version
+    page = f"{server}/#/models/{name}/versions/{version}"
+    open_page(driver, page, lambda text: "## Limits" in text or "Limits" in text)
+    take(driver, folder / "mlflow-model.png", 1000)
+
+
+def prefect_pictures(driver: webdriver.Chrome, server: str, experiment: str, folder: Path) -> None:
+    """The last run of the pipeline with its log, and the artifacts of that run."""
+    with temporary_settings({PREFECT_API_URL: f"{server}/api"}), get_client(sync_client=True) as client:
+        found = client.read_flow_runs(
+            flow_filter=FlowFilter(name={"any_": ["pipeline"]}),
+            flow_run_filter=FlowRunFilter(name={"any_": [experiment]}, state={"type": {"any_": ["COMPLETED"]}}),
+            sort=FlowRunSort.START_TIME_DESC,
+            limit=1,
+        )
+    if not found:
+        raise InputError(f"Prefect has no finished run of '{experiment}': `reread run --experiment {experiment}`")
+    page = f"{server}/runs/flow-run/{found[0].id}"
+    open_page(driver, page, lambda text: "report:" in text and "Completed" in text)
+    take(driver, folder / "prefect-run.png", 1100)
+    driver.find_element(By.XPATH, "//*[normalize-space(text())='Artifacts']").click()
+    WebDriverWait(driver, SECONDS).until(lambda page: f"{experiment}-verdicts" in page.page_source)
+    take(driver, folder / "prefect-artifacts.png", 700)
+
+
+def dvc_picture(driver: webdriver.Chrome, folder: Path) -> None:
+    """The page of ``dvc plots show``."""
+    with tempfile.TemporaryDirectory() as place:
+        subprocess.run(module_command("dvc", "plots", "show", "--out", place), check=True, stdout=subprocess.DEVNULL)
+        open_page(driver, (Path(place) / "index.html").as_uri(), lambda text: True)
+        take(driver, folder / "dvc-plots.png", 1000)
+
+
+@command
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.commands.screens", description=__doc__.splitlines()[0])
+    parser.add_argument("--experiment", default="default")
+    parser.add_argument("--to", type=Path, default=Path("docs"))
+    arguments = parser.parse_args()
+    if missing():
+        raise InputError(missing())
+    mlflow, prefect = free_port(), free_port()
+    with Servers() as servers, browser() as driver:
+        servers.start(mlflow_server(mlflow), prefect_server(prefect))
+        mlflow_pictures(driver, f"http://127.0.0.1:{mlflow}", arguments.experiment, arguments.to)
+        prefect_pictures(driver, api_url(prefect).removesuffix("/api"), arguments.experiment, arguments.to)
+        dvc_picture(driver, arguments.to)
+
+
+if __name__ == "__main__":
+    main()
