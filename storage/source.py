@@ -78,8 +78,7 @@ def defined_names(path: Path) -> frozenset[str]:
 def constant(path: Path, name: str) -> Any:
     """Return the literal that a source file assigns to ``name`` at its top level; the file is not imported."""
     for node in parse(path).body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if any(isinstance(one, ast.Name) and one.id == name for one in targets):
+        if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == name for one in node.targets):
             return ast.literal_eval(node.value)
     raise ValueError(f"{path} assigns no {name}")
 

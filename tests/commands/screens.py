@@ -8,34 +8,38 @@ DVC's page is of the published results of the default experiment.
 
 import argparse
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
-from prefect.client.schemas.sorting import FlowRunSort
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowFilter, FlowRunFilter
+from prefect.client.schemas.sorting import ArtifactSort, FlowRunSort
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from commands.servers import Servers, api_url, mlflow_server, module_command, prefect_server
+from evaluation.vega import script
 from storage.errors import InputError, command
+from storage.files import write_text
+from tasks.progress import artifact_key
 from tests.tracking.comparison import browser, free_port, missing
 from tracking.pages import experiment_page
 from tracking.registry import registered_name
 from tracking.runs import open_tracking
 from tracking.views import CHARTS, VARIANTS
 
+# The page of DVC's plots reads it.
+VEGA = Path(".cache/vega.js")
 SECONDS = 90
-WIDTH = 1400
+WIDTH, NARROW = 1400, 1000
 
 
-def take(driver: webdriver.Chrome, picture: Path, height: int) -> None:
-    """Save the page as it is in a window of this height, once it has stopped to change."""
-    driver.set_window_size(WIDTH, height)
+def take(driver: webdriver.Chrome, picture: Path, height: int, width: int = WIDTH) -> None:
+    """Save the page as it is in a window of this size, once it has stopped to change."""
+    driver.set_window_size(width, height)
     # The buttons that a chart shows while a mouse is over it.
     hidden = "document.head.insertAdjacentHTML('beforeend', '<style>.modebar { display: none }</style>')"
     driver.execute_script(hidden)
@@ -75,7 +79,7 @@ def mlflow_pictures(driver: webdriver.Chrome, server: str, experiment: str, fold
 
 
 def prefect_pictures(driver: webdriver.Chrome, server: str, experiment: str, folder: Path) -> None:
-    """The last run of the pipeline with its log, and the artifacts of that run."""
+    """The last run of the pipeline with its log, and its table of variants."""
     with temporary_settings({PREFECT_API_URL: f"{server}/api"}), get_client(sync_client=True) as client:
         found = client.read_flow_runs(
             flow_filter=FlowFilter(name={"any_": ["pipeline"]}),
@@ -83,22 +87,24 @@ def prefect_pictures(driver: webdriver.Chrome, server: str, experiment: str, fol
             sort=FlowRunSort.START_TIME_DESC,
             limit=1,
         )
+        key = ArtifactFilterKey(any_=[artifact_key(experiment, "variants")])
+        tables = client.read_artifacts(artifact_filter=ArtifactFilter(key=key), sort=ArtifactSort.CREATED_DESC, limit=1)
     if not found:
         raise InputError(f"Prefect has no finished run of '{experiment}': `reread run --experiment {experiment}`")
     page = f"{server}/runs/flow-run/{found[0].id}"
     open_page(driver, page, lambda text: "report:" in text and "Completed" in text)
     take(driver, folder / "prefect-run.png", 1100)
-    driver.find_element(By.XPATH, "//*[normalize-space(text())='Artifacts']").click()
-    WebDriverWait(driver, SECONDS).until(lambda page: f"{experiment}-verdicts" in page.page_source)
-    take(driver, folder / "prefect-artifacts.png", 700)
+    open_page(driver, f"{server}/artifacts/artifact/{tables[0].id}", lambda text: "parameters" in text)
+    take(driver, folder / "prefect-variants.png", 620)
 
 
 def dvc_picture(driver: webdriver.Chrome, folder: Path) -> None:
     """The page of ``dvc plots show``."""
-    with tempfile.TemporaryDirectory() as place:
-        subprocess.run(module_command("dvc", "plots", "show", "--out", place), check=True, stdout=subprocess.DEVNULL)
-        open_page(driver, (Path(place) / "index.html").as_uri(), lambda text: True)
-        take(driver, folder / "dvc-plots.png", 1000)
+    if not VEGA.is_file():
+        write_text(VEGA, script())
+    subprocess.run(module_command("dvc", "plots", "show"), check=True, stdout=subprocess.DEVNULL)
+    open_page(driver, Path("dvc_plots/index.html").resolve().as_uri(), lambda text: "is missing" not in text)
+    take(driver, folder / "dvc-plots.png", 1000, NARROW)
 
 
 @command
