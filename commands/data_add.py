@@ -30,9 +30,11 @@ def command(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of the data set; default: of the file.")] = None,
     split: Annotated[
-        str | None, typer.Option(metavar="COLUMN|FILE", help="The split, or a table of ids and splits.")
+        str | None, typer.Option(metavar="COLUMN|FILE", help="The split, or a table of ids and splits; none: neither.")
     ] = None,
-    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="Rows that belong together.")] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Rows that belong together; none: none do.")
+    ] = None,
     identity: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="The name of a row.")] = None,
     task: Annotated[
         Literal["single-label", "multi-label"] | None, typer.Option(help="One label per row or several.")

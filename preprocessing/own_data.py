@@ -52,6 +52,8 @@ NAMES = {
     "group": ("group", "patient", "patient_id", "subject", "author", "user", "film", "movie"),
     "id": ("id", "key", "uuid", "file"),
 }
+# In place of a column: there is none.
+NO_COLUMN = "none"
 # In place of the character between the labels of a row.
 LIST = "list"
 LEFT_OUT_EMPTY, LEFT_OUT_LABEL = "with no text", "with no label"
@@ -63,7 +65,8 @@ class Columns:
     """Where the parts of a row are.
 
     content: column of the text, or of the file of a text or image; labels: column of the label, or several columns of
-    0 and 1; separator: between the labels of a row, where its task is multi-label; split, group, id: columns, or None.
+    0 and 1; separator: between the labels of a row, where its task is multi-label; split, group, id: columns, or None;
+    unused: the other columns.
     """
 
     content: str
@@ -75,6 +78,7 @@ class Columns:
     split: str | None = None
     group: str | None = None
     id: str | None = None
+    unused: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Say what was found, a line per part."""
@@ -87,6 +91,8 @@ class Columns:
             "group": self.group or "none",
             "id": self.id or "none: the number of the row",
         }
+        if self.unused:
+            parts["unused"] = ", ".join(self.unused)
         return [f"{part:<6} {of_it}" for part, of_it in parts.items()]
 
 
@@ -102,11 +108,16 @@ def guess_columns(
 ) -> Columns:
     """Find the columns of a table by the names and values of its first rows; what is given is taken as it is.
 
+    NO_COLUMN as split, group or identity: there is none, whatever a column is called.
     InputError for a column that there is not, and where none looks like a text or a label.
     """
     if not head:
         raise InputError(f"{where} has no rows")
     known = list(head[0])
+    without = [NO_COLUMN not in known and one == NO_COLUMN for one in (split, group, identity)]
+    split, group, identity = (
+        None if none else one for one, none in zip((split, group, identity), without, strict=True)
+    )
     given = [one for one in (content, *labels, split, group, identity) if one is not None]
     refuse_unknown(given, known, f"the columns of {where}")
     free = [name for name in known if name not in given]
@@ -135,10 +146,12 @@ def guess_columns(
         if content is None:
             raise InputError(f"{where}: no column looks like a text: give one by --text ({', '.join(known)})")
         taken(content)
-    if split is None and (found := by_name("split")) and _distinct(head, found) <= len(SPLIT_NAMES):
+    of_split, of_group, of_id = without
+    if split is None and not of_split and (found := by_name("split")) and _distinct(head, found) <= len(SPLIT_NAMES):
         split = taken(found)
-    group = group or taken(by_name("group"))
-    if identity is None:
+    if group is None and not of_group:
+        group = taken(by_name("group"))
+    if identity is None and not of_id:
         found = by_name("id")
         unique = found is not None and _distinct(head, found) == len(head)
         identity = taken(found) if unique else content if content == "file" else None
@@ -152,7 +165,7 @@ def guess_columns(
         task = task or ("multi-label" if separator else "single-label")
     return Columns(
         content, tuple(labels), "image" if images else "text", task, images or content == "file", separator, split,
-        group, identity,
+        group, identity, tuple(free),
     )  # fmt: skip
 
 

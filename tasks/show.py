@@ -31,11 +31,14 @@ def show_results(report: Path) -> None:
         log(f"report in MLflow, while `reread ui` runs: {page}")
     split = metrics["evaluated_on"]
     create_table_artifact(
-        table=[_row(variant, about, split) for variant, about in metrics["variants"].items()],
+        table=[*(_row(variant, about, split) for variant, about in metrics["variants"].items()), *_baselines(metrics)],
         key=artifact_key(name, "variants"),
-        description=f"Variants of {name} on the {split} split: mean and 95 % interval over seeds",
+        description=f"Variants and baselines of {name} on the {split} split: mean and 95 % interval over seeds",
     )
-    lines = [f"- **{one['verdict']}**: {one['claim']} {one['sentence']} ({one['source']})" for one in verdicts]
+    lines = [
+        f"- **{one['verdict']}**: {one['claim']} {one['sentence']}" + (f" ({one['source']})" if one["source"] else "")
+        for one in verdicts
+    ]
     judged = lines or ["No comparison is judged in this experiment."]
     create_markdown_artifact(
         markdown="\n".join([f"# {plan['title']}", "", *judged, "", f"Report: `{file}`"]),
@@ -62,3 +65,20 @@ def _row(variant: str, about: Mapping[str, Any], split: str) -> dict[str, Any]:
         "seeds": about["n"],
         "parameters": f"{about['parameters']:,}",
     }
+
+
+def _baselines(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the baselines, by the score of the variants on the same data."""
+    scores = {about["data"]: about["score"] for about in metrics["variants"].values()}
+    return [
+        {
+            "variant": one["name"],
+            "data": data,
+            metric_title(scores[data]): number(one[metrics["evaluated_on"]][scores[data]]),
+            "95 % interval": "baseline: none",
+            "seeds": "–",
+            "parameters": f"{one['parameters']:,}",
+        }
+        for data, found in metrics["baselines"].items()
+        for one in found.values()
+    ]

@@ -65,6 +65,16 @@ def test_columns_are_guessed_and_splits_are_balanced():
     assert again.version == entry.version  # the order of the table decides nothing
 
 
+def test_a_guess_can_be_taken_back_and_other_columns_are_named():
+    path = write([{**row, "film": f"film {number % 7}", "price": number} for number, row in enumerate(reviews())])
+    guessed = open_table(path).columns
+    assert (guessed.group, guessed.unused) == ("film", ("price",)) and "unused price" in guessed.lines()
+    found = open_table(path, group="none", identity="none").columns
+    assert (found.group, found.id, set(found.unused)) == (None, None, {"key", "film", "price"})
+    with pytest.raises(InputError, match="'none'"):
+        open_table(path, content="none")
+
+
 @pytest.mark.parametrize("name", ["reviews.tsv", "reviews.jsonl", "reviews.parquet"])
 def test_every_format_gives_the_same_data_set(name):
     entry, _ = add(write(reviews()))
