@@ -91,9 +91,11 @@ docs-check: docs
 	$(PYTHON) docs/check.py site
 	$(PYTHON) docs/tables.py --check
 
-# Take the pictures of the report and of the page of attention in docs/, from reports/default.
-screens: install test-packages
+# Take the pictures in docs/ of the report, the page of attention, MLflow, Prefect and DVC, of the default experiment.
+screens: install test-packages .cache/vega.js
 	$(PYTHON) -m tests.evaluation.pages
+	$(PYTHON) -m tests.tracking.comparison han gru-flat
+	$(PYTHON) -m tests.commands.screens
 
 # Execute the notebook in docs/ on the runs of the tiny experiment.
 tour: install

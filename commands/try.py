@@ -3,6 +3,7 @@
 reread try reviews
 reread try reviews --dry-run          what it would train, how long that takes, and what it can show
 reread try reviews --epochs 10 --seeds 8
+reread try reviews --variant word-average         one network alone, and the baselines
 
 Writes experiments/NAME-tuning.yaml and experiments/NAME.yaml. Sizes and learning rates are chosen on the validation
 split by one seed of its own; the test split is read at the end alone. Finished runs are cached, and an interrupted one
@@ -19,6 +20,7 @@ from commands.options import completion, plan_of, print_table
 FEWEST_SEEDS = 6  # with which one comparison can be decided
 RUN_SECONDS = 6  # beside training: to import torch, to open the arrays, to evaluate
 WHOLE_SECONDS = 45  # Prefect's server, the baselines, two reports
+LONG_SECONDS = 3600
 
 
 def known_data() -> list[str]:
@@ -34,8 +36,15 @@ def command(
     ],
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds each network is trained with.")] = 6,
     epochs: Annotated[int | None, typer.Option(min=1, help="At most so many; default: params.yaml's.")] = None,
+    variants: Annotated[
+        list[str] | None, typer.Option("--variant", "-v", metavar="NAME", help="Only this network; repeatable.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; train nothing.")] = False,
 ) -> None:
+    from preprocessing.manifest import Manifest
+
+    entry = Manifest.load().entry(name)  # before slow imports
+
     from planning.trial import (
         experiment_of,
         path_of,
@@ -45,11 +54,9 @@ def command(
         tuning_of,
         write_experiment,
     )
-    from preprocessing.manifest import Manifest
     from storage.files import write_text
 
-    entry = Manifest.load().entry(name)
-    first = experiment_of(name, entry, seeds, epochs)
+    first = experiment_of(name, entry, seeds, epochs, variants or ())
     print(f"{name}: {entry.kind}, {entry.task}, {len(entry.classes)} classes, {entry.rows:,} rows")
     if seeds < FEWEST_SEEDS:
         print(f"warning: {seeds} seeds decide nothing: {FEWEST_SEEDS} are needed")
@@ -65,9 +72,12 @@ def command(
     tuning, final = plan_of(tuning_name(name)), plan_of(name)
     prepared = {key: preprocess.fn(about) for key, about in {**tuning.preparations(), **final.preparations()}.items()}
     jobs = [*tuning.jobs(prepared), *final.jobs(prepared)]
-    seconds = training_seconds(jobs, final.environment.workers)
-    whole = seconds + RUN_SECONDS * len(jobs) / final.environment.workers + WHOLE_SECONDS
-    print(f"{len(jobs)} runs: at most about {duration(whole)} on this machine, {duration(seconds)} of it training")
+    training = training_seconds(jobs, final.environment.workers)
+    whole = sum(training.values()) + RUN_SECONDS * len(jobs) / final.environment.workers + WHOLE_SECONDS
+    parts = ", ".join(f"{variant} {duration(seconds)}" for variant, seconds in training.items())
+    print(f"{len(jobs)} runs: at most about {duration(whole)} on this machine; training: {parts}")
+    if whole > LONG_SECONDS:
+        print(f"shorter: `reread try {name} --epochs N`, or --variant NAME for one network alone, or a GPU")
     rows = entry.splits["test"]
     print(f"{rows:,} test rows show differences in accuracy from about {smallest_difference(rows):.3f} on")
     if dry_run:

@@ -5,7 +5,7 @@ network with the best baseline, both as validation had them. The test split is r
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from evaluation.power import ITEM_SHARE_OF_A_BASELINE, POWER
 from planning.experiment import EXPERIMENTS, merged
 from planning.plan import Plan
 from preprocessing.manifest import DataSetEntry
-from storage.errors import InputError
+from storage.errors import InputError, refuse_unknown
 from storage.files import write_text
 
 MARK = "# Written by `reread try`, which writes it again; copy it under another name to change it.\n"
@@ -44,9 +44,12 @@ def tuning_name(name: str) -> str:
     return f"{name}-tuning"
 
 
-def experiment_of(name: str, entry: DataSetEntry, seeds: int, epochs: int | None) -> dict[str, Any]:
+def experiment_of(
+    name: str, entry: DataSetEntry, seeds: int, epochs: int | None, only: Collection[str] = ()
+) -> dict[str, Any]:
     """Return the experiment before tuning; InputError for a kind of data that no network here reads.
 
+    only: the variants that it has; none: all of the kind.
     epochs: at most so many; None: those of params.yaml. Several labels are trained without label smoothing: it lifts
     the probability of every absent class.
     """
@@ -55,7 +58,8 @@ def experiment_of(name: str, entry: DataSetEntry, seeds: int, epochs: int | None
     training: dict[str, Any] = {} if epochs is None else {"max_epochs": epochs}
     if entry.task == "multi-label":
         training["objective"] = {"name": "classification", "label_smoothing": 0.0}
-    variants = VARIANTS[entry.kind]
+    refuse_unknown(only, VARIANTS[entry.kind], f"the variants for {entry.kind} data")
+    variants = {one: about for one, about in VARIANTS[entry.kind].items() if not only or one in only}
     baseline = kinds.kind(entry.kind).baselines[0].name
     return {
         "title": f"{name}: every network and baseline that reads it",

@@ -11,18 +11,20 @@ import numpy as np
 STEPS = 4
 
 
-def training_seconds(jobs: Iterable[Mapping[str, Any]], workers: int) -> float:
-    """Return the seconds that ``jobs`` (of ``Plan.jobs``) take at most: all their epochs, ``workers`` runs at once.
+def training_seconds(jobs: Iterable[Mapping[str, Any]], workers: int) -> dict[str, float]:
+    """Return the seconds that ``jobs`` (of ``Plan.jobs``) take at most, ``workers`` runs at once, by variant.
 
-    Jobs that differ in their seed alone are measured once. Validation adds a third of a training row's time per row.
+    That is all their epochs. The trials of a variant count as it. Jobs that differ in their seed alone are measured
+    once. Validation adds a third of a training row's time per row.
     """
     seconds: dict[str, float] = {}
-    total = 0.0
+    total: dict[str, float] = {}
     for job in jobs:
         if job["variant"] not in seconds:
             seconds[job["variant"]] = epoch_seconds(job)
-        total += seconds[job["variant"]] * job["training"]["max_epochs"]
-    return total / workers
+        name = job["variant"].partition("/")[0]
+        total[name] = total.get(name, 0.0) + seconds[job["variant"]] * job["training"]["max_epochs"] / workers
+    return total
 
 
 def epoch_seconds(job: Mapping[str, Any]) -> float:

@@ -82,7 +82,14 @@ class Results:
     def note(self, links: str) -> str:
         """Return the description of the experiment: its title and its claims with their verdicts."""
         lines = [f"- **{one['verdict']}**: {one['claim']} {one['sentence']}" for one in self.verdicts]
-        return "\n".join([f"{self.plan['title']}. {links}", "", *(lines or ["No comparison is judged."])])
+        title = self.plan["title"]
+        return "\n".join(
+            [
+                f"{title if title.endswith(('?', '!', '.')) else f'{title}.'} {links}",
+                "",
+                *(lines or ["No comparison is judged."]),
+            ]
+        )
 
     def model_link(self, variant: str) -> str:
         """Return a link to the registered models of a variant's data; an experiment that tunes registers none."""

@@ -216,8 +216,10 @@ def model_card(
     ]
     for name in sorted(name for name in metrics if name.startswith(("test.", "validation."))):
         mean, low, high = (variant_metrics.get(f"{name}.{end}") for end in ("mean", "mean_low", "mean_high"))
+        if mean is None:  # MLflow keeps the first metrics of a run alone (tracking.runs.MAXIMUM_METRICS)
+            continue
         interval = "one seed: none" if low is None or high is None else f"{low:.4f} to {high:.4f}"
-        lines.append(f"| {name} | {metrics[name]:.4f} | {'–' if mean is None else format(mean, '.4f')} | {interval} |")
+        lines.append(f"| {name} | {metrics[name]:.4f} | {mean:.4f} | {interval} |")
     seeds = f"{variant_metrics.get('variant.seeds', 1):.0f}"
     lines += ["", f"Mean and interval (Student's t) are over the seeds of the variant, {seeds} so far."]
     lines += ["", "## Limits", ""]

@@ -33,7 +33,7 @@ from tracking.views import CHARTS, VARIANTS
 
 # The page of DVC's plots reads it.
 VEGA = Path(".cache/vega.js")
-SECONDS = 90
+SECONDS = 180
 WIDTH, NARROW = 1400, 1000
 
 
@@ -66,16 +66,16 @@ def mlflow_pictures(driver: webdriver.Chrome, server: str, experiment: str, fold
     number, variants = tracking.experiment(experiment), list(tracking.parents(experiment))
     page = experiment_page(server, number, VARIANTS)
     open_page(driver, page, lambda text: all(one in text for one in variants) and "verdict" in text)
-    take(driver, folder / "mlflow-variants.png", 720)
+    take(driver, folder / "mlflow-variants.png", 800)
     page = experiment_page(server, number, CHARTS, charts=True)
     open_page(driver, page, lambda text: "validation_loss" in text and f"Group: {variants[0]}" in text)
     take(driver, folder / "mlflow-charts.png", 1000)
     names = sorted({run.data.params["data"] for run in tracking.client.search_runs([number], "tags.variant_key != ''")})
     name = registered_name(names[0])
     version = tracking.client.get_model_version_by_alias(name, "champion").version
-    page = f"{server}/#/models/{name}/versions/{version}"
+    page = f"{server}/#/models/{name}/versions/{version}?workflowType=machine_learning"
     open_page(driver, page, lambda text: "## Limits" in text or "Limits" in text)
-    take(driver, folder / "mlflow-model.png", 1000)
+    take(driver, folder / "mlflow-model.png", 900)
 
 
 def prefect_pictures(driver: webdriver.Chrome, server: str, experiment: str, folder: Path) -> None:
@@ -92,7 +92,7 @@ def prefect_pictures(driver: webdriver.Chrome, server: str, experiment: str, fol
     if not found:
         raise InputError(f"Prefect has no finished run of '{experiment}': `reread run --experiment {experiment}`")
     page = f"{server}/runs/flow-run/{found[0].id}"
-    open_page(driver, page, lambda text: "report:" in text and "Completed" in text)
+    open_page(driver, page, lambda text: "Beginning flow run" in text and "Completed" in text)
     take(driver, folder / "prefect-run.png", 1100)
     open_page(driver, f"{server}/artifacts/artifact/{tables[0].id}", lambda text: "parameters" in text)
     take(driver, folder / "prefect-variants.png", 620)

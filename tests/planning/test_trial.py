@@ -55,6 +55,13 @@ def test_tuning_chooses_settings_and_the_two_sides(task, smoothing, metric):
     assert plan.tuning["experiment"] == "mine-tuning" and "4 sizes and learning rates" in plan.tuning["budget"]
 
 
+def test_some_of_the_networks_can_be_chosen():
+    about = entry("single-label")
+    assert list(experiment_of("mine", about, 6, None, ["word-average"])["variants"]) == ["word-average"]
+    with pytest.raises(InputError, match="'word-average'"):
+        experiment_of("mine", about, 6, None, ["word_averge"])
+
+
 def test_an_experiment_of_the_user_s_own_is_left_alone():
     first = experiment_of("mine", entry("single-label"), 6, None)
     path = write_experiment("mine", first)
