@@ -13,7 +13,6 @@ import yaml
 from scipy import stats
 
 import kinds
-from evaluation.metrics import metric_names
 from evaluation.power import ITEM_SHARE_OF_A_BASELINE, POWER
 from planning.experiment import EXPERIMENTS, merged
 from planning.plan import Plan
@@ -23,6 +22,8 @@ from storage.files import write_text
 
 MARK = "# Written by `reread try`, which writes it again; copy it under another name to change it.\n"
 TUNING_SEED = 100
+# What the two sides are compared by. A linear model's C hardly changes AUROC of many labels, and changes F1 a lot.
+METRICS = {"single-label": "accuracy", "multi-label": "tuned_micro_f1"}
 # Of each kind: the networks, and the sizes and learning rates that are tried.
 VARIANTS: Mapping[str, Mapping[str, dict[str, Any]]] = {
     "text": {"han": {"model": "han"}, "gru-flat": {"model": "gru_flat"}, "word-average": {"model": "word_average"}},
@@ -66,7 +67,7 @@ def experiment_of(
         "defaults": {"data": name, "training": training},
         "variants": {variant: dict(settings) for variant, settings in variants.items()},
         "seeds": list(range(seeds)),
-        "comparisons": [comparison(name, next(iter(variants)), baseline, metric_names(entry.task)[0])],
+        "comparisons": [comparison(name, next(iter(variants)), baseline, METRICS[entry.task])],
         "evaluate_on": "test",
     }
 
@@ -113,8 +114,8 @@ def tuned(experiment: Mapping[str, Any], tuning: Plan, metrics: Mapping[str, Any
         best, grid = tuning.variants[chosen[name]], GRIDS[name]
         settings = {part: {one: getattr(best, part)[one] for one in values} for part, values in grid.items()}
         variants[name] = merged(section, settings)
-    network = next(name for name, trial in chosen.items() if trial == metrics["champions"][data]["variant"])
-    metric = metrics["champions"][data]["metric"]
+    metric = experiment["comparisons"][0]["metric"]
+    network = max(chosen, key=lambda name: metrics["variants"][chosen[name]]["validation"][metric]["mean"] or 0.0)
     baselines = metrics["baselines"][data]
     baseline = max(baselines, key=lambda name: baselines[name]["validation"][metric] or 0.0)
     sides = [comparison(data, network, baseline, metric)]

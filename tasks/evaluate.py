@@ -126,12 +126,14 @@ def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, Pre
 
 
 def asked_metrics(plan: Plan, data: str) -> dict[str, str]:
-    """Return by baseline the metric of the first comparison that judges it on a data set."""
-    asked: dict[str, str] = {}
-    for one in plan.comparisons:
-        if plan.variants[networks(one)[0]].data == data:
-            for side in {one["treatment"], one["control"]} & kinds.baselines().keys():
-                asked.setdefault(side, one["metric"])
+    """Return by baseline the metric of the first comparison that judges it on a data set.
+
+    A baseline that none judges has that of the first comparison on the data set, if there is one.
+    """
+    there = [one for one in plan.comparisons if plan.variants[networks(one)[0]].data == data]
+    asked = dict.fromkeys(kinds.baselines(), there[0]["metric"]) if there else {}
+    for one in reversed(there):
+        asked |= dict.fromkeys({one["treatment"], one["control"]} & kinds.baselines().keys(), one["metric"])
     return asked
 
 

@@ -1,8 +1,10 @@
-"""What of the test split stands in another split too."""
+"""The test rows that are in another split, too, and the metric by which baselines are tuned."""
+
+from types import SimpleNamespace
 
 import numpy as np
 
-from tasks.evaluate import repeated_rows
+from tasks.evaluate import asked_metrics, repeated_rows
 
 
 def test_rows_that_stand_in_two_splits():
@@ -12,3 +14,17 @@ def test_rows_that_stand_in_two_splits():
     images[4] = images[1]
     found = repeated_rows({"train": images[:2], "validation": images[2:3], "test": images[3:]})
     assert found.tolist() == [False, True, False]
+
+
+def test_every_baseline_of_a_data_set_is_tuned_for_a_metric_that_is_asked():
+    names = ("han", "flat", "dense")
+    variants = {name: SimpleNamespace(data="digits" if name == "dense" else "news") for name in names}
+    comparisons = [
+        {"treatment": "han", "control": "flat", "metric": "macro_f1"},
+        {"treatment": "han", "control": "nb-svm", "metric": "loss"},
+        {"treatment": "flat", "control": "nb-svm", "metric": "accuracy"},
+    ]
+    plan = SimpleNamespace(comparisons=comparisons, variants=variants)
+    asked = asked_metrics(plan, "news")
+    assert (asked["nb-svm"], asked["tf-idf"]) == ("loss", "macro_f1")
+    assert asked_metrics(plan, "digits") == {}
