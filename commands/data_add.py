@@ -4,7 +4,7 @@ reread data add reviews.csv --text body --label stars
 reread data add reviews.csv                              columns are guessed and shown
 reread data add news.jsonl --label topics --task multi-label
 reread data add letters/                                 a folder per class, or train/ and test/ with one per class
-reread data add photos/ --split split.csv --size 64
+reread data add photos/ --split split.csv --group patient --size 64
 
 Reads CSV, TSV, JSON lines and Parquet, as a stream. Without a split, rows are split by their content, and rows of one
 group stay together. A text that is in two splits is left out of the earlier one. The data card is data/NAME/card.md.
@@ -52,7 +52,7 @@ def command(
     name = name or re.sub(r"[^A-Za-z0-9_-]+", "_", path.resolve().stem).strip("_-")
     with progress(as_json):
         table = open_table(path, split, content=text, labels=label or (), group=group, identity=identity, task=task)
-        for line in table.columns.lines():
+        for line in table.lines():
             print(line)
         entry = add_table(name, table, source, licence, size, say=print)
     card = DATA_DIRECTORY / name / CARD

@@ -206,11 +206,25 @@ class _Scan:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its columns, and how its values are read. ``given_splits``: splits of a file of their own, by id."""
+    """A table with its columns, and how its values are read.
+
+    given_splits, given_groups: those of ``split_file``, by id; empty where it has none.
+    """
 
     path: Path
     columns: Columns
+    split_file: str = ""
     given_splits: dict[str, str] = field(default_factory=dict)
+    given_groups: dict[str, str] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Say what was found, a line per part."""
+        shown = self.columns
+        if self.given_splits:
+            shown = replace(shown, split=f"of {self.split_file}")
+        if self.given_groups:
+            shown = replace(shown, group=f"of {self.split_file}")
+        return shown.lines()
 
     def labels_of(self, row: Row, where: str) -> list[str]:
         """Return the names of a row's labels; none where the cell is empty. InputError for one that cannot be."""
@@ -274,8 +288,17 @@ class Table:
             raise InputError(f"{where}, column '{self.columns.split}': split '{name}' is none of {', '.join(SPLITS)}")
         return SPLITS.index(SPLIT_NAMES[name.lower()])
 
-    def group_of(self, row: Row) -> str | None:
-        return _plain(row.get(self.columns.group)) if self.columns.group else None
+    def group_of(self, row: Row, number: int, where: str) -> str | None:
+        """Return the row's group; None where no rows have one. InputError where this one alone has none."""
+        if self.given_groups:
+            column, found = self.split_file, self.given_groups.get(self.id_of(row, number), "")
+        elif self.columns.group:
+            column, found = self.columns.group, _plain(row.get(self.columns.group))
+        else:
+            return None
+        if not found:
+            raise InputError(f"{where}, '{column}': the group is empty; give every row one")
+        return found
 
 
 def _plain(value: Any) -> str:
@@ -288,24 +311,34 @@ def _plain(value: Any) -> str:
 
 
 def open_table(path: Path, split: str | None = None, **columns: Any) -> Table:
-    """Return the table of a file or folder; columns as ``guess_columns`` takes them. ``split`` may be a file of splits:
-    a table with a column of ids or files, and one of splits."""
+    """Return the table of a file or folder; columns as ``guess_columns`` takes them.
+
+    ``split`` may be a file of splits: a table with a column of ids or files, one of splits, and the column ``group``
+    where it is not in the table.
+    """
     path = Path(path)
     head = [row for (_, row), _ in zip(read_table(path), range(HEAD_ROWS), strict=False)]
-    given: dict[str, str] = {}
+    splits: dict[str, str] = {}
+    groups: dict[str, str] = {}
+    file, group = "", columns.get("group")
     if split is not None and head and split not in head[0] and Path(split).is_file():
-        for where, row in read_table(Path(split)):
-            cells = list(row.values())
+        file, split = split, None
+        for where, row in read_table(Path(file)):
+            of_group = row.pop(group, None) if group not in head[0] else None
+            cells = [_plain(cell) for cell in row.values()]
             if len(cells) != 2:
-                raise InputError(f"{where}: a file of splits has two columns, an id and a split")
-            given[_plain(cells[0])] = _plain(cells[1])
-        split = None
-    found = guess_columns(head, str(path), split=split, **columns)
-    if given:
+                raise InputError(
+                    f"{where}: a file of splits has two columns, an id and a split, and may have the column of --group"
+                )
+            splits[cells[0]] = cells[1]
+            if of_group is not None:
+                groups[cells[0]] = _plain(of_group)
+    found = guess_columns(head, str(path), split=split, **{**columns, **({"group": NO_COLUMN} if groups else {})})
+    if splits:
         found = replace(found, split=None)
         if found.id is None:
             raise InputError(f"{path} has no column of ids: give one by --id, by which the file of splits names rows")
-    return Table(path, found, given)
+    return Table(path, found, file, splits, groups)
 
 
 def _rows(count: int) -> str:
@@ -378,9 +411,7 @@ def _scan(table: Table) -> _Scan:
         scan.classes.update(labels)
         content = _file_bytes(table, text) if table.columns.kind == "image" else normalised_text(text).encode()
         scan.key += _digest(content)
-        group = table.group_of(row)
-        if table.columns.group and not group:
-            raise InputError(f"{where}, column '{table.columns.group}': the group is empty; give every row one")
+        group = table.group_of(row, number, where)
         scan.group += _digest(group.encode()) if group else scan.key[-16:]
         scan.label.append(first.setdefault(labels[0] if labels else "", len(first)))
         scan.split.append(table.split_of(row, number, where))
@@ -444,7 +475,8 @@ def _kept_rows(
             continue
         labels = tuple(sorted(places[label] for label in table.labels_of(row, where)))
         text = table.content_of(row, where)
-        yield where, Document(table.id_of(row, number), labels, SPLITS[splits[place]], text, table.group_of(row))
+        group = table.group_of(row, number, where)
+        yield where, Document(table.id_of(row, number), labels, SPLITS[splits[place]], text, group)
         place += 1
 
 

@@ -111,6 +111,21 @@ def test_splits_of_a_column_or_a_file_and_no_validation():
     assert other.version == entry.version
 
 
+def test_a_file_of_splits_may_have_groups():
+    rows = list(reviews())
+    given = [{"key": row["key"], "split": ("train", "validation", "test")[number % 20 // 8], "patient": f"p{number // 4}"}
+             for number, row in enumerate(rows)]  # fmt: skip
+    entry, _ = add(write([{**row, **one} for row, one in zip(rows, given, strict=True)]))
+    write(given, "split.csv")
+    other, _ = add(write(rows, "plain.csv"), "other", split="split.csv", group="patient")
+    assert other.version == entry.version and other.groups == "stored"
+    lines = open_table(Path("plain.csv"), split="split.csv", group="patient").lines()
+    assert {"split  of split.csv", "group  of split.csv"} <= set(lines)
+    write([*given[:-1], {**given[-1], "patient": ""}], "split.csv")
+    with pytest.raises(InputError, match=r"split.csv.*group is empty"):
+        add(Path("plain.csv"), "third", split="split.csv", group="patient")
+
+
 def test_groups_stay_together_and_a_shared_one_is_refused():
     rows = [{**row, "patient": f"p{number // 6}"} for number, row in enumerate(reviews())]
     entry, _ = add(write(rows))
