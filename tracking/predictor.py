@@ -5,7 +5,7 @@ tracking.registry.load_model uses it directly.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import kinds
 from storage.files import read_json
 from storage.prepared import DESCRIPTION
 
-# Of several labels: the probability from which each is given, by label; without the file it is 0.5.
-THRESHOLDS = "thresholds.json"
+# Of several labels: the probability from which a label is given, under "threshold"; without the file it is 0.5.
+THRESHOLD = "threshold.json"
 
 
 class Predictor(ABC):
@@ -25,8 +25,8 @@ class Predictor(ABC):
     def __init__(self, folder: Path) -> None:
         self.description = read_json(folder / DESCRIPTION)
         self.reader = kinds.reader(self.description["kind"])(folder, self.description)
-        path = folder / THRESHOLDS
-        self.thresholds: Mapping[str, float] = read_json(path) if path.is_file() else {}
+        path = folder / THRESHOLD
+        self.threshold: float | None = read_json(path)["threshold"] if path.is_file() else None
 
     def check(self, model_input: Any) -> Sequence[Any]:
         """Return the rows of a request; ValueError, in one line, for one that cannot be read."""
@@ -41,10 +41,9 @@ class Predictor(ABC):
         if not parts:
             return self.answer(self.reader.blank(), attention).iloc[:0]
         found = pd.concat(parts, ignore_index=True)
-        if self.thresholds:
+        if self.threshold is not None:
             likely = [
-                {name: one for name, one in row.items() if one >= self.thresholds[name]}
-                for row in found["probabilities"]
+                {name: one for name, one in row.items() if one >= self.threshold} for row in found["probabilities"]
             ]
             found["label"], found["probability"] = [list(row) for row in likely], [list(row.values()) for row in likely]
         return found

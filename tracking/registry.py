@@ -41,7 +41,7 @@ from tracking.serving import (
     Package,
     baseline_card,
     baseline_source,
-    label_thresholds,
+    label_threshold,
     model_card,
     pack,
     pack_baseline,
@@ -65,7 +65,7 @@ ENOUGH_SEEDS = 6  # the fewest with which a comparison can be decided: more do n
 def log_model(tracking: Tracking, run_id: str, run_directory: Path, evaluation_directory: Path | None = None) -> str:
     """Log the network of a run as a model that takes raw input, register it, and return its version.
 
-    evaluation_directory: its evaluation, which has the thresholds of several labels; without it they are 0.5.
+    evaluation_directory: its evaluation, which has the threshold of several labels; without it that is 0.5.
 
     A version is identified by the tags ``run_key`` and ``source``, the digest of the code that serves it. If the run
     has a version of today's code already, only its card is updated.
@@ -73,7 +73,7 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path, evaluation_d
     client, run_directory = tracking.client, Path(run_directory)
     job = RunFolder(run_directory).job
     description = read_json(Path(job["prepared"]) / DESCRIPTION)
-    thresholds = label_thresholds(read_json(evaluation_directory / METRICS)) if evaluation_directory else {}
+    threshold = label_threshold(read_json(evaluation_directory / METRICS)) if evaluation_directory else None
     with _locked(tracking):
         run = client.get_run(run_id)
         parent_id = run.data.tags["mlflow.parentRunId"]
@@ -89,7 +89,7 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path, evaluation_d
                 **_validated(description, variant_metrics[f"validation.{SCORES[description['task']]}.mean"]),
                 "validation.seeds": str(int(variant_metrics.get(SEEDS, 1))),
             },
-            lambda folder: pack(run_directory, folder, thresholds),
+            lambda folder: pack(run_directory, folder, threshold),
             description,
         )  # fmt: skip
 

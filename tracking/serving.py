@@ -17,7 +17,7 @@ from storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
 from storage.run_folder import JOB, RESULT, RunFolder
 from storage.source import ROOT, closure, numeric_digest
 from tracking.baseline_predictor import SERVED, STATE
-from tracking.predictor import THRESHOLDS
+from tracking.predictor import THRESHOLD
 
 if TYPE_CHECKING:
     from evaluation.baselines import Baseline
@@ -31,7 +31,7 @@ CARD = "model_card.md"
 ALWAYS_ANSWERS = (
     "- Gives one of these labels to anything that it is shown; it does not know when it has not seen the like."
 )
-AT_THRESHOLDS = "- Gives a label from the probability on that had the best F1 on validation: one threshold per label."
+AT_THRESHOLD = "- Gives a label from the probability on that has the best micro F1 on validation."
 EXAMPLES = 2
 
 
@@ -53,10 +53,10 @@ class Package:
     parameters: dict[str, Any]
 
 
-def pack(run_directory: Path, folder: Path, thresholds: Mapping[str, float]) -> Package:
+def pack(run_directory: Path, folder: Path, threshold: float | None) -> Package:
     """Copy into ``folder`` (empty) what serving the network of a finished run needs.
 
-    thresholds: of ``label_thresholds``.
+    threshold: of ``label_threshold``.
     InputError where the run has no result or weights, or its prepared data is gone.
     """
     run = RunFolder(Path(run_directory))
@@ -75,8 +75,7 @@ def pack(run_directory: Path, folder: Path, thresholds: Mapping[str, float]) -> 
             raise InputError(f"{file} is missing: remove its folder and run again to make it")
         shutil.copyfile(file, network / file.name)
     write_json(network / JOB, job)
-    if thresholds:
-        write_json(network / THRESHOLDS, thresholds)
+    _write_threshold(network, threshold)
     code = _copy_source(folder, [*served_modules(job, prepared.kind), *NETWORK_CODE, f"kinds.{prepared.kind}"])
     example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
     requirements = _requirements("torch", *reader.PACKAGES)
@@ -96,18 +95,25 @@ def pack_baseline(baseline: "Baseline", prepared: Prepared, name: str, folder: P
     for file in (DESCRIPTION, *reader.FILES):
         shutil.copyfile(prepared.directory / file, destination / file)
     write_json(destination / SERVED, {"baseline": name})
-    if thresholds := label_thresholds(baseline.metrics):
-        write_json(destination / THRESHOLDS, thresholds)
+    _write_threshold(destination, label_threshold(baseline.metrics))
     code = _copy_source(folder, [*baseline_modules(prepared.kind, name), *BASELINE_CODE, f"kinds.{prepared.kind}"])
     example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
     requirements = _requirements("scikit-learn", "scipy", *reader.PACKAGES)
     return Package(SERVED_BASELINE, BASELINE, destination, code, requirements, example, {})
 
 
-def label_thresholds(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the threshold of each label that validation chose; empty of one label per row. metrics: by split."""
+def label_threshold(metrics: Mapping[str, Any]) -> float | None:
+    """Return the threshold of several labels with the best micro F1 on validation, None of one. metrics: by split.
+
+    One per label would follow the few validation rows of a rare label.
+    """
     found = metrics.get("validation", {}).get("thresholds")
-    return found["by_class"] if found else {}
+    return found["overall"] if found else None
+
+
+def _write_threshold(folder: Path, threshold: float | None) -> None:
+    if threshold is not None:
+        write_json(folder / THRESHOLD, {"threshold": threshold})
 
 
 def _copy_source(folder: Path, modules: list[str]) -> list[Path]:
@@ -176,7 +182,7 @@ def baseline_card(
             f"| {split}.{metric} | {value:.4f} |" for metric, value in metrics.items() if isinstance(value, float)
         ]
     lines += ["", "It is fitted once: another fit gives the same.", "", "## Limits", ""]
-    lines += [AT_THRESHOLDS] if several else []
+    lines += [AT_THRESHOLD] if several else []
     lines.append(ALWAYS_ANSWERS)
     return "\n".join(lines) + "\n"
 
@@ -225,6 +231,6 @@ def model_card(
     lines += ["", "## Limits", ""]
     lines.append("- Chosen as the best of its seeds on validation: expect the mean of the variant, not better.")
     lines += [f"- {limit}" for limit in kinds.reader(description["kind"]).limits(description)]
-    lines += [AT_THRESHOLDS] if several else []
+    lines += [AT_THRESHOLD] if several else []
     lines.append(ALWAYS_ANSWERS)
     return "\n".join(lines) + "\n"

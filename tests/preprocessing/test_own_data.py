@@ -113,8 +113,10 @@ def test_splits_of_a_column_or_a_file_and_no_validation():
 
 def test_a_file_of_splits_may_have_groups():
     rows = list(reviews())
-    given = [{"key": row["key"], "split": ("train", "validation", "test")[number % 20 // 8], "patient": f"p{number // 4}"}
-             for number, row in enumerate(rows)]  # fmt: skip
+    given = [
+        {"key": row["key"], "split": ("train", "validation", "test")[number % 20 // 8], "patient": f"p{number // 4}"}
+        for number, row in enumerate(rows)
+    ]
     entry, _ = add(write([{**row, **one} for row, one in zip(rows, given, strict=True)]))
     write(given, "split.csv")
     other, _ = add(write(rows, "plain.csv"), "other", split="split.csv", group="patient")

@@ -218,15 +218,15 @@ def test_several_labels(folder):
         assert row.label == [name for name, probability in row.probabilities.items() if probability >= 0.5]
         assert row.probability == [row.probabilities[name] for name in row.label]
 
-    # At the thresholds that validation chose, where the evaluation has them.
+    # At the threshold that validation chose, where the evaluation has it.
     run = finish_run(make_job(folder, prepared, "gru_flat", seed=1), description=read_json(prepared / "prepared.json"))
     evaluation = evaluate_run(run)
     metrics = read_json(evaluation / "metrics.json")
-    metrics["validation"]["thresholds"] = {"overall": 0.3, "by_class": {"read": 0.0, "draw": 1.0}}
+    metrics["validation"]["thresholds"] = {"overall": 0.0, "by_class": {"read": 0.5, "draw": 1.0}}
     write_json(evaluation / "metrics.json", metrics)
     version = log_model(tracking, tracking.record(run, evaluation), run, evaluation)
-    assert load_model("snippets", version=version).predict(TEXTS)["label"].tolist() == [["read"]] * len(TEXTS)
-    assert "one threshold per label" in tracking.client.get_model_version("reread-snippets", version).description
+    assert load_model("snippets", version=version).predict(TEXTS)["label"].tolist() == [["read", "draw"]] * len(TEXTS)
+    assert "best micro F1" in tracking.client.get_model_version("reread-snippets", version).description
 
 
 def test_one_version_a_run_and_one_champion_a_data_set(folder):
