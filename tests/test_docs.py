@@ -159,7 +159,7 @@ def test_the_tables_are_those_of_the_results():
 def test_each_operation_has_a_page_with_its_signature_speed_and_limits(name):
     page = PAGES[f"docs/kernels/{name}.md"]
     assert re.search(rf"autofunction:: cuda_ext\.{name}\.", page)
-    table = page.partition(f"<!-- table: kernel-{name.replace('_', '-')} -->")[2].partition("<!-- end of table -->")[0]
+    table = page.partition(f"<!-- table: kernel:{name} -->")[2].partition("<!-- end of table -->")[0]
     assert table.count("\n") > 3
     assert "## Limits" in page or name == "vector_add"
 
