@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,14 @@ def test_imports_run_downward_and_libraries_keep_to_their_floor(path):
         if name.startswith(BARE):
             allowed = BARE_LIBRARIES | set(LEVEL) | set(sys.stdlib_module_names)
             assert top in allowed, f"{name} imports {imported}, which a bare training machine does not have"
+
+
+def test_each_package_is_installed():
+    """The reread command does not see the checkout's folder, only what pyproject.toml installs."""
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"][
+        "find"
+    ]
+    assert found["include"] == [f"{package}*" for package in sorted(LEVEL)]
 
 
 def test_no_source_starts_dvc():
