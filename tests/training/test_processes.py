@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from runtime import gpu_lease
 from storage.errors import InputError
 from tests.training.outcome import outcome
-from tests.training.torchrun import ELASTIC, TORCHRUN, directory, finish, history, start, train_with_kills
+from tests.training.torchrun import ELASTIC, TORCHRUN, directory, finish, history, start, train_with_kills, twins
 from training.processes import ONE, Processes, with_shared_statistics
 
 HAN = {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.0}
@@ -40,14 +40,7 @@ def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_direct
 
 def test_a_run_resumes_after_its_processes_were_killed(write_job, text_directory):
     settings = {"max_epochs": 20, "patience": 20}
-    names = ("whole", "killed")
-    whole, killed = (
-        write_job(text_directory, name, run_key="same", network=HAN | {"dropout": 0.3}, training=settings)
-        for name in names
-    )
-    for name, path in zip(names, (whole, killed), strict=True):
-        job = json.loads(path.read_text())
-        path.write_text(json.dumps(job | {"run_directory": f"{job['run_directory']}-{name}"}))
+    whole, killed = twins(write_job, text_directory, network=HAN | {"dropout": 0.3}, training=settings)
     finish(start(whole, *TORCHRUN))
     train_with_kills(killed)
     assert outcome(directory(killed)) == outcome(directory(whole))

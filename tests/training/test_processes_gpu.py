@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 
 from tests.golden.data import write_prepared
 from tests.training.outcome import outcome
-from tests.training.torchrun import TORCHRUN, directory, finish, history, start, train_with_kills
+from tests.training.torchrun import TORCHRUN, directory, finish, history, start, train_with_kills, twins
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two NVIDIA GPUs")]
 GPUS = "0,1"
 SGD = {"name": "sgd", "weight_decay": 0.01}
 CASES = {
-    "han": ("text", {"dropout": 0.0}),
+    "han": ("text", {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.0}),
     # Plain modules with batch norm, and blocks that are one kernel where batch norm has the statistics of one process.
     "fastnet": ("image", {"widths": [8, 8, 8]}),
     "densenet": ("image", {"depth": 10, "growth_rate": 4}),
@@ -46,10 +46,7 @@ def test_two_gpus_give_the_losses_and_weights_of_one(model, data, write_job):
         "max_epochs": 3, "batch_size": 16, "learning_rate": 0.05, "optimizer": SGD, "amp": "fp32",
         "deterministic": model != "fastnet",
     }  # fmt: skip
-    small = {"embedding_dim": 8, "hidden_size": 4} if model == "han" else {}
-    one, two = (
-        write_job(data[kind], name, model, network=small | network, training=settings) for name in ("one", "two")
-    )
+    one, two = (write_job(data[kind], name, model, network=network, training=settings) for name in ("one", "two"))
     finish(start(one, "-m", "training", gpus="0"))
     finish(start(two, *TORCHRUN, gpus=GPUS))
     for row, other in zip(history(one), history(two), strict=True):
@@ -63,15 +60,8 @@ def test_two_gpus_give_the_losses_and_weights_of_one(model, data, write_job):
 @pytest.mark.parametrize("model", ["han", "densenet"])
 def test_a_run_resumes_after_its_processes_were_killed(model, data, write_job):
     kind, network = CASES[model]
-    small = {"embedding_dim": 8, "hidden_size": 4} if model == "han" else {}
     settings = {"max_epochs": 40, "patience": 40, "batch_size": 16}
-    paths = []
-    for name in ("whole", "killed"):
-        path = write_job(data[kind], name, model, run_key="same", network=small | network, training=settings)
-        job = json.loads(path.read_text())
-        path.write_text(json.dumps(job | {"run_directory": f"{job['run_directory']}-{name}"}))
-        paths.append(path)
-    whole, killed = paths
+    whole, killed = twins(write_job, data[kind], model, network=network, training=settings)
     finish(start(whole, *TORCHRUN, gpus=GPUS))
     train_with_kills(killed, GPUS)
     assert outcome(directory(killed)) == outcome(directory(whole))

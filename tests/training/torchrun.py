@@ -62,6 +62,15 @@ def wait_for(process, name, epoch):
     raise AssertionError(process.stderr.read())
 
 
+def twins(write_job, *arguments, **entries):
+    """Two jobs of one run key in folders of their own: one to train whole, and one to kill."""
+    jobs = [write_job(arguments[0], name, *arguments[1:], run_key="same", **entries) for name in ("whole", "killed")]
+    for job in jobs:
+        given = json.loads(job.read_text())
+        job.write_text(json.dumps(given | {"run_directory": f"{given['run_directory']}-{job.stem}"}))
+    return jobs
+
+
 def train_with_kills(job, gpus=""):
     """Train a job whose rank 1 is killed, upon which torchrun starts all again, and then torchrun; train it to its end.
 
