@@ -203,6 +203,7 @@ class Checkpoint:
             for index, values in header["optimiser"]["state"].items()
         }
         self.optimiser.load_state_dict({"state": saved, "param_groups": header["optimiser"]["groups"]})
+        _lay_out_as_parameters(self.optimiser)
         self.scaler.load_state_dict(header["scaler"])
         return State.from_json(header["state"])
 
@@ -254,6 +255,17 @@ def publish_best_weights(run_directory: Path) -> None:
 
 def _folder(run_directory: Path, epoch: int) -> Path:
     return run_directory / CHECKPOINTS / f"{epoch:06}"
+
+
+def _lay_out_as_parameters(optimiser: torch.optim.Optimizer) -> None:
+    """Give each buffer of the optimiser the strides of its parameter, as before the checkpoint.
+
+    A file keeps no strides, and a fused optimiser on a GPU refuses buffers whose strides differ from the parameter's.
+    """
+    for parameter, values in optimiser.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -80,6 +80,30 @@ def test_a_resumed_optimiser_continues_as_one_that_was_not_stopped(make, tmp_pat
     assert not torch.equal(second.weight, first.weight)
 
 
+def test_resumed_buffers_have_the_strides_of_their_parameters(tmp_path):
+    def convolution():
+        network = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        optimiser = by_name("sgd")(network)
+        scaler = torch.amp.GradScaler("cpu")
+        return (
+            network,
+            optimiser,
+            Checkpoint(tmp_path, network, Average(network, 0), optimiser, scaler, writer=Writer()),
+        )
+
+    network, optimiser, kept = convolution()
+    steps(network, optimiser, 2)
+    momentum = optimiser.state[network.weight]["momentum_buffer"]
+    state = State()
+    end_epoch(state)
+    kept.save(state)
+    network, optimiser, kept = convolution()
+    kept.resume()
+    resumed = optimiser.state[network.weight]["momentum_buffer"]
+    assert torch.equal(resumed, momentum)
+    assert resumed.stride() == network.weight.stride() != (27, 9, 3, 1)
+
+
 @pytest.fixture
 def gate(monkeypatch):
     """Writing waits until this event is set."""

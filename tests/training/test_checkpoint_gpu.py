@@ -46,3 +46,30 @@ def test_what_a_gpu_saves_in_the_background_is_what_it_saves_at_once(tmp_path, o
         newest = checkpoints(folder)[-1]
         ends.append([path.read_bytes() for path in (folder / HISTORY, newest / CHECKPOINT, newest / WEIGHTS)])
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lars"])
+def test_a_resumed_channels_last_network_trains_as_one_that_was_not_stopped(tmp_path, optimizer):
+    def made():
+        torch.manual_seed(0)
+        network = nn.Conv2d(8, 8, 3).cuda().to(memory_format=torch.channels_last)
+        optimiser = make_optimiser(network, Settings(optimizer={"name": optimizer}))
+        average, scaler = Average(network, 0), torch.amp.GradScaler("cuda", False)
+        return network, optimiser, Checkpoint(tmp_path, network, average, optimiser, scaler, writer=Writer())
+
+    def train(network, optimiser, steps):
+        for _ in range(steps):
+            for parameter in network.parameters():
+                parameter.grad = torch.sin(parameter.detach()) + 1
+            optimiser.step()
+
+    whole, optimiser, kept = made()
+    train(whole, optimiser, 2)
+    state = State()
+    state.record(dict.fromkeys(COLUMNS, 0.0), Validation(1.0, 0.5, 0.5))
+    kept.save(state)
+    train(whole, optimiser, 3)
+    resumed, optimiser, kept = made()
+    kept.resume()
+    train(resumed, optimiser, 3)
+    assert torch.equal(resumed.weight, whole.weight) and torch.equal(resumed.bias, whole.bias)
