@@ -26,7 +26,7 @@ install: $(VENV)/installed .cache/vega.js
 # torch is installed first: pip chooses the build that suits the machine (CPU or CUDA), and their hashes differ.
 # --no-deps: the lock file is complete. pip's resolver would choose a newer release of a package that another one requires
 # with extras, and then reject it because its hash is missing. `pip check` verifies the result.
-$(VENV)/installed: requirements.lock
+$(VENV)/installed: requirements.lock pyproject.toml
 	$(SYSTEM_PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
