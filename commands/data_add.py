@@ -1,4 +1,4 @@
-"""Add a data set of your own to data/: a table, or a folder with a folder per class.
+"""Add a table or folder of your own to data/.
 
 reread data add reviews.csv --text body --label stars
 reread data add reviews.csv                              columns are guessed and shown
@@ -12,6 +12,7 @@ Then: `dvc add data`, and commit data.dvc and data.manifest.json.
 """
 
 import re
+import unicodedata
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,13 +23,22 @@ from commands.options import AsJson, print_json, progress
 CARD = "card.md"
 
 
+def name_of(path: Path) -> str:
+    """Return the name of a data set by its file: in letters without accents, digits, - and _."""
+    plain = unicodedata.normalize("NFKD", path.resolve().stem.replace("ß", "ss"))
+    plain = "".join(letter for letter in plain if not unicodedata.combining(letter))
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", plain).strip("_-")
+
+
 def command(
-    path: Annotated[Path, typer.Argument(metavar="FILE|FOLDER")],
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="The text, or the file of an image.")] = None,
+    path: Annotated[Path, typer.Argument(metavar="FILE|FOLDER", help="A table, or a folder with a folder per class.")],
+    text: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The text, or the file of a text or image.")
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="The label; repeatable: columns of 0 and 1.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the data set; default: of the file.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the data set; default: the file's.")] = None,
     split: Annotated[
         str | None, typer.Option(metavar="COLUMN|FILE", help="The split, or a table of ids and splits; none: neither.")
     ] = None,
@@ -39,17 +49,20 @@ def command(
     task: Annotated[
         Literal["single-label", "multi-label"] | None, typer.Option(help="One label per row or several.")
     ] = None,
-    size: Annotated[int | None, typer.Option(min=2, max=4096, help="Resize images to SIZE x SIZE pixels.")] = None,
-    source: Annotated[str, typer.Option(help="Where the data is from, for its card.")] = "",
-    licence: Annotated[str, typer.Option(help="Its licence, for its card.")] = "unknown",
+    size: Annotated[
+        int | None, typer.Option(min=2, max=4096, metavar="PIXELS", help="Resize images to a square.")
+    ] = None,
+    source: Annotated[str, typer.Option(metavar="TEXT", help="Where the data is from, for its card.")] = "",
+    licence: Annotated[str, typer.Option(metavar="TEXT", help="Its licence, for its card.")] = "unknown",
     as_json: AsJson = False,
 ) -> None:
-    from preprocessing.ingest import data_card
+    from preprocessing.ingest import absent_classes, data_card
     from preprocessing.manifest import DATA_DIRECTORY
     from preprocessing.own_data import add_table, open_table
     from storage.files import write_text
+    from storage.prepared import SPLITS
 
-    name = name or re.sub(r"[^A-Za-z0-9_-]+", "_", path.resolve().stem).strip("_-")
+    name = name or name_of(path)
     with progress(as_json):
         table = open_table(path, split, content=text, labels=label or (), group=group, identity=identity, task=task)
         for line in table.lines():
@@ -60,9 +73,11 @@ def command(
     if as_json:
         print_json({"name": name, "card": str(card), **entry.to_json()})
         return
-    print(f"{name}: {', '.join(f'{count} {one}' for one, count in entry.splits.items())} rows, "
+    print(f"{name}: {', '.join(f'{entry.splits[one]} {one}' for one in SPLITS)} rows, "
           f"{len(entry.classes)} classes, version {entry.version[:12]}")  # fmt: skip
     shared = sum(entry.leaks.get("exact", {}).values())
     if shared:
         print(f"warning: {shared} texts are in two splits")
+    for line in absent_classes(name):
+        print(f"warning: {line}")
     print(f"Card: {card}\nNext: reread try {name}\n      dvc add data, and commit data.dvc and data.manifest.json")

@@ -33,7 +33,9 @@ DIGITS = 4
 
 
 def command(
-    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", autocompletion=EXPERIMENTS)],
+    experiment: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="An evaluated experiment.", autocompletion=EXPERIMENTS)
+    ],
     without_weights: Annotated[
         bool, typer.Option("--without-weights", help="Accept runs whose weights are on another machine.")
     ] = False,

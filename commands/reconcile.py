@@ -1,4 +1,4 @@
-"""Close what a killed process left running in MLflow and Prefect, and send what waits for MLflow.
+"""Close what a killed process left in MLflow and Prefect.
 
 reread reconcile
 reread reconcile --json

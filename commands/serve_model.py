@@ -29,7 +29,7 @@ def command(
         typer.Option(metavar="NAME", help="This variant's best version on validation.", autocompletion=VARIANTS),
     ] = None,
     version: Annotated[int | None, typer.Option(metavar="N", help="This version.")] = None,
-    port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port to listen on.")] = 8000,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = HOST,
 ) -> None:
     if not is_free(port, host):

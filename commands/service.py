@@ -1,4 +1,4 @@
-"""Check a team's service: databases, servers, passwords and artifacts.
+"""Check the databases and servers of a team's service.
 
 reread service
 reread service --settings OTHER.env --json

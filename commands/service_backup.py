@@ -1,4 +1,4 @@
-"""Save both databases of a team's service, while it runs.
+"""Save the databases of a team's service, while it runs.
 
 reread service backup backups/monday
 

@@ -1,4 +1,4 @@
-"""Write the settings of a team's service, with new passwords.
+"""Write the settings and passwords of a team's service.
 
 reread service init
 reread service init --settings OTHER.env

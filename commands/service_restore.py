@@ -1,4 +1,4 @@
-"""Restore both databases of a team's service from a backup.
+"""Restore the databases of a team's service.
 
 reread service restore backups/monday
 

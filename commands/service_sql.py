@@ -1,4 +1,6 @@
-"""Print the SQL that makes the role of a team's service in PostgreSQL, or gives it the password of the settings.
+"""Print the SQL that makes the role in PostgreSQL.
+
+Where there is one, it gets the password of the settings.
 
 reread service sql | sudo -u postgres psql
 

@@ -1,4 +1,6 @@
-"""Make a user of a team's service, or give one a new password, and print what the user's shell needs.
+"""Make a user of a team's service, or a new password.
+
+Prints what the user's shell needs.
 
 reread service user ada > ada.env
 reread service user ada --host tracking.example.org > ada.env

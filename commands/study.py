@@ -34,7 +34,9 @@ NAMES = completion(lambda _: REGISTRY.available())
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(metavar="STUDY", autocompletion=NAMES)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="STUDY", help="A study; none: list them.", autocompletion=NAMES)
+    ] = None,
     runs: Annotated[
         list[str] | None,
         typer.Argument(

@@ -1,13 +1,13 @@
-"""Try every network and baseline on a data set: tune, train, judge, register the best.
+"""Try every network and baseline on a data set.
 
 reread try reviews
 reread try reviews --dry-run          what it would train, how long that takes, and what it can show
 reread try reviews --epochs 10 --seeds 8
 reread try reviews --variant word-average         one network alone, and the baselines
 
-Writes experiments/NAME-tuning.yaml and experiments/NAME.yaml. Sizes and learning rates are chosen on the validation
-split by one seed of its own; the test split is read at the end alone. Finished runs are cached, and an interrupted one
-resumes from its last epoch: type the same command again.
+Tunes, trains and compares them, and registers the best. Writes experiments/NAME-tuning.yaml and experiments/NAME.yaml.
+Sizes and learning rates are chosen on the validation split by one seed of its own; the test split is read at the end
+alone. Finished runs are cached, and an interrupted one resumes from its last epoch: type the same command again.
 """
 
 from pathlib import Path
@@ -34,8 +34,10 @@ def command(
     name: Annotated[
         str, typer.Argument(metavar="DATA", help="A data set.", autocompletion=completion(lambda _: known_data()))
     ],
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds each network is trained with.")] = 6,
-    epochs: Annotated[int | None, typer.Option(min=1, help="At most so many; default: params.yaml's.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Seeds of each network.")] = 6,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="At most so many epochs; default: params.yaml's.")
+    ] = None,
     variants: Annotated[
         list[str] | None, typer.Option("--variant", "-v", metavar="NAME", help="Only this network; repeatable.")
     ] = None,
@@ -45,6 +47,7 @@ def command(
 
     entry = Manifest.load().entry(name)  # before slow imports
 
+    from evaluation.metrics import metric_words
     from planning.trial import (
         experiment_of,
         path_of,
@@ -60,10 +63,11 @@ def command(
     print(f"{name}: {entry.kind}, {entry.task}, {len(entry.classes)} classes, {entry.rows:,} rows")
     if seeds < FEWEST_SEEDS:
         print(f"warning: {seeds} seeds decide nothing: {FEWEST_SEEDS} are needed")
+    runs = len(first["variants"]) * seeds
     before = {path: path.read_text(encoding="utf-8") if path.is_file() else None
               for path in map(path_of, (name, tuning_name(name)))}  # fmt: skip
     files = [write_experiment(name, first), write_experiment(tuning_name(name), tuning_of(name, first))]
-    print(f"experiments: {files[1]}, then {files[0]}")
+    print(f"{'would write' if dry_run else 'wrote'} {files[1]}, then {files[0]}")
 
     from tasks.board import duration
     from tasks.estimate import training_seconds
@@ -75,11 +79,13 @@ def command(
     training = training_seconds(jobs, final.environment.workers)
     whole = sum(training.values()) + RUN_SECONDS * len(jobs) / final.environment.workers + WHOLE_SECONDS
     parts = ", ".join(f"{variant} {duration(seconds)}" for variant, seconds in training.items())
-    print(f"{len(jobs)} runs: at most about {duration(whole)} on this machine; training: {parts}")
+    print(f"{len(jobs)} runs ({len(jobs) - runs} to tune, {runs} of {seeds} seeds): at most about {duration(whole)} on "
+          f"this machine; training: {parts}")  # fmt: skip
     if whole > LONG_SECONDS:
         print(f"shorter: `reread try {name} --epochs N`, or --variant NAME for one network alone, or a GPU")
     rows = entry.splits["test"]
-    print(f"{rows:,} test rows show differences in accuracy from about {smallest_difference(rows):.3f} on")
+    asked = metric_words(first["comparisons"][0]["metric"])
+    print(f"{rows:,} test rows can show a difference of about {smallest_difference(rows):.3f} or more in {asked}")
     if dry_run:
         for file, content in before.items():
             write_text(file, content) if content is not None else file.unlink()
@@ -100,6 +106,8 @@ def command(
     champion = champion_tags(name)
     metric = metrics["champions"][name]["metric"]
     print(f"\nReport: {report / 'report.html'}")
-    print(f"Champion: {champion['variant']}, validation {metric} {float(champion['validation.score']):.4f}")
-    print(f"Predict:  reread predict --data {name} 'a text of yours'")
+    score = float(champion["validation.score"])
+    print(f"Champion: {champion['variant']}, validation {metric_words(metric)} {score:.4f}")
+    if entry.kind == "text":
+        print(f"Predict:  reread predict --data {name} 'a text of yours'")
     print(f"Serve:    reread serve model {name}")

@@ -18,8 +18,12 @@ from commands.servers import Server, Servers, mlflow_server, prefect_server
 
 
 def command(
-    mlflow_port: Annotated[int, typer.Option("--mlflow-port", metavar="PORT")] = 5000,
-    prefect_port: Annotated[int, typer.Option("--prefect-port", metavar="PORT")] = 4200,
+    mlflow_port: Annotated[
+        int, typer.Option("--mlflow-port", metavar="PORT", help="The port of MLflow's page.")
+    ] = 5000,
+    prefect_port: Annotated[
+        int, typer.Option("--prefect-port", metavar="PORT", help="The port of Prefect's page.")
+    ] = 4200,
 ) -> None:
     from tracking.runs import tracking_uri
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evaluation.metrics import metric_words
 from evaluation.page import TEMPLATES
 
 Chart = dict[str, Any]
@@ -130,7 +131,7 @@ def scores(rows: Sequence[Mapping[str, Any]], title: str) -> Chart:
 
 def differences(table: pd.DataFrame) -> Chart:
     """Return each comparison's differences by seed, their mean with both intervals, and the margin."""
-    table = table.assign(pair=table["treatment"] + "|− " + table["control"] + "|" + table["metric"].map(_words))
+    table = table.assign(pair=table["treatment"] + "|− " + table["control"] + "|" + table["metric"].map(metric_words))
     seeds = table[["comparison", "pair", "treatment", "control", "metric", "seed", "difference"]].assign(part="seed")
     seeds = pd.DataFrame(spread(seeds.to_dict("records"), "comparison"))
     first = table.drop_duplicates("comparison")
@@ -173,7 +174,7 @@ def calibration(table: pd.DataFrame) -> Chart:
 def confusion(table: pd.DataFrame) -> Chart:
     """Return the shares of each class predicted as each class, of confusion.csv; of many classes the worst ten.
 
-    Of several labels: for each label its recall and its specificity.
+    Of several labels: for each label its recall and its specificity; a label that no row has is without a recall.
     """
     if table["label"].astype(bool).any():
         return _found_labels(table)
@@ -217,11 +218,10 @@ def _found_labels(table: pd.DataFrame) -> Chart:
             "predicted": right["actual"].map({"yes": RECALL, "no": SPECIFICITY}),
             "share": right["count"] / totals.clip(min=1),
         }
-    )  # fmt: skip
+    ).loc[totals > 0]  # fmt: skip
     labels = list(dict.fromkeys(shown["actual"]))
     if len(labels) > MOST_CLASSES:
-        there = (shown["predicted"] == RECALL) & (totals > 0)
-        found = shown[there].groupby("actual", sort=False)["share"].mean()
+        found = shown[shown["predicted"] == RECALL].groupby("actual", sort=False)["share"].mean()
         shown = shown[shown["actual"].isin(found.sort_values(kind="stable").index[:WORST])]
     spec = matrix(shown, list(dict.fromkeys(shown["actual"])), [RECALL, SPECIFICITY])
     spec["spec"]["layer"][1].pop("transform")  # which leaves small shares without a number
@@ -242,7 +242,3 @@ def roc(table: pd.DataFrame) -> Chart:
 def class_calibration(table: pd.DataFrame) -> Chart:
     """Return the share that came true at each probability of class-calibration.csv, a panel per class."""
     return chart("class-calibration", table[table["count"] >= FEWEST_IN_BIN].drop(columns=["data", "low", "high"]))
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

@@ -49,7 +49,10 @@ def half_width(value: Mapping[str, Any], digits: int = 4) -> str:
 
 
 def p_value(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}"
+    """A p value; one that is 0 in floating point is below what can be computed."""
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}" if value > 0 else "< 1e-300"
 
 
 def seconds(value: float | None) -> str:

@@ -185,7 +185,7 @@ def reach(design: Design) -> Reach:
     if design.spread is None:
         sentences.append(
             f"{design.name}: the spread between seeds is not known, so neither power nor a smallest detectable "
-            "difference can be computed; tune with at least two seeds, or set tuning.spread in the experiment."
+            "difference can be computed before the runs; tuning with two seeds, or tuning.spread, would tell."
         )
         fits = design.room is None or design.room >= design.margin
         if not fits:

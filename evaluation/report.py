@@ -26,6 +26,7 @@ from evaluation.metrics import (
     metric_names,
     metric_title,
     metric_value,
+    metric_words,
     thresholds_of,
 )
 from evaluation.page import VEGA, render
@@ -163,6 +164,7 @@ def report_page(
         by_class=by_class,
         explanations=explanations,
         title=metric_title,
+        words_of=metric_words,
         higher=higher_is_better,
         rule=RULE,
         margin=experiment["equivalence_margin"],

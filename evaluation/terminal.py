@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +15,7 @@ from evaluation.verdicts import EQUIVALENT, INCONCLUSIVE, REFUTED, SUPPORTED
 
 # The report has the others.
 MOST_METRICS = 4
+LEAST_NAME = 12  # letters of a variant's name before it is broken
 STYLES = {SUPPORTED: "bold green", REFUTED: "bold red", EQUIVALENT: "bold blue", INCONCLUSIVE: "bold yellow"}
 
 
@@ -36,12 +38,14 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
     split = metrics["evaluated_on"]
     variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
     names = metric_names(next(iter(variants.values()))["task"])[:MOST_METRICS]
-    table = Table(title=f"{data}, {split} split: mean and 95 % interval over seeds", title_justify="left")
-    table.add_column("variant")
-    for name in names:
-        table.add_column(metric_title(name) + ("" if higher_is_better(name) else " ↓"), justify="right")
-    table.add_column("seeds", justify="right")
-    table.add_column("parameters", justify="right")
+    title = f"{data}, {split} split: mean and 95 % interval over seeds"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("variant", overflow="fold", min_width=min(LEAST_NAME, max(map(len, variants))))
+    titles = [metric_title(name) + ("" if higher_is_better(name) else " ↓") for name in names]
+    for heading in (*titles, "seeds", "parameters"):
+        # A heading is broken between words, and figures are whole at any width.
+        least = max(len("± 0.0000"), *map(len, heading.split()))
+        table.add_column(heading, justify="right", min_width=min(least, len(heading)))
     champion, _ = champion_of(data, metrics)
     for name, variant in variants.items():
         label = Text(name)
@@ -54,7 +58,7 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
     for key, baseline in metrics["baselines"].get(data, {}).items():
         cells = [number(baseline[split][one]) for one in names]
         table.add_row(
-            Text(baseline["name"] + (" ★" if key == champion else "")),
+            Text(f"{key} (baseline)" + (" ★" if key == champion else "")),
             *cells,
             "–",
             f"{baseline['parameters']:,}",
@@ -67,10 +71,10 @@ def verdict_text(verdict: Mapping[str, Any]) -> Text:
     """Return one verdict: the word, the claim, and its numbers."""
     text = Text("\n")
     text.append(verdict["verdict"], style=STYLES[verdict["verdict"]])
-    text.append(f"  {verdict['claim']}\n  {verdict['sentence']}")
+    text.append(f"  {verdict['claim']}\n{verdict['sentence']}")
     if verdict["over_seeds"] is not None:
         text.append(
-            f"\n  difference {signed(verdict['over_seeds']['mean'])}, over seeds "
+            f"\ndifference {signed(verdict['over_seeds']['mean'])}, over seeds "
             f"{interval(verdict['over_seeds'], sign=True)}, over seeds and items "
             f"{interval(verdict['over_seeds_and_items'], sign=True)}, corrected p of a difference "
             f"{p_value(verdict['holm_p'])}, of equivalence {p_value(verdict['holm_equivalence_p'])}",

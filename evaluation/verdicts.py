@@ -6,6 +6,7 @@ from typing import Any
 
 import kinds
 from evaluation.bootstrap import TwoWay
+from evaluation.metrics import metric_words
 from evaluation.power import seeds_needed
 from evaluation.seeds import least_seeds
 from evaluation.statistics import (
@@ -269,7 +270,7 @@ def sentence(
 ) -> str:
     """Return the verdict in words."""
     treatment, control = comparison.treatment, comparison.control
-    size = f"{abs(found.mean):.4f} in {comparison.metric.replace('_', ' ')} over {found.n} seed"
+    size = f"{abs(found.mean):.4f} in {metric_words(comparison.metric)} over {found.n} seed"
     size += "s" if found.n > 1 else ""
     if verdict == SUPPORTED:
         text = f"{treatment} is better than {control} by {size}."

@@ -54,7 +54,10 @@ def train(
     prepared = preprocess(plan=chosen.to_json())
     each = f"{len(chosen.seeds)} {'seed' if len(chosen.seeds) == 1 else 'seeds'}"
     workers = chosen.environment.workers
-    say(f"{chosen.name}: {', '.join(chosen.variants)} on {each}, {workers} runs at a time", summary=True)
+    names = ", ".join(chosen.variants)
+    if chosen.trials:
+        names = f"{len(chosen.variants)} trials of {', '.join(chosen.trials)}"
+    say(f"{chosen.name}: {names} on {each}, {workers} {'run' if workers == 1 else 'runs'} at a time", summary=True)
     directories: list[str] = []
     with kept_processes(), tracking_in_background():
         for jobs in rounds(chosen, prepared):

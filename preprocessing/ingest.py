@@ -119,9 +119,7 @@ def describe_difference(known: DataSetEntry, entry: DataSetEntry, present: RawDa
 def data_card(name: str, data_directory: Path = DATA_DIRECTORY, manifest_path: Path = MANIFEST_PATH) -> str:
     """Return a data set's card in markdown: source, licence, rows per class and split, groups, and the leak check."""
     data = open_data_set(name, data_directory, manifest_path)
-    entry, labels, split, groups = data.entry, data.labels, data.split, data.groups()
-    member = labels[:, None] == np.arange(len(entry.classes)) if entry.task == "single-label" else labels == 1
-    counts = np.stack([member[split == number].sum(axis=0) for number in range(len(SPLITS))], axis=1)
+    entry, groups, counts = data.entry, data.groups(), class_counts(data)
     classes = [[label, *row] for label, row in zip(entry.classes, counts, strict=True)]
     pairs = list(next(iter(entry.leaks.values()), {}))
     lines = [
@@ -143,6 +141,21 @@ def data_card(name: str, data_directory: Path = DATA_DIRECTORY, manifest_path: P
         *table(["compared", *pairs], [[how, *counts.values()] for how, counts in entry.leaks.items()]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def class_counts(data: RawDataSet) -> np.ndarray:
+    """Return how many rows of each split have each class, int [K, 3]."""
+    labels, several = data.labels, data.entry.task == "multi-label"
+    member = labels == 1 if several else labels[:, None] == np.arange(len(data.entry.classes))
+    return np.stack([member[data.split == number].sum(axis=0) for number in range(len(SPLITS))], axis=1)
+
+
+def absent_classes(name: str, data_directory: Path = DATA_DIRECTORY, manifest_path: Path = MANIFEST_PATH) -> list[str]:
+    """Return a line per split in which some classes have no row, with their names."""
+    data = open_data_set(name, data_directory, manifest_path)
+    counts, classes = class_counts(data), np.array(data.entry.classes)
+    absent = [(one, classes[counts[:, number] == 0]) for number, one in enumerate(SPLITS)]
+    return [f"no {one} row has the label {', '.join(names)}" for one, names in absent if len(names)]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence]) -> list[str]:

@@ -220,6 +220,11 @@ class Table:
     def lines(self) -> list[str]:
         """Say what was found, a line per part."""
         shown = self.columns
+        if self.path.is_dir():
+            split = shown.split and "the name of the top folder"
+            shown = replace(
+                shown, content="each file", labels=("the name of its folder",), split=split, id="the file's path"
+            )
         if self.given_splits:
             shown = replace(shown, split=f"of {self.split_file}")
         if self.given_groups:
@@ -380,6 +385,8 @@ def add_table(
     about = About(classes, source or f"{table.path.name}, added by its user", licence, table.columns.task,
                   dropped=dict(scan.left_out))  # fmt: skip
     check_about(about, name)
+    for line in _repetitions(scan, kept, table.columns):
+        say(line)
     numbers, split = np.frombuffer(scan.number, np.int64)[kept], split[kept]
     del scan  # its digests are of no more use
     rows = _kept_rows(table, {label: place for place, label in enumerate(classes)}, numbers, split)
@@ -463,6 +470,23 @@ def _without_later_copies(scan: _Scan, split: np.ndarray) -> np.ndarray:
     latest = np.zeros(of_row.max(initial=-1) + 1, np.uint8)
     np.maximum.at(latest, of_row, split)
     return split == latest[of_row]
+
+
+def _repetitions(scan: _Scan, kept: np.ndarray, columns: Columns) -> list[str]:
+    """Say how many kept rows repeat another one of their split, and how many contents have several labels."""
+    content = np.frombuffer(scan.key, "V16")[kept]
+    _, of_row = np.unique(content, return_inverse=True)
+    different = of_row.max(initial=-1) + 1
+    if different == len(content):
+        return []
+    what = columns.kind
+    lines = [f"repeated: {_rows(len(content) - different)} with the {what} of another row, kept in the same split"]
+    if columns.task == "single-label":
+        labels = np.frombuffer(scan.label, np.dtype("l"))[kept].astype(np.int64)
+        pairs = np.unique(of_row * (labels.max() + 1) + labels) // (labels.max() + 1)
+        if several := int((np.bincount(pairs) > 1).sum()):
+            lines.append(f"warning: {several:,} {what}{'s' if several > 1 else ''} with two or more different labels")
+    return lines
 
 
 def _kept_rows(

@@ -32,7 +32,10 @@ def read_table(path: Path) -> Iterator[tuple[str, Row]]:
         raise InputError(f"{path} is missing: give a file ({', '.join(SUFFIXES)}) or a folder with a folder per class")
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise InputError(f"{path} has the suffix '{suffix}': give one of {', '.join(SUFFIXES)}, or a folder")
+        raise InputError(
+            f"{path} has the suffix '{suffix}': give one of {', '.join(SUFFIXES)}, or a folder; "
+            "another format needs a short script (docs/own-data.md, 'From Python')"
+        )
     if suffix == ".parquet":
         return _parquet(path)
     return _text_lines(path, _json_lines if "json" in suffix or "nd" in suffix else _delimited)

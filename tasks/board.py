@@ -130,7 +130,10 @@ class Board:
         """Return the table of the runs that train."""
         table = Table(box=None, padding=(0, 2, 0, 0))
         for title in TITLES:
-            table.add_column(title, justify="left" if title == "variant" else "right", no_wrap=True)
+            # A long name is broken over lines; figures are whole at any width.
+            name = title == "variant"
+            table.add_column(title, justify="left" if name else "right", no_wrap=not name, overflow="fold",
+                             min_width=None if name else len(title))  # fmt: skip
         for row in self.rows.values():
             table.add_row(*row.cells())
         return table

@@ -30,7 +30,7 @@ from storage.run_folder import RunFolder
 from tasks.links import links
 from tasks.preprocess import preprocess
 from tasks.progress import say
-from tasks.provenance import commit
+from tasks.provenance import described
 from tasks.step import step
 from tracking.journal import Tracker
 
@@ -76,7 +76,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         baselines,
         destination,
         command=shlex.join(["reread", "run", "--experiment", experiment, *overridden(chosen.overrides)]),
-        environment={**chosen.machine, "threads per run": jobs[0]["training"]["threads"], **commit()},
+        environment=described(chosen.machine, jobs[0]["training"]["threads"]),
         repeated=repeated,
         reads=reads,
         plan=chosen.key,

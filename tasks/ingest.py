@@ -13,6 +13,7 @@ from preprocessing.ingest import ingest as ingest_source
 from preprocessing.manifest import Manifest
 from preprocessing.sources import SOURCES, embedded
 from storage.errors import InputError, command, refuse_unknown
+from storage.prepared import SPLITS
 from tasks.dvc_cache import how_to_mend
 from tasks.progress import say
 from tasks.step import publish_results, step
@@ -26,7 +27,7 @@ def ingest(data: str, accept_new_version: bool = False, mirror: str | None = Non
         entry = ingest_source(data, accept_new_version=accept_new_version, mirror=folder, progress=say)
     except InputError as error:
         raise InputError(f"{error}{how_to_mend(data)}") from None
-    rows = ", ".join(f"{count} {split}" for split, count in entry.splits.items())
+    rows = ", ".join(f"{count} {split}" for split in SPLITS for count in [entry.splits[split]])
     say(f"{data}: {rows} rows, {len(entry.classes)} classes, version {entry.version[:12]}")
     return entry.version
 

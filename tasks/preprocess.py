@@ -12,6 +12,7 @@ from planning.plan import make_plan
 from preprocessing.prepare import prepare, summary
 from preprocessing.workers import Workers, use_workers
 from storage.errors import command, refuse_unknown
+from storage.prepared import SPLITS
 from tasks.progress import say
 from tasks.step import publish_results, step
 
@@ -23,7 +24,7 @@ def preprocess(preparation: Mapping[str, Any], fresh: bool = False) -> str:
     with use_workers(Workers(**preparation["workers"])):
         directory = prepare(preparation["data"], preparation["settings"], prepared_root=root, fresh=fresh)
     about = summary(directory)
-    rows = ", ".join(f"{stop - start} {split}" for split, (start, stop) in about["splits"].items())
+    rows = ", ".join(f"{stop - start} {split}" for split in SPLITS for start, stop in [about["splits"][split]])
     say(f"{preparation['data']}: {rows} rows in {directory}")
     return str(directory)
 

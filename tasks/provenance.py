@@ -1,6 +1,7 @@
 """The provenance of a run as MLflow's tags: commit, versions of the data, Prefect's run, machine."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ def commit() -> dict[str, Any]:
     """The git commit of the source and whether files differ from it; ``none`` outside a checkout."""
     head, dirty = checkout() or ("none", False)
     return {"commit": head, "dirty": dirty}
+
+
+def described(machine: Mapping[str, Any], threads: int) -> dict[str, Any]:
+    """What the report says of how it was run; what a machine has not, such as CUDA, is left out."""
+    about = {name: value for name, value in machine.items() if value is not None}
+    if "cuda" not in about:
+        about["device"] = f"CPU, {about['device']}"
+    head = commit()
+    return {**about, "threads per run": threads, "commit": head["commit"], "uncommitted changes": head["dirty"]}
 
 
 def provenance(job: dict[str, Any]) -> dict[str, Any]:
