@@ -36,7 +36,7 @@ def command(
     ],
     seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Seeds of each network.")] = 6,
     epochs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="At most so many epochs; default: params.yaml's.")
+        int | None, typer.Option(min=2, metavar="N", help="At most so many epochs; default: params.yaml's.")
     ] = None,
     variants: Annotated[
         list[str] | None, typer.Option("--variant", "-v", metavar="NAME", help="Only this network; repeatable.")
@@ -62,7 +62,7 @@ def command(
     first = experiment_of(name, entry, seeds, epochs, variants or ())
     print(f"{name}: {entry.kind}, {entry.task}, {len(entry.classes)} classes, {entry.rows:,} rows")
     if seeds < FEWEST_SEEDS:
-        print(f"warning: {seeds} seeds decide nothing: {FEWEST_SEEDS} are needed")
+        print(f"warning: fewer than {FEWEST_SEEDS} seeds decide nothing")
     runs = len(first["variants"]) * seeds
     before = {path: path.read_text(encoding="utf-8") if path.is_file() else None
               for path in map(path_of, (name, tuning_name(name)))}  # fmt: skip

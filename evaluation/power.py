@@ -293,7 +293,11 @@ def seeds_needed(
     from_items = float(stats.norm.ppf(1 - level)) * item_deviation
     if from_items >= distance:
         more = (from_items / distance) ** 2 if distance > EQUAL else math.inf
-        remedy = f"{more:.1f} times the test items could" if more < 100 else "the mean is too near to the margin"
+        remedy = (
+            f"{math.ceil(10 * more) / 10:.1f} times the test items could"
+            if more < 100
+            else "the mean is too near to the margin"
+        )
         return None, (
             f"The choice of test items alone gives ±{from_items:.4f}, more than the {distance:.4f} to be resolved: "
             f"more seeds cannot settle it, {remedy}."

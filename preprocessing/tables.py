@@ -34,7 +34,7 @@ def read_table(path: Path) -> Iterator[tuple[str, Row]]:
     if suffix not in SUFFIXES:
         raise InputError(
             f"{path} has the suffix '{suffix}': give one of {', '.join(SUFFIXES)}, or a folder; "
-            "another format needs a short script (docs/own-data.md, 'From Python')"
+            "another format needs a short script (docs/own-data.md, 'Another format')"
         )
     if suffix == ".parquet":
         return _parquet(path)

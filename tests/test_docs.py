@@ -71,6 +71,22 @@ def test_each_example_of_an_extension_exists():
     assert not [path for path in paths if not (ROOT / path).exists()]
 
 
+def test_the_adapter_of_reuters_gives_the_rows_of_mod_apte():
+    adapter = load("reuters")
+    kept = {"TOPICS": "YES", "LEWISSPLIT": "TRAIN"}
+
+    def article(topics, number, **attributes):
+        given = " ".join(f'{name}="{value}"' for name, value in {**kept, **attributes, "NEWID": number}.items())
+        marks = "".join(f"<D>{one}</D>" for one in topics)
+        return f"<REUTERS {given}>\n<TOPICS>{marks}</TOPICS>\n<TITLE>A &lt;B></TITLE><BODY>Text.\x03</BODY></REUTERS>\n"
+
+    text = article(["oil", "tin"], 1) + article(["oil"], 2, LEWISSPLIT="TEST") + article([], 3)
+    text += article(["oil"], 4, TOPICS="NO") + article(["oil"], 5, LEWISSPLIT="NOT-USED")
+    first, second = adapter.with_shared_topics(adapter.articles(text))
+    assert first == {"id": "1", "text": "A <B>\n\nText.", "topics": ["oil"], "split": "train"}
+    assert (second["id"], second["split"]) == ("2", "test")
+
+
 def test_each_target_of_make_exists():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     shown = {words[0] for words in commands_of("make")}

@@ -147,6 +147,21 @@ def test_confusions_of_ninety_classes_are_those_of_the_worst_ten():
     assert worst == {"89": 0.11, "all others": 0.89}
 
 
+def test_a_label_that_no_row_has_is_drawn_without_a_recall():
+    counts = {"here": {"yes": (3, 1), "no": (0, 4)}, "absent": {"no": (6, 2)}}  # found, not found
+    rows = [
+        {"data": "d", "variant": "v", "label": label, "actual": actual, "predicted": predicted, "count": count}
+        for label, actuals in counts.items()
+        for actual in ("no", "yes")
+        for predicted, count in zip(
+            (actual, "yes" if actual == "no" else "no"), actuals.get(actual, (0, 0)), strict=True
+        )
+    ]
+    values = charts.confusion(pd.DataFrame(rows))["data"]["values"]
+    shares = {(row["actual"], row["predicted"]): row["share"] for row in values}
+    assert shares == {("here", "specificity"): 0, ("here", "recall"): 0.75, ("absent", "specificity"): 0.75}
+
+
 def test_the_report_has_a_section_of_classes(tools, tmp_path):
     groups = np.arange(124) // 2
     data = tools["write_image_data"](

@@ -46,7 +46,8 @@ def report(tools, tmp_path, text_data):
         "equivalence_margin": 0.02, "evaluate_on": "test",
     }  # fmt: skip
     links = Links({"Runs in MLflow": "http://127.0.0.1:5000/#/experiments/1"}, {"han-0": "http://127.0.0.1:5000/#/run"})
-    evaluate_experiment(experiment, records, {}, tmp_path / "report", "reread run --experiment trial", links=links)
+    command, environment = "reread run --experiment trial", {"device": "CPU", "commit": "0123456789" * 4}
+    evaluate_experiment(experiment, records, {}, tmp_path / "report", command, environment, links=links)
     return tmp_path / "report"
 
 

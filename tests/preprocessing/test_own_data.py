@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from preprocessing.ingest import absent_classes
 from preprocessing.manifest import Manifest, open_data_set
 from preprocessing.own_data import add_table, open_table
 from preprocessing.raw import About, add_data_set
@@ -73,6 +74,20 @@ def test_a_guess_can_be_taken_back_and_other_columns_are_named():
     assert (found.group, found.id, set(found.unused)) == (None, None, {"key", "film", "price"})
     with pytest.raises(InputError, match="'none'"):
         open_table(path, content="none")
+
+
+def test_repeated_texts_and_labels_that_a_split_lacks_are_named():
+    rows = [*reviews(40), *({**row, "key": f"again {row['key']}"} for row in reviews(4))]
+    rows[-1]["stars"] = "food"
+    _, lines = add(write(rows))
+    assert [line.split(":")[0] for line in lines] == ["repeated", "warning"]
+    assert "4 rows" in lines[0] and "1 text " in lines[1]
+    assert absent_classes("mine") == []
+    splits = {"train": ["food", "tech"], "validation": ["food", "tech"], "test": ["food"]}
+    labelled = ((split, label) for split, labels in splits.items() for label in labels)
+    add(write({"body": f"{label} {split}", "stars": label, "split": split} for split, label in labelled))
+    (line,) = absent_classes("mine")
+    assert "test" in line and "tech" in line
 
 
 @pytest.mark.parametrize("name", ["reviews.tsv", "reviews.jsonl", "reviews.parquet"])

@@ -1,6 +1,7 @@
 """The board of the runs that train: what a terminal and a log show, and how long the whole takes."""
 
 import contextlib
+import io
 import os
 import pty
 import subprocess
@@ -8,10 +9,11 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
 from storage.source import ROOT
 from tasks import board
-from tasks.board import Board, duration
+from tasks.board import TITLES, Board, duration
 
 
 def job(variant: str, seed: int) -> dict:
@@ -63,6 +65,16 @@ def test_a_row_has_the_figures_of_its_run():
     row.epoch, row.loss, row.validation, row.samples_per_second, row.seconds_left = 4, 0.5, 0.875, 1234.0, 75.0
     assert row.cells() == ["han", "3", "4/10", "0.5000", "0.8750", "1,234", "1 min 15 s"]
     assert len(row.cells()) == len(whole.table().columns)
+
+
+def test_a_long_name_leaves_the_figures_whole_at_80_columns():
+    whole = Board()
+    row = whole.begin(job("word-average/learning_rate=0.003,embedding_dim=128", 100))
+    row.loss, row.validation, row.samples_per_second, row.seconds_left = 0.5, 0.875, 12345.0, 4000.0
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(whole.table())
+    shown = console.export_text()
+    assert "…" not in shown and {"0.5000", "0.8750", "12,345", *TITLES[:5]} <= set(shown.split())
 
 
 def test_durations():
