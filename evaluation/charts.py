@@ -131,7 +131,8 @@ def scores(rows: Sequence[Mapping[str, Any]], title: str) -> Chart:
 
 def differences(table: pd.DataFrame) -> Chart:
     """Return each comparison's differences by seed, their mean with both intervals, and the margin."""
-    table = table.assign(pair=table["treatment"] + "|− " + table["control"] + "|" + table["metric"].map(metric_words))
+    metric = table["metric"].map(metric_words).str.replace(" at ", "|at ")  # "|" breaks the line
+    table = table.assign(pair=table["treatment"] + "|− " + table["control"] + "|" + metric)
     seeds = table[["comparison", "pair", "treatment", "control", "metric", "seed", "difference"]].assign(part="seed")
     seeds = pd.DataFrame(spread(seeds.to_dict("records"), "comparison"))
     first = table.drop_duplicates("comparison")
@@ -142,7 +143,7 @@ def differences(table: pd.DataFrame) -> Chart:
     spec = chart("differences", pd.concat([means, seeds], ignore_index=True))
     confidence, methods = f"{100 * table['confidence'].iloc[0]:g} %", " or ".join(dict.fromkeys(table["method"]))
     spec["title"] |= {
-        "text": f"blue: {confidence} over seeds ({methods}), orange: {confidence} over seeds and items",
+        "text": [f"blue: {confidence} over seeds ({methods})", f"orange: {confidence} over seeds and items"],
         "subtitle": "grey: each seed, band: equivalence margin",
     }
     return spec
