@@ -146,7 +146,7 @@ class Sender:
         run_id = self.record(run_directory, evaluation_directory, job)
         version = log_model(self.tracking, run_id, Path(run_directory), Path(evaluation_directory))
         if champion:
-            set_champion(self.tracking, job["data"], version)
+            set_champion(self.tracking, job["data"], version, job["experiment"])
 
     def baseline(self, experiment: str, name: str, directory: str, prepared: str, champion: bool) -> None:
         """Register a fitted baseline, as the champion of its data where it is that."""
@@ -157,7 +157,7 @@ class Sender:
         fitted = Baseline(**values, probabilities={}, directory=Path(directory))
         version = log_baseline(self.tracking, experiment, name, fitted, data)
         if champion:
-            set_champion(self.tracking, data.description["name"], version)
+            set_champion(self.tracking, data.description["name"], version, experiment)
 
 
 class Outages:

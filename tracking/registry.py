@@ -166,15 +166,19 @@ def _register(
         f"{', '.join(description['classes'])}. A request is the input example of a version; its schema is the "
         f"version's signature. The alias `{CHAMPION}` is the best on validation.",
     )
-    experiment = client.get_experiment(run.info.experiment_id).name
-    for key, value in {**tags, "experiment": experiment}.items():
+    claim = {**tags, "experiment": client.get_experiment(run.info.experiment_id).name}
+    if found and _outranks(tracking, found[0].tags, claim, ties=True):
+        # Two experiments share the run: the version stays that of the one with more evidence.
+        claim = {"variant": claim["variant"]}
+    for key, value in claim.items():
         client.set_model_version_tag(name, version, key, value)
     return version
 
 
-def set_champion(tracking: Tracking, data: str, version: str) -> str:
+def set_champion(tracking: Tracking, data: str, version: str, experiment: str | None = None) -> str:
     """Give the alias ``champion`` of a data set's registered model to this version; return the version that has it.
 
+    experiment: the one that chose it; None: the one that the version is of. They differ where two share a run.
     Within one experiment the latest choice wins. Across experiments, the version that was validated on more rows wins,
     then the one with more seeds (up to ENOUGH_SEEDS), then the one with the higher score. A trial on a subset or of one
     seed therefore cannot replace the champion. A champion whose experiment was deleted is replaced by any other.
@@ -185,8 +189,8 @@ def set_champion(tracking: Tracking, data: str, version: str) -> str:
         aliases = client.get_registered_model(name).aliases
         if CHAMPION in aliases:
             champion = client.get_model_version(name, aliases[CHAMPION]).tags
-            other = champion.get("experiment")
-            if other != challenger["experiment"] and _exists(tracking, other) and _merit(challenger) < _merit(champion):
+            claim = {**challenger, "experiment": experiment or challenger["experiment"]}
+            if _outranks(tracking, champion, claim):
                 return str(aliases[CHAMPION])
         client.set_registered_model_alias(name, CHAMPION, version)
     return str(version)
@@ -323,6 +327,17 @@ def _merit(tags: Mapping[str, str]) -> tuple[int, int, float]:
     """Return validation rows, seeds and score; a version without these tags comes after all others."""
     seeds = min(int(tags.get("validation.seeds", 1)), ENOUGH_SEEDS)
     return int(tags.get("validation.rows", 0)), seeds, float(tags.get("validation.score", 0.0))
+
+
+def _outranks(tracking: Tracking, holder: Mapping[str, str], claim: Mapping[str, str], ties: bool = False) -> bool:
+    """Return whether the tags of a version hold against a claim: of another experiment, which is there, and better.
+
+    ties: also if both are as good.
+    """
+    other = holder.get("experiment")
+    if other == claim["experiment"] or not _exists(tracking, other):
+        return False
+    return _merit(claim) <= _merit(holder) if ties else _merit(claim) < _merit(holder)
 
 
 def _exists(tracking: Tracking, experiment: str | None) -> bool:

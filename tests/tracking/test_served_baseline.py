@@ -127,6 +127,25 @@ def test_a_better_network_takes_the_title_and_a_changed_baseline_is_refused(fold
         load_model(data, version=version)
 
 
+def test_an_experiment_that_shares_a_baseline_does_not_make_it_its_own(folder, monkeypatch):
+    """Else a network of one seed would take the title from it, as of the same experiment."""
+    prepared = open_prepared(prepared_text(folder))
+    monkeypatch.setitem(prepared.description, "name", "snippets")
+    baseline, tracking = fitted(folder, "tf-idf", prepared), open_tracking()
+    version = log_baseline(tracking, "first", "tf-idf", baseline, prepared)
+    assert set_champion(tracking, "snippets", version, "first") == version
+    score = baseline.metrics["validation"]["accuracy"]
+    _, _, _, network = register(folder, prepared.directory, "han", score, "second")
+    for _ in range(2):  # the second time after the baseline was registered for it
+        assert set_champion(tracking, "snippets", network, "second") == version
+        assert log_baseline(tracking, "second", "tf-idf", baseline, prepared) == version
+    assert tracking.client.get_model_version("reread-snippets", version).tags["experiment"] == "first"
+    # Once its experiment is gone, the version is that of the other.
+    tracking.client.delete_experiment(tracking.experiment("first"))
+    log_baseline(tracking, "second", "tf-idf", baseline, prepared)
+    assert tracking.client.get_model_version("reread-snippets", version).tags["experiment"] == "second"
+
+
 def test_a_damaged_baseline_is_not_registered(folder):
     prepared = open_prepared(prepared_text(folder))
     baseline = fitted(folder, "nb-svm", prepared)
