@@ -247,6 +247,9 @@ def choices() -> Table:
 
     Tunings, which choose settings and read no test split, are left out, and experiments on the preparation of data.
     """
+    sys.path.insert(0, str(ROOT))
+    from evaluation.metrics import metric_words
+
     rows = []
     for path in sorted((ROOT / "results").glob("*/verdicts.json")):
         metrics, verdicts = read_json(f"results/{path.parent.name}/metrics.json"), read_json(str(path))["verdicts"]
@@ -268,7 +271,7 @@ def choices() -> Table:
             found = mine[best]["test"][score] if best in mine else {"mean": baselines[best]["test"][score]}
             shown = interval(found, 4, sign=False) if "low" in found else f"{found['mean']:.4f}"
             rows.append(
-                [f"`{data}` ({plan['data'][data]['kind']})", f"`{best}`", f"{score.replace('_', ' ')} {shown}"]
+                [f"`{data}` ({plan['data'][data]['kind']})", f"`{best}`", f"{metric_words(score)} {shown}"]
                 + [listed(names) for names in (equal, losers, set(means) - losers - equal - {best})]
             )
     return ["data", "best on validation", "its test score", "equivalent", "shown worse", "not decided"], rows
