@@ -1,8 +1,8 @@
 """The HTTP interface of one registered model: predictions in batches, health, a page to type into, OpenAPI.
 
-    GET  /               a page that sends what is typed to /predict
+    GET  /               a page that sends what is typed, or an image, to /predict
     POST /predict        {"rows": [TEXT, ...], "attention": false} -> {"model": ..., "predictions": [...]}
-    GET  /model          name, version, variant, classes and card
+    GET  /model          name, version, variant, classes, size of images, and card
     GET  /health         200 while the model answers
     GET  /openapi.json   the description of all this
 
@@ -60,6 +60,7 @@ class About(Model):
     kind: str
     task: str
     classes: list[str]
+    image: Annotated[list[int] | None, Field(description="height, width and channels of an image that it reads")]
     card: str
 
 
@@ -135,7 +136,7 @@ def make_app(model: LoadedModel, started: Callable[[], None] = lambda: None) -> 
         description = model.description
         return About(
             **about.model_dump(), kind=model.kind, task=description["task"], classes=description["classes"],
-            card=model.card,
+            image=description["arrays"]["images"]["shape"][1:] if model.kind == "image" else None, card=model.card,
         )  # fmt: skip
 
     @app.post("/predict", responses=refusals)

@@ -66,18 +66,23 @@ def test_a_baseline_answers_raw_rows_where_the_project_is_not(folder, name, data
     assert model.card == (files / "model_card.md").read_text()
 
     # The same over HTTP.
-    answer, refused = post(make_app(model), [{"rows": given.tolist() if name == "linear" else given}, {"rows": [None]}])
+    answer, refused, about = answers_of(
+        make_app(model), [{"rows": given.tolist() if name == "linear" else given}, {"rows": [None]}]
+    )
     assert answer.json()["predictions"] == here and answer.json()["model"]["variant"] == name
     assert refused.status_code == 400
+    # The page asks for an image of this size, or else for a text.
+    assert about.json()["image"] == (list(given.shape[1:]) if name == "linear" else None)
 
 
-def post(app, bodies: list) -> list:
-    """The answers of an application, which runs in this process, to some requests."""
+def answers_of(app, bodies: list) -> list:
+    """The answers of an application, which runs in this process, to some requests and to GET /model."""
 
     async def send():
         transport = httpx.ASGITransport(app)
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as client:
-            return [await client.post("http://test/predict", json=body) for body in bodies]
+            answers = [await client.post("http://test/predict", json=body) for body in bodies]
+            return [*answers, await client.get("http://test/model")]
 
     return asyncio.run(send())
 
