@@ -9,6 +9,7 @@ Prints one JSON object a kill: where it was, the exit code of the process that w
 whether it ended with the bytes of a run that was left alone. Processes are forked, since torch takes seconds to import.
 """
 
+import importlib
 import json
 import os
 import random
@@ -101,7 +102,8 @@ def main() -> None:
         train()
         errors.with_suffix(".operations").write_text("\n".join(operations.seen))
 
-    # What each process would spend seconds on: torch imports more of itself, and the network's source is read.
+    # What each process would spend seconds on: torch's optimisers import its compiler, and the network's source is read.
+    importlib.import_module("torch._dynamo")
     configure(job.training)
     models.network_source(job.model, job.network)
     start = time.monotonic()
