@@ -5,7 +5,6 @@ these run by their digests and nothing else, so that a value that slipped throug
 """
 
 import base64
-import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,8 @@ from typing import Any
 
 import jinja2
 import markupsafe
+
+from evaluation import vega
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 # Vega, Vega-Lite and vega-embed, from the package vl-convert.
@@ -93,15 +94,12 @@ def embedded(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(Path(path).read_bytes()).decode()
 
 
-@functools.cache
 def script(name: str) -> str:
     """Return the text of a script: VEGA, which defines ``vegaEmbed``, or a file of evaluation/templates."""
     if name != VEGA:
         return (TEMPLATES / name).read_text(encoding="utf-8")
-    import vl_convert
-
     # A script element ends at the first such tag, also inside a string.
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+    return vega.script().replace("</script", "<\\/script")
 
 
 def allowed(scripts: Sequence[str]) -> str:
