@@ -5,11 +5,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from evaluation import vega
 from storage.locks import file_lock
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,8 +44,24 @@ from tracking.runs import open_tracking
 open_tracking()
 asyncio.run(provide_database_interface().create_db())
 """
+# `reread run --experiment tiny`, whose files change as soon as a run is trained.
+RUN_AND_EDIT = """
+from pathlib import Path
+from commands.app import main
+from tasks.train import train
+
+before = train.fn
+
+def edit(job, fresh, wait):
+    Path("params.yaml").write_text("training: {learning_rate: 7}")
+    Path("experiments/tiny.yaml").unlink(missing_ok=True)
+    return before(job, fresh, wait)
+
+train.fn = edit
+main(["run", "--experiment", "tiny"])
+"""
 # Tests with these fixtures start commands, for seconds to minutes each.
-OF_MINUTES = {"finished", "project", "make_project"}
+OF_MINUTES = {"finished", "copy_of_finished", "project", "make_project"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -153,10 +170,13 @@ def template(tmp_path_factory: pytest.TempPathFactory, empty_databases: Path) ->
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, destination)
         shutil.copytree(ROOT / "data", directory / "data")
-        # A network passes its checks once per session: they take seconds.
+        # A network passes its checks once per session, and Vega is bundled once: they take seconds.
         passed = make_once(tmp_path_factory, "checked-networks", lambda _: None)
         (directory / ".cache").mkdir()
         (directory / ".cache/checked-networks").symlink_to(passed)
+        vega.script()
+        for bundle in vega.CACHE.glob("vega-*.js"):
+            (directory / ".cache" / bundle.name).symlink_to(bundle)
         project = Project(directory, clean_environment())
         project.git("init", "--quiet", "--initial-branch=main")
         project.git("add", ".")
@@ -168,16 +188,37 @@ def template(tmp_path_factory: pytest.TempPathFactory, empty_databases: Path) ->
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, template: Path) -> Project:
-    """A copy of the project that has run the tiny experiment on seed 0. Tests read it; one that writes copies it."""
+    """A copy of the project that has run the tiny experiment on seed 0. Tests read it; one that writes copies it.
+
+    params.yaml and the experiment were changed while it ran, and restored afterwards: tests/planning/test_plan.py.
+    """
 
     def build(directory: Path) -> None:
         shutil.copytree(template, directory, symlinks=True, dirs_exist_ok=True)
         project = Project(directory, clean_environment())
         project.edit("experiments/tiny.yaml", "seeds: [0, 1]", "seeds: [0]")
-        project.run("python", "-m", "commands", "run", "--experiment", "tiny")
+        edited = [directory / "params.yaml", directory / "experiments/tiny.yaml"]
+        texts = [path.read_text(encoding="utf-8") for path in edited]
+        project.run("python", "-c", RUN_AND_EDIT)
+        assert "learning_rate: 7" in edited[0].read_text(encoding="utf-8") and not edited[1].exists()
+        for path, text in zip(edited, texts, strict=True):
+            path.write_text(text, encoding="utf-8")
 
     # Paths in MLflow's database are absolute: it stays where it was made.
     return Project(make_once(tmp_path_factory, "finished", build), clean_environment())
+
+
+@pytest.fixture
+def copy_of_finished(finished: Project, empty_databases: Path, tmp_path: Path) -> Project:
+    """A copy of ``finished`` whose MLflow and Prefect have no runs."""
+    directory = tmp_path / "project"
+    # Another test may be reading what is left out.
+    left_out = shutil.ignore_patterns("mlflow.db*", "mlartifacts", ".prefect", ".locks", "__pycache__")
+    shutil.copytree(finished.directory, directory, symlinks=True, ignore=left_out)
+    shutil.copytree(empty_databases, directory, dirs_exist_ok=True)
+    for origin in directory.glob("runs/*/origin.json"):
+        origin.unlink()
+    return replace(finished, directory=directory)
 
 
 @pytest.fixture

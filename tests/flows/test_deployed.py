@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -69,18 +68,12 @@ def ask(url: str, body: object | None = None):
 
 
 @pytest.fixture
-def almost_finished(finished, empty_databases, tmp_path) -> Project:
+def almost_finished(copy_of_finished) -> Project:
     """A copy of the project in which one run of the tiny experiment is left to train, and MLflow has none."""
-    directory = tmp_path / "project"
-    # Another test may be reading what is left out.
-    left_out = shutil.ignore_patterns("mlflow.db*", "mlartifacts", ".prefect", ".locks", "__pycache__")
-    shutil.copytree(finished.directory, directory, symlinks=True, ignore=left_out)
+    directory = copy_of_finished.directory
     (run,) = [path.parent for path in directory.glob("runs/*/job.json") if LEFT in path.read_text()]
     shutil.rmtree(run)
-    shutil.copytree(empty_databases, directory, dirs_exist_ok=True)
-    for origin in directory.glob("runs/*/origin.json"):
-        origin.unlink()
-    return replace(finished, directory=directory)
+    return copy_of_finished
 
 
 class Served:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from planning.environment import Environment, read_environment, table, variable
 from planning.plan import Plan, make_plan
@@ -170,37 +169,13 @@ def test_each_variable_is_described():
     assert all(description for _, _, description in rows) and variable("runs") == "REREAD_RUNS"
 
 
-VARIANT = "densenet-swish"
-EDITED = """
-import json, sys
-from pathlib import Path
-import yaml
-from flows import pipeline as module
-from flows.train import train_run
-
-seen = []
-first = train_run.fn
-
-def edits(job, fresh, wait):
-    # The files change while the first run trains.
-    Path("params.yaml").write_text("training: {learning_rate: 7}")
-    Path("experiments/tiny.yaml").unlink(missing_ok=True)
-    seen.append(job["training"]["learning_rate"])
-    return first(job, fresh, wait)
-
-train_run.fn = edits
-report = module.pipeline("tiny", variants=["densenet-swish"], seeds=[0, 1])
-print(json.dumps({"seen": seen, "report": report}))
-"""
-
-
-def test_an_edit_of_the_files_during_a_run_changes_nothing_of_it(project):
-    tiny = yaml.safe_load((project.directory / "experiments/tiny.yaml").read_text())
-    usual = make_plan("tiny", [VARIANT], root=project.directory).variants[VARIANT].training
-    found = project.run("python", "-c", EDITED, REREAD_WORKERS="1").stdout.splitlines()[-1]
-    found = json.loads(found)
-    assert found["seen"] == [usual["learning_rate"]] * 2
-    saved = json.loads((project.directory / found["report"] / "plan.json").read_text())
-    assert saved["variants"][VARIANT]["training"] == usual and saved["title"] == tiny["title"]
-    assert saved["key"] == make_plan("tiny", [VARIANT], [0, 1], root=PROJECT).key
+def test_an_edit_of_the_files_during_a_run_changes_nothing_of_it(finished):
+    """They were changed when the first of its four runs, two at a time, was trained."""
+    plan = make_plan("tiny", root=finished.directory)
+    usual = {name: plan.variants[name].training for name in plan.variants}
+    jobs = [json.loads(path.read_text()) for path in finished.directory.glob("runs/*/job.json")]
+    assert {job["variant"]: job["training"] for job in jobs} == usual and len(jobs) == 4
+    saved = json.loads((finished.directory / "reports/tiny/plan.json").read_text())
+    assert {name: about["training"] for name, about in saved["variants"].items()} == usual
+    assert (saved["title"], saved["key"]) == (plan.title, plan.key)
     assert "environment" not in saved
