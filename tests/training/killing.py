@@ -102,7 +102,7 @@ def main() -> None:
         train()
         errors.with_suffix(".operations").write_text("\n".join(operations.seen))
 
-    # What each process would spend seconds on: torch's optimisers import its compiler, and the network's source is read.
+    # What each process would spend seconds on: optimisers import the compiler of torch, and the source is read.
     importlib.import_module("torch._dynamo")
     configure(job.training)
     models.network_source(job.model, job.network)

@@ -15,14 +15,14 @@ from training.processes import ONE, Processes, with_shared_statistics
 HAN = {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.0}
 
 
-def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_directory):
+def test_two_processes_give_the_losses_and_weights_of_one(write_job, text_directory, train_here):
     """64 rows in batches of at most 7 are batches of 6 and 7: a process has 3 or 4 rows of each."""
     settings = {
         "max_epochs": 3, "batch_size": 7, "ema_decay": 0.9, "max_grad_norm": 0.5, "adversarial_epsilon": 0.5,
         "optimizer": {"name": "sgd", "weight_decay": 0.01},
     }  # fmt: skip
     one, two = (write_job(text_directory, name, network=HAN, training=settings) for name in ("one", "two"))
-    finish(start(one, "-m", "training"))
+    train_here(one)
     events = finish(start(two, *TORCHRUN))
     assert [event["event"] for event in events if event["event"] != "progress"] == [
         "started",

@@ -23,6 +23,7 @@ from storage.prepared import open_prepared
 from storage.source import ROOT
 from tests.training.outcome import outcome
 from training import checkpoint
+from training.__main__ import main
 from training.checkpoint import Checkpoint
 from training.loop import refuse_references
 from training.progress import Progress
@@ -79,6 +80,22 @@ def train_here():
         return run(job, json.loads(path.read_text()), Progress(job, events=False))
 
     yield train_one
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture
+def train_by_command(capsys, monkeypatch):
+    """Call `python -m training` in this process: its exit code, what it printed, and its stderr."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def call(job, *options):
+        with pytest.raises(SystemExit) as ended:
+            main([str(job), *options])
+        return ended.value.code or 0, *capsys.readouterr()
+
+    yield call
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
 
@@ -250,9 +267,9 @@ def test_a_kernel_that_strict_mode_refuses_is_bad_input(train_here, write_job, i
         train_here(job)
 
 
-def test_a_finished_run_returns_at_once_with_its_result(write_job, text_directory):
+def test_a_finished_run_returns_at_once_with_its_result(train_here, write_job, text_directory):
     job = write_job(text_directory, training={"max_epochs": 2})
-    train(job)
+    train_here(job)
 
     def files():
         found = [path for path in directory(job).rglob("*") if path.is_file()]
@@ -348,8 +365,8 @@ def test_a_run_that_cannot_be_written_is_refused_in_one_line(train_here, write_j
         train_here(job)
 
 
-def test_bad_input_is_one_line_and_exit_code_2(write_job, text_directory):
-    code, output, errors = finish(start(write_job(text_directory, model="hann")))
+def test_bad_input_is_one_line_and_exit_code_2(train_by_command, write_job, text_directory):
+    code, output, errors = train_by_command(write_job(text_directory, model="hann"))
     assert code == 2 and output == ""
     assert errors == "error: unknown model 'hann': did you mean 'han'?\n"
 
@@ -387,9 +404,9 @@ def test_the_test_split_is_never_read(train_here, write_job, text_directory, tmp
     assert outcome(clean) == outcome(other)
 
 
-def test_a_terminal_has_a_live_line_and_otherwise_one_line_per_epoch(write_job, text_directory):
+def test_a_terminal_has_a_live_line_and_otherwise_one_line_per_epoch(train_by_command, write_job, text_directory):
     job = write_job(text_directory, "plain", training={"max_epochs": 2})
-    lines = train(job).splitlines()
+    lines = train_by_command(job)[1].splitlines()
     assert len(lines) == 3 and lines[0].startswith("han seed 3  epoch   1  loss ")
     job = write_job(text_directory, "live", training={"max_epochs": 2, "batch_size": 1})
     ours, theirs = pty.openpty()
