@@ -1,5 +1,6 @@
 """What tests share: a copy of the project that a test may run, edit and break, and the means to run a command in it."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -62,6 +63,16 @@ main(["run", "--experiment", "tiny"])
 """
 # Tests with these fixtures start commands, for seconds to minutes each.
 OF_MINUTES = {"finished", "copy_of_finished", "project", "make_project"}
+
+
+# All that is imported stays: with Python's thresholds a tenth of the suite's time went into looking for garbage in it.
+gc.set_threshold(50_000, 20, 100)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what the test files have imported from garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
