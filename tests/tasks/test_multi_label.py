@@ -11,7 +11,7 @@ from preprocessing.raw import About, add_data_set
 from preprocessing.raw_text import Document, TextRows
 
 TOPICS = {"fruit": "apple pear plum", "metal": "iron zinc lead", "weather": "rain snow fog"}
-SMALL = {"embedding_dim": 16, "hidden_size": 8}
+NETWORKS = {"han": {"embedding_dim": 16, "hidden_size": 8}, "word_average": {"embedding_dim": 16}}
 FILLER = [
     "we",
     "saw",
@@ -70,12 +70,12 @@ def test_several_labels_from_rows_to_a_verdict(project):
     (root / "params.yaml").write_text(yaml.safe_dump(parameters))
     experiment = {
         "title": "Topics",
-        "variants": {name: {"model": name, "data": "topics", "network": SMALL} for name in ("han", "gru_flat")},
+        "variants": {name: {"model": name, "data": "topics", "network": small} for name, small in NETWORKS.items()},
         "seeds": [0, 1],
         "parameters": {"training": {"max_epochs": 6, "learning_rate": 0.02}},
         "evaluate_on": "test",
         "comparisons": [
-            {"claim": "c", "source": "s", "treatment": "han", "control": "gru_flat", "metric": "macro_auroc"},
+            {"claim": "c", "source": "s", "treatment": "han", "control": "word_average", "metric": "macro_auroc"},
         ],
     }  # fmt: skip
     (root / "experiments/topics.yaml").write_text(yaml.safe_dump(experiment))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -52,6 +53,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def database(folder, empty_databases) -> None:
+    """MLflow's database without a run, whose tables take a second to make."""
+    shutil.copy2(empty_databases / "mlflow.db", folder)
+
+
 def start(code: str, *arguments: str) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
@@ -67,7 +74,8 @@ def found(tracking, job: dict):
     return run
 
 
-def test_a_server_that_is_killed_stops_no_training_and_gets_everything_once(folder, monkeypatch):
+def test_a_server_that_is_killed_stops_no_training_and_gets_everything_once(folder, monkeypatch, empty_databases):
+    shutil.copy2(empty_databases / "mlflow.db", folder / "server.db")
     port, lines, rows = free_port(), [], history(3)
     prepared = prepared_text(folder)
     jobs = [make_job(folder, prepared, "han", seed) for seed in range(5)]
@@ -172,7 +180,7 @@ def test_a_server_that_is_killed_stops_no_training_and_gets_everything_once(fold
         process.communicate()
 
 
-def test_a_locked_database_and_an_exception_in_the_tracker_stop_no_training(folder, monkeypatch, capfd):
+def test_a_locked_database_and_an_exception_in_the_tracker_stop_no_training(folder, database, monkeypatch, capfd):
     job, lines = make_job(folder, prepared_text(folder), "han"), []
     run = TrackedRun(job, {}, lines.append)
     engine = run.sender.tracking.client._tracking_client.store.engine
@@ -203,7 +211,7 @@ def test_a_locked_database_and_an_exception_in_the_tracker_stop_no_training(fold
     assert "Traceback" not in captured.out + captured.err
 
 
-def test_a_finished_run_that_mlflow_does_not_know_waits_until_it_answers(folder, monkeypatch):
+def test_a_finished_run_that_mlflow_does_not_know_waits_until_it_answers(folder, database, monkeypatch):
     lines = []
     job = make_job(folder, prepared_text(folder), "han", seed=1)
     run = finish_run(job)
@@ -220,7 +228,7 @@ def test_a_finished_run_that_mlflow_does_not_know_waits_until_it_answers(folder,
     assert found(tracking, job).info.status == "FINISHED" and "sent what waited of 1" in lines[1]
 
 
-def test_a_journal_that_cannot_be_sent_is_named_and_keeps_no_other_waiting(folder, monkeypatch):
+def test_a_journal_that_cannot_be_sent_is_named_and_keeps_no_other_waiting(folder, database, monkeypatch):
     jobs = [make_job(folder, prepared_text(folder), "han", seed) for seed in range(2)]
     for job in jobs:
         finish_run(job)

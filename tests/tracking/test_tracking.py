@@ -373,6 +373,7 @@ def test_an_experiment_deleted_in_mlflow(folder):
 
 def test_a_server_instead_of_the_database(folder, monkeypatch):
     """Through MLFLOW_TRACKING_URI everything is the server's, and nothing is made beside us."""
+    (folder / "mlflow.db").rename(folder / "server.db")
     project = folder / "project"
     project.mkdir()
     with server(f"sqlite:///{folder / 'server.db'}", folder / "artifacts", folder / "server.log") as address:
