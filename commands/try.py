@@ -47,7 +47,7 @@ def command(
 
     entry = Manifest.load().entry(name)  # before slow imports
 
-    from evaluation.metrics import metric_words
+    from evaluation.metric_names import metric_words
     from planning.trial import (
         experiment_of,
         path_of,

@@ -248,7 +248,7 @@ def choices() -> Table:
     Tunings, which choose settings and read no test split, are left out, and experiments on the preparation of data.
     """
     sys.path.insert(0, str(ROOT))
-    from evaluation.metrics import metric_words
+    from evaluation.metric_names import metric_words
 
     rows = []
     for path in sorted((ROOT / "results").glob("*/verdicts.json")):

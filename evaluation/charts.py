@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.metrics import metric_words
+from evaluation.metric_names import metric_words
 from evaluation.page import TEMPLATES
 
 Chart = dict[str, Any]

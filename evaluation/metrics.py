@@ -39,8 +39,8 @@ TITLES = {
     "macro_recall": "Macro recall",
     "macro_precision": "Macro precision",
     "micro_f1": "Micro F1",
-    "tuned_micro_f1": "Micro F1 at a tuned threshold",
-    "tuned_macro_f1": "Macro F1 at tuned thresholds",
+    "tuned_micro_f1": "Micro F1, tuned threshold",
+    "tuned_macro_f1": "Macro F1, tuned thresholds",
     "loss": "Log loss",
     "expected_calibration_error": "Calibration error",
     "exact_match": "Exact match",
@@ -81,12 +81,6 @@ def metric_title(name: str) -> str:
     """Return what a page calls a metric: "Macro F1", "Recall of CLASS"."""
     measure, colon, one = name.partition(":")
     return f"{OF_A_CLASS[measure]} of {one}" if colon else TITLES[name]
-
-
-def metric_words(name: str) -> str:
-    """Return a metric as a sentence has it: "macro F1", "AUROC of CLASS"."""
-    title = metric_title(name)
-    return title if title.startswith(("AUROC", "F1")) else title[0].lower() + title[1:]
 
 
 def bounds(name: str) -> tuple[float, float]:

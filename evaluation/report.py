@@ -19,6 +19,7 @@ from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
 from evaluation.by_class import write_class_figures
 from evaluation.ledger import SplitRead, earlier_reads, reads_of
+from evaluation.metric_names import metric_words
 from evaluation.metrics import (
     TUNED,
     comparison_metrics,
@@ -26,7 +27,6 @@ from evaluation.metrics import (
     metric_names,
     metric_title,
     metric_value,
-    metric_words,
     thresholds_of,
 )
 from evaluation.page import VEGA, render

@@ -6,7 +6,7 @@ from typing import Any
 
 import kinds
 from evaluation.bootstrap import TwoWay
-from evaluation.metrics import metric_words
+from evaluation.metric_names import metric_words
 from evaluation.power import seeds_needed
 from evaluation.seeds import least_seeds
 from evaluation.statistics import (

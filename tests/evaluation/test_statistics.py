@@ -140,7 +140,7 @@ def test_seeds_needed_reach_the_verdict():
 def test_items_that_no_seed_can_replace():
     needed, sentence = seeds_needed(0.01, 0.01, 0.01, 0.01, (0.05, 0.05), (6, 5), 6)
     # (1.96 * 0.01 / 0.01)^2 times the items
-    assert needed is None and "more seeds cannot settle it" in sentence and "3.8 times the test items" in sentence
+    assert needed is None and "more seeds cannot settle it" in sentence and "3.9 times the test items" in sentence
 
 
 def test_nothing_finite_is_refused():
