@@ -72,7 +72,7 @@ test-packages:
 	  || echo "note: Slurm cannot be installed: the tests that need it are skipped"; fi
 
 test: data test-packages
-	$(PYTHON) -m pytest -n 2 --dist worksteal
+	$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: install
 	ruff format --check .
