@@ -56,11 +56,10 @@ def command(
     licence: Annotated[str, typer.Option(metavar="TEXT", help="Its licence, for its card.")] = "unknown",
     as_json: AsJson = False,
 ) -> None:
-    from preprocessing.ingest import absent_classes, data_card
-    from preprocessing.manifest import DATA_DIRECTORY
+    from preprocessing.ingest import absent_classes, data_card, sizes
+    from preprocessing.manifest import DATA_DIRECTORY, open_data_set
     from preprocessing.own_data import add_table, open_table
     from storage.files import write_text
-    from storage.prepared import SPLITS
 
     name = name or name_of(path)
     with progress(as_json):
@@ -69,15 +68,15 @@ def command(
             print(line)
         entry = add_table(name, table, source, licence, size, say=print)
     card = DATA_DIRECTORY / name / CARD
-    write_text(card, data_card(name))
+    data = open_data_set(name)
+    write_text(card, data_card(data))
     if as_json:
         print_json({"name": name, "card": str(card), **entry.to_json()})
         return
-    print(f"{name}: {', '.join(f'{entry.splits[one]} {one}' for one in SPLITS)} rows, "
-          f"{len(entry.classes)} classes, version {entry.version[:12]}")  # fmt: skip
+    print(f"{name}: {sizes(entry)}")
     shared = sum(entry.leaks.get("exact", {}).values())
     if shared:
         print(f"warning: {shared} texts are in two splits")
-    for line in absent_classes(name):
+    for line in absent_classes(data):
         print(f"warning: {line}")
     print(f"Card: {card}\nNext: reread try {name}\n      dvc add data, and commit data.dvc and data.manifest.json")

@@ -116,14 +116,13 @@ def describe_difference(known: DataSetEntry, entry: DataSetEntry, present: RawDa
     return ", ".join(parts)
 
 
-def data_card(name: str, data_directory: Path = DATA_DIRECTORY, manifest_path: Path = MANIFEST_PATH) -> str:
+def data_card(data: RawDataSet) -> str:
     """Return a data set's card in markdown: source, licence, rows per class and split, groups, and the leak check."""
-    data = open_data_set(name, data_directory, manifest_path)
     entry, groups, counts = data.entry, data.groups(), class_counts(data)
     classes = [[label, *row] for label, row in zip(entry.classes, counts, strict=True)]
     pairs = list(next(iter(entry.leaks.values()), {}))
     lines = [
-        f"# {name}",
+        f"# {data.name}",
         "",
         f"- Source: {entry.source}",
         f"- Licence: {entry.licence}",
@@ -143,6 +142,12 @@ def data_card(name: str, data_directory: Path = DATA_DIRECTORY, manifest_path: P
     return "\n".join(lines) + "\n"
 
 
+def sizes(entry: DataSetEntry) -> str:
+    """Say in a line how large a data set is: rows by split, classes, and its version."""
+    rows = ", ".join(f"{entry.splits[split]} {split}" for split in SPLITS)
+    return f"{rows} rows, {len(entry.classes)} classes, version {entry.version[:12]}"
+
+
 def class_counts(data: RawDataSet) -> np.ndarray:
     """Return how many rows of each split have each class, int [K, 3]."""
     labels, several = data.labels, data.entry.task == "multi-label"
@@ -150,9 +155,8 @@ def class_counts(data: RawDataSet) -> np.ndarray:
     return np.stack([member[data.split == number].sum(axis=0) for number in range(len(SPLITS))], axis=1)
 
 
-def absent_classes(name: str, data_directory: Path = DATA_DIRECTORY, manifest_path: Path = MANIFEST_PATH) -> list[str]:
+def absent_classes(data: RawDataSet) -> list[str]:
     """Return a line per split in which some classes have no row, with their names."""
-    data = open_data_set(name, data_directory, manifest_path)
     counts, classes = class_counts(data), np.array(data.entry.classes)
     absent = [(one, classes[counts[:, number] == 0]) for number, one in enumerate(SPLITS)]
     return [f"no {one} row has the label {', '.join(names)}" for one, names in absent if len(names)]

@@ -378,17 +378,20 @@ def add_table(
             "class, give another column by --label"
         )
     split = _splits(scan)
-    kept = _without_later_copies(scan, split)
+    # Rows of one content have one number.
+    _, content = np.unique(np.frombuffer(scan.key, "V16"), return_inverse=True)
+    kept = _without_later_copies(content, split)
     if dropped := int((~kept).sum()):
         scan.left_out[LEFT_OUT_TWICE] += dropped
         say(f"left out: {_rows(dropped)} {LEFT_OUT_TWICE}")
     about = About(classes, source or f"{table.path.name}, added by its user", licence, table.columns.task,
                   dropped=dict(scan.left_out))  # fmt: skip
     check_about(about, name)
-    for line in _repetitions(scan, kept, table.columns):
+    labels = np.frombuffer(scan.label, np.dtype("l"))[kept]
+    for line in _repetitions(content[kept], labels, table.columns):
         say(line)
     numbers, split = np.frombuffer(scan.number, np.int64)[kept], split[kept]
-    del scan  # its digests are of no more use
+    del scan, content, labels  # of no more use, and large
     rows = _kept_rows(table, {label: place for place, label in enumerate(classes)}, numbers, split)
     if table.columns.kind == "image":
         return _add_images(name, table, about, rows, len(split), size, data_directory, manifest_path)
@@ -464,26 +467,26 @@ def _assign(scan: _Scan, rows: np.ndarray, shares: dict[str, float]) -> np.ndarr
     return of_group[of_row]
 
 
-def _without_later_copies(scan: _Scan, split: np.ndarray) -> np.ndarray:
-    """Return which rows are kept, bool [N]: a text that is in a later split too is left out of the earlier one."""
-    _, of_row = np.unique(np.frombuffer(scan.key, "V16"), return_inverse=True)
-    latest = np.zeros(of_row.max(initial=-1) + 1, np.uint8)
-    np.maximum.at(latest, of_row, split)
-    return split == latest[of_row]
+def _without_later_copies(content: np.ndarray, split: np.ndarray) -> np.ndarray:
+    """Return which rows are kept, bool [N]: a content that is in a later split too is left out of the earlier one."""
+    latest = np.zeros(content.max(initial=-1) + 1, np.uint8)
+    np.maximum.at(latest, content, split)
+    return split == latest[content]
 
 
-def _repetitions(scan: _Scan, kept: np.ndarray, columns: Columns) -> list[str]:
-    """Say how many kept rows repeat another one of their split, and how many contents have several labels."""
-    content = np.frombuffer(scan.key, "V16")[kept]
-    _, of_row = np.unique(content, return_inverse=True)
-    different = of_row.max(initial=-1) + 1
+def _repetitions(content: np.ndarray, labels: np.ndarray, columns: Columns) -> list[str]:
+    """Say how many rows repeat another one of their split, and how many contents have several labels.
+
+    Arguments: the content's number and the label of each row that is kept.
+    """
+    different = np.count_nonzero(np.bincount(content))
     if different == len(content):
         return []
     what = columns.kind
     lines = [f"repeated: {_rows(len(content) - different)} with the {what} of another row, kept in the same split"]
     if columns.task == "single-label":
-        labels = np.frombuffer(scan.label, np.dtype("l"))[kept].astype(np.int64)
-        pairs = np.unique(of_row * (labels.max() + 1) + labels) // (labels.max() + 1)
+        classes = int(labels.max()) + 1
+        pairs = np.unique(content * classes + labels) // classes
         if several := int((np.bincount(pairs) > 1).sum()):
             lines.append(f"warning: {several:,} {what}{'s' if several > 1 else ''} with two or more different labels")
     return lines

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from planning.environment import read_environment
 from planning.plan import make_plan
-from preprocessing.ingest import data_card
+from preprocessing.ingest import data_card, sizes
 from preprocessing.ingest import ingest as ingest_source
-from preprocessing.manifest import Manifest
+from preprocessing.manifest import Manifest, open_data_set
 from preprocessing.sources import SOURCES, embedded
 from storage.errors import InputError, command, refuse_unknown
-from storage.prepared import SPLITS
 from tasks.dvc_cache import how_to_mend
 from tasks.progress import say
 from tasks.step import publish_results, step
@@ -27,8 +26,7 @@ def ingest(data: str, accept_new_version: bool = False, mirror: str | None = Non
         entry = ingest_source(data, accept_new_version=accept_new_version, mirror=folder, progress=say)
     except InputError as error:
         raise InputError(f"{error}{how_to_mend(data)}") from None
-    rows = ", ".join(f"{count} {split}" for split in SPLITS for count in [entry.splits[split]])
-    say(f"{data}: {rows} rows, {len(entry.classes)} classes, version {entry.version[:12]}")
+    say(f"{data}: {sizes(entry)}")
     return entry.version
 
 
@@ -54,7 +52,7 @@ def main() -> None:
     publish_results(
         arguments.experiment or "default",
         "ingest",
-        {f"{name}.md": data_card(name) for name in Manifest.load().datasets},
+        {f"{name}.md": data_card(open_data_set(name)) for name in Manifest.load().datasets},
     )
 
 

@@ -24,7 +24,8 @@ def preprocess(preparation: Mapping[str, Any], fresh: bool = False) -> str:
     with use_workers(Workers(**preparation["workers"])):
         directory = prepare(preparation["data"], preparation["settings"], prepared_root=root, fresh=fresh)
     about = summary(directory)
-    rows = ", ".join(f"{stop - start} {split}" for split in SPLITS for start, stop in [about["splits"][split]])
+    counts = {split: stop - start for split, (start, stop) in about["splits"].items()}
+    rows = ", ".join(f"{counts[split]} {split}" for split in SPLITS)
     say(f"{preparation['data']}: {rows} rows in {directory}")
     return str(directory)
 

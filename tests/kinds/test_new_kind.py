@@ -173,7 +173,7 @@ import kinds, models
 from evaluation.baselines import evaluate_baseline
 from evaluation.run import evaluate_run
 from preprocessing.ingest import data_card, ingest
-from preprocessing.manifest import load_raw_rows
+from preprocessing.manifest import load_raw_rows, open_data_set
 from preprocessing.prepare import prepare
 from preprocessing.sources import embedded
 from storage.prepared import open_prepared
@@ -185,7 +185,7 @@ assert (entry.kind, entry.groups, entry.splits) == ("series", "stored", {"train"
 folder = prepare("waves", None)
 prepared = open_prepared(folder)
 assert prepared.groups.dtype == np.int64 and len(set(prepared.groups.tolist())) == 30
-assert "| slow | 100 | 25 | 25 |" in data_card("waves")
+assert "| slow | 100 | 25 | 25 |" in data_card(open_data_set("waves"))
 job = {
     "run_key": "key", "variant": "line", "model": "line", "data": "waves", "seed": 1, "network": {"channels": 8},
     "training": {"max_epochs": 15, "batch_size": 20, "objective": {"name": "classification", "label_smoothing": 0.0}},

@@ -189,7 +189,7 @@ def test_sources_are_found_by_being_there():
 
 def test_the_card_has_what_a_reader_must_know(folder):
     entry = folder.ingest("digits")
-    card = data_card("digits", folder.data, folder.manifest)
+    card = data_card(open_data_set("digits", folder.data, folder.manifest))
     assert card.startswith("# digits\n") and entry.version in card and entry.licence in card
     rows = [line.split(" | ") for line in card.splitlines() if line.startswith("| ")]
     assert rows[0] == ["| class", "train", "validation", "test |"]
@@ -205,5 +205,5 @@ def test_the_card_counts_several_labels_each(folder):
     splits = ("train", "train", "validation", "test")
     rows = [Document(f"d{n}", ((), (0,), (0, 1), (1,))[n], splits[n], f"Text {n}.") for n in range(4)]
     add_data_set("some", TextRows(about, rows), folder.data, folder.manifest)
-    card = data_card("some", folder.data, folder.manifest)
+    card = data_card(open_data_set("some", folder.data, folder.manifest))
     assert "| a | 1 | 1 | 0 |\n| b | 0 | 1 | 1 |\n| all rows | 2 | 1 | 1 |" in card and "multi-label" in card

@@ -82,11 +82,11 @@ def test_repeated_texts_and_labels_that_a_split_lacks_are_named():
     _, lines = add(write(rows))
     assert [line.split(":")[0] for line in lines] == ["repeated", "warning"]
     assert "4 rows" in lines[0] and "1 text " in lines[1]
-    assert absent_classes("mine") == []
+    assert absent_classes(open_data_set("mine")) == []
     splits = {"train": ["food", "tech"], "validation": ["food", "tech"], "test": ["food"]}
     labelled = ((split, label) for split, labels in splits.items() for label in labels)
     add(write({"body": f"{label} {split}", "stars": label, "split": split} for split, label in labelled))
-    (line,) = absent_classes("mine")
+    (line,) = absent_classes(open_data_set("mine"))
     assert "test" in line and "tech" in line
 
 

@@ -95,15 +95,21 @@ def write_job(tmp_path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def train_here():
-    """Train a job in this process and return the folder of its run."""
+def torch_settings():
+    """Undo what training in this process sets in torch."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture
+def train_here(torch_settings):
+    """Train a job in this process and return the folder of its run."""
 
     def train(path):
         job = Job.read(path)
         run(job, json.loads(path.read_text()), Progress(job, None))
         return job.run_directory
 
-    yield train
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    return train

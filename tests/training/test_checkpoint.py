@@ -39,9 +39,9 @@ def steps(network, optimiser, count):
         optimiser.step()
 
 
-def made(make, directory, writer=None):
+def made(make, directory, writer=None, build=lambda: nn.Linear(3, 2)):
     torch.manual_seed(0)
-    network = nn.Linear(3, 2)
+    network = build()
     optimiser = make(network)
     return (
         network,
@@ -82,22 +82,15 @@ def test_a_resumed_optimiser_continues_as_one_that_was_not_stopped(make, tmp_pat
 
 def test_resumed_buffers_have_the_strides_of_their_parameters(tmp_path):
     def convolution():
-        network = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-        optimiser = by_name("sgd")(network)
-        scaler = torch.amp.GradScaler("cpu")
-        return (
-            network,
-            optimiser,
-            Checkpoint(tmp_path, network, Average(network, 0), optimiser, scaler, writer=Writer()),
-        )
+        return nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
 
-    network, optimiser, kept = convolution()
+    network, optimiser, kept = made(by_name("sgd"), tmp_path, build=convolution)
     steps(network, optimiser, 2)
     momentum = optimiser.state[network.weight]["momentum_buffer"]
     state = State()
     end_epoch(state)
     kept.save(state)
-    network, optimiser, kept = convolution()
+    network, optimiser, kept = made(by_name("sgd"), tmp_path, build=convolution)
     kept.resume()
     resumed = optimiser.state[network.weight]["momentum_buffer"]
     assert torch.equal(resumed, momentum)

@@ -71,23 +71,19 @@ def wait_for_epoch(process, epoch):
 
 
 @pytest.fixture
-def train_here():
+def train_here(torch_settings):
     """Train a job in this process, without the seconds that a new one takes, and return its result."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
 
     def train_one(path):
         job = Job.read(path)
         return run(job, json.loads(path.read_text()), Progress(job, events=False))
 
-    yield train_one
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    return train_one
 
 
 @pytest.fixture
-def train_by_command(capsys, monkeypatch):
+def train_by_command(torch_settings, capsys, monkeypatch):
     """Call `python -m training` in this process: its exit code, what it printed, and its stderr."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
     def call(job, *options):
@@ -95,9 +91,7 @@ def train_by_command(capsys, monkeypatch):
             main([str(job), *options])
         return ended.value.code or 0, *capsys.readouterr()
 
-    yield call
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    return call
 
 
 def directory(job):

@@ -62,9 +62,9 @@ def wait_for(process, name, epoch):
     raise AssertionError(process.stderr.read())
 
 
-def twins(write_job, *arguments, **entries):
+def twins(write_job, data, *model, **entries):
     """Two jobs of one run key in folders of their own: one to train whole, and one to kill."""
-    jobs = [write_job(arguments[0], name, *arguments[1:], run_key="same", **entries) for name in ("whole", "killed")]
+    jobs = [write_job(data, name, *model, run_key="same", **entries) for name in ("whole", "killed")]
     for job in jobs:
         given = json.loads(job.read_text())
         job.write_text(json.dumps(given | {"run_directory": f"{given['run_directory']}-{job.stem}"}))
