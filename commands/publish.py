@@ -119,5 +119,5 @@ def add_to_dvc(experiment: str) -> None:
 def depends_on(experiment: str) -> str:
     """Return the file, without .yaml, whose variants or comparisons an experiment takes; params where it takes none."""
     given = read_yaml(EXPERIMENTS_FOLDER / f"{experiment}.yaml")
-    others = [value for key in ("tunes", "comparisons") if isinstance(value := given.get(key), str)]
+    others = [value for key in ("tunes", "variants_of", "comparisons") if isinstance(value := given.get(key), str)]
     return str(EXPERIMENTS_FOLDER / others[0]) if others else "params"

@@ -46,6 +46,8 @@ from storage.source import source_digests
 
 MODEL = "model.safetensors"
 MOST_ITERATIONS = 10_000
+# After so many strengths in a row that are no better, weaker regularisation is not tried: it takes the longest.
+PATIENCE = 3
 # Between these powers of e a temperature is looked for.
 COLDEST, HOTTEST = -7.0, 7.0
 
@@ -162,7 +164,8 @@ def _fit(
         warnings.simplefilter("ignore", ConvergenceWarning)
         features = read(inputs)
         best: tuple[tuple[float, float], float, Fitted] | None = None
-        grid = {}
+        grid: dict[str, float | None] = {}
+        worse = 0
         for strength in baseline.grid:
             fitted = fit(features, labels, len(classes), task, strength)
             validation = {"validation": fitted.predict(features["validation"])}
@@ -172,7 +175,11 @@ def _fit(
             # Equal scores: the smaller loss, then the stronger regularisation, which came first.
             rank = (-np.inf if value is None else sign * value, -measured["loss"])
             if best is None or rank > best[0]:
-                best = (rank, strength, fitted)
+                best, worse = (rank, strength, fitted), 0
+            else:
+                worse += 1
+            if worse == PATIENCE:
+                break
         assert best is not None, "the grid is empty"
         _, chosen, fitted = best
         probabilities = {split: fitted.predict(features[split]) for split in others}

@@ -17,6 +17,7 @@ variant han becomes han/learning_rate=0.01,length_quantile.words=0.9 and three m
 A mapping that names another member of a registry ({name: sgd}) replaces the old one and is not merged into it.
 By ``search: {trials: 20, space: {training: {learning_rate: {low: 0.001, high: 0.1, log: true}}}}`` a variant becomes
 trials that a sampler proposes from the validation scores of those before (planning/search.py).
+An experiment of ``variants_of`` another names some of its variants, and takes them with its parameters and defaults.
 An experiment that ``tunes`` another takes its variants, parameters and defaults, and reads validation alone. Under
 ``variants`` it may give some of them a grid or a space of their own.
 ``comparisons: OTHER`` takes those comparisons of experiment OTHER of which both sides are here.
@@ -198,7 +199,9 @@ def _known(name: str, root: Path, problem: str) -> str:
 
 
 def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict[str, Any]:
-    """The file's content with what it takes from other experiments: of one that it tunes, or comparisons by name."""
+    """The file's content with what it takes from other experiments: of one that it tunes, variants or comparisons."""
+    if "tunes" in given and "variants_of" in given:
+        raise InputError(f"{path} tunes an experiment and takes variants of one: remove 'variants_of'")
     if "tunes" in given:
         for key in ("defaults", "comparisons"):
             if key in given:
@@ -207,10 +210,14 @@ def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict
             raise InputError(f"{path}: evaluate_on is {given['evaluate_on']!r}: tuning reads validation alone")
         tuned = _other(validate(Text, given["tunes"], f"{path}: tunes"), f"{path}: tunes", root)
         variants = _with_grids(tuned.get("variants") or {}, given.get("variants") or {}, f"{path}: variants")
-        given = {**given, "variants": variants, "defaults": tuned.get("defaults") or {}}
-        layers = [one.get("parameters") or {} for one in (tuned, given)]
-        if all(isinstance(one, Mapping) for one in layers):
-            given["parameters"] = merged(*(_with_sizes(one, f"{path}: parameters") for one in layers))
+        given = _over_settings_of(tuned, given, variants, path)
+    if "variants_of" in given:
+        if "defaults" in given:
+            raise InputError(f"{path}: variants of another experiment come with its defaults: remove 'defaults'")
+        other = _other(validate(Text, given["variants_of"], f"{path}: variants_of"), f"{path}: variants_of", root)
+        names = validate(list[Text], given.get("variants"), f"{path}: variants")
+        refuse_unknown(names, other.get("variants") or {}, f"{path}: variants")
+        given = _over_settings_of(other, given, {name: other["variants"][name] for name in names}, path)
     if isinstance(given.get("comparisons"), str):
         other = _other(given["comparisons"], f"{path}: comparisons", root)
         groups = validate(list[ComparisonGroup], other.get("comparisons") or [], f"{given['comparisons']}: comparisons")
@@ -218,6 +225,17 @@ def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict
         every = _expanded(groups, f"{path}: comparisons")
         # _expanded names the control of a published figure itself, so the file's own form has the figure alone.
         given = {**given, "comparisons": [_as_written(one) for one in every if set(networks(one)) <= here]}
+    return given
+
+
+def _over_settings_of(
+    other: Mapping[str, Any], given: Mapping[str, Any], variants: Mapping[str, Any], path: Path
+) -> dict[str, Any]:
+    """The file's content with variants of another experiment, and with its defaults and parameters."""
+    given = {**given, "variants": variants, "defaults": other.get("defaults") or {}}
+    layers = [one.get("parameters") or {} for one in (other, given)]
+    if all(isinstance(one, Mapping) for one in layers):
+        given["parameters"] = merged(*(_with_sizes(one, f"{path}: parameters") for one in layers))
     return given
 
 

@@ -155,6 +155,7 @@ class ExperimentFile(File):
     evaluate_on: Annotated[str, Field(pattern="^(validation|test)$")] = "validation"
     tuning: Tuning = Tuning()
     tunes: Text | None = None
+    variants_of: Text | None = None
     summary: Text | None = None
 
 

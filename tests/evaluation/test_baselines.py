@@ -43,11 +43,19 @@ def test_text(name):
     assert found.metrics["test"]["accuracy"] > 0.9 and found.metrics["test"]["rows"] == 70
     assert found.probabilities["test"].shape == (70, 3) and found.name == kinds.baselines()[name].title
     assert found.probabilities["test"].sum(axis=1) == pytest.approx(1, abs=1e-6)
-    assert (
-        list(found.grid) == [f"{strength:g}" for strength in kinds.baselines()[name].grid]
-        and found.chosen in kinds.baselines()[name].grid
-    )
+    strengths = [f"{strength:g}" for strength in kinds.baselines()[name].grid]
+    assert list(found.grid) == strengths[: len(found.grid)] and f"{found.chosen:g}" in found.grid
     assert found.grid[f"{found.chosen:g}"] == max(found.grid.values())
+
+
+def test_weaker_regularisation_is_not_tried_once_three_in_a_row_are_no_better(monkeypatch):
+    images = np.random.default_rng(0).integers(0, 256, (200, 6, 6, 1), dtype=np.uint8)
+    given = ("linear", split_of(images, *EDGES), split_of(LABELS, *EDGES), "single-label", ["a", "b", "c"])
+    found = evaluate_baseline(*given)
+    monkeypatch.setattr(baselines, "PATIENCE", 99)
+    whole = evaluate_baseline(*given)
+    assert len(whole.grid) == 8 and list(found.grid.items()) == list(whole.grid.items())[: len(found.grid)]
+    assert list(found.grid).index(f"{found.chosen:g}") == len(found.grid) - 4 < 4
 
 
 def test_each_baseline_has_as_many_trials():

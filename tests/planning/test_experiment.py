@@ -486,6 +486,29 @@ def test_an_experiment_tunes_the_variants_of_another(tmp_path):
         assert fault in str(error.value)
 
 
+def test_an_experiment_takes_some_variants_of_another(tmp_path):
+    write(tmp_path, {**EXPERIMENT, "defaults": {"training": {"batch_size": 4}}})
+    again = {"title": "Again", "variants_of": "trial", "variants": ["swish"], "seeds": [8, 9]}
+    write(tmp_path, again, name="again")
+    experiment, other = load_experiment("again", tmp_path), load_experiment("trial", tmp_path)
+    assert experiment.variants == {"swish": other.variants["swish"]} and experiment.seeds == (8, 9)
+    assert experiment.comparisons == () != other.comparisons
+    write(tmp_path, {**again, "variants": ["relu", "swish"], "comparisons": EXPERIMENT["comparisons"]}, name="again")
+    assert load_experiment("again", tmp_path).comparisons == other.comparisons
+    for change, fault in (
+        ({"variants_of": "trail"}, "'trial'"),
+        ({"variants": ["swsh"]}, "'swish'"),
+        ({"variants": {"swish": {}}}, "variants"),
+        ({"variants": []}, "variants"),
+        ({"defaults": {"model": "densenet"}}, "remove 'defaults'"),
+        ({"tunes": "trial"}, "remove 'variants_of'"),
+    ):
+        write(tmp_path, {**again, **change}, name="again")
+        with pytest.raises(InputError) as error:
+            load_experiment("again", tmp_path)
+        assert fault in str(error.value)
+
+
 def test_broken_and_missing_files_are_named(tmp_path):
     write(tmp_path)
     with pytest.raises(InputError, match="no experiment 'trail' .*'trial'"):
