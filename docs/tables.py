@@ -245,7 +245,8 @@ def readers_verdicts() -> Table:
 def choices() -> Table:
     """Return for each data set of a published experiment which variant or baseline to take, by validation and verdicts.
 
-    Tunings, which choose settings and read no test split, are left out, and experiments on the preparation of data.
+    Left out are tunings, which choose settings and read no test split, and experiments whose variants are prepared
+    differently or are one network, trained differently.
     """
     sys.path.insert(0, str(ROOT))
     from evaluation.metric_names import metric_words
@@ -258,7 +259,10 @@ def choices() -> Table:
         plan = read_json(f"results/{path.parent.name}/plan.json")
         for data in sorted(metrics["champions"]):
             mine = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
-            if len({json.dumps(plan["variants"][name]["preprocessing"], sort_keys=True) for name in mine}) > 1:
+            of_variants = [plan["variants"][name] for name in mine]
+            preparations = {json.dumps(one["preprocessing"], sort_keys=True) for one in of_variants}
+            networks = {json.dumps([one["model"], one["network"]], sort_keys=True) for one in of_variants}
+            if len(preparations) > 1 or len(networks) == 1:
                 continue
             baselines = metrics["baselines"].get(data, {})
             score = metrics["champions"][data]["metric"]
