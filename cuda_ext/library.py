@@ -55,7 +55,7 @@ def kernel(name: str, x: Tensor, variant: str | None = None) -> Callable | None:
 
 
 def runs(name: str, device: torch.device, dtype: torch.dtype, variant: str | None = None) -> bool:
-    """Return whether the compiled operation ``name`` runs for tensors of the dtype on the device, as ``kernel`` says."""
+    """Return whether the compiled operation runs for tensors of the dtype on the device; else warn or refuse."""
     reason = unfit(device) or lacks_shared_memory(variant or name, device)
     if reason is None:
         return dtype != torch.float64

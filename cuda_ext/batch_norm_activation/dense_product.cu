@@ -85,7 +85,7 @@ __device__ __forceinline__ void find_center(float* center, const unsigned (&resu
   }
 }
 
-// A row's products of one warp to y, and their distances from the center to the sums. half: which of the fragments' rows.
+// A row's products of one warp to y, and their distances from the center to the sums. half: which row of the fragments.
 template <typename T, int NT, int group>
 __device__ __forceinline__ void store_row(T* y, const unsigned (&result)[NT][2], int half, float (&sums)[2][NT][2],
                                           const float* center, int first_output, int own_output, int outputs,

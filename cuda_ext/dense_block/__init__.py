@@ -3,8 +3,8 @@ each of which reads what all layers before it wrote.
 
 Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, section 3, DenseNet-BC without dropout.
 
-The block is one channels-last buffer: each layer writes its new channels next to those it read, without a copy; the mean
-and variance of a channel are computed once, when it is written, for all layers that read it; and the gradient of the
+The block is one channels-last buffer. Each layer writes its new channels next to those it read, without a copy. The
+mean and variance of a channel are computed once, when it is written, for all layers that read it. The gradient of the
 buffer is summed in place. The kernels are those of batch_norm_activation, and cuDNN's for the 3x3 convolutions.
 
 Shape legend: N images, C channels, H x W pixels, R = N H W rows, L layers, k growth rate, B channels of a bottleneck.
@@ -118,9 +118,9 @@ def _run(
 ) -> list[Tensor]:
     """Run the layers over one buffer [R, C + L k].
 
-    Returns it as y; in training the mean and variance of its channels, and of each layer's bottleneck; and, if the block
-    ``keeps`` it, what the backward pass reads of each layer: the matrix of its 1x1 convolution and the filters of its
-    3x3 one, the bottleneck before and after norm and activation, and what the 1x1 convolution read, if that was written.
+    Return it as y; in training the mean and variance of its channels, and of each layer's bottleneck; and, if the
+    block ``keeps`` it, what the backward pass reads of each layer: the matrix of its 1x1 convolution and the filters of
+    its 3x3 one, the bottleneck before and after norm and activation, and what the 1x1 one read, if that was written.
     """
     parameters = (weights, biases, betas, kernels, running_means, running_variances)
     _check(x, *parameters, activation)
@@ -283,10 +283,7 @@ def _run_backward(
         given = second.given(activation, epsilon)
         to_inner, *to_second = backward(fused.rows_of(to_activated), inner, *given, training)
         norm, into = first.given(activation, epsilon), (training, total[:, own], slope[own], offset[own])
-        if fits:
-            to_matrix = weight_gradient(to_inner, prefix, *norm)
-        else:
-            to_matrix = (to_inner.t() @ read[0])[:, :channels]
+        to_matrix = weight_gradient(to_inner, prefix, *norm) if fits else (to_inner.t() @ read[0])[:, :channels]
         # A kernel that adds while it multiplies, with x and the gradient prefetched before the product, was slower
         # than both in turn: 516 us against 363, 204 channels of 524,288 rows, on an H200.
         to_first = add_backward(to_inner @ matrix, prefix, *norm, *into)
@@ -299,7 +296,7 @@ def _run_backward(
 
 
 def _laid(gradient: Tensor) -> Tensor:
-    """The gradient in the memory order that ``_shape_backward`` names: of a 3x3 kernel channels last, as cuDNN has it."""
+    """Return the gradient in the memory order of its fake: of a 3x3 kernel channels last, as cuDNN has it."""
     spatial = gradient.ndim == 4 and gradient.shape[2] > 1
     return gradient.contiguous(memory_format=torch.channels_last if spatial else torch.contiguous_format)
 
@@ -394,7 +391,9 @@ def _check(
             raise ValueError(f"dense_block takes kernel {at} of shape {wanted}, got {tuple(kernel.shape)}")
         for name, given in vectors.items():
             if len(given) != len(kernels) or given[at].shape != (channels,):
-                raise ValueError(f"dense_block takes {name} of {len(kernels)} norms, of norm {at} of shape ({channels},)")
+                raise ValueError(
+                    f"dense_block takes {name} of {len(kernels)} norms, of norm {at} of shape ({channels},)"
+                )
 
 
 def _cast(device: str, x: Tensor, *given: Any) -> list[Tensor]:

@@ -140,7 +140,6 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
 #pragma unroll
   for (int i = 0; i < 2; ++i) fetch(i, steps - 1);
   gru::meet<split>();
-
   for (int step = steps - 1; step >= 0; --step) {
     float sum[chains][3][columns][4] = {};
     auto& current = operand[step % 2];
@@ -174,7 +173,8 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
     if constexpr (split > 1) {
 #pragma unroll
       for (int g = 0; g < 3 && at.warp < 2 * k_steps; ++g) {
-        gru::share_operands<T, split>(&current[0][g][at.row(0)][8 * at.warp], 8 * width, 3 * gru::tile * width, of_state[g]);
+        auto* const to = &current[0][g][at.row(0)][8 * at.warp];
+        gru::share_operands<T, split>(to, 8 * width, 3 * gru::tile * width, of_state[g]);
       }
     }
     if (sends) outgoing.ready();

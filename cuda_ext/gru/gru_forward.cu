@@ -97,8 +97,8 @@ __device__ __forceinline__ void multiply_state(float (&sum)[chains][3][columns][
         for (int v = 0; v < 4; ++v) sum[0][g][c][v] += sum[p][g][c][v];
 }
 
-// One row's gates and candidate from its sums, and its new state, which stays as it is past the sequence's end. kept: what
-// the backward pass reads.
+// One row's gates and candidate from its sums, and its new state, which stays as it is past the sequence's end. kept:
+// what the backward pass reads.
 template <typename T, bool rectified, int columns, int own>
 __device__ __forceinline__ void make_state(float (&h)[own], float (&kept)[5][own], const float (&sum)[3][columns][4],
                                            const float (&of_input)[own], int i, bool active) {
@@ -142,8 +142,6 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
     recur(T* gates, const Sequence* plan, const uint32_t* weights, int warps, const float* bias, const T* initial,
           T* states, T* final, int sequences, int units, int padded, int directions, int limit, bool keep, bool pairs,
           bool sends) {
-  const Call<T> call{gates, plan, states, final, sequences, units, padded, directions, limit, keep, pairs};
-
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns, split>;
   constexpr int own = 2 * columns;         // units of a thread in a row, neighbours
@@ -152,6 +150,7 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
   extern __shared__ uint4 shared[];
   __shared__ alignas(16) E operand[2][parts][gru::tile][width];
 
+  const Call<T> call{gates, plan, states, final, sequences, units, padded, directions, limit, keep, pairs};
   const gru::Position<columns, split> at(directions, padded);
   uint32_t w[parts][3 * columns][k_steps][2];
   gru::load_fragments(w, weights, warps, at);
@@ -172,9 +171,7 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
   float memory_bias[own] = {};
   if (at.real) {
 #pragma unroll
-    for (int u = 0; u < own; ++u) {
-      memory_bias[u] = bias[(at.direction * 4 + gru::memory) * padded + at.unit + u];
-    }
+    for (int u = 0; u < own; ++u) memory_bias[u] = bias[(at.direction * 4 + gru::memory) * padded + at.unit + u];
   }
   Own next[2][3] = {};
   rows.fetch(next, 0, 0, padded);
@@ -268,10 +265,10 @@ void launch(const Arguments& with, int tiles, int warps, cudaStream_t stream) {
       {dim3(tiles * split), dim3((warps + split - 1) / split * 32), static_cast<std::size_t>(sends ? buffers : 0), stream,
        false, split},
       static_cast<T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
-              static_cast<const uint32_t*>(with.weights.data_ptr()), warps,
-              static_cast<const float*>(with.bias.data_ptr()), static_cast<const T*>(with.initial),
-              static_cast<T*>(with.states.data_ptr()), static_cast<T*>(with.final.data_ptr()), with.sequences, with.units,
-              with.padded, with.directions, with.limit, with.keep, pairs, sends);
+      static_cast<const uint32_t*>(with.weights.data_ptr()), warps, static_cast<const float*>(with.bias.data_ptr()),
+      static_cast<const T*>(with.initial), static_cast<T*>(with.states.data_ptr()),
+      static_cast<T*>(with.final.data_ptr()), with.sequences, with.units, with.padded, with.directions, with.limit,
+      with.keep, pairs, sends);
 }
 
 template <typename T>

@@ -3,7 +3,8 @@
 Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, section 3.
 
 On a GPU with the library of cuda_ext/ built, norm and activation are one operation, and so is a dense block
-(cuda_ext/dense_block), eager, compiled and exported. Otherwise, and in a block with dropout, the modules run one by one.
+(cuda_ext/dense_block), eager, compiled and exported. Otherwise, and in a block with dropout, the modules run one by
+one.
 
 Shape legend: N images, C channels, H x W pixels, k growth rate.
 """
