@@ -130,15 +130,16 @@ __device__ __forceinline__ float4 joined(float4 sum, const float (&products)[4],
 
 template <typename T, int eighths>
 __device__ __forceinline__ void find_scales(Scales<T>& of, float (&inverses)[2], const Row<T, eighths> (&x)[2],
-                                            const float (&slope)[2], const bool (&real)[2], float weight_scale,
-                                            float largest_context, int lane) {
+                                            const float (&slope)[2], const int (&sequence)[2], const bool (&real)[2],
+                                            float weight_scale, float largest_context, int lane) {
   const float largest = most_of_warp(fmaxf(x[0].largest(), x[1].largest()));
   const float largest_slope = most_of_warp(fmaxf(fabsf(slope[0]), fabsf(slope[1])));
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     // Every lane takes part in the exchange, of rows that are not real as well.
-    const float most = most_of_quad(x[i].largest());
-    of.apart[i] = real[i] && (stands_apart(most, largest) || stands_apart(fabsf(slope[i]), largest_slope));
+    const float most = most_of_quad(x[i].largest()), most_slope = most_of_sequence(slope[i], sequence[i]);
+    of.apart[i] = real[i] && (stands_apart(most, largest, apart_by_states) ||
+                              stands_apart(most_slope, largest_slope, apart_by_slopes));
   }
   of.scale = scale_for<60>(largest);
   const float slope_scale = scale_for<60>(largest_slope * largest_context);
@@ -458,7 +459,7 @@ __global__ void __launch_bounds__(threads, 1) backward_kernel(const __grid_const
       find_slopes(slope, change, call, of, x, lane);
       Scales<T> scales(slope);
       if constexpr (planes == 2) {
-        find_scales(scales, shared.inverses[warp], x, slope, of.real, weight_scale, largest_context, lane);
+        find_scales(scales, shared.inverses[warp], x, slope, of.sequence, of.real, weight_scale, largest_context, lane);
       }
       const int at = (warp * unit_rows + g) * Shape::pitch;
       const Operands<T, eighths> operands(x, scales.scale, static_cast<unsigned>(width) >> 31);

@@ -119,10 +119,19 @@ __device__ void score_gradients(float (&slope)[2], const Backward& call, const R
   }
 }
 
-// Float's numbers that are split together share a scale, which takes from a row that is much smaller than the largest
-// all of its bits, where that is of another sequence, and may be infinite. Such a row's gradient is computed apart.
-__device__ inline bool stands_apart(float most_of_row, float most_of_all) {
-  return most_of_row > 0 && most_of_row < most_of_all * 0x1p-30f;
+// Float's numbers that are split together share a scale, which takes digits from those that are much smaller than the
+// largest, and may be infinite. The gradients of a sequence whose slopes are all below a share of the largest slope, or of
+// a row whose states are, are computed apart. Halves keep 17 bits of slopes of that share, and a small state changes a
+// tangent little.
+constexpr float apart_by_slopes = 0x1p-22f, apart_by_states = 0x1p-30f;
+__device__ inline bool stands_apart(float most, float most_of_all, float share) {
+  return most > 0 && most < most_of_all * share;
+}
+
+// The largest slope of the rows of `sequence` among those that the warp's lanes have.
+__device__ inline float most_of_sequence(float slope, int64_t sequence) {
+  const unsigned lanes = __match_any_sync(all_lanes, static_cast<int>(sequence));
+  return __uint_as_float(__reduce_max_sync(lanes, __float_as_uint(fabsf(slope))));
 }
 
 __device__ inline float most_of_quad(float x) {

@@ -526,8 +526,9 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const __grid_
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       // Every lane takes part in the exchange, of rows that are not real as well.
-      const float most = most_of_quad(x[i].largest());
-      apart[i] = real[i] && (stands_apart(most, largest) || stands_apart(fabsf(slope[i]), largest_slope));
+      const float most = most_of_quad(x[i].largest()), most_slope = most_of_sequence(slope[i], sequence[i]);
+      apart[i] = real[i] && (stands_apart(most, largest, apart_by_states) ||
+                             stands_apart(most_slope, largest_slope, apart_by_slopes));
     }
   }
   if (busy) {
