@@ -68,10 +68,11 @@ def dense_block(
     >>> y.flatten().round()
     tensor([ 1.,  1., 16., 16., 16., 16.])
     """
+    # Before torch 2.13 the tracing of torch.compile calls itself an export too: pytorch/pytorch#176347.
+    exports = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
     y, *batch = torch.ops.cuda_ext.dense_block(
         x, halves.weights, halves.biases, halves.betas, halves.kernels, halves.running_means,
-        halves.running_variances, activation, epsilon, training,
-        torch.is_grad_enabled() and not torch.compiler.is_exporting(),
+        halves.running_variances, activation, epsilon, training, torch.is_grad_enabled() and not exports,
     )  # fmt: skip
     if not training:
         return y, None
@@ -198,6 +199,8 @@ def _setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: list[Tenso
     x, *parameters, ctx.activation, ctx.epsilon, ctx.training, ctx.keeps = inputs
     y, *others = output
     ctx.mark_non_differentiable(*others)
+    # Otherwise the backward pass begins with as many zeros as the block keeps.
+    ctx.set_materialize_grads(False)
     if not ctx.keeps:
         return
     batch = 2 + len(parameters[3]) if ctx.training else 0
@@ -214,6 +217,8 @@ def _differentiate(ctx: FunctionCtx, above: list[Tensor | None]) -> tuple[Any, .
         raise RuntimeError("dense_block has no second derivative: leave out create_graph")
     if not ctx.keeps:
         raise RuntimeError("dense_block has a backward pass only if gradients were enabled when it ran")
+    if above[0] is None:
+        return tuple([None] * len(needed) if isinstance(needed, list) else None for needed in ctx.needs_input_grad)
     y, *saved = ctx.saved_tensors
     lists = []
     for count in ctx.counts:
