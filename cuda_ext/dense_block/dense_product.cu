@@ -7,7 +7,7 @@
 
 #include "../common/halves.cuh"
 #include "../common/mma.cuh"
-#include "norm.cuh"
+#include "../batch_norm_activation/norm.cuh"
 
 namespace {
 
