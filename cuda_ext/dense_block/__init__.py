@@ -5,8 +5,8 @@ Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, secti
 
 The block is one channels-last buffer. Each layer writes its new channels next to those it read, without a copy. The
 mean and variance of a channel are computed once, when it is written, for all layers that read it. The gradient of the
-buffer is summed in place. The kernels are those of batch_norm_activation, dense_product.cu for the 1x1 convolutions, and
-cuDNN's for the 3x3 ones.
+buffer is summed in place. The kernels are those of batch_norm_activation, dense_product.cu for the 1x1 convolutions,
+and cuDNN's for the 3x3 ones.
 
 Shape legend: N images, C channels, H x W pixels, R = N H W rows, L layers, k growth rate, B channels of a bottleneck.
 """

@@ -1,0 +1,329 @@
+// 2D convolution for large filters: each tile of the image by Fourier transforms in shared memory (overlap-save).
+//
+// A tile of 128 x 128 pixels, or less, is transformed, multiplied with the filter's spectrum and transformed back. The
+// results whose filter lies within the tile are right, and are written: for a filter of 31, 98 x 98. Two tiles of one
+// image are one complex tile, one as its real and one as its imaginary part: the filter is real, and keeps them apart.
+//
+// A side of 8 S numbers is transformed in two steps: by 8, of places that are S apart, and by S, of neighbours, each in
+// a thread's registers. Number n = a + S j (a < S, j < 8) and frequency f = p + 8 q (p < 8, q < S):
+//
+//   place a + S j holds x[a + S j]   ->   place a + S p holds    sum over j of x[a + S j] w8^(j p)   times w^(a p)
+//                                    ->   place S p + q holds    X[p + 8 q]
+//
+// The frequencies stay in this order: the filter's spectrum is made in it, and the inverse begins with what came last.
+// Steps and who does them (a warp's lanes lie along the tile's columns, or along the parts of a few of its rows):
+//
+//   1  columns by 8, from the image      warp a: rows a + S j          lanes: columns
+//   2  columns by S                      warp p: rows S p + i          lanes: columns
+//   3  rows by 8                         a warp: 8 rows of its own     lanes: a, rows
+//   4  rows by S, product, and back      the same 8 rows               lanes: p, rows
+//   5  6  7  back, as 3, 2 and 1, to the results
+//
+// Shared memory holds a row's places with a gap behind every 16, and rows begin 8 (4 where rows have 64 places) apart
+// modulo 16 pairs of banks, so that the lanes of half a warp lie in different banks in every step.
+#pragma once
+
+#include "conv2d.cuh"
+#include "fft.cuh"
+
+namespace cuda_ext::conv2d {
+
+__device__ const fft::Roots roots;
+
+// SY x SX: what a tile's sides are eighths of. A warp for each a of the columns.
+template <int SY, int SX>
+struct Tile {
+  static_assert((SY == 8 || SY == 12 || SY == 16) && (SX == 8 || SX == 16));
+  static constexpr int rows = 8 * SY, columns = 8 * SX;
+  static constexpr int warps = SY, threads = 32 * warps;
+  static constexpr int pitch = columns + (SX == 16 ? 8 : 4);
+  static constexpr int bytes = rows * pitch * sizeof(float2);
+  // Blocks that share a multiprocessor, as far as shared memory and registers (64 a thread and more) go.
+  static constexpr int blocks = bytes > 113 * 1024 ? 1 : bytes > 75 * 1024 ? 2 : threads > 256 ? 2 : bytes > 55 * 1024 ? 3 : 4;
+  // Columns of 32 lanes: what a warp loads from the image at once.
+  static constexpr int chunks = columns / 32;
+  static constexpr int loaded = blocks == 1 ? 4 : 2;
+};
+
+// Where the results are cut into tiles. step: rows and columns of results of a tile; shift: of a tile's places the
+// first that is a result's, more than 0 where rows of a tile begin on 32 bytes of the image for it.
+struct Cover {
+  int height, width, half;
+  Padding padding;
+  int step_rows, step_columns, shift;
+  int across, tiles, pairs;
+};
+
+// One of a pair's tiles: its first place in the image, which may lie outside.
+struct Place {
+  int top, left;
+  bool exists, inside;
+
+  __device__ Place(const Cover& cover, int number, int rows, int columns) {
+    top = number / cover.across * cover.step_rows - cover.half;
+    left = number % cover.across * cover.step_columns - cover.half - cover.shift;
+    exists = number < cover.tiles;
+    inside = exists && top >= 0 && left >= 0 && top + rows <= cover.height && left + columns <= cover.width;
+  }
+};
+
+// As `source`; also -1 for what is further outside than any result needs. Without a branch.
+__device__ __forceinline__ int source_or_none(int i, int n, const Cover& cover) {
+  const int reflected = i < 0 ? -i : i < n ? i : 2 * n - 2 - i;
+  const int repeated = min(max(i, 0), n - 1);
+  const int found = cover.padding == Padding::reflect ? reflected : repeated;
+  const bool known = cover.padding == Padding::zeros ? i >= 0 && i < n : i >= -cover.half && i < n + cover.half;
+  return known ? found : -1;
+}
+
+// Eight pixels of one column, S rows apart from `row` on; column and row count from the tile's first place.
+template <int S, bool inside, typename T>
+__device__ __forceinline__ void load_pixels(float (&pixels)[8], const T* image, const Cover& cover, const Place& place,
+                                            int row, int column) {
+  if constexpr (inside) {
+    const T* from = image + int64_t{place.top + row} * cover.width + place.left + column;
+    const int64_t down = int64_t{S} * cover.width;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) pixels[j] = static_cast<float>(from[j * down]);
+  } else {
+    const int x = source_or_none(place.left + column, cover.width, cover);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int y = source_or_none(place.top + row + S * j, cover.height, cover);
+      const bool known = place.exists && x >= 0 && y >= 0;
+      // What is not known is read from the image's first pixel, so that no load waits for a branch.
+      const float pixel = static_cast<float>(image[known ? int64_t{y} * cover.width + x : 0]);
+      pixels[j] = known ? pixel : 0.f;
+    }
+  }
+}
+
+template <typename T, int SY, int SX>
+class Convolution {
+ public:
+  using Own = Tile<SY, SX>;
+
+  __device__ Convolution(float2* memory, const Cover& cover)
+      : memory_(memory), cover_(cover), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {
+    along_ = lane_ + lane_ / 16;
+  }
+
+  // Step 1.
+  template <bool inside>
+  __device__ __forceinline__ void load(const T* image, const Place& a, const Place& b) {
+    constexpr int loaded = inside ? Own::loaded : Own::loaded / 2;
+    float2 column_roots[8];
+    read_roots<Own::rows>(column_roots, warp_);
+#pragma unroll 1
+    for (int chunk = 0; chunk < Own::chunks; chunk += loaded) {
+      float real[loaded][8], imaginary[loaded][8];
+#pragma unroll
+      for (int c = 0; c < loaded; ++c) {
+        load_pixels<SY, inside>(real[c], image, cover_, a, warp_, 32 * (chunk + c) + lane_);
+        load_pixels<SY, inside>(imaginary[c], image, cover_, b, warp_, 32 * (chunk + c) + lane_);
+      }
+#pragma unroll
+      for (int c = 0; c < loaded; ++c) {
+        float2 x[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x[j] = {real[c][j], imaginary[c][j]};
+        fft::transform<false>(x);
+        float2* to = memory_ + warp_ * Own::pitch + 34 * (chunk + c) + along_;
+#pragma unroll
+        for (int p = 0; p < 8; ++p) to[p * SY * Own::pitch] = p == 0 ? x[0] : fft::product(x[p], column_roots[p]);
+      }
+    }
+  }
+
+  // Steps 2 and 6.
+  template <bool inverse>
+  __device__ __forceinline__ void transform_columns() {
+#pragma unroll 1
+    for (int part = warp_; part < 8 * Own::chunks; part += Own::warps) {
+      float2* at = memory_ + part % 8 * SY * Own::pitch + 34 * (part / 8) + along_;
+      float2 x[SY];
+#pragma unroll
+      for (int i = 0; i < SY; ++i) x[i] = at[i * Own::pitch];
+      fft::transform<inverse>(x);
+#pragma unroll
+      for (int i = 0; i < SY; ++i) at[i * Own::pitch] = x[i];
+    }
+  }
+
+  // Steps 3 to 5.
+  __device__ __forceinline__ void multiply_rows(const float4* __restrict__ spectrum) {
+    transform_rows<false>();
+    __syncwarp();
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const int p = lane_ % 8;
+      float2* at = memory_ + (8 * warp_ + 4 * t + lane_ / 8) * Own::pitch + SX * p + SX * p / 16;
+      const float4* factors = spectrum + (2 * warp_ + t) * (SX / 2 * 32) + lane_;
+      float2 x[SX];
+#pragma unroll
+      for (int i = 0; i < SX; ++i) x[i] = at[i];
+      fft::transform<false>(x);
+#pragma unroll
+      for (int i = 0; i < SX; i += 2) {
+        const float4 two = __ldg(factors + i / 2 * 32);
+        x[i] = fft::product(x[i], {two.x, two.y});
+        x[i + 1] = fft::product(x[i + 1], {two.z, two.w});
+      }
+      fft::transform<true>(x);
+#pragma unroll
+      for (int i = 0; i < SX; ++i) at[i] = x[i];
+    }
+    __syncwarp();
+    transform_rows<true>();
+  }
+
+  // Step 7.
+  __device__ __forceinline__ void store(T* results, const Place& a, const Place& b) {
+    float2 column_roots[8];
+    read_roots<Own::rows>(column_roots, warp_);
+#pragma unroll 1
+    for (int chunk = 0; chunk < Own::chunks; ++chunk) {
+      const float2* from = memory_ + warp_ * Own::pitch + 34 * chunk + along_;
+      float2 x[8];
+#pragma unroll
+      for (int p = 0; p < 8; ++p) {
+        const float2 value = from[p * SY * Own::pitch];
+        x[p] = p == 0 ? value : fft::product_with_conjugate(value, column_roots[p]);
+      }
+      fft::transform<true>(x);
+      const int column = 32 * chunk + lane_ - cover_.shift;
+      if (column < 0 || column >= cover_.step_columns) continue;
+      float values[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) values[j] = x[j].x;
+      store_pixels(results, values, a, column);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) values[j] = x[j].y;
+      if (b.exists) store_pixels(results, values, b, column);
+    }
+  }
+
+ private:
+  // The roots of `side` to the powers 0, a, ... 7 a.
+  template <int side>
+  __device__ __forceinline__ static void read_roots(float2 (&powers)[8], int a) {
+#pragma unroll
+    for (int p = 0; p < 8; ++p) powers[p] = roots.values[a * p * (fft::roots_of / side)];
+  }
+
+  // Steps 3 and 5.
+  template <bool inverse>
+  __device__ __forceinline__ void transform_rows() {
+    constexpr int rows_at_once = 32 / SX;
+    const int a = lane_ % SX, part = lane_ / SX;
+    float2 row_roots[8];
+    read_roots<Own::columns>(row_roots, a);
+#pragma unroll 1
+    for (int t = 0; t < 8 / rows_at_once; ++t) {
+      // Of rows of 64 places those two apart lie in different banks.
+      const int row = 8 * warp_ + rows_at_once * t + (SX == 16 ? part : part % 2 * 2 + part / 2);
+      float2* at = memory_ + row * Own::pitch;
+      float2 x[8];
+#pragma unroll
+      for (int p = 0; p < 8; ++p) {
+        const float2 value = at[a + SX * p + (a + SX * p) / 16];
+        x[p] = inverse && p > 0 ? fft::product_with_conjugate(value, row_roots[p]) : value;
+      }
+      fft::transform<inverse>(x);
+#pragma unroll
+      for (int p = 0; p < 8; ++p) {
+        at[a + SX * p + (a + SX * p) / 16] = inverse || p == 0 ? x[p] : fft::product(x[p], row_roots[p]);
+      }
+    }
+  }
+
+  // Results of one column, S rows apart from row `warp_` on.
+  __device__ __forceinline__ void store_pixels(T* results, const float (&values)[8], const Place& place, int column) {
+    const int top = place.top + cover_.half, x = place.left + cover_.half + cover_.shift + column;
+    if (x >= cover_.width) return;
+    T* to = results + int64_t{top + warp_} * cover_.width + x;
+    const int64_t down = int64_t{SY} * cover_.width;
+    const int rows = min(cover_.step_rows, cover_.height - top);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (warp_ + SY * j < rows) to[j * down] = static_cast<T>(values[j]);
+    }
+  }
+
+  float2* const memory_;
+  const Cover& cover_;
+  const int warp_, lane_;
+  // A lane's place along the 32 columns of a chunk.
+  int along_;
+};
+
+// A block is a pair of tiles of one image.
+template <typename T, int SY, int SX>
+__global__ void __launch_bounds__(Tile<SY, SX>::threads, Tile<SY, SX>::blocks)
+    convolve_by_fft(const T* __restrict__ images, const float4* __restrict__ spectrum, T* __restrict__ results,
+                    const __grid_constant__ Cover cover) {
+  using Own = Tile<SY, SX>;
+  extern __shared__ __align__(16) float2 memory[];
+  const int pair = static_cast<int>(blockIdx.x % cover.pairs);
+  const int64_t offset = int64_t{blockIdx.x / cover.pairs} * cover.height * cover.width;
+  const Place a(cover, 2 * pair, Own::rows, Own::columns), b(cover, 2 * pair + 1, Own::rows, Own::columns);
+  Convolution<T, SY, SX> convolution(memory, cover);
+  wait_for_the_one_before();
+  if (a.inside && b.inside) {
+    convolution.template load<true>(images + offset, a, b);
+  } else {
+    convolution.template load<false>(images + offset, a, b);
+  }
+  __syncthreads();
+  convolution.template transform_columns<false>();
+  __syncthreads();
+  convolution.multiply_rows(spectrum);
+  __syncthreads();
+  convolution.template transform_columns<true>();
+  __syncthreads();
+  convolution.store(results + offset, a, b);
+}
+
+// The conjugate of the filter's transform over rows x columns, divided by their number: in the order of step 4, as it
+// is read. A block is a row of the transform.
+template <typename T>
+__global__ void __launch_bounds__(128)
+    transform_filter(const T* __restrict__ weight, float2* __restrict__ spectrum, int size, int rows, int columns) {
+  __shared__ double2 roots_of_all[fft::roots_of];
+  __shared__ double2 sums[largest_filter];
+  let_the_next_start();
+  const int t = threadIdx.x;
+  const int place = static_cast<int>(blockIdx.x);
+  const int frequency = place / (rows / 8) + 8 * (place % (rows / 8));
+  for (int n = t; n < fft::roots_of; n += blockDim.x) {
+    sincospi(2.0 * n / fft::roots_of, &roots_of_all[n].y, &roots_of_all[n].x);
+  }
+  __syncthreads();
+  const int row_step = frequency * (fft::roots_of / rows);
+  if (t < size) {
+    double2 sum = {0, 0};
+    for (int i = 0; i < size; ++i) {
+      const double2 root = roots_of_all[row_step * i % fft::roots_of];
+      const double tap = static_cast<double>(static_cast<float>(weight[i * size + t]));
+      sum.x += tap * root.x;
+      sum.y += tap * root.y;
+    }
+    sums[t] = sum;
+  }
+  __syncthreads();
+  if (t >= columns) return;
+  const int part = columns / 8;
+  const int p = t / part, q = t % part, column_step = (p + 8 * q) * (fft::roots_of / columns);
+  double2 sum = {0, 0};
+  for (int j = 0; j < size; ++j) {
+    const double2 root = roots_of_all[column_step * j % fft::roots_of], by = sums[j];
+    sum.x += by.x * root.x - by.y * root.y;
+    sum.y += by.x * root.y + by.y * root.x;
+  }
+  const double scale = 1.0 / (rows * columns);
+  const int lane = place % 4 * 8 + p;
+  spectrum[((place / 4 * (part / 2) + q / 2) * 32 + lane) * 2 + q % 2] = {static_cast<float>(scale * sum.x),
+                                                                         static_cast<float>(scale * sum.y)};
+}
+
+}  // namespace cuda_ext::conv2d
