@@ -12,9 +12,9 @@ namespace {
 constexpr int sector = 32;
 constexpr double tolerated_loss = 0.05;
 
-template <typename T, int SY, int SX>
+template <typename T, int SY, int SX, int groups = 1>
 Cover cover_of(const Call<T>& call) {
-  using Own = Tile<SY, SX>;
+  using Own = Tile<SY, SX, groups>;
   Cover cover{call.height, call.width, call.size / 2, call.padding};
   cover.step_rows = Own::rows - call.size + 1;
   cover.step_columns = Own::columns - call.size + 1;
@@ -34,22 +34,22 @@ Cover cover_of(const Call<T>& call) {
   return cover;
 }
 
-template <typename T, int SY, int SX>
+template <typename T, int SY, int SX, int groups = 1>
 void launch_tiles(const Call<T>& call, const Cover& cover, float* spectrum) {
-  using Own = Tile<SY, SX>;
+  using Own = Tile<SY, SX, groups>;
   static_assert(2 * Own::rows * Own::columns <= most_of_a_spectrum);
   transform_filter<T><<<Own::rows, 128, 0, call.stream>>>(call.weight, reinterpret_cast<float2*>(spectrum), call.size,
                                                          Own::rows, Own::columns);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
-  launch_early(&convolve_by_fft<T, SY, SX>, static_cast<unsigned>(call.count * cover.pairs), Own::threads, Own::bytes,
+  launch_early(&convolve_by_fft<T, SY, SX, groups>, static_cast<unsigned>(call.count * cover.pairs), Own::threads, Own::bytes,
                call.stream, call.images, reinterpret_cast<const float4*>(spectrum), call.results, cover);
 }
 
 }  // namespace
 
-template <typename T, int SY, int SX>
+template <typename T, int SY, int SX, int groups = 1>
 void launch_tiles(const Call<T>& call, float* spectrum) {
-  launch_tiles<T, SY, SX>(call, cover_of<T, SY, SX>(call), spectrum);
+  launch_tiles<T, SY, SX, groups>(call, cover_of<T, SY, SX, groups>(call), spectrum);
 }
 
 template <typename T>
@@ -62,11 +62,12 @@ void launch_fft(const Call<T>& call, float* spectrum) {
       case 'c': return launch_tiles<T, 8, 16>(call, spectrum);
       case 'd': return launch_tiles<T, 16, 8>(call, spectrum);
       case 'e': return launch_tiles<T, 12, 8>(call, spectrum);
+      case 'g': return launch_tiles<T, 16, 16, 2>(call, spectrum);
       case 'f': return launch_tiles<T, 8, 8>(call, spectrum);
     }
   }
 #endif
-  if (Tile<16, 16>::bytes <= shared_memory_of_a_block()) {
+  if (Tile<16, 16, 1>::bytes <= shared_memory_of_a_block()) {
     launch_tiles<T, 16, 16>(call, spectrum);
   } else {
     launch_tiles<T, 8, 16>(call, spectrum);

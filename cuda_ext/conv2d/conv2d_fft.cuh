@@ -30,19 +30,20 @@ namespace cuda_ext::conv2d {
 
 __device__ const fft::Roots roots;
 
-// SY x SX: what a tile's sides are eighths of. A warp for each a of the columns.
-template <int SY, int SX>
+// SY, SX: an eighth of a tile's sides. groups: warps for each a of the columns.
+template <int SY, int SX, int groups>
 struct Tile {
   static_assert((SY == 8 || SY == 12 || SY == 16) && (SX == 8 || SX == 16));
   static constexpr int rows = 8 * SY, columns = 8 * SX;
-  static constexpr int warps = SY, threads = 32 * warps;
+  static constexpr int warps = SY * groups, threads = 32 * warps;
+  static constexpr int rows_of_warp = rows / warps;
   static constexpr int pitch = columns + (SX == 16 ? 8 : 4);
   static constexpr int bytes = rows * pitch * sizeof(float2);
   // Blocks that share a multiprocessor, as far as shared memory and registers (64 a thread and more) go.
   static constexpr int blocks = bytes > 113 * 1024 ? 1 : bytes > 75 * 1024 ? 2 : threads > 256 ? 2 : bytes > 55 * 1024 ? 3 : 4;
   // Columns of 32 lanes: what a warp loads from the image at once.
   static constexpr int chunks = columns / 32;
-  static constexpr int loaded = blocks == 1 ? 4 : 2;
+  static constexpr int loaded = blocks == 1 && groups == 1 ? 4 : 2;
 };
 
 // Where the results are cut into tiles. step: rows and columns of results of a tile; shift: of a tile's places the
@@ -98,13 +99,13 @@ __device__ __forceinline__ void load_pixels(float (&pixels)[8], const T* image, 
   }
 }
 
-template <typename T, int SY, int SX>
+template <typename T, int SY, int SX, int groups>
 class Convolution {
  public:
-  using Own = Tile<SY, SX>;
+  using Own = Tile<SY, SX, groups>;
 
   __device__ Convolution(float2* memory, const Cover& cover)
-      : memory_(memory), cover_(cover), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {
+      : memory_(memory), cover_(cover), warp_(threadIdx.x / 32), part_(warp_ % SY), lane_(threadIdx.x % 32) {
     along_ = lane_ + lane_ / 16;
   }
 
@@ -113,14 +114,14 @@ class Convolution {
   __device__ __forceinline__ void load(const T* image, const Place& a, const Place& b) {
     constexpr int loaded = inside ? Own::loaded : Own::loaded / 2;
     float2 column_roots[8];
-    read_roots<Own::rows>(column_roots, warp_);
+    read_roots<Own::rows>(column_roots, part_);
 #pragma unroll 1
-    for (int chunk = 0; chunk < Own::chunks; chunk += loaded) {
+    for (int chunk = warp_ / SY * loaded; chunk < Own::chunks; chunk += groups * loaded) {
       float real[loaded][8], imaginary[loaded][8];
 #pragma unroll
       for (int c = 0; c < loaded; ++c) {
-        load_pixels<SY, inside>(real[c], image, cover_, a, warp_, 32 * (chunk + c) + lane_);
-        load_pixels<SY, inside>(imaginary[c], image, cover_, b, warp_, 32 * (chunk + c) + lane_);
+        load_pixels<SY, inside>(real[c], image, cover_, a, part_, 32 * (chunk + c) + lane_);
+        load_pixels<SY, inside>(imaginary[c], image, cover_, b, part_, 32 * (chunk + c) + lane_);
       }
 #pragma unroll
       for (int c = 0; c < loaded; ++c) {
@@ -128,7 +129,7 @@ class Convolution {
 #pragma unroll
         for (int j = 0; j < 8; ++j) x[j] = {real[c][j], imaginary[c][j]};
         fft::transform<false>(x);
-        float2* to = memory_ + warp_ * Own::pitch + 34 * (chunk + c) + along_;
+        float2* to = memory_ + part_ * Own::pitch + 34 * (chunk + c) + along_;
 #pragma unroll
         for (int p = 0; p < 8; ++p) to[p * SY * Own::pitch] = p == 0 ? x[0] : fft::product(x[p], column_roots[p]);
       }
@@ -155,10 +156,10 @@ class Convolution {
     transform_rows<false>();
     __syncwarp();
 #pragma unroll
-    for (int t = 0; t < 2; ++t) {
-      const int p = lane_ % 8;
-      float2* at = memory_ + (8 * warp_ + 4 * t + lane_ / 8) * Own::pitch + SX * p + SX * p / 16;
-      const float4* factors = spectrum + (2 * warp_ + t) * (SX / 2 * 32) + lane_;
+    for (int t = 0; t < Own::rows_of_warp; t += 4) {
+      const int p = lane_ % 8, row = Own::rows_of_warp * warp_ + t;
+      float2* at = memory_ + (row + lane_ / 8) * Own::pitch + SX * p + SX * p / 16;
+      const float4* factors = spectrum + row / 4 * (SX / 2 * 32) + lane_;
       float2 x[SX];
 #pragma unroll
       for (int i = 0; i < SX; ++i) x[i] = at[i];
@@ -180,10 +181,10 @@ class Convolution {
   // Step 7.
   __device__ __forceinline__ void store(T* results, const Place& a, const Place& b) {
     float2 column_roots[8];
-    read_roots<Own::rows>(column_roots, warp_);
+    read_roots<Own::rows>(column_roots, part_);
 #pragma unroll 1
-    for (int chunk = 0; chunk < Own::chunks; ++chunk) {
-      const float2* from = memory_ + warp_ * Own::pitch + 34 * chunk + along_;
+    for (int chunk = warp_ / SY; chunk < Own::chunks; chunk += groups) {
+      const float2* from = memory_ + part_ * Own::pitch + 34 * chunk + along_;
       float2 x[8];
 #pragma unroll
       for (int p = 0; p < 8; ++p) {
@@ -219,9 +220,9 @@ class Convolution {
     float2 row_roots[8];
     read_roots<Own::columns>(row_roots, a);
 #pragma unroll 1
-    for (int t = 0; t < 8 / rows_at_once; ++t) {
+    for (int t = 0; t < Own::rows_of_warp; t += rows_at_once) {
       // Of rows of 64 places those two apart lie in different banks.
-      const int row = 8 * warp_ + rows_at_once * t + (SX == 16 ? part : part % 2 * 2 + part / 2);
+      const int row = Own::rows_of_warp * warp_ + t + (SX == 16 ? part : part % 2 * 2 + part / 2);
       float2* at = memory_ + row * Own::pitch;
       float2 x[8];
 #pragma unroll
@@ -237,37 +238,38 @@ class Convolution {
     }
   }
 
-  // Results of one column, S rows apart from row `warp_` on.
+  // Results of one column, SY rows apart from the warp's first on.
   __device__ __forceinline__ void store_pixels(T* results, const float (&values)[8], const Place& place, int column) {
     const int top = place.top + cover_.half, x = place.left + cover_.half + cover_.shift + column;
     if (x >= cover_.width) return;
-    T* to = results + int64_t{top + warp_} * cover_.width + x;
+    T* to = results + int64_t{top + part_} * cover_.width + x;
     const int64_t down = int64_t{SY} * cover_.width;
     const int rows = min(cover_.step_rows, cover_.height - top);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      if (warp_ + SY * j < rows) to[j * down] = static_cast<T>(values[j]);
+      if (part_ + SY * j < rows) to[j * down] = static_cast<T>(values[j]);
     }
   }
 
   float2* const memory_;
   const Cover& cover_;
-  const int warp_, lane_;
+  // part_: a of steps 1 and 7.
+  const int warp_, part_, lane_;
   // A lane's place along the 32 columns of a chunk.
   int along_;
 };
 
 // A block is a pair of tiles of one image.
-template <typename T, int SY, int SX>
-__global__ void __launch_bounds__(Tile<SY, SX>::threads, Tile<SY, SX>::blocks)
+template <typename T, int SY, int SX, int groups>
+__global__ void __launch_bounds__(Tile<SY, SX, groups>::threads, Tile<SY, SX, groups>::blocks)
     convolve_by_fft(const T* __restrict__ images, const float4* __restrict__ spectrum, T* __restrict__ results,
                     const __grid_constant__ Cover cover) {
-  using Own = Tile<SY, SX>;
+  using Own = Tile<SY, SX, groups>;
   extern __shared__ __align__(16) float2 memory[];
   const int pair = static_cast<int>(blockIdx.x % cover.pairs);
   const int64_t offset = int64_t{blockIdx.x / cover.pairs} * cover.height * cover.width;
   const Place a(cover, 2 * pair, Own::rows, Own::columns), b(cover, 2 * pair + 1, Own::rows, Own::columns);
-  Convolution<T, SY, SX> convolution(memory, cover);
+  Convolution<T, SY, SX, groups> convolution(memory, cover);
   wait_for_the_one_before();
   if (a.inside && b.inside) {
     convolution.template load<true>(images + offset, a, b);
