@@ -21,8 +21,8 @@ from cuda_ext.conv2d import KERNELS, PADDINGS, conv2d, reference
 LARGE, MANY, SMALL = (1, 8192, 8192), (64, 512, 512), (1, 1024, 1024)
 # Pixels of a row that become channels.
 BLOCK = 16
-# A side of the tiles whose transforms take the fewest operations that a convolution is known to take.
-TILE = 128
+# Sides of the tiles whose transforms take the fewest operations that a convolution is known to take.
+TILES = (64, 128)
 
 
 def bench_cases() -> Iterator[Case]:
@@ -79,9 +79,12 @@ def _operations(size: int) -> float:
 
     A transform of n complex numbers takes 5 n log2(n); two tiles of pixels are one of complex numbers.
     """
-    numbers = TILE**2
-    transforms = 2 * 5 * numbers * math.log2(numbers) + 6 * numbers
-    return min(2 * size**2, transforms / (2 * (TILE - size + 1) ** 2))
+
+    def by_tiles(side: int) -> float:
+        numbers = side**2
+        return (2 * 5 * numbers * math.log2(numbers) + 6 * numbers) / (2 * (side - size + 1) ** 2)
+
+    return min(2 * size**2, *(by_tiles(side) for side in TILES))
 
 
 def _in_cudnn(convolve: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -184,8 +187,10 @@ def exercise() -> None:
     # Whole packs and more than a strip; rows that begin between packs.
     shapes = [(1, 19, 264), (2, 17, 45)]
     for dtype in (torch.float32, torch.bfloat16):
-        # Tiles that lie inside the image, and an odd number of them.
+        # Small tiles and large ones: pairs that are inside the image, and an odd number of tiles. Large tiles take a
+        # pair for each multiprocessor.
         _compare((1, 210, 440), 31, dtype, "zeros", ("fft",))
+        _compare((24, 230, 450), 19, dtype, "zeros", ("fft",))
     cases = [(dtype, size) for dtype in (torch.float32, torch.bfloat16) for size in (3, 5, 15, 31)]
     for number, (dtype, size) in enumerate(cases):
         for turn, shape in enumerate(shapes):

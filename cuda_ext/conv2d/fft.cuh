@@ -1,4 +1,4 @@
-// Discrete Fourier transforms of 8, 12 and 16 complex numbers in registers, and the roots of unity between them.
+// Discrete Fourier transforms of 8 and 16 complex numbers in registers, and the roots of unity between them.
 //
 // X[k] = sum over n of x[n] e^(-2 pi i n k / R); the inverse has a plus, and no factor. Both keep the natural order.
 #pragma once
@@ -24,12 +24,6 @@ __host__ __device__ inline float2 turned(float2 a) {
   return inverse ? float2{-a.y, a.x} : float2{a.y, -a.x};
 }
 
-// a by the conjugate of a root, of the inverse by the root.
-template <bool inverse>
-__host__ __device__ inline float2 turned_by(float2 a, float2 root) {
-  return inverse ? product(a, root) : product_with_conjugate(a, root);
-}
-
 // a by e^(-2 pi i n / 16), of the inverse by its conjugate.
 template <bool inverse, int n>
 __host__ __device__ inline float2 turned_by_sixteenths(float2 a) {
@@ -41,7 +35,8 @@ __host__ __device__ inline float2 turned_by_sixteenths(float2 a) {
   }
   if constexpr (n == 4) return turned<inverse>(a);
   if constexpr (n > 4) return turned_by_sixteenths<inverse, n - 4>(turned<inverse>(a));
-  return turned_by<inverse>(a, n == 1 ? float2{cosine, sine} : float2{sine, cosine});
+  constexpr float2 root = n == 1 ? float2{cosine, sine} : float2{sine, cosine};
+  return inverse ? product(a, root) : product_with_conjugate(a, root);
 }
 
 template <bool inverse>
@@ -65,39 +60,6 @@ __host__ __device__ inline void transform(float2 (&x)[8]) {
     x[k] = even[k] + odd[k];
     x[k + 4] = even[k] - odd[k];
   }
-}
-
-template <bool inverse>
-__host__ __device__ inline void transform(float2& a, float2& b, float2& c) {
-  constexpr float sine = 0.86602540378443865f;
-  const float2 sum = b + c, turn = turned<inverse>(b - c), middle = {a.x - 0.5f * sum.x, a.y - 0.5f * sum.y};
-  a = a + sum;
-  b = {middle.x + sine * turn.x, middle.y + sine * turn.y};
-  c = {middle.x - sine * turn.x, middle.y - sine * turn.y};
-}
-
-// By four transforms of three, a turn, and three of four.
-template <bool inverse>
-__host__ __device__ inline void transform(float2 (&x)[12]) {
-  constexpr float sine = 0.86602540378443865f;
-#pragma unroll
-  for (int n = 0; n < 4; ++n) transform<inverse>(x[n], x[n + 4], x[n + 8]);
-  // By e^(-2 pi i n k / 12).
-  x[5] = turned_by<inverse>(x[5], {sine, 0.5f});
-  x[6] = turned_by<inverse>(x[6], {0.5f, sine});
-  x[7] = turned<inverse>(x[7]);
-  x[9] = turned_by<inverse>(x[9], {0.5f, sine});
-  x[10] = turned_by<inverse>(x[10], {-0.5f, sine});
-  x[11] = float2{-x[11].x, -x[11].y};
-  float2 parts[12];
-#pragma unroll
-  for (int k = 0; k < 3; ++k) {
-    transform<inverse>(x[4 * k], x[4 * k + 1], x[4 * k + 2], x[4 * k + 3]);
-#pragma unroll
-    for (int l = 0; l < 4; ++l) parts[k + 3 * l] = x[4 * k + l];
-  }
-#pragma unroll
-  for (int k = 0; k < 12; ++k) x[k] = parts[k];
 }
 
 // By four transforms of four, a turn, and four more.
@@ -128,8 +90,8 @@ __host__ __device__ inline void transform(float2 (&x)[16]) {
   }
 }
 
-// e^(-2 pi i n / 384), each rounded once: by its series, at most a quarter turn from 0. 64, 96 and 128 divide 384.
-constexpr int roots_of = 384;
+// e^(-2 pi i n / 128), each rounded once: by its series, at most a quarter turn from 0.
+constexpr int roots_of = 128;
 
 struct Roots {
   float2 values[roots_of]{};
