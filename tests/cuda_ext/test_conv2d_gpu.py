@@ -16,10 +16,15 @@ from tests.cuda_ext.rules import (
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 # Half precision: rounding of the result, once. float32: of 961 products and their sum.
 LARGEST_ERROR = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}
-# Whole packs, rows that begin between packs, less than a filter, one row, one column, more than a strip.
-SHAPES = [(2, 67, 64), (1, 33, 1000), (3, 40, 513), (1, 300, 264), (2, 31, 32), (1, 16, 17), (2, 1, 520), (1, 90, 1)]
-# Pixels along the largest tile of kernel fft.
-TILE = 128
+# Pairs of tiles that give each multiprocessor of a GPU one: from 19 on `fft` then takes tiles of 128 x 128.
+MANY = 200
+# Whole packs, rows that begin between packs, less than a filter, one row, one column, more than a strip, many images.
+SHAPES = [
+    (2, 67, 64), (1, 33, 1000), (3, 40, 513), (1, 300, 264), (2, 31, 32), (1, 16, 17), (2, 1, 520), (1, 90, 1),
+    (MANY, 17, 40),
+]  # fmt: skip
+# Each filter with the tiles that `fft` has for it: their side, and how many copies of an image choose it.
+TILES = [*((size, 64, 1) for size in SIZES), *((size, 128, MANY) for size in SIZES if size >= 19)]
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -54,22 +59,34 @@ def test_the_error_against_float64_is_rounding(size, dtype, padding):
             assert relative_error(result, expected) <= LARGEST_ERROR[dtype], (shape, kernel)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_tiles_of_transforms_meet_without_a_gap(size):
-    """Images of one result less and more than tiles, an odd number of tiles, and tiles that begin on 32 bytes."""
-    side = TILE - size + 1
+@pytest.mark.parametrize(("size", "tile", "copies"), TILES)
+def test_tiles_of_transforms_meet_without_a_gap(size, tile, copies):
+    """Images of one result less and more than tiles, an odd number of tiles, and pairs of tiles inside the image."""
+    side = tile - size + 1
     weight = random(size, size, seed=1)
     shapes = [
-        (2, side - 1, side + 1), (1, side, side), (1, side + 1, 2 * side - 1), (3, 2 * side + 1, 8), (1, 2 * side, 416),
-        (1, 300, 640),
+        (2, side - 1, side + 1), (1, side, side), (1, side + 1, 2 * side - 1), (3, 2 * side + 1, 8), (1, 300, 640),
     ]  # fmt: skip
     for shape in shapes:
         images = random(*shape)
         for padding in PADDINGS:
             if padding == "reflect" and min(shape[1:]) <= size // 2:
                 continue
-            found = conv2d(images, weight, padding, "fft")
-            assert relative_error(found, exact(images, weight, padding)) <= LARGEST_ERROR[torch.float32], shape
+            found = conv2d(images.repeat(copies, 1, 1), weight, padding, "fft")
+            expected = exact(images, weight, padding).repeat(copies, 1, 1)
+            assert relative_error(found, expected) <= LARGEST_ERROR[torch.float32], shape
+
+
+@pytest.mark.parametrize(("size", "copies"), [(13, 1), (31, 1), (31, MANY)])
+def test_a_transform_reads_images_that_were_written_right_before(size, copies):
+    """Its kernel starts while the filter is transformed, but not before the images are written."""
+    weight, given = random(size, size, seed=1), [random(1, 300, 264, seed=seed).repeat(copies, 1, 1) for seed in (2, 3)]
+    expected = [conv2d(images, weight, kernel="fft") for images in given]
+    images = torch.empty_like(given[0])
+    for _ in range(50):
+        for new, result in zip(given, expected, strict=True):
+            images.copy_(new)
+            assert torch.equal(conv2d(images, weight, kernel="fft"), result)
 
 
 def test_the_filter_decides_between_register_and_fft_and_so_does_its_flipped_one():
@@ -83,18 +100,21 @@ def test_the_filter_decides_between_register_and_fft_and_so_does_its_flipped_one
         assert torch.equal(found, conv2d(back, weight.flip(0, 1), kernel=kernel))
 
 
-def test_nan_in_a_tile_reaches_no_other_pair_of_tiles():
-    images, weight = random(1, 400, 800), random(31, 31, seed=1)
+@pytest.mark.parametrize(("tile", "copies"), [(64, 1), (128, MANY)])
+def test_nan_in_a_tile_reaches_no_other_pair_of_tiles(tile, copies):
+    images, weight = random(1, 400, 800).repeat(copies, 1, 1), random(31, 31, seed=1)
     expected = conv2d(images, weight, kernel="fft")
     images[0, 5, 5] = float("nan")
     found = conv2d(images, weight, kernel="fft")
     assert found[0, :21, :21].isnan().all()
-    assert torch.equal(found[0, TILE:], expected[0, TILE:])
-    assert torch.equal(found[0, :, 2 * TILE :], expected[0, :, 2 * TILE :])
+    assert torch.equal(found[0, tile:], expected[0, tile:])
+    assert torch.equal(found[0, :, 2 * tile :], expected[0, :, 2 * tile :])
+    assert torch.equal(found[1:], expected[1:])
 
 
-def test_a_spectrum_and_results_that_begin_as_nan_are_written_whole():
-    images, weight = random(2, 150, 264), random(31, 31, seed=1)
+@pytest.mark.parametrize("copies", [1, MANY])
+def test_a_spectrum_and_results_that_begin_as_nan_are_written_whole(copies):
+    images, weight = random(2, 150, 264).repeat(copies, 1, 1), random(31, 31, seed=1)
     expected = conv2d(images, weight, kernel="fft")
     torch.use_deterministic_algorithms(True)
     try:
@@ -162,10 +182,12 @@ def test_more_than_2_to_the_31_elements(shape):
         del result
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("size", [3, 15, 31])
-def test_the_rules_of_a_kernel(kernel, size):
-    images, weight, changed = random(2, 300, 264), random(size, size, seed=1), random(2, 300, 264, seed=2)
+@pytest.mark.parametrize(
+    ("kernel", "size", "count"), [*((kernel, size, 2) for kernel in KERNELS for size in (3, 15, 31)), ("fft", 31, MANY)]
+)
+def test_the_rules_of_a_kernel(kernel, size, count):
+    shape = count, 300, 264
+    images, weight, changed = random(*shape), random(size, size, seed=1), random(*shape, seed=2)
 
     def run(x, w):
         return conv2d(x, w, "reflect", kernel)
