@@ -64,9 +64,9 @@ def main() -> None:
         for row in times(name, arguments.peers):
             measured["results"].append(row)
             print(time_line(row), flush=True)
+            if arguments.json:  # A run that is cut keeps what it has measured.
+                write_json(arguments.json, measured)
     print(json.dumps(measured))
-    if arguments.json:
-        write_json(arguments.json, measured)
 
 
 def network(name: str, **settings: Any) -> nn.Module:

@@ -104,15 +104,18 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise InputError("the benchmark times kernels on an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
-    measured = {
+    measured: dict[str, Any] = {
         "environment": environment(),
         "kernels": library.kernels(torch.device("cuda", torch.cuda.current_device())),
-        "results": [measure(batch) for batch in arguments.batch],
+        "results": [],
     }
-    print(table(measured))
+    print(f"| batch | step | ms | spread | n | documents per second |\n|{'---|' * 6}", flush=True)
+    for batch in arguments.batch:
+        measured["results"].append(measure(batch))
+        print("\n".join(lines(measured["results"][-1])), flush=True)
+        if arguments.json:  # A run that is cut keeps what it has measured.
+            write_json(arguments.json, measured)
     print(json.dumps(measured))
-    if arguments.json:
-        write_json(arguments.json, measured)
 
 
 def measure(batch: int) -> dict[str, Any]:
@@ -201,17 +204,16 @@ def peer_steps(
     return step, replay
 
 
-def table(measured: dict[str, Any]) -> str:
-    lines = ["| batch | step | ms | spread | n | documents per second |", f"|{'---|' * 6}"]
-    for result in measured["results"]:
-        for name, row in result["timed"].items():
-            spread = row["high_quartile_ms"] - row["low_quartile_ms"]
-            lines.append(
-                f"| {result['batch']} | {name} | {row['median_ms']:.3f} | {spread:.3f} | {row['n']} "
-                f"| {row['documents_a_second']:,.0f} |"
-            )
-        lines.append(f"| {result['batch']} | best / best peer | | | | {result['times_best_peer']:.2f} |")
-    return "\n".join(lines)
+def lines(result: dict[str, Any]) -> list[str]:
+    """Format a batch's rows of the table; the spread is the interquartile range."""
+    rows = []
+    for name, row in result["timed"].items():
+        spread = row["high_quartile_ms"] - row["low_quartile_ms"]
+        rows.append(
+            f"| {result['batch']} | {name} | {row['median_ms']:.3f} | {spread:.3f} | {row['n']} "
+            f"| {row['documents_a_second']:,.0f} |"
+        )
+    return [*rows, f"| {result['batch']} | best / best peer | | | | {result['times_best_peer']:.2f} |"]
 
 
 if __name__ == "__main__":

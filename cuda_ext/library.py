@@ -51,11 +51,16 @@ def kernel(name: str, x: Tensor, variant: str | None = None) -> Callable | None:
     The reference comes with a warning, in strict mode with KernelError; but not that of float64 on a GPU, for which
     no operation has a kernel.
     """
-    reason = unfit(x.device) or lacks_shared_memory(variant or name, x.device)
+    return getattr(torch.ops.cuda_ext_kernels, name).default if runs(name, x.device, x.dtype, variant) else None
+
+
+def runs(name: str, device: torch.device, dtype: torch.dtype, variant: str | None = None) -> bool:
+    """Return whether the compiled operation runs for tensors of the dtype on the device; else warn or refuse."""
+    reason = unfit(device) or lacks_shared_memory(variant or name, device)
     if reason is None:
-        return None if x.dtype == torch.float64 else getattr(torch.ops.cuda_ext_kernels, name).default
+        return dtype != torch.float64
     run_reference(name, reason)
-    return None
+    return False
 
 
 def run_reference(name: str, reason: str) -> None:

@@ -30,9 +30,19 @@ __global__ void __launch_bounds__(summing_packs* summing_groups) sum_parts(const
   if (pack < stride) {
     const int from = blocks * threadIdx.y / summing_groups, to = blocks * (threadIdx.y + 1) / summing_groups;
     const Pack* part = static_cast<const Pack*>(partials) + pack;
+    // The blocks wrote of the last pack what belongs to a parameter.
+    const int64_t left = p.count() - pack * Pack::size;
 #pragma unroll 8
     for (int block = from; block < to; ++block) {
-      const Pack other = part[block * stride];
+      Pack other{};
+      if (left >= Pack::size) {
+        other = part[block * stride];
+      } else {
+#pragma unroll
+        for (int i = 0; i < Pack::size; ++i) {
+          if (i < left) other.values[i] = part[block * stride].values[i];
+        }
+      }
 #pragma unroll
       for (int i = 0; i < Pack::size; ++i) sum.values[i] += other.values[i];
     }

@@ -269,6 +269,165 @@ struct BackwardFewShared {
   float scores[few_warps][unit_rows];
 };
 
+// The two columns of a gradient from c on.
+template <typename T>
+__device__ __forceinline__ float2 gradient_at(const Backward& call, int64_t sequence, int c) {
+  const int width = call.parameters.width;
+  const T* const at = static_cast<const T*>(call.gradient) + sequence * width;
+  return make_float2(c < width ? static_cast<float>(at[c]) : 0.0f, c + 1 < width ? static_cast<float>(at[c + 1]) : 0.0f);
+}
+
+// A warp's part of the gradient of a row's score: softmax needs of the rest of a sequence only the gradient times the pooled
+// vector, of which each warp takes some columns.
+template <typename T, int eighths>
+__device__ __forceinline__ float part_of_score(const Backward& call, const Row<T, eighths>& x, int64_t place,
+                                               int64_t sequence, bool real, int warp, int q) {
+  using Shape = Tile<T, eighths>;
+  const int width = call.parameters.width;
+  float sum = 0;
+#pragma unroll
+  for (int pair = 0; pair < eighths; ++pair) {
+    if (pair % few_warps == warp && real) {
+      const int c = Shape::column(pair, q);
+      const float2 a = gradient_at<T>(call, sequence, c), b = x.at(pair);
+      const T* const pooled = static_cast<const T*>(call.pooled) + sequence * width;
+      if (c < width) sum += a.x * (b.x - static_cast<float>(pooled[c]));
+      if (c + 1 < width) sum += a.y * (b.y - static_cast<float>(pooled[c + 1]));
+    }
+  }
+  if (call.weights_gradient && warp == 0 && real) {
+    const auto* weights = static_cast<const float*>(call.weights);
+    const auto* gradients = static_cast<const float*>(call.weights_gradient);
+    const int64_t first = call.rows.first(sequence), beyond = first + call.rows.length(sequence);
+    for (int64_t t = first + q; t < beyond; t += 4) sum -= weights[t] * gradients[t];
+    if (q == 0) sum += gradients[place];
+  }
+  return over_quad(sum);
+}
+
+// Slopes of 16 rows and a warp's 16 units as an operand, and transposed; the units' gradients of the bias and the context go
+// to `partial`. u: the projection.
+template <typename T>
+__device__ __forceinline__ void make_few_slopes(unsigned (&slopes)[Units<T>::planes][4],
+                                                unsigned (&across)[Units<T>::planes][4], const Sums<T> (&u)[2],
+                                                const float (&slope)[2], float slope_scale, float inverse,
+                                                const float (&bias)[2][2], const float (&context)[2][2],
+                                                float* partial, const Parameters& p, int warp, int lane) {
+  constexpr int planes = Units<T>::planes;
+  const int g = lane / 4, q = lane % 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float of_context[2] = {}, of_bias[2] = {};
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      float two[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float a = tangent<T>(u[i].at(2 * k + j), inverse, bias[i][j]), most = slope[k] * slope_scale * context[i][j];
+        two[j] = fmaf(-a, a * most, most);
+        of_context[j] = fmaf(slope[k], a, of_context[j]);
+        of_bias[j] += two[j];
+      }
+      unsigned part[planes];
+      split<T>(make_float2(two[0], two[1]), part);
+#pragma unroll
+      for (int plane = 0; plane < planes; ++plane) {
+        slopes[plane][2 * i + k] = part[plane];
+        across[plane][2 * k + i] = transposed(part[plane]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float bias_sum = over_rows(of_bias[j]) * inverse_of(slope_scale), context_sum = over_rows(of_context[j]);
+      const int unit = 16 * warp + 8 * i + 2 * q + j;
+      if (g == 0 && unit < p.units) {
+        partial[p.units * p.width + unit] = bias_sum;
+        partial[p.units * (p.width + 1) + unit] = context_sum;
+      }
+    }
+  }
+}
+
+// A warp's part of the states' gradient to shared memory, and its units' gradient of the weight to `partial`. The inverses
+// undo the scales of each.
+template <typename T, int eighths>
+__device__ __forceinline__ void multiply_few_slopes(float2 (&changes)[eighths][2][32], float* partial,
+                                                    const unsigned (&slopes)[Units<T>::planes][4],
+                                                    const unsigned (&across)[Units<T>::planes][4],
+                                                    const Parts<T, eighths, 2>& of_units,
+                                                    const Parts<T, eighths, 2>& of_rows, float change_inverse,
+                                                    float weight_inverse, const Parameters& p, int warp, int lane) {
+  constexpr int planes = Units<T>::planes;
+  const int g = lane / 4, q = lane % 4;
+#pragma unroll
+  for (int pair = 0; pair < eighths; ++pair) {
+    unsigned w[2][planes], s[2][planes];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int plane = 0; plane < planes; ++plane) {
+        w[i][plane] = transposed(of_units.parts[pair][i][plane]);
+        s[i][plane] = transposed(of_rows.parts[pair][i][plane]);
+      }
+    }
+    float change[4] = {}, of_weight[4] = {};
+    multiply_parts<T>(change, slopes, w[0], w[1]);
+    multiply_parts<T>(of_weight, across, s[0], s[1]);
+    const int c = Tile<T, eighths>::column(pair, q);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      changes[pair][i][lane] = make_float2(change[2 * i] * change_inverse, change[2 * i + 1] * change_inverse);
+      const int unit = 16 * warp + g + 8 * i;
+      const float2 two = make_float2(of_weight[2 * i] * weight_inverse, of_weight[2 * i + 1] * weight_inverse);
+      if (unit < p.units) store_two(partial + unit * p.width, c, p.width, two);
+    }
+  }
+}
+
+// The states' gradient: the warps' parts added up, and what comes directly.
+template <typename T, int eighths>
+__device__ __forceinline__ void add_changes(const Backward& call, const BackwardFewShared<T, eighths>& shared,
+                                            const int64_t (&place)[2], const int64_t (&sequence)[2],
+                                            const bool (&stores)[2], const float (&share)[2], int warp, int lane) {
+  const int width = call.parameters.width, q = lane % 4;
+  for (int pair = warp; pair < eighths; pair += few_warps) {
+    const int c = Tile<T, eighths>::column(pair, q);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 direct = gradient_at<T>(call, sequence[i], c);
+      float2 sum = make_float2(share[i] * direct.x, share[i] * direct.y);
+#pragma unroll
+      for (int k = 0; k < BackwardFewShared<T, eighths>::strips; ++k) {
+        const float2 part = shared.change[k][pair][i][lane];
+        sum.x += part.x;
+        sum.y += part.y;
+      }
+      if (stores[i]) {
+        T* const out = static_cast<T*>(call.states_gradient) + place[i] * width;
+        if (c < width) out[c] = static_cast<T>(sum.x);
+        if (c + 1 < width) out[c + 1] = static_cast<T>(sum.y);
+      }
+    }
+  }
+}
+
+// The gradients of rows that stand apart: a warp takes the two rows of its number, which four lanes hold.
+template <typename T>
+__device__ __forceinline__ void store_apart(const Backward& call, const bool (&apart)[2], const int64_t (&place)[2],
+                                            const int64_t (&sequence)[2], const float (&share)[2],
+                                            const float (&slope)[2], int warp) {
+  const int from = 4 * warp;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool own = __shfl_sync(all_lanes, static_cast<int>(apart[i]), from);
+    const int64_t own_place = __shfl_sync(all_lanes, place[i], from);
+    const int64_t own_sequence = __shfl_sync(all_lanes, sequence[i], from);
+    const float own_share = __shfl_sync(all_lanes, share[i], from);
+    const float own_slope = __shfl_sync(all_lanes, slope[i], from);
+    if (own) gradient_of_row<T>(call, own_place, own_sequence, own_share, own_slope);
+  }
+}
+
 // For few real steps: a block takes 16 of them, a warp 16 units of the projection, and all that is made of these: their
 // part of the states' gradient, which the warps then add up, and of the parameters'. What one product leaves in a warp's
 // registers, transposed there, is the operand of the next.
@@ -328,34 +487,10 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const __grid_
     x[i].load(static_cast<const T*>(call.states) + place[i] * width, real[i], width, call.packs, q);
     share[i] = real[i] ? static_cast<const float*>(call.weights)[place[i]] : 0.0f;
   }
-  // The scores' gradient: softmax needs of the rest of a sequence only the gradient times the pooled vector. Each warp
-  // takes some columns of it.
-  const auto gradient_at = [&](int i, int c) {
-    const T* const at = static_cast<const T*>(call.gradient) + sequence[i] * width;
-    return make_float2(c < width ? static_cast<float>(at[c]) : 0.0f, c + 1 < width ? static_cast<float>(at[c + 1]) : 0.0f);
-  };
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float sum = 0;
-#pragma unroll
-    for (int pair = 0; pair < eighths; ++pair) {
-      if (pair % few_warps == warp && real[i]) {
-        const int c = Shape::column(pair, q);
-        const float2 a = gradient_at(i, c), b = x[i].at(pair);
-        const T* const pooled = static_cast<const T*>(call.pooled) + sequence[i] * width;
-        if (c < width) sum += a.x * (b.x - static_cast<float>(pooled[c]));
-        if (c + 1 < width) sum += a.y * (b.y - static_cast<float>(pooled[c + 1]));
-      }
-    }
-    if (call.weights_gradient && warp == 0 && real[i]) {
-      const auto* weights = static_cast<const float*>(call.weights);
-      const auto* gradients = static_cast<const float*>(call.weights_gradient);
-      const int64_t first = rows.first(sequence[i]), beyond = first + rows.length(sequence[i]);
-      for (int64_t t = first + q; t < beyond; t += 4) sum -= weights[t] * gradients[t];
-      if (q == 0) sum += gradients[place[i]];
-    }
-    sum = over_quad(sum);
-    if (q == 0) shared.scores[warp][g + 8 * i] = sum;
+    const float part = part_of_score<T, eighths>(call, x[i], place[i], sequence[i], real[i], warp, q);
+    if (q == 0) shared.scores[warp][g + 8 * i] = part;
   }
 
   const bool busy = warp < strips;
@@ -391,108 +526,27 @@ __global__ void __launch_bounds__(few_threads) backward_few_kernel(const __grid_
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       // Every lane takes part in the exchange, of rows that are not real as well.
-      const float most = most_of_quad(x[i].largest());
-      apart[i] = real[i] && (stands_apart(most, largest) || stands_apart(fabsf(slope[i]), largest_slope));
+      const float most = most_of_quad(x[i].largest()), most_slope = most_of_sequence(slope[i], sequence[i]);
+      apart[i] = real[i] && (stands_apart(most, largest, apart_by_states) ||
+                             stands_apart(most_slope, largest_slope, apart_by_slopes));
     }
   }
   if (busy) {
     if constexpr (planes == 2) slope_scale = scale_for<60>(largest_slope * largest_context);
     const float inverse = tangent_scale<T> * (inverse_of(scale) * inverse_of(strip.scale));
     float* const partial = static_cast<float*>(call.partials) + int64_t{blockIdx.x} * call.parameters.part();
-    // Slopes as an operand of rows and units, and transposed.
     unsigned slopes[planes][4], across[planes][4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float of_context[2] = {}, of_bias[2] = {};
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        float two[2];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const float a = tangent<T>(u[i].at(2 * k + j), inverse, bias[i][j]), most = slope[k] * slope_scale * context[i][j];
-          two[j] = fmaf(-a, a * most, most);
-          of_context[j] = fmaf(slope[k], a, of_context[j]);
-          of_bias[j] += two[j];
-        }
-        unsigned part[planes];
-        split<T>(make_float2(two[0], two[1]), part);
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
-          slopes[plane][2 * i + k] = part[plane];
-          across[plane][2 * k + i] = transposed(part[plane]);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float bias_sum = over_rows(of_bias[j]) * inverse_of(slope_scale), context_sum = over_rows(of_context[j]);
-        const int unit = 16 * warp + 8 * i + 2 * q + j;
-        if (g == 0 && unit < units) {
-          partial[units * width + unit] = bias_sum;
-          partial[units * (width + 1) + unit] = context_sum;
-        }
-      }
-    }
+    make_few_slopes<T>(slopes, across, u, slope, slope_scale, inverse, bias, context, partial, p, warp, lane);
     const float change_inverse = inverse_of(slope_scale) * inverse_of(strip.scale);
     const float weight_inverse = inverse_of(slope_scale) * inverse_of(scale);
-#pragma unroll
-    for (int pair = 0; pair < eighths; ++pair) {
-      unsigned w[2][planes], s[2][planes];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
-          w[i][plane] = transposed(of_units.parts[pair][i][plane]);
-          s[i][plane] = transposed(of_rows.parts[pair][i][plane]);
-        }
-      }
-      float change[4] = {}, of_weight[4] = {};
-      multiply_parts<T>(change, slopes, w[0], w[1]);
-      multiply_parts<T>(of_weight, across, s[0], s[1]);
-      const int c = Shape::column(pair, q);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        shared.change[warp][pair][i][lane] =
-            make_float2(change[2 * i] * change_inverse, change[2 * i + 1] * change_inverse);
-        const int unit = 16 * warp + g + 8 * i;
-        const float2 two = make_float2(of_weight[2 * i] * weight_inverse, of_weight[2 * i + 1] * weight_inverse);
-        if (unit < units) store_two(partial + unit * width, c, width, two);
-      }
-    }
+    multiply_few_slopes<T, eighths>(shared.change[warp], partial, slopes, across, of_units, of_rows, change_inverse,
+                                    weight_inverse, p, warp, lane);
   }
   __syncthreads();
 
-  for (int pair = warp; pair < eighths; pair += few_warps) {
-    const int c = Shape::column(pair, q);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float2 direct = gradient_at(i, c);
-      float2 sum = make_float2(share[i] * direct.x, share[i] * direct.y);
-#pragma unroll
-      for (int k = 0; k < strips; ++k) {
-        const float2 part = shared.change[k][pair][i][lane];
-        sum.x += part.x;
-        sum.y += part.y;
-      }
-      if (real[i] && !apart[i]) {
-        T* const out = static_cast<T*>(call.states_gradient) + place[i] * width;
-        if (c < width) out[c] = static_cast<T>(sum.x);
-        if (c + 1 < width) out[c + 1] = static_cast<T>(sum.y);
-      }
-    }
-  }
-  if constexpr (planes == 2) {
-    // A warp takes the two rows of its number, which four lanes hold.
-    const int from = 4 * warp;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool own = __shfl_sync(all_lanes, static_cast<int>(apart[i]), from);
-      const int64_t own_place = __shfl_sync(all_lanes, place[i], from);
-      const int64_t own_sequence = __shfl_sync(all_lanes, sequence[i], from);
-      const float own_share = __shfl_sync(all_lanes, share[i], from);
-      const float own_slope = __shfl_sync(all_lanes, slope[i], from);
-      if (own) gradient_of_row<T>(call, own_place, own_sequence, own_share, own_slope);
-    }
-  }
+  const bool stores[2] = {real[0] && !apart[0], real[1] && !apart[1]};
+  add_changes(call, shared, place, sequence, stores, share, warp, lane);
+  if constexpr (planes == 2) store_apart<T>(call, apart, place, sequence, share, slope, warp);
 }
 
 }  // namespace cuda_ext::attention

@@ -275,17 +275,6 @@ def part(name: str, x: Tensor) -> Callable[..., Any]:
     return kernel(name, x) or REFERENCES[name]
 
 
-def products_fit(x: Tensor, outputs: int) -> bool:
-    """Whether the ``dense_product`` kernels should run the 1x1 convolution of channels x [R, C] to ``outputs``.
-
-    They take half precision. Of up to 64 outputs they are faster than the norm, the product and the statistics one by
-    one; of 128, where the matrix units' time counts, cuBLAS makes up for it (on an H200, both passes, 224 channels of
-    401,408 rows: 348 us against 312), at the price of keeping what the product reads.
-    """
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    return x.device.type == "cuda" and half and outputs % 8 == 0 and outputs <= 64 and x.shape[1] <= 1024
-
-
 def check(
     x: Tensor,
     weight: Tensor,

@@ -1,12 +1,15 @@
 """2D convolution's cases: those that the benchmark times, and small odd ones that compute-sanitizer watches.
 
-The Fourier transform is a peer, with the filter's transform made beforehand: it takes the same time for every filter.
+The Fourier transform of whole images is a peer, with the filter's transform made beforehand, and with it in the time:
+it takes the same time for every filter.
 cuDNN is measured in each form that the convolution can have for it: as it is, in channels_last, many images as the
 channels of one grouped convolution, and a row's pixels, 16 at a time, as the channels of a convolution with many
 channels, whose filters hold the filter at 16 places; that is the best way for a filter of 31.
 """
 
+import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,48 +21,70 @@ from cuda_ext.conv2d import KERNELS, PADDINGS, conv2d, reference
 LARGE, MANY, SMALL = (1, 8192, 8192), (64, 512, 512), (1, 1024, 1024)
 # Pixels of a row that become channels.
 BLOCK = 16
+# Sides of the tiles whose transforms take the fewest operations that a convolution is known to take.
+TILES = (64, 128)
 
 
 def bench_cases() -> Iterator[Case]:
-    for size in (3, 5, 7, 9, 11, 15, 31):
+    for size in (3, 5, 7, 9, 11, 15, 19, 23, 27, 31):
         yield _case(LARGE, size, torch.float32)
     for size in (3, 7, 15):
         yield _case(MANY, size, torch.float32)
         yield _case(SMALL, size, torch.float32)
+    yield _case(MANY, 31, torch.float32)
     for size in (3, 9):
         yield _case(MANY, size, torch.bfloat16)
-    # The ladder, against its last rung.
+    # The first rungs of the ladder, against `register`.
     for size in (3, 7, 15):
-        for kernel in KERNELS[:-1]:
+        for kernel in KERNELS[:3]:
             yield _case(MANY, size, torch.float32, kernel)
 
 
-def _case(shape: tuple[int, int, int], size: int, dtype: torch.dtype, kernel: str = "register") -> Case:
+def _case(shape: tuple[int, int, int], size: int, dtype: torch.dtype, kernel: str = "auto") -> Case:
     def inputs() -> tuple[Tensor, Tensor]:
         return torch.randn(shape, device="cuda", dtype=dtype), torch.randn(size, size, device="cuda", dtype=dtype)
 
-    def run(images: Tensor, weight: Tensor) -> Tensor:
-        return conv2d(images, weight, kernel=kernel)
-
     count, height, width = shape
-    if kernel == "register" and size < 31:
-        peers = {"cuDNN": _in_cudnn(_as_it_is)}
+    if kernel != "auto":
+        peers = {"register": partial(conv2d, kernel="register")}
+    else:
+        # For a filter of 31 it takes 29 ms as it is, and 21 so.
+        peers = {f"cuDNN, {BLOCK} pixels as channels": _in_cudnn(_pixels_as_channels)} if size > 15 else {}
+        if size < 31:
+            peers["cuDNN"] = _in_cudnn(_as_it_is)
         if size <= 5:
             peers["cuDNN, channels_last"] = _in_cudnn(_channels_last)
         if count > 1:
             peers["cuDNN, images as groups"] = _in_cudnn(_images_as_groups)
-    elif kernel == "register":
-        # As it is it takes 29 ms, where this takes 21.
-        peers = {f"cuDNN, {BLOCK} pixels as channels": _in_cudnn(_pixels_as_channels)}
-    else:
-        peers = {"register": conv2d}
-    if kernel == "register":
-        peers["FFT"] = by_fft()
+        peers |= {"FFT": by_fft(), "FFT, filter included": by_fft(kept=False)}
         peers |= {name: _in_cudnn(peer) for name, peer in compiled(_as_it_is).items()}
     pixels = count * height * width
-    name = f"{count} x {height} x {width}, {size} x {size}" + ("" if kernel == "register" else f", {kernel}")
+    name = f"{count} x {height} x {width}, {size} x {size}" + ("" if kernel == "auto" else f", {kernel}")
     moved = 2 * pixels * dtype.itemsize
-    return Case("conv2d", name, dtype, inputs, run, peers, _exact, moved, flops=2 * size**2 * pixels)
+    return Case(
+        "conv2d",
+        name,
+        dtype,
+        inputs,
+        partial(conv2d, kernel=kernel),
+        peers,
+        _exact,
+        moved,
+        flops=_operations(size) * pixels,
+    )
+
+
+def _operations(size: int) -> float:
+    """The fewest of a pixel: the products and sums of the definition, or those of transforms of tiles.
+
+    A transform of n complex numbers takes 5 n log2(n); two tiles of pixels are one of complex numbers.
+    """
+
+    def by_tiles(side: int) -> float:
+        numbers = side**2
+        return (2 * 5 * numbers * math.log2(numbers) + 6 * numbers) / (2 * (side - size + 1) ** 2)
+
+    return min(2 * size**2, *(by_tiles(side) for side in TILES))
 
 
 def _in_cudnn(convolve: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -108,18 +133,25 @@ def _pixels_as_channels(images: Tensor, weight: Tensor) -> Tensor:
     return result.permute(0, 2, 3, 1).reshape(images.shape)
 
 
-def by_fft() -> Callable[[Tensor, Tensor], Tensor]:
-    """The convolution by Fourier transforms in float32, padded with zeros. A filter is transformed at its first use."""
+def by_fft(kept: bool = True) -> Callable[[Tensor, Tensor], Tensor]:
+    """The convolution by Fourier transforms in float32, padded with zeros.
+
+    kept: a filter is transformed at its first use; otherwise each time.
+    """
     spectra: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def run(images: Tensor, weight: Tensor) -> Tensor:
+    def spectrum(weight: Tensor, sides: list[int]) -> Tensor:
+        """The taps lie around 0, whose conjugate transform makes the cross-correlation."""
         size = weight.shape[-1]
-        sides = [_fast_length(side + size // 2) for side in images.shape[-2:]]
-        if id(weight) not in spectra:
-            # The taps lie around 0, whose conjugate transform makes the cross-correlation.
-            taps = F.pad(weight.float(), (0, sides[1] - size, 0, sides[0] - size)).roll((-(size // 2),) * 2, (0, 1))
-            spectra[id(weight)] = torch.fft.rfft2(taps).conj().resolve_conj(), weight
-        product = torch.fft.rfft2(images.float(), s=sides).mul_(spectra[id(weight)][0])
+        taps = F.pad(weight.float(), (0, sides[1] - size, 0, sides[0] - size)).roll((-(size // 2),) * 2, (0, 1))
+        return torch.fft.rfft2(taps).conj().resolve_conj()
+
+    def run(images: Tensor, weight: Tensor) -> Tensor:
+        sides = [_fast_length(side + weight.shape[-1] // 2) for side in images.shape[-2:]]
+        if kept and id(weight) not in spectra:
+            spectra[id(weight)] = spectrum(weight, sides), weight
+        by = spectra[id(weight)][0] if kept else spectrum(weight, sides)
+        product = torch.fft.rfft2(images.float(), s=sides).mul_(by)
         return torch.fft.irfft2(product, s=sides)[:, : images.shape[-2], : images.shape[-1]].to(images.dtype)
 
     return run
@@ -154,16 +186,31 @@ def exercise() -> None:
     """Run the kernels at sizes, shapes and alignments that reach every branch, and compare with the CPU's float64."""
     # Whole packs and more than a strip; rows that begin between packs.
     shapes = [(1, 19, 264), (2, 17, 45)]
+    for dtype in (torch.float32, torch.bfloat16):
+        # Small tiles and large ones: pairs that are inside the image, and an odd number of tiles. Large tiles take a
+        # pair for each multiprocessor.
+        _compare((1, 210, 440), 31, dtype, "zeros", ("fft",))
+        _compare((1, 230, 450), 19, dtype, "zeros", ("fft",), copies=24)
     cases = [(dtype, size) for dtype in (torch.float32, torch.bfloat16) for size in (3, 5, 15, 31)]
     for number, (dtype, size) in enumerate(cases):
         for turn, shape in enumerate(shapes):
-            padding = PADDINGS[(number + turn) % 3]
-            begin("conv2d", shape, size, padding, dtype)
-            images, weight = torch.randn(shape).to(dtype), torch.randn(size, size).to(dtype)
-            expected = reference(images.double(), weight.double(), padding)
-            images, weight = (tensor.cuda().requires_grad_() for tensor in (images, weight))
-            for kernel in KERNELS:
-                result = conv2d(images, weight, padding, kernel)
-                if not (result.detach().cpu() - expected).norm() <= 1e-2 * expected.norm():
-                    raise AssertionError(f"conv2d is wrong at {shape}, {size}, {dtype}, {padding}, {kernel}")
-        torch.autograd.grad(result.sum(), (images, weight))
+            result, inputs = _compare(shape, size, dtype, PADDINGS[(number + turn) % 3], KERNELS)
+        torch.autograd.grad(result.sum(), inputs)
+
+
+def _compare(
+    shape: tuple[int, ...], size: int, dtype: torch.dtype, padding: str, kernels: tuple[str, ...], copies: int = 1
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Run each kernel on copies of the images and compare it with the CPU's float64.
+
+    Returns the last kernel's result, and the inputs.
+    """
+    begin("conv2d", shape, size, padding, dtype, copies)
+    images, weight = torch.randn(shape).to(dtype), torch.randn(size, size).to(dtype)
+    expected = reference(images.double(), weight.double(), padding).repeat(copies, 1, 1)
+    images, weight = (tensor.cuda().requires_grad_() for tensor in (images.repeat(copies, 1, 1), weight))
+    for kernel in kernels:
+        result = conv2d(images, weight, padding, kernel)
+        if not (result.detach().cpu() - expected).norm() <= 1e-2 * expected.norm():
+            raise AssertionError(f"conv2d is wrong at {shape}, {size}, {dtype}, {padding}, {kernel}")
+    return result, (images, weight)

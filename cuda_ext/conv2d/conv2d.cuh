@@ -31,8 +31,13 @@ struct Call {
   cudaStream_t stream;
 };
 
-// The best kernel, in conv2d_register*.cu; for float, half and bfloat16.
+// The best kernel for small filters, in conv2d_register*.cu; for float, half and bfloat16.
 template <typename T>
 void launch_register(const Call<T>& call);
+
+// By Fourier transforms, in conv2d_fft.cu; `spectrum` is room for so many numbers.
+constexpr int64_t most_of_a_spectrum = 2 * 128 * 128;
+template <typename T>
+void launch_fft(const Call<T>& call, float* spectrum);
 
 }  // namespace cuda_ext::conv2d

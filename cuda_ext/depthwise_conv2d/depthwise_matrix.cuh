@@ -87,6 +87,36 @@ struct Spot {
   int image, row, column, left_rows, right_rows;
 };
 
+__device__ __forceinline__ Spot spot_of(int unit, const Stage& stage, const MatrixLaunch& args) {
+  const Walk& walk = args.walk;
+  const Plan& plan = walk.plan;
+  const int lane = threadIdx.x % 32;
+  Spot spot;
+  const int groups = stage.images * args.groups;
+  const int eight = plan.by_strips(unit);
+  const int strip = unit - eight * plan.strips;
+  const int from = eight * unit_groups + lane % 8;
+  const int from_image = args.by_groups(from);
+  const int from_row = (from - from_image * args.groups) * group_rows;
+  const int block = 2 * strip - 1 + (lane / 8 + 1) / 2;
+  spot.window = from >= groups || block < args.first_block || block >= args.last_block
+                    ? -1
+                    : from_image * walk.window.image + walk.window.origin + from_row * walk.window.pitch + block * 8;
+  spot.centre = from >= groups || block < 0 || block * 8 >= plan.tile_width
+                    ? -1
+                    : walk.centre_offset + from_image * walk.centre.image + walk.centre.origin +
+                          from_row * walk.centre.pitch + block * 8;
+  const int to = eight * unit_groups + lane / 4;
+  spot.image = args.by_groups(to);
+  spot.row = (to - spot.image * args.groups) * group_rows;
+  spot.column = strip * unit_columns - 4 + lane % 4 * 2;
+  const int rows = to < groups ? walk.shape.height - stage.row - spot.row : 0;
+  const int columns = min(plan.tile_width, walk.shape.width - stage.column);
+  spot.left_rows = spot.column >= 0 && spot.column < columns ? rows : 0;
+  spot.right_rows = spot.column + 8 < columns ? rows : 0;
+  return spot;
+}
+
 // One result, tap by tap. `centre`: the place of the result in the window; `left` and `right`: how many columns beside
 // it hold numbers.
 template <typename T, int k>
@@ -103,6 +133,50 @@ __device__ inline T single(const T* centre, int pitch, int left, int right, cons
     }
   }
   return static_cast<T>(sum);
+}
+
+// A warp's results of a unit again, tap by tap, once one of them was not finite: a factor of zero does not hide that, and
+// it would spread over the 16 columns of a product. place: of the thread's first result; first_column: of the tile in the
+// image.
+template <typename T, int k>
+__device__ __forceinline__ void compute_singly(T* place, const T* shared, const Spot& spot, const MatrixLaunch& args,
+                                               int first_column, const T* taps) {
+  const Walk& walk = args.walk;
+  const int width = walk.shape.width;
+  const T* at = shared + spot.image * walk.window.image + walk.window.origin + spot.row * walk.window.pitch;
+#pragma unroll 1
+  for (int i = 0; i < group_rows * 4; ++i) {
+    const int t = i / 4, half = i / 2 % 2;
+    const int x = spot.column + half * 8 + i % 2;
+    if (t >= (half ? spot.right_rows : spot.left_rows) || first_column + x >= width) continue;
+    place[int64_t{t} * width + half * 8 + i % 2] =
+        single<T, k>(at + t * walk.window.pitch + x, walk.window.pitch, x - args.first_block * 8,
+                     args.last_block * 8 - 1 - x, taps, args.flip);
+  }
+}
+
+// The block's part of the filter's gradient: each warp's products side by side in `products`; then a thread adds one
+// diagonal, in one order always. parts: of the block and the channel.
+template <int k>
+__device__ __forceinline__ void add_diagonals(float* parts, const float (&gradient)[k][4], float* products, bool flip) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+#pragma unroll
+  for (int a = 0; a < k; ++a) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      products[((warp * k + a) * 16 + lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = gradient[a][i];
+    }
+  }
+  __syncthreads();
+  for (int tap = threadIdx.x; tap < k * k; tap += blockDim.x) {
+    const int a = tap / k;
+    float total = 0;
+    for (int j = 0; j < 8; ++j) {
+      const int row = tap - a * k + 8 - k / 2 + (j < 4 ? j : j - 8);
+      for (int w = 0; w < warps; ++w) total += products[((w * k + a) * 16 + row) * 8 + j];
+    }
+    parts[flip ? k * k - 1 - tap : tap] = total;
+  }
 }
 
 // out and parts as in depthwise.cuh; `backward`: also the filter's gradient.
@@ -128,33 +202,6 @@ __global__ void __launch_bounds__(matrix_threads, backward ? (k == 7 ? 4 : 5) : 
   const int warp = threadIdx.x / 32;
   const int warps = blockDim.x / 32;
 
-  const auto spot_of = [&](int unit, const Stage& stage) {
-    Spot spot;
-    const int groups = stage.images * args.groups;
-    const int eight = plan.by_strips(unit);
-    const int strip = unit - eight * plan.strips;
-    const int from = eight * unit_groups + lane % 8;
-    const int from_image = args.by_groups(from);
-    const int from_row = (from - from_image * args.groups) * group_rows;
-    const int block = 2 * strip - 1 + (lane / 8 + 1) / 2;
-    spot.window = from >= groups || block < args.first_block || block >= args.last_block
-                      ? -1
-                      : from_image * walk.window.image + walk.window.origin + from_row * walk.window.pitch + block * 8;
-    spot.centre = from >= groups || block < 0 || block * 8 >= plan.tile_width
-                      ? -1
-                      : walk.centre_offset + from_image * walk.centre.image + walk.centre.origin +
-                            from_row * walk.centre.pitch + block * 8;
-    const int to = eight * unit_groups + lane / 4;
-    spot.image = args.by_groups(to);
-    spot.row = (to - spot.image * args.groups) * group_rows;
-    spot.column = strip * unit_columns - 4 + lane % 4 * 2;
-    const int rows = to < groups ? shape.height - stage.row - spot.row : 0;
-    const int columns = min(plan.tile_width, shape.width - stage.column);
-    spot.left_rows = spot.column >= 0 && spot.column < columns ? rows : 0;
-    spot.right_rows = spot.column + 8 < columns ? rows : 0;
-    return spot;
-  };
-
   float gradient[backward ? k : 1][4] = {};
   Spot spot;
   int found_for = 0;
@@ -165,7 +212,7 @@ __global__ void __launch_bounds__(matrix_threads, backward ? (k == 7 ? 4 : 5) : 
     const int units = (stage.images * args.groups + unit_groups - 1) / unit_groups * plan.strips;
     for (int unit = warp; unit < units; unit += warps) {
       // Where a warp has one unit a stage it stays where it is.
-      if (!bulk || units > warps || stage.images != found_for) spot = spot_of(unit, stage);
+      if (!bulk || units > warps || stage.images != found_for) spot = spot_of(unit, stage, args);
       found_for = stage.images;
       const T* window_row = spot.window < 0 ? nothing : shared + spot.window;
       const int window_pitch = spot.window < 0 ? 0 : walk.window.pitch;
@@ -220,19 +267,7 @@ __global__ void __launch_bounds__(matrix_threads, backward ? (k == 7 ? 4 : 5) : 
           }
         }
       }
-      if (is_poisoned<T>(poison)) {
-        // A factor of zero does not hide what is not finite: it would spread over the 16 columns of a product.
-        const T* at = shared + spot.image * walk.window.image + walk.window.origin + spot.row * walk.window.pitch;
-#pragma unroll 1
-        for (int i = 0; i < group_rows * 4; ++i) {
-          const int t = i / 4, half = i / 2 % 2;
-          const int x = spot.column + half * 8 + i % 2;
-          if (t >= (half ? spot.right_rows : spot.left_rows) || stage.column + x >= shape.width) continue;
-          place[int64_t{t} * shape.width + half * 8 + i % 2] =
-              single<T, k>(at + t * walk.window.pitch + x, walk.window.pitch, x - args.first_block * 8,
-                           args.last_block * 8 - 1 - x, taps, args.flip);
-        }
-      }
+      if (is_poisoned<T>(poison)) compute_singly<T, k>(place, shared, spot, args, stage.column, taps);
     }
     if (bulk && wants_image) {
       cuda_ext::order_with_bulk_copies();
@@ -254,25 +289,8 @@ __global__ void __launch_bounds__(matrix_threads, backward ? (k == 7 ? 4 : 5) : 
 
   if constexpr (backward) {
     __syncthreads();
-    // Each warp's products side by side; then a thread adds one diagonal, in one order always.
-    float* products = reinterpret_cast<float*>(memory);
-#pragma unroll
-    for (int a = 0; a < k; ++a) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        products[((warp * k + a) * 16 + lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = gradient[a][i];
-      }
-    }
-    __syncthreads();
-    for (int tap = threadIdx.x; tap < k * k; tap += blockDim.x) {
-      const int a = tap / k;
-      float total = 0;
-      for (int j = 0; j < 8; ++j) {
-        const int row = tap - a * k + 8 - k / 2 + (j < 4 ? j : j - 8);
-        for (int w = 0; w < warps; ++w) total += products[((w * k + a) * 16 + row) * 8 + j];
-      }
-      parts[(int64_t{blockIdx.y} * shape.channels + channel) * (k * k) + (args.flip ? k * k - 1 - tap : tap)] = total;
-    }
+    float* const own_parts = parts + (int64_t{blockIdx.y} * shape.channels + channel) * (k * k);
+    add_diagonals<k>(own_parts, gradient, reinterpret_cast<float*>(memory), args.flip);
   }
 }
 

@@ -27,23 +27,123 @@ template <typename T, int tiles>
 constexpr int correlate_shared = 2 * parts<T> * depth * (correlate_rows + 8 + 8 * tiles + 16) * 2 +
                                  (parts<T> == 2 ? 2 * depth * correlate_rows * 4 : 0);
 
+// What is staged of g and x: rows of shared memory and the loads of a thread that fill them.
+template <typename T, int tiles>
+struct CorrelateShape {
+  static constexpr int parts = gru::parts<T>, warps = correlate_threads / 32;
+  static constexpr int g_width = correlate_rows + 8, x_width = 8 * tiles + 16;
+  static constexpr int g_part = depth * g_width, x_part = depth * x_width, buffer = parts * (g_part + x_part);
+  // Numbers of a load, loads of a row, rows of one load of all threads, and loads of a thread.
+  static constexpr int numbers = 16 / sizeof(T), chunks = correlate_rows / numbers;
+  static constexpr int rows = correlate_threads / chunks, loads = depth / rows;
+  static_assert(correlate_threads % chunks == 0 && depth % rows == 0 && 8 * tiles <= correlate_rows);
+  using Own = uint4[loads][correlate_threads];
+};
+
+// fp32 that has arrived, of g and x, scaled and split into the buffer at `staged`. inverses: what takes the scales back, of
+// g, and of both. own_row, place: of a thread's loads.
+template <typename Shape, int tiles>
+__device__ __forceinline__ void stage_split(__half* staged, const typename Shape::Own* raw,
+                                            float (&largest)[2][Shape::warps], int own_row, int place,
+                                            float& g_inverse, float& inverse) {
+  constexpr int loads = Shape::loads;
+  uint4 next[2][loads];
+  float of_both[2];
+#pragma unroll
+  for (int b = 0; b < 2; ++b) {
+    of_both[b] = 0.f;
+#pragma unroll
+    for (int i = 0; i < loads; ++i) {
+      next[b][i] = b == 0 || place < 8 * tiles ? raw[b][i][threadIdx.x] : uint4{};
+      of_both[b] = fmaxf(of_both[b], largest_of(next[b][i]));
+    }
+    of_both[b] = largest_in_warp(of_both[b]);
+    if (threadIdx.x % 32 == 0) largest[b][threadIdx.x / 32] = of_both[b];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int b = 0; b < 2; ++b) {
+#pragma unroll
+    for (int w = 0; w < Shape::warps; ++w) of_both[b] = fmaxf(of_both[b], largest[b][w]);
+    const float scale = scale_for(of_both[b]);
+    if (b == 0) g_inverse = inverse = inverse_of(scale);
+    if (b == 1) inverse *= inverse_of(scale);
+    if (b == 1 && place >= 8 * tiles) break;
+    const int width = b == 0 ? Shape::g_width : Shape::x_width, part = b == 0 ? Shape::g_part : Shape::x_part;
+    __half* const to = staged + b * Shape::parts * Shape::g_part + own_row * width + place;
+#pragma unroll
+    for (int i = 0; i < loads; ++i) {
+      uint2 high, low;
+      split_four(next[b][i], scale, high, low);
+      *reinterpret_cast<uint2*>(to + i * Shape::rows * width) = high;
+      *reinterpret_cast<uint2*>(to + i * Shape::rows * width + part) = low;
+    }
+  }
+}
+
+// sum [16, 8 tiles and 1] += g^T x, and g^T 1 in the last, of the `depth` rows that are staged; g_now and x_now: the
+// thread's places there.
+template <typename T, int tiles>
+__device__ __forceinline__ void multiply_rows(float (&sum)[tiles + 1][4], const Element<T>* g_now,
+                                              const Element<T>* x_now, float g_inverse, float inverse) {
+  using E = Element<T>;
+  using Shape = CorrelateShape<T, tiles>;
+  constexpr int parts = Shape::parts;
+  const uint32_t one = pack<E>(1.f, 1.f);
+  // Adds what was multiplied of scaled numbers.
+  const auto add = [](float(&to)[4], const float(&scaled)[4], float by) {
+#pragma unroll
+    for (int v = 0; v < 4; ++v) to[v] = fmaf(scaled[v], by, to[v]);
+  };
+  uint32_t left[depth / 16][parts][4];
+  float scaled[2][4];
+  auto& ones = parts == 2 ? scaled[0] : sum[tiles];
+#pragma unroll
+  for (int k = 0; k < depth / 16; ++k)
+#pragma unroll
+    for (int p = 0; p < parts; ++p) {
+      load_matrices_transposed(left[k][p], g_now + p * Shape::g_part + 16 * k * Shape::g_width);
+      multiply_from<E>(parts == 2 && k + p == 0, ones, left[k][p], one, one);
+    }
+  if constexpr (parts == 2) add(sum[tiles], ones, g_inverse);
+#pragma unroll
+  for (int j = 0; j < tiles; j += 2) {
+    auto& even = parts == 2 ? scaled[0] : sum[j];
+    auto& odd = parts == 2 ? scaled[1] : sum[j + 1];
+#pragma unroll
+    for (int k = 0; k < depth / 16; ++k) {
+      uint32_t right[parts][4];
+      // An odd last column's neighbour is padding of the row, read and not used.
+#pragma unroll
+      for (int p = 0; p < parts; ++p) {
+        load_matrices_transposed(right[p], x_now + p * Shape::x_part + 16 * k * Shape::x_width + j * 8);
+      }
+#pragma unroll
+      for (int p = 0; p < 2 * parts - 1; ++p) {
+        const bool fresh = parts == 2 && k + p == 0;
+        multiply_from<E>(fresh, even, left[k][p == 1], right[p == 2][0], right[p == 2][1]);
+        if (j + 1 < tiles) multiply_from<E>(fresh, odd, left[k][p == 1], right[p == 2][2], right[p == 2][3]);
+      }
+    }
+    if constexpr (parts == 2) {
+      add(sum[j], even, inverse);
+      if (j + 1 < tiles) add(sum[j + 1], odd, inverse);
+    }
+  }
+}
+
 // One block's part of a correlation; a warp makes 16 rows of all of its columns. What comes next is on its way while a
 // thread multiplies; of fp32 each thread's own, which it scales and splits when it is there.
 template <typename T, int tiles>
 __device__ void correlate_tile(const Correlation<T>& of, int index, int slices, const Sequence* plan, int sequences) {
   using E = Element<T>;
-  constexpr int parts = gru::parts<T>, warps = correlate_threads / 32;
-  constexpr int g_width = correlate_rows + 8, x_width = 8 * tiles + 16;
-  constexpr int g_part = depth * g_width, x_part = depth * x_width;
-  // Numbers of a load, loads of a row, rows of one load of all threads, and loads of a thread.
-  constexpr int numbers = 16 / sizeof(T), chunks = correlate_rows / numbers;
-  constexpr int rows = correlate_threads / chunks, loads = depth / rows;
-  static_assert(correlate_threads % chunks == 0 && depth % rows == 0 && 8 * tiles <= correlate_rows);
+  using Shape = CorrelateShape<T, tiles>;
+  constexpr int parts = Shape::parts, numbers = Shape::numbers, chunks = Shape::chunks, loads = Shape::loads;
+  constexpr int rows = Shape::rows, g_width = Shape::g_width, x_width = Shape::x_width, g_part = Shape::g_part;
   extern __shared__ uint4 shared[];
   E* const staged = reinterpret_cast<E*>(shared);  // [2][parts of g, parts of x]
-  using Own = uint4[loads][correlate_threads];
-  Own* const raw = reinterpret_cast<Own*>(staged + 2 * parts * (g_part + x_part));  // of g, of x
-  __shared__ float largest[2][warps];
+  auto* const raw = reinterpret_cast<typename Shape::Own*>(staged + 2 * Shape::buffer);  // of g, of x
+  __shared__ float largest[2][Shape::warps];
 
   const Matrix<const T>&g = of.g, &x = of.x;
   const int slice = index / of.blocks(), place_in_slice = index % of.blocks();
@@ -62,8 +162,8 @@ __device__ void correlate_tile(const Correlation<T>& of, int index, int slices, 
   const T* const g_from = g.data + group * of.g_group + g.at(first_row + place);
   const T* const x_from = x.data + group * of.x_group + first_column + place;
   const auto fetch = [&](int64_t m0, int buffer) {
-    E* const g_to = staged + buffer * parts * (g_part + x_part) + own_row * g_width + place;
-    E* const x_to = staged + buffer * parts * (g_part + x_part) + parts * g_part + own_row * x_width + place;
+    E* const g_to = staged + buffer * Shape::buffer + own_row * g_width + place;
+    E* const x_to = staged + buffer * Shape::buffer + parts * g_part + own_row * x_width + place;
 #pragma unroll
     for (int i = 0; i < loads; ++i) {
       const int64_t m = m0 + i * rows + own_row;
@@ -85,43 +185,11 @@ __device__ void correlate_tile(const Correlation<T>& of, int index, int slices, 
   const auto stage = [&](int buffer) {
     await_copies<0>();
     if constexpr (parts == 2) {
-      uint4 next[2][loads];
-      float of_both[2];
-#pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        of_both[b] = 0.f;
-#pragma unroll
-        for (int i = 0; i < loads; ++i) {
-          next[b][i] = b == 0 || place < 8 * tiles ? raw[b][i][threadIdx.x] : uint4{};
-          of_both[b] = fmaxf(of_both[b], largest_of(next[b][i]));
-        }
-        of_both[b] = largest_in_warp(of_both[b]);
-        if (lane == 0) largest[b][warp] = of_both[b];
-      }
-      __syncthreads();
-#pragma unroll
-      for (int b = 0; b < 2; ++b) {
-#pragma unroll
-        for (int w = 0; w < warps; ++w) of_both[b] = fmaxf(of_both[b], largest[b][w]);
-        const float scale = scale_for(of_both[b]);
-        if (b == 0) g_inverse = inverse = inverse_of(scale);
-        if (b == 1) inverse *= inverse_of(scale);
-        if (b == 1 && place >= 8 * tiles) break;
-        const int width = b == 0 ? g_width : x_width, part = b == 0 ? g_part : x_part;
-        E* const to = staged + buffer * parts * (g_part + x_part) + b * parts * g_part + own_row * width + place;
-#pragma unroll
-        for (int i = 0; i < loads; ++i) {
-          uint2 high, low;
-          split_four(next[b][i], scale, high, low);
-          *reinterpret_cast<uint2*>(to + i * rows * width) = high;
-          *reinterpret_cast<uint2*>(to + i * rows * width + part) = low;
-        }
-      }
+      stage_split<Shape, tiles>(staged + buffer * Shape::buffer, raw, largest, own_row, place, g_inverse, inverse);
     }
   };
 
   float sum[tiles + 1][4] = {};
-  const uint32_t one = pack<E>(1.f, 1.f);
   if (begin < end) {
     fetch(begin, 0);
     stage(0);
@@ -130,49 +198,10 @@ __device__ void correlate_tile(const Correlation<T>& of, int index, int slices, 
   int buffer = 0;
   for (int64_t m = begin; m < end; m += depth, buffer ^= 1) {
     if (m + depth < end) fetch(m + depth, buffer ^ 1);
-    const E* g_now = staged + buffer * parts * (g_part + x_part) + (lane / 16 * 8 + lane % 8) * g_width + warp * 16 +
+    const E* g_now = staged + buffer * Shape::buffer + (lane / 16 * 8 + lane % 8) * g_width + warp * 16 +
                      lane / 8 % 2 * 8;
-    const E* x_now = staged + buffer * parts * (g_part + x_part) + parts * g_part + lane % 16 * x_width + lane / 16 * 8;
-    // Adds what was multiplied of scaled numbers.
-    const auto add = [](float(&to)[4], const float(&scaled)[4], float by) {
-#pragma unroll
-      for (int v = 0; v < 4; ++v) to[v] = fmaf(scaled[v], by, to[v]);
-    };
-    uint32_t left[depth / 16][parts][4];
-    float scaled[2][4];
-    auto& ones = parts == 2 ? scaled[0] : sum[tiles];
-#pragma unroll
-    for (int k = 0; k < depth / 16; ++k)
-#pragma unroll
-      for (int p = 0; p < parts; ++p) {
-        load_matrices_transposed(left[k][p], g_now + p * g_part + 16 * k * g_width);
-        multiply_from<E>(parts == 2 && k + p == 0, ones, left[k][p], one, one);
-      }
-    if constexpr (parts == 2) add(sum[tiles], ones, g_inverse);
-#pragma unroll
-    for (int j = 0; j < tiles; j += 2) {
-      auto& even = parts == 2 ? scaled[0] : sum[j];
-      auto& odd = parts == 2 ? scaled[1] : sum[j + 1];
-#pragma unroll
-      for (int k = 0; k < depth / 16; ++k) {
-        uint32_t right[parts][4];
-        // An odd last column's neighbour is padding of the row, read and not used.
-#pragma unroll
-        for (int p = 0; p < parts; ++p) {
-          load_matrices_transposed(right[p], x_now + p * x_part + 16 * k * x_width + j * 8);
-        }
-#pragma unroll
-        for (int p = 0; p < 2 * parts - 1; ++p) {
-          const bool fresh = parts == 2 && k + p == 0;
-          multiply_from<E>(fresh, even, left[k][p == 1], right[p == 2][0], right[p == 2][1]);
-          if (j + 1 < tiles) multiply_from<E>(fresh, odd, left[k][p == 1], right[p == 2][2], right[p == 2][3]);
-        }
-      }
-      if constexpr (parts == 2) {
-        add(sum[j], even, inverse);
-        if (j + 1 < tiles) add(sum[j + 1], odd, inverse);
-      }
-    }
+    const E* x_now = staged + buffer * Shape::buffer + parts * g_part + lane % 16 * x_width + lane / 16 * 8;
+    multiply_rows<T, tiles>(sum, g_now, x_now, g_inverse, inverse);
     if (m + depth < end) stage(buffer ^ 1);
     __syncthreads();
   }

@@ -4,7 +4,7 @@
 // four sums n, r, z and m, which are all that the weights' and the input's gradients need, and passes the state's on
 // through one product [16, 3 H] x [3 H, H] with the recurrent weights, in registers throughout. One barrier a step.
 
-#include "gru.cuh"
+#include "recurrence.cuh"
 
 #include <optional>
 
@@ -16,6 +16,59 @@ using torch::stable::Tensor;
 template <typename T, int k_steps>
 constexpr int shared_bytes = 2 * gru::parts<T> * 3 * gru::tile * (16 * k_steps + 8) * 2;
 
+// One row's gradients of the four sums at a step, from what the forward pass kept of it, `now`, and what reaches its
+// state: `carried` from the next step and `above`. to_state: what the state before gets without the product; past the
+// sequence's end all that came.
+template <bool rectified, int columns, int own, typename Kept, typename Above>
+__device__ __forceinline__ void make_gradients(float (&d)[4][own], float (&to_state)[columns][4],
+                                               const float (&carried)[own], const Kept& now, const Above& above, int i,
+                                               bool active) {
+#pragma unroll
+  for (int u = 0; u < own; ++u) {
+    const float n = now[gru::candidate][u], r = now[gru::reset][u], z = now[gru::update][u];
+    const float state = carried[u] + above[u];
+    const float dn = active ? state * (1.f - z) * (rectified ? gru::slope_of_rectifier(n) : 1.f - n * n) : 0.f;
+    d[gru::candidate][u] = dn;
+    d[gru::memory][u] = dn * r;
+    d[gru::reset][u] = dn * r * now[gru::memory][u] * (1.f - r);
+    d[gru::update][u] = active ? state * (now[gru::before][u] - n) * z * (1.f - z) : 0.f;
+    to_state[u / 2][2 * i + u % 2] = active ? state * z : carried[u];
+  }
+}
+
+// The tile's gradients [16, 3 H] of r, z and m times a warp's columns of the weights, and the state's whole gradient,
+// which is carried to the step before.
+template <typename E, int parts, int chains, int columns, int k_steps, int width, int own>
+__device__ __forceinline__ void multiply_gradients(float (&carried)[2][own], float (&sum)[chains][3][columns][4],
+                                                   const uint32_t (&w)[parts][3 * columns][k_steps][2],
+                                                   const E (&gradients)[parts][3][gru::tile][width], int lane) {
+#pragma unroll
+  for (int k = 0; k < k_steps; ++k)
+#pragma unroll
+    for (int g = 0; g < 3; ++g) {
+      uint32_t a[parts][4];
+#pragma unroll
+      for (int p = 0; p < parts; ++p) gru::load_matrices(a[p], &gradients[p][g][lane % 16][16 * k + lane / 16 * 8]);
+#pragma unroll
+      for (int p = 0; p < 2 * parts - 1; ++p) {
+#pragma unroll
+        for (int c = 0; c < columns; ++c) {
+          const auto& b = w[p == 2][g * columns + c][k];
+          gru::multiply<E>(sum[p % chains][g][c], a[p == 1], b[0], b[1]);
+        }
+      }
+    }
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int u = 0; u < own; ++u) {
+      const int c = u / 2, v = 2 * i + u % 2;
+      carried[i][u] = 0.f;
+#pragma unroll
+      for (int p = 0; p < chains; ++p) carried[i][u] += sum[p][0][c][v] + sum[p][1][c][v] + sum[p][2][c][v];
+    }
+}
+
 // gates [M, d, 5, P] as the forward pass left them; gradients [M, d, 4, P], of the sums n, r, z and m, are written at
 // real steps, if `sends` by bulk copies (gru::Outgoing). above: the gradient of states, last: of final; either may be
 // null. of_initial [d, N, H]: the gradient of the first states, or null if nobody asks. rectified: as forward.
@@ -26,35 +79,14 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
                bool pairs, bool sends) {
   using E = gru::Operand<T>;
   constexpr int parts = gru::parts<T>, chains = gru::chains<T, k_steps, columns, split>;
-  constexpr int own = 2 * columns;
-  constexpr int width = 16 * k_steps + 8;
+  constexpr int own = 2 * columns, width = 16 * k_steps + 8;
   using Own = gru::Raw<T, own>;
-  extern __shared__ uint4 shared[];
   using Operands = E[parts][3][gru::tile][width];
-  Operands* operand = reinterpret_cast<Operands*>(shared);
-
-  const int direction = blockIdx.x / split % directions;
-  const int slot = blockIdx.x / split / directions * gru::tile;
-  const int warp = blockIdx.x % split * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int unit = warp * 8 * columns + lane % 4 * own;
-  const bool real = unit < padded;
-
+  extern __shared__ uint4 shared[];
+  auto* const operand = reinterpret_cast<Operands*>(shared);
+  const gru::Position<columns, split> at(directions, padded);
   uint32_t w[parts][3 * columns][k_steps][2];
-  {
-    const bool is = split == 1 || warp < warps;  // the last block of a cluster may have more
-    const int place = direction * warps + warp;
-    const uint2* mine = reinterpret_cast<const uint2*>(weights) + place * parts * 3 * columns * k_steps * 32 + lane;
-#pragma unroll
-    for (int p = 0; p < parts; ++p)
-#pragma unroll
-      for (int c = 0; c < 3 * columns; ++c)
-#pragma unroll
-        for (int k = 0; k < k_steps; ++k) {
-          const uint2 both = is ? mine[((p * 3 * columns + c) * k_steps + k) * 32] : uint2{};
-          w[p][c][k][0] = both.x;
-          w[p][c][k][1] = both.y;
-        }
-  }
+  gru::load_fragments(w, weights, warps, at);
   for (int i = threadIdx.x; i < shared_bytes<T, k_steps> / 16; i += blockDim.x) shared[i] = uint4{};
 
   int length[2], steps = 0;
@@ -62,21 +94,18 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
   float carried[2][own] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int place = slot + lane / 4 + 8 * i;
+    const int place = at.slot + at.row(i);
     sequence[i] = place < sequences ? plan[place] : Sequence{-1, 0, 0, 0};
-    length[i] = real ? sequence[i].length : 0;
+    length[i] = at.real ? sequence[i].length : 0;
     steps = max(steps, sequence[i].length);
-    if (last != nullptr && real && sequence[i].place >= 0) {
-      const T* from = last + (direction * int64_t{sequences} + sequence[i].place) * units + unit;
-      const Own raw = gru::load_units<T, own>(from, units - unit, pairs);
-#pragma unroll
-      for (int u = 0; u < own; ++u) carried[i][u] = raw[u];
+    if (last != nullptr && at.real && sequence[i].place >= 0) {
+      gru::load_state(carried[i], last, sequence[i].place, at, sequences, units, pairs);
     }
   }
   steps = __reduce_max_sync(0xffffffff, steps);
 
   // Where the tile's last step would lie in each sequence: past the end of a shorter one, until that begins.
-  const int64_t forwards = direction == 0 ? 1 : -1;
+  const int64_t forwards = at.direction == 0 ? 1 : -1;
   const int64_t gate_step = forwards * directions * 5 * padded, gradient_step = forwards * directions * 4 * padded;
   const int64_t state_step = forwards * directions * units;
   const T* gate_row[2];
@@ -84,17 +113,17 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
   T* gradient_row[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int64_t step = (direction == 0 ? 0 : sequence[i].length - 1) + (steps - 1) * forwards;
-    const int64_t row = (sequence[i].first + step) * directions + direction;
-    gate_row[i] = gates + row * 5 * padded + unit;
-    gradient_row[i] = gradients + row * 4 * padded + unit;
-    above_row[i] = above + ((sequence[i].state + step) * directions + direction) * units + unit;
+    const int64_t step = (at.direction == 0 ? 0 : sequence[i].length - 1) + (steps - 1) * forwards;
+    const int64_t row = (sequence[i].first + step) * directions + at.direction;
+    gate_row[i] = gates + row * 5 * padded + at.unit;
+    gradient_row[i] = gradients + row * 4 * padded + at.unit;
+    above_row[i] = above + ((sequence[i].state + step) * directions + at.direction) * units + at.unit;
   }
   gru::Outgoing<T, 4> outgoing(shared + shared_bytes<T, k_steps> / 16, padded);
-  if (sends && threadIdx.x < gru::tile && slot + static_cast<int>(threadIdx.x) < sequences) {
-    const Sequence of = plan[slot + threadIdx.x];
-    const int64_t step = (direction == 0 ? 0 : of.length - 1) + (steps - 1) * forwards;
-    outgoing.to = gradients + ((of.first + step) * directions + direction) * 4 * padded;
+  if (sends && threadIdx.x < gru::tile && at.slot + static_cast<int>(threadIdx.x) < sequences) {
+    const Sequence of = plan[at.slot + threadIdx.x];
+    const int64_t step = (at.direction == 0 ? 0 : of.length - 1) + (steps - 1) * forwards;
+    outgoing.to = gradients + ((of.first + step) * directions + at.direction) * 4 * padded;
     outgoing.step_by = -gradient_step;
     outgoing.length = of.length;
   }
@@ -103,7 +132,7 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
     if (step >= 0 && step < length[i]) {
 #pragma unroll
       for (int g = 0; g < 5; ++g) next[i][g] = gru::load<T, own>(gate_row[i] + g * padded);
-      if (above != nullptr) next_above[i] = gru::load_units<T, own>(above_row[i], units - unit, pairs);
+      if (above != nullptr) next_above[i] = gru::load_units<T, own>(above_row[i], units - at.unit, pairs);
     }
     gate_row[i] -= gate_step;
     above_row[i] -= state_step;
@@ -111,31 +140,19 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
 #pragma unroll
   for (int i = 0; i < 2; ++i) fetch(i, steps - 1);
   gru::meet<split>();
-
   for (int step = steps - 1; step >= 0; --step) {
     float sum[chains][3][columns][4] = {};
     auto& current = operand[step % 2];
     float of_state[3][2][own];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const auto& now = next[i];
       const bool active = step < length[i];
       float d[4][own];
-#pragma unroll
-      for (int u = 0; u < own; ++u) {
-        const float n = now[gru::candidate][u], r = now[gru::reset][u], z = now[gru::update][u];
-        const float state = carried[i][u] + next_above[i][u];
-        const float dn = active ? state * (1.f - z) * (rectified ? gru::slope_of_rectifier(n) : 1.f - n * n) : 0.f;
-        d[gru::candidate][u] = dn;
-        d[gru::memory][u] = dn * r;
-        d[gru::reset][u] = dn * r * now[gru::memory][u] * (1.f - r);
-        d[gru::update][u] = active ? state * (now[gru::before][u] - n) * z * (1.f - z) : 0.f;
-        sum[0][0][u / 2][2 * i + u % 2] = active ? state * z : carried[i][u];
-      }
+      make_gradients<rectified>(d, sum[0][0], carried[i], next[i], next_above[i], i, active);
 #pragma unroll
       for (int g = 0; g < 3; ++g) {
         if constexpr (split == 1) {
-          gru::store_operands<T>(&current[0][g][lane / 4 + 8 * i][unit], 3 * gru::tile * width, d[g + 1]);
+          gru::store_operands<T>(&current[0][g][at.row(i)][at.unit], 3 * gru::tile * width, d[g + 1]);
         } else {
 #pragma unroll
           for (int u = 0; u < own; ++u) of_state[g][i][u] = d[g + 1][u];
@@ -144,7 +161,7 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
       if (active) {
 #pragma unroll
         for (int g = 0; g < 4; ++g) {
-          T* const to = sends ? outgoing.at(step, lane / 4 + 8 * i, g, unit) : gradient_row[i] + g * padded;
+          T* const to = sends ? outgoing.at(step, at.row(i), g, at.unit) : gradient_row[i] + g * padded;
           gru::store<T, own>(to, Own::of(d[g]));
         }
       }
@@ -155,50 +172,24 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
     for (int i = 0; i < 2; ++i) fetch(i, step - 1);
     if constexpr (split > 1) {
 #pragma unroll
-      for (int g = 0; g < 3 && warp < 2 * k_steps; ++g) {
-        gru::share_operands<T, split>(&current[0][g][lane / 4][8 * warp], 8 * width, 3 * gru::tile * width,
-                                      of_state[g]);
+      for (int g = 0; g < 3 && at.warp < 2 * k_steps; ++g) {
+        auto* const to = &current[0][g][at.row(0)][8 * at.warp];
+        gru::share_operands<T, split>(to, 8 * width, 3 * gru::tile * width, of_state[g]);
       }
     }
     if (sends) outgoing.ready();
     gru::meet<split>();
     if (sends) outgoing.send(step);
     if (step == 0 && of_initial == nullptr) break;
-
-#pragma unroll
-    for (int k = 0; k < k_steps; ++k)
-#pragma unroll
-      for (int g = 0; g < 3; ++g) {
-        uint32_t a[parts][4];
-#pragma unroll
-        for (int p = 0; p < parts; ++p) gru::load_matrices(a[p], &current[p][g][lane % 16][16 * k + lane / 16 * 8]);
-#pragma unroll
-        for (int p = 0; p < 2 * parts - 1; ++p) {
-#pragma unroll
-          for (int c = 0; c < columns; ++c) {
-            const auto& b = w[p == 2][g * columns + c][k];
-            gru::multiply<E>(sum[p % chains][g][c], a[p == 1], b[0], b[1]);
-          }
-        }
-      }
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int u = 0; u < own; ++u) {
-        const int c = u / 2, v = 2 * i + u % 2;
-        carried[i][u] = 0.f;
-#pragma unroll
-        for (int p = 0; p < chains; ++p) carried[i][u] += sum[p][0][c][v] + sum[p][1][c][v] + sum[p][2][c][v];
-      }
+    multiply_gradients<E, parts, chains, columns, k_steps, width>(carried, sum, w, current, at.lane);
   }
   if (sends) outgoing.finish();
   if (of_initial == nullptr) return;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int place = slot + lane / 4 + 8 * i;
-    if (!real || place >= sequences) continue;
-    T* to = of_initial + (direction * int64_t{sequences} + plan[place].place) * units + unit;
-    gru::store_units(to, carried[i], units - unit, pairs);
+    const int place = at.slot + at.row(i);
+    if (!at.real || place >= sequences) continue;
+    gru::store_state(carried[i], of_initial, plan[place].place, at, sequences, units, pairs);
   }
 }
 

@@ -5,7 +5,7 @@
 // of the three recurrent weights, and the sums that it then holds are r, z and m of the same units, so that the gates,
 // the candidate and the new state never leave its registers but for the state's operand. One barrier a step.
 
-#include "gru.cuh"
+#include "recurrence.cuh"
 
 #include <optional>
 
@@ -13,6 +13,124 @@ namespace {
 
 using gru::Sequence;
 using torch::stable::Tensor;
+
+// What of the kernel's arguments a row's own pointers need.
+template <typename T>
+struct Call {
+  T* gates;
+  const Sequence* plan;
+  T *states, *final;
+  int sequences, units, padded, directions, limit;
+  bool keep, pairs;
+};
+
+// What a thread reads and writes of its two rows: the sequences, the gates of a step, and its states.
+template <typename T, int columns, int split>
+struct Rows {
+  static constexpr int own = 2 * columns;
+  int length[2], steps = 0;
+  Sequence sequence[2];
+  T* gate_row[2];
+  T* state_row[2];
+  int64_t gate_stride, state_stride, gate_step, state_step;
+
+  __device__ __forceinline__ Rows(const Call<T>& call, const gru::Position<columns, split>& at) {
+    const int slots = call.keep ? 5 : 3;
+    gate_stride = int64_t{call.directions} * slots * call.padded;
+    state_stride = int64_t{call.directions} * call.units;
+    gate_step = at.direction == 0 ? gate_stride : -gate_stride;
+    state_step = at.direction == 0 ? state_stride : -state_stride;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = at.slot + at.row(i);
+      sequence[i] = row < call.sequences ? call.plan[row] : Sequence{-1, 0, 0, 0};
+      length[i] = at.real ? sequence[i].length : 0;
+      steps = max(steps, sequence[i].length);
+      const int64_t begin = at.direction == 0 ? 0 : sequence[i].length - 1;
+      gate_row[i] =
+          call.gates + (sequence[i].first + begin) * gate_stride + at.direction * slots * call.padded + at.unit;
+      state_row[i] = call.states + (sequence[i].state + begin) * state_stride + at.direction * call.units + at.unit;
+    }
+    steps = __reduce_max_sync(0xffffffff, steps);
+  }
+
+  // Asks for the input's sums of `step`, which lie `ahead` of where the rows are.
+  __device__ __forceinline__ void fetch(gru::Raw<T, own> (&next)[2][3], int step, int64_t ahead, int padded) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int g = 0; g < 3; ++g) {
+        if (step < length[i]) next[i][g] = gru::load<T, own>(gate_row[i] + ahead + g * padded);
+      }
+  }
+};
+
+// The tile's state [16, H] times a warp's columns of the three weights, added to the sums of r, z and m.
+template <typename E, int parts, int chains, int columns, int k_steps, int width>
+__device__ __forceinline__ void multiply_state(float (&sum)[chains][3][columns][4],
+                                               const uint32_t (&w)[parts][3 * columns][k_steps][2],
+                                               const E (&state)[parts][gru::tile][width], int lane) {
+#pragma unroll
+  for (int k = 0; k < k_steps; ++k) {
+    uint32_t a[parts][4];
+#pragma unroll
+    for (int p = 0; p < parts; ++p) gru::load_matrices(a[p], &state[p][lane % 16][16 * k + lane / 16 * 8]);
+#pragma unroll
+    for (int p = 0; p < 2 * parts - 1; ++p) {
+      // High by high, then low by high and high by low; low by low is below the last bit kept.
+#pragma unroll
+      for (int g = 0; g < 3; ++g)
+#pragma unroll
+        for (int c = 0; c < columns; ++c) {
+          const auto& b = w[p == 2][g * columns + c][k];
+          gru::multiply<E>(sum[p % chains][g][c], a[p == 1], b[0], b[1]);
+        }
+    }
+  }
+#pragma unroll
+  for (int p = 1; p < chains; ++p)
+#pragma unroll
+    for (int g = 0; g < 3; ++g)
+#pragma unroll
+      for (int c = 0; c < columns; ++c)
+#pragma unroll
+        for (int v = 0; v < 4; ++v) sum[0][g][c][v] += sum[p][g][c][v];
+}
+
+// One row's gates and candidate from its sums, and its new state, which stays as it is past the sequence's end. kept:
+// what the backward pass reads.
+template <typename T, bool rectified, int columns, int own>
+__device__ __forceinline__ void make_state(float (&h)[own], float (&kept)[5][own], const float (&sum)[3][columns][4],
+                                           const float (&of_input)[own], int i, bool active) {
+#pragma unroll
+  for (int u = 0; u < own; ++u) {
+    const float r = kept[gru::reset][u] = gru::sigmoid<T>(sum[0][u / 2][2 * i + u % 2]);
+    const float z = kept[gru::update][u] = gru::sigmoid<T>(sum[1][u / 2][2 * i + u % 2]);
+    const float m = kept[gru::memory][u] = sum[2][u / 2][2 * i + u % 2];
+    const float total = of_input[u] + r * m;
+    const float n = kept[gru::candidate][u] = rectified ? gru::rectifier(total) : gru::hyperbolic_tangent<T>(total);
+    kept[gru::before][u] = h[u];
+    h[u] = active ? n + z * (h[u] - n) : h[u];
+  }
+}
+
+// The last states, and zeros to the states of a padded batch behind each sequence's end.
+template <typename T, int columns, int split>
+__device__ __forceinline__ void store_last(const float (&h)[2][2 * columns], const Call<T>& call,
+                                           const Rows<T, columns, split>& rows,
+                                           const gru::Position<columns, split>& at) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const Sequence& sequence = rows.sequence[i];
+    if (!at.real || sequence.place < 0) continue;
+    gru::store_state(h[i], call.final, sequence.place, at, call.sequences, call.units, call.pairs);
+    const float zero[2 * columns] = {};
+    for (int step = sequence.length; step < call.limit; ++step) {
+      T* to = call.states + (int64_t{sequence.state} + step) * rows.state_stride + at.direction * call.units + at.unit;
+      gru::store_units(to, zero, call.units - at.unit, call.pairs);
+    }
+  }
+}
 
 // gates [M, d, 5, P]: the sums of n, r and z from the input on entry; n, r, z, m and the state before the step on exit.
 // Without `keep` [M, d, 3, P], and not changed. sends: by bulk copies (gru::Outgoing). initial: the states before the
@@ -32,97 +150,51 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
   extern __shared__ uint4 shared[];
   __shared__ alignas(16) E operand[2][parts][gru::tile][width];
 
-  const int direction = blockIdx.x / split % directions;
-  const int slot = blockIdx.x / split / directions * gru::tile;
-  const int warp = blockIdx.x % split * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int unit = warp * 8 * columns + lane % 4 * own;
-  const bool real = unit < padded;
-
+  const Call<T> call{gates, plan, states, final, sequences, units, padded, directions, limit, keep, pairs};
+  const gru::Position<columns, split> at(directions, padded);
   uint32_t w[parts][3 * columns][k_steps][2];
-  {
-    const bool is = split == 1 || warp < warps;  // the last block of a cluster may have more
-    const int place = direction * warps + warp;
-    const uint2* mine = reinterpret_cast<const uint2*>(weights) + place * parts * 3 * columns * k_steps * 32 + lane;
-#pragma unroll
-    for (int p = 0; p < parts; ++p)
-#pragma unroll
-      for (int c = 0; c < 3 * columns; ++c)
-#pragma unroll
-        for (int k = 0; k < k_steps; ++k) {
-          const uint2 both = is ? mine[((p * 3 * columns + c) * k_steps + k) * 32] : uint2{};
-          w[p][c][k][0] = both.x;
-          w[p][c][k][1] = both.y;
-        }
-  }
+  gru::load_fragments(w, weights, warps, at);
   for (int i = threadIdx.x; i < 2 * parts * gru::tile * width / 2; i += blockDim.x) {
     reinterpret_cast<uint32_t*>(operand)[i] = 0;
   }
-
-  // Each thread holds rows lane / 4 and lane / 4 + 8 of the tile.
-  int length[2], steps = 0;
-  Sequence sequence[2];
-  T* gate_row[2];
-  T* state_row[2];
-  const int slots = keep ? 5 : 3;
-  const int64_t gate_stride = int64_t{directions} * slots * padded, state_stride = int64_t{directions} * units;
-  const int64_t gate_step = direction == 0 ? gate_stride : -gate_stride;
-  const int64_t state_step = direction == 0 ? state_stride : -state_stride;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = slot + lane / 4 + 8 * i;
-    sequence[i] = row < sequences ? plan[row] : Sequence{-1, 0, 0, 0};
-    length[i] = real ? sequence[i].length : 0;
-    steps = max(steps, sequence[i].length);
-    const int64_t begin = direction == 0 ? 0 : sequence[i].length - 1;
-    gate_row[i] = gates + (sequence[i].first + begin) * gate_stride + direction * slots * padded + unit;
-    state_row[i] = states + (sequence[i].state + begin) * state_stride + direction * units + unit;
-  }
-  steps = __reduce_max_sync(0xffffffff, steps);
+  Rows<T, columns, split> rows(call, at);
   gru::Outgoing<T, 5> outgoing(shared, padded);
-  if (sends && threadIdx.x < gru::tile && slot + static_cast<int>(threadIdx.x) < sequences) {
-    const Sequence of = plan[slot + threadIdx.x];
-    const int64_t begin = of.first + (direction == 0 ? 0 : of.length - 1);
-    outgoing.to = gates + begin * gate_stride + direction * 5 * padded;
-    outgoing.step_by = gate_step;
+  if (sends && threadIdx.x < gru::tile && at.slot + static_cast<int>(threadIdx.x) < sequences) {
+    const Sequence of = plan[at.slot + threadIdx.x];
+    const int64_t begin = of.first + (at.direction == 0 ? 0 : of.length - 1);
+    outgoing.to = gates + begin * rows.gate_stride + at.direction * 5 * padded;
+    outgoing.step_by = rows.gate_step;
     outgoing.length = of.length;
   }
 
   float h[2][own] = {};
   float memory_bias[own] = {};
-  if (real) {
+  if (at.real) {
 #pragma unroll
-    for (int u = 0; u < own; ++u) memory_bias[u] = bias[(direction * 4 + gru::memory) * padded + unit + u];
+    for (int u = 0; u < own; ++u) memory_bias[u] = bias[(at.direction * 4 + gru::memory) * padded + at.unit + u];
   }
   Own next[2][3] = {};
-#pragma unroll
-  for (int i = 0; i < 2; ++i)
-#pragma unroll
-    for (int g = 0; g < 3; ++g) {
-      if (0 < length[i]) next[i][g] = gru::load<T, own>(gate_row[i] + g * padded);
-    }
+  rows.fetch(next, 0, 0, padded);
   if (initial != nullptr) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (!real || sequence[i].place < 0) continue;
-      const T* from = initial + (direction * int64_t{sequences} + sequence[i].place) * units + unit;
-      const Own raw = gru::load_units<T, own>(from, units - unit, pairs);
-#pragma unroll
-      for (int u = 0; u < own; ++u) h[i][u] = raw[u];
+      if (!at.real || rows.sequence[i].place < 0) continue;
+      gru::load_state(h[i], initial, rows.sequence[i].place, at, sequences, units, pairs);
     }
     // After the zeros, which every block of a cluster has written to its own memory.
     gru::meet<split>();
     if constexpr (split == 1) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        gru::store_operands<T>(&operand[0][0][lane / 4 + 8 * i][unit], gru::tile * width, h[i]);
+        gru::store_operands<T>(&operand[0][0][at.row(i)][at.unit], gru::tile * width, h[i]);
       }
-    } else if (warp < 2 * k_steps) {
-      gru::share_operands<T, split>(&operand[0][0][lane / 4][8 * warp], 8 * width, gru::tile * width, h);
+    } else if (at.warp < 2 * k_steps) {
+      gru::share_operands<T, split>(&operand[0][0][at.row(0)][8 * at.warp], 8 * width, gru::tile * width, h);
     }
   }
   gru::meet<split>();
 
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < rows.steps; ++step) {
     // All that the last step loaded is taken before any more is asked for: a wait for the one would be for both.
     float sum[chains][3][columns][4] = {};
     float of_input[2][own];
@@ -135,75 +207,34 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
         sum[0][2][u / 2][2 * i + u % 2] = memory_bias[u];
         of_input[i][u] = next[i][gru::candidate][u];
       }
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int g = 0; g < 3; ++g) {
-        if (step + 1 < length[i]) next[i][g] = gru::load<T, own>(gate_row[i] + gate_step + g * padded);
-      }
-
-    const auto& current = operand[step % 2];
-#pragma unroll
-    for (int k = 0; k < k_steps; ++k) {
-      uint32_t a[parts][4];
-#pragma unroll
-      for (int p = 0; p < parts; ++p) gru::load_matrices(a[p], &current[p][lane % 16][16 * k + lane / 16 * 8]);
-#pragma unroll
-      for (int p = 0; p < 2 * parts - 1; ++p) {
-        // High by high, then low by high and high by low; low by low is below the last bit kept.
-#pragma unroll
-        for (int g = 0; g < 3; ++g)
-#pragma unroll
-          for (int c = 0; c < columns; ++c) {
-            const auto& b = w[p == 2][g * columns + c][k];
-            gru::multiply<E>(sum[p % chains][g][c], a[p == 1], b[0], b[1]);
-          }
-      }
-    }
-
-#pragma unroll
-    for (int p = 1; p < chains; ++p)
-#pragma unroll
-      for (int g = 0; g < 3; ++g)
-#pragma unroll
-        for (int c = 0; c < columns; ++c)
-#pragma unroll
-          for (int v = 0; v < 4; ++v) sum[0][g][c][v] += sum[p][g][c][v];
+    rows.fetch(next, step + 1, rows.gate_step, padded);
+    multiply_state<E, parts, chains, columns, k_steps, width>(sum, w, operand[step % 2], at.lane);
 
     auto& following = operand[(step + 1) % 2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool active = step < length[i];
+      const bool active = step < rows.length[i];
       float kept[5][own];
-#pragma unroll
-      for (int u = 0; u < own; ++u) {
-        const float r = kept[gru::reset][u] = gru::sigmoid<T>(sum[0][0][u / 2][2 * i + u % 2]);
-        const float z = kept[gru::update][u] = gru::sigmoid<T>(sum[0][1][u / 2][2 * i + u % 2]);
-        const float m = kept[gru::memory][u] = sum[0][2][u / 2][2 * i + u % 2];
-        const float total = of_input[i][u] + r * m;
-        const float n = kept[gru::candidate][u] = rectified ? gru::rectifier(total) : gru::hyperbolic_tangent<T>(total);
-        kept[gru::before][u] = h[i][u];
-        h[i][u] = active ? n + z * (h[i][u] - n) : h[i][u];
-      }
+      make_state<T, rectified>(h[i], kept, sum[0], of_input[i], i, active);
       if constexpr (split == 1) {
-        gru::store_operands<T>(&following[0][lane / 4 + 8 * i][unit], gru::tile * width, h[i]);
+        gru::store_operands<T>(&following[0][at.row(i)][at.unit], gru::tile * width, h[i]);
       }
       if (active) {
-        gru::store_units(state_row[i], h[i], units - unit, pairs);
+        gru::store_units(rows.state_row[i], h[i], units - at.unit, pairs);
         if (keep) {
 #pragma unroll
           for (int g = 0; g < 5; ++g) {
-            T* const to = sends ? outgoing.at(step, lane / 4 + 8 * i, g, unit) : gate_row[i] + g * padded;
+            T* const to = sends ? outgoing.at(step, at.row(i), g, at.unit) : rows.gate_row[i] + g * padded;
             gru::store<T, own>(to, Own::of(kept[g]));
           }
         }
       }
-      gate_row[i] += gate_step;
-      state_row[i] += state_step;
+      rows.gate_row[i] += rows.gate_step;
+      rows.state_row[i] += rows.state_step;
     }
     if constexpr (split > 1) {
-      if (warp < 2 * k_steps) {
-        gru::share_operands<T, split>(&following[0][lane / 4][8 * warp], 8 * width, gru::tile * width, h);
+      if (at.warp < 2 * k_steps) {
+        gru::share_operands<T, split>(&following[0][at.row(0)][8 * at.warp], 8 * width, gru::tile * width, h);
       }
     }
     if (sends) outgoing.ready();
@@ -211,17 +242,7 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
     if (sends) outgoing.send(step);
   }
   if (sends) outgoing.finish();
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (!real || sequence[i].place < 0) continue;
-    T* to = final + (direction * int64_t{sequences} + sequence[i].place) * units + unit;
-    gru::store_units(to, h[i], units - unit, pairs);
-    const float zero[own] = {};
-    for (int step = sequence[i].length; step < limit; ++step) {
-      to = states + (int64_t{sequence[i].state} + step) * state_stride + direction * units + unit;
-      gru::store_units(to, zero, units - unit, pairs);
-    }
-  }
+  store_last(h, call, rows, at);
 }
 
 struct Arguments {

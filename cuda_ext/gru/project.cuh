@@ -72,10 +72,100 @@ __device__ __forceinline__ void multiply_from(bool fresh, float (&c)[4], const u
   }
 }
 
+// A thread's two rows of 32 numbers, 8 each, from where they were staged to the operands of two matrix instructions, in the
+// order of packed_number. inverse: what takes the scales of fp32's rows back.
+template <typename T, int pieces>
+__device__ __forceinline__ void load_left(uint32_t (&left)[2][parts<T>][4], float (&inverse)[2],
+                                          const uint4 (&staged)[2][pieces][project_threads]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint4 first = staged[i][0][threadIdx.x];
+    if constexpr (parts<T> == 2) {
+      const uint4 second = staged[i][1][threadIdx.x];
+      // Four neighbouring threads hold a row.
+      float largest = fmaxf(largest_of(first), largest_of(second));
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+      const float scale = scale_for(largest);
+      inverse[i] = inverse_of(scale);
+      uint2 high[2], low[2];
+      split_four(first, scale, high[0], low[0]);
+      split_four(second, scale, high[1], low[1]);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        left[k][0][i] = high[k].x;
+        left[k][0][i + 2] = high[k].y;
+        left[k][1][i] = low[k].x;
+        left[k][1][i + 2] = low[k].y;
+      }
+    } else {
+      left[0][0][i] = first.x;
+      left[0][0][i + 2] = first.y;
+      left[1][0][i] = first.z;
+      left[1][0][i + 2] = first.w;
+    }
+  }
+}
+
+// sum [16, 16 pairs] += left [16, 32] b [32, 16 pairs]. b: the thread's place in the staged weights, of which the low
+// parts lie b_part behind the high ones.
+template <typename T, int b_part, int pairs>
+__device__ __forceinline__ void multiply_step(float (&sum)[2 * pairs][4], const uint32_t (&left)[2][parts<T>][4],
+                                              const float (&inverse)[2], const Element<T>* b) {
+  using E = Element<T>;
+  constexpr int parts = gru::parts<T>;
+#pragma unroll
+  for (int j = 0; j < pairs; ++j) {
+    float scaled[2][4];
+    auto& even = parts == 2 ? scaled[0] : sum[2 * j];
+    auto& odd = parts == 2 ? scaled[1] : sum[2 * j + 1];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      uint32_t right[parts][4];
+#pragma unroll
+      for (int p = 0; p < parts; ++p) load_matrices(right[p], b + p * b_part + j * 16 * project_width + 16 * k);
+#pragma unroll
+      for (int p = 0; p < 2 * parts - 1; ++p) {
+        multiply_from<E>(parts == 2 && k + p == 0, even, left[k][p == 1], right[p == 2][0], right[p == 2][1]);
+        multiply_from<E>(parts == 2 && k + p == 0, odd, left[k][p == 1], right[p == 2][2], right[p == 2][3]);
+      }
+    }
+    if constexpr (parts == 2) {
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        sum[2 * j][v] = fmaf(even[v], inverse[v / 2], sum[2 * j][v]);
+        sum[2 * j + 1][v] = fmaf(odd[v], inverse[v / 2], sum[2 * j + 1][v]);
+      }
+    }
+  }
+}
+
+// Four neighbours of a row of c from `column` on: the weights' scales are taken back, and the bias is added.
+template <typename T>
+__device__ __forceinline__ void store_sums(T* to, float (&values)[4], int column, int length, const float* b_inverse,
+                                           const float* bias) {
+  if constexpr (parts<T> == 2) {
+    const float4 inverse = *reinterpret_cast<const float4*>(b_inverse + column);
+    values[0] *= inverse.x;
+    values[1] *= inverse.y;
+    values[2] *= inverse.z;
+    values[3] *= inverse.w;
+  }
+  if (bias != nullptr) {
+    // Of n, r and z of each direction, in its stretch of four.
+    const float4 more = *reinterpret_cast<const float4*>(bias + column + (column >= length ? length / 3 : 0));
+    values[0] += more.x;
+    values[1] += more.y;
+    values[2] += more.z;
+    values[3] += more.w;
+  }
+  store<T, 4>(to, Raw<T, 4>::of(values));
+}
+
 // c[m, j] = sum_k a[m, k] b[j, k] + bias[j] of real steps m. Rows of a or of c may lie elsewhere: row m at source[m]; of
-// such a c the rows behind the last, which are its padding, become zero. A block makes `tall` rows and `across` columns, a warp 16
-// rows; of 16 columns a thread makes 4 neighbours in two rows. What comes next is on its way `stages` - 1 steps ahead,
-// of a each thread's own 8 numbers of two rows, so that they go from there straight into its operands.
+// such a c the rows behind the last, which are its padding, become zero. A block makes `tall` rows and `across` columns, a
+// warp 16 rows; of 16 columns a thread makes 4 neighbours in two rows. What comes next is on its way `stages` - 1 steps
+// ahead, of a each thread's own 8 numbers of two rows, so that they go from there straight into its operands.
 template <typename T, int across, int stages>
 __global__ void __launch_bounds__(project_threads, 2)
     project(Matrix<const T> a, const int* a_source, Weights<T> b, const float* bias, Matrix<T> c, const int* c_source,
@@ -155,64 +245,11 @@ __global__ void __launch_bounds__(project_threads, 2)
     if (step + stages - 1 < steps) fetch(step + stages - 1);
     commit_copies();
 
-    // Of two rows the operands of two matrix instructions, in the order of packed_number.
     uint32_t left[2][parts][4];
     float inverse[2] = {};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 first = a_staged[step % stages][i][0][threadIdx.x];
-      if constexpr (parts == 2) {
-        const uint4 second = a_staged[step % stages][i][1][threadIdx.x];
-        // Four neighbouring threads hold a row.
-        float largest = fmaxf(largest_of(first), largest_of(second));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-        const float scale = scale_for(largest);
-        inverse[i] = inverse_of(scale);
-        uint2 high[2], low[2];
-        split_four(first, scale, high[0], low[0]);
-        split_four(second, scale, high[1], low[1]);
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          left[k][0][i] = high[k].x;
-          left[k][0][i + 2] = high[k].y;
-          left[k][1][i] = low[k].x;
-          left[k][1][i + 2] = low[k].y;
-        }
-      } else {
-        left[0][0][i] = first.x;
-        left[0][0][i + 2] = first.y;
-        left[1][0][i] = first.z;
-        left[1][0][i + 2] = first.w;
-      }
-    }
+    load_left<T, pieces>(left, inverse, a_staged[step % stages]);
     const E* b_now = &b_staged[step % stages][0][lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8];
-#pragma unroll
-    for (int j = 0; j < pairs; ++j) {
-      float scaled[2][4];
-      auto& even = parts == 2 ? scaled[0] : sum[2 * j];
-      auto& odd = parts == 2 ? scaled[1] : sum[2 * j + 1];
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        uint32_t right[parts][4];
-#pragma unroll
-        for (int p = 0; p < parts; ++p) {
-          load_matrices(right[p], b_now + p * b_part + j * 16 * project_width + 16 * k);
-        }
-#pragma unroll
-        for (int p = 0; p < 2 * parts - 1; ++p) {
-          multiply_from<E>(parts == 2 && k + p == 0, even, left[k][p == 1], right[p == 2][0], right[p == 2][1]);
-          multiply_from<E>(parts == 2 && k + p == 0, odd, left[k][p == 1], right[p == 2][2], right[p == 2][3]);
-        }
-      }
-      if constexpr (parts == 2) {
-#pragma unroll
-        for (int v = 0; v < 4; ++v) {
-          sum[2 * j][v] = fmaf(even[v], inverse[v / 2], sum[2 * j][v]);
-          sum[2 * j + 1][v] = fmaf(odd[v], inverse[v / 2], sum[2 * j + 1][v]);
-        }
-      }
-    }
+    multiply_step<T, b_part, pairs>(sum, left, inverse, b_now);
   }
 
 #pragma unroll
@@ -226,22 +263,7 @@ __global__ void __launch_bounds__(project_threads, 2)
       float values[4] = {sum[2 * j][2 * i], sum[2 * j][2 * i + 1], sum[2 * j + 1][2 * i], sum[2 * j + 1][2 * i + 1]};
       if (column >= c.columns) continue;
       const int at = c.at(column);
-      if constexpr (parts == 2) {
-        const float4 inverse = *reinterpret_cast<const float4*>(b.inverse + column);
-        values[0] *= inverse.x;
-        values[1] *= inverse.y;
-        values[2] *= inverse.z;
-        values[3] *= inverse.w;
-      }
-      if (bias != nullptr) {
-        // Of n, r and z of each direction, in its stretch of four.
-        const float4 more = *reinterpret_cast<const float4*>(bias + column + (column >= c.length ? c.length / 3 : 0));
-        values[0] += more.x;
-        values[1] += more.y;
-        values[2] += more.z;
-        values[3] += more.w;
-      }
-      store<T, 4>(row + at, Raw<T, 4>::of(values));
+      store_sums<T>(row + at, values, column, c.length, b.inverse, bias);
     }
   }
 }

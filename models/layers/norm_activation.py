@@ -1,7 +1,7 @@
 """Batch norm and activation, as one operation where a kernel computes both.
 
 cuda_ext/batch_norm_activation runs on a GPU with the library of cuda_ext/ built, and for an activation that names its
-kernel (models/activations). Otherwise, and under torch.compile, the modules run one by one.
+kernel (models/activations), eager, compiled and exported. Otherwise the modules run one by one.
 
 Shape legend: N images, C channels, H x W pixels.
 """
@@ -81,9 +81,15 @@ def by_modules(on: bool = True) -> Iterator[None]:
 
 
 def _has_kernel(x: Tensor) -> bool:
-    if x.device.type != "cuda" or _by_modules or torch.compiler.is_compiling():
+    if x.device.type != "cuda" or _by_modules:
         return False
-    return library.kernel("batch_norm_activation", x) is not None
+    return _compiled_for(x.device, x.dtype)
+
+
+@torch.compiler.assume_constant_result
+def _compiled_for(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether the kernels run for tensors of the dtype on the device. A trace asks once."""
+    return library.runs("batch_norm_activation", device, dtype)
 
 
 def fuses(x: Tensor, activate: nn.Module, norms: Iterable[nn.Module]) -> bool:

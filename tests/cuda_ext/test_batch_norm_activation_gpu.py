@@ -175,9 +175,9 @@ def test_the_products_of_a_dense_layer_equal_their_references(activation, dtype)
         assert relative_error(weight_gradient(dy, x, *norm), exact) <= room, where
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("row", [0, 1, 8_192, 24_576, -1])
-def test_one_value_far_from_the_others_leaves_their_variance(row, dtype):
+def test_a_large_outlier_does_not_ruin_batch_norm_s_variance(row, dtype):
     """A sum of squares that begins at such a value loses the others' digits: sums begin at the middle one of three."""
     rows, far = 49_152, 3e4
     x = numbers(rows, 24, dtype=dtype)
@@ -185,6 +185,10 @@ def test_one_value_far_from_the_others_leaves_their_variance(row, dtype):
     mean, variance = batch_statistics(x)
     exact = torch.var_mean(x.double(), dim=0, correction=0)
     assert relative_error((variance, mean), exact) <= 1e-6
+    if row == 0:
+        # In float32, from the first row on: what this test must be able to refuse.
+        naive = x.float() - x[0].float()
+        assert relative_error(naive.square().mean(0) - naive.mean(0).square(), exact[0]) > 1e-4
     others = [channel for channel in range(24) if channel % 2]
     assert relative_error(variance[others], exact[0][others]) <= 1e-6
     assert relative_error(without_one(x, row, variance), without_one(x, row, exact[0])) <= 0.02

@@ -22,8 +22,9 @@ def test_the_error_is_that_of_the_worst_result_and_nan_never_passes():
 
 
 @pytest.mark.parametrize(("shape", "size"), [((2, 9, 14), 3), ((1, 17, 17), 15), ((1, 40, 33), 31)])
-def test_the_fourier_transform_is_the_convolution(shape, size):
-    run = convolutions.by_fft()
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_fourier_transform_is_the_convolution(shape, size, kept):
+    run = convolutions.by_fft(kept)
     images, weight = torch.randn(shape), torch.randn(size, size)
     for _ in range(2):
         assert relative_error(run(images, weight), reference(images.double(), weight.double(), "zeros")) < 1e-6

@@ -123,6 +123,7 @@ def test_autocast_casts_as_for_pytorch_s_convolution_and_gradients_keep_their_dt
         ((random(1, 4, 4), random(3, 3), "same"), "padding is zeros, reflect, replicate, got 'same'"),
         ((random(1, 4, 4), random(3, 3), "zeros", "fast"), "kernel is auto, .*, got 'fast'"),
         ((random(1, 4, 4), random(3, 3), "zeros", "register"), "'register' takes no float64"),
+        ((random(1, 4, 4), random(3, 3), "zeros", "fft"), "'fft' takes no float64"),
         ((random(1, 2, 9), random(5, 5), "reflect"), r"more than 2 rows and columns, got \(1, 2, 9\)"),
         ((random(1, 4, 4), random(3, 3).to("meta")), "one device, got cpu and meta"),
     ],

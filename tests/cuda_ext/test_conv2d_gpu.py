@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cuda_ext.conv2d import DTYPES, KERNELS, PADDINGS, SIZES, conv2d
+from cuda_ext.conv2d import DTYPES, KERNELS, PADDINGS, SIZES, SMALLEST_BY_FFT, conv2d
 from tests.cuda_ext.rules import (
     a_graph_replays_it_on_new_values,
     fifty_runs_give_the_same_bits,
@@ -16,8 +16,15 @@ from tests.cuda_ext.rules import (
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 # Half precision: rounding of the result, once. float32: of 961 products and their sum.
 LARGEST_ERROR = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}
-# Whole packs, rows that begin between packs, less than a filter, one row, one column, more than a strip.
-SHAPES = [(2, 67, 64), (1, 33, 1000), (3, 40, 513), (1, 300, 264), (2, 31, 32), (1, 16, 17), (2, 1, 520), (1, 90, 1)]
+# Pairs of tiles that give each multiprocessor of a GPU one: from 19 on `fft` then takes tiles of 128 x 128.
+MANY = 200
+# Whole packs, rows that begin between packs, less than a filter, one row, one column, more than a strip, many images.
+SHAPES = [
+    (2, 67, 64), (1, 33, 1000), (3, 40, 513), (1, 300, 264), (2, 31, 32), (1, 16, 17), (2, 1, 520), (1, 90, 1),
+    (MANY, 17, 40),
+]  # fmt: skip
+# Each filter with the tiles that `fft` has for it: their side, and how many copies of an image choose it.
+TILES = [*((size, 64, 1) for size in SIZES), *((size, 128, MANY) for size in SIZES if size >= 19)]
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -34,7 +41,7 @@ def exact(images, weight, padding):
 
 
 def kernels(dtype):
-    return [kernel for kernel in KERNELS if kernel != "register" or dtype != torch.float64]
+    return [kernel for kernel in KERNELS if kernel not in ("register", "fft") or dtype != torch.float64]
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -50,6 +57,72 @@ def test_the_error_against_float64_is_rounding(size, dtype, padding):
             result = conv2d(images, weight, padding, kernel)
             assert result.dtype == dtype and result.is_contiguous()
             assert relative_error(result, expected) <= LARGEST_ERROR[dtype], (shape, kernel)
+
+
+@pytest.mark.parametrize(("size", "tile", "copies"), TILES)
+def test_tiles_of_transforms_meet_without_a_gap(size, tile, copies):
+    """Images of one result less and more than tiles, an odd number of tiles, and pairs of tiles inside the image."""
+    side = tile - size + 1
+    weight = random(size, size, seed=1)
+    shapes = [
+        (2, side - 1, side + 1), (1, side, side), (1, side + 1, 2 * side - 1), (3, 2 * side + 1, 8), (1, 300, 640),
+    ]  # fmt: skip
+    for shape in shapes:
+        images = random(*shape)
+        for padding in PADDINGS:
+            if padding == "reflect" and min(shape[1:]) <= size // 2:
+                continue
+            found = conv2d(images.repeat(copies, 1, 1), weight, padding, "fft")
+            expected = exact(images, weight, padding).repeat(copies, 1, 1)
+            assert relative_error(found, expected) <= LARGEST_ERROR[torch.float32], shape
+
+
+@pytest.mark.parametrize(("size", "copies"), [(13, 1), (31, 1), (31, MANY)])
+def test_a_transform_reads_images_that_were_written_right_before(size, copies):
+    """Its kernel starts while the filter is transformed, but not before the images are written."""
+    weight, given = random(size, size, seed=1), [random(1, 300, 264, seed=seed).repeat(copies, 1, 1) for seed in (2, 3)]
+    expected = [conv2d(images, weight, kernel="fft") for images in given]
+    images = torch.empty_like(given[0])
+    for _ in range(50):
+        for new, result in zip(given, expected, strict=True):
+            images.copy_(new)
+            assert torch.equal(conv2d(images, weight, kernel="fft"), result)
+
+
+def test_the_filter_decides_between_register_and_fft_and_so_does_its_flipped_one():
+    for size, kernel in ((SMALLEST_BY_FFT - 2, "register"), (SMALLEST_BY_FFT, "fft")):
+        images, weight, back = random(2, 150, 264).requires_grad_(), random(size, size, seed=1), random(2, 150, 264)
+        result = conv2d(images, weight)
+        assert torch.equal(result, conv2d(images, weight, kernel=kernel))
+        others = [name for name in ("register", "fft") if name != kernel]
+        assert not torch.equal(result, conv2d(images, weight, kernel=others[0]))
+        (found,) = torch.autograd.grad(result, images, back)
+        assert torch.equal(found, conv2d(back, weight.flip(0, 1), kernel=kernel))
+
+
+@pytest.mark.parametrize(("tile", "copies"), [(64, 1), (128, MANY)])
+def test_nan_in_a_tile_reaches_no_other_pair_of_tiles(tile, copies):
+    images, weight = random(1, 400, 800).repeat(copies, 1, 1), random(31, 31, seed=1)
+    expected = conv2d(images, weight, kernel="fft")
+    images[0, 5, 5] = float("nan")
+    found = conv2d(images, weight, kernel="fft")
+    assert found[0, :21, :21].isnan().all()
+    assert torch.equal(found[0, tile:], expected[0, tile:])
+    assert torch.equal(found[0, :, 2 * tile :], expected[0, :, 2 * tile :])
+    assert torch.equal(found[1:], expected[1:])
+
+
+@pytest.mark.parametrize("copies", [1, MANY])
+def test_a_spectrum_and_results_that_begin_as_nan_are_written_whole(copies):
+    images, weight = random(2, 150, 264).repeat(copies, 1, 1), random(31, 31, seed=1)
+    expected = conv2d(images, weight, kernel="fft")
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3, device="cuda").isnan().all()
+        found = conv2d(images, weight, kernel="fft")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("size", [3, 9, 31])
@@ -109,10 +182,12 @@ def test_more_than_2_to_the_31_elements(shape):
         del result
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("size", [3, 15, 31])
-def test_the_rules_of_a_kernel(kernel, size):
-    images, weight, changed = random(2, 300, 264), random(size, size, seed=1), random(2, 300, 264, seed=2)
+@pytest.mark.parametrize(
+    ("kernel", "size", "count"), [*((kernel, size, 2) for kernel in KERNELS for size in (3, 15, 31)), ("fft", 31, MANY)]
+)
+def test_the_rules_of_a_kernel(kernel, size, count):
+    shape = count, 300, 264
+    images, weight, changed = random(*shape), random(size, size, seed=1), random(*shape, seed=2)
 
     def run(x, w):
         return conv2d(x, w, "reflect", kernel)
@@ -261,9 +336,10 @@ def test_two_devices_are_refused_and_so_are_the_compiled_operations_called_wrong
         ((images[0], weight, 0, 0), "2 and 2 dimensions"),
         ((images, weight[:2], 0, 0), "got 2 x 3"),
         ((images, weight, 3, 0), "no such padding or kernel, got 3 and 0"),
-        ((images, weight, 0, 4), "no such padding or kernel, got 0 and 4"),
+        ((images, weight, 0, 5), "no such padding or kernel, got 0 and 5"),
         ((images[:, :1], weight, 1, 0), "larger than k / 2, got 1 x 8"),
         ((images.double(), weight.double(), 0, 3), "dtype must be float32, float16 or bfloat16"),
+        ((images.double(), weight.double(), 0, 4), "dtype must be float32, float16 or bfloat16"),
     ]:
         with pytest.raises(RuntimeError, match=message):
             forward(*arguments)

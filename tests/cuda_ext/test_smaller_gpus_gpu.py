@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cuda_ext import library
+from cuda_ext.conv2d import conv2d
 from tests.cuda_ext import rules
 from tests.cuda_ext.test_attention_pooling_gpu import LARGEST_ERROR, doubled, everything, formula, inputs
 from tests.cuda_ext.test_gru_gpu import batch, both_passes
@@ -63,3 +64,14 @@ def test_the_gru_gives_the_same_bits_with_fewer_stages_and_without_bulk_copies(l
     expected = both_passes(ours, x, lengths)
     limit(A10)
     assert all(torch.equal(a, b) for a, b in zip(both_passes(ours, x, lengths), expected, strict=True))
+
+
+def test_convolution_by_transforms_takes_the_smaller_tiles(limit):
+    images, weight = torch.randn(40, 300, 264, device="cuda"), torch.randn(31, 31, device="cuda")
+    by_large_tiles = conv2d(images, weight, "reflect", "fft")
+    expected = conv2d(images.double(), weight.double(), "reflect")
+    limit(A10)
+    found = conv2d(images, weight, "reflect", "fft")
+    assert not torch.equal(found, by_large_tiles)
+    assert rules.relative_error(found, expected) <= 1e-6
+    rules.fifty_runs_give_the_same_bits(lambda x, w: conv2d(x, w, "zeros", "fft"), (images, weight))

@@ -7,6 +7,7 @@ from torch import nn
 from cuda_ext.attention_pooling import attention_pooling, attention_pooling_ragged
 from cuda_ext.batch_norm_activation import batch_norm_activation
 from cuda_ext.conv2d import conv2d
+from cuda_ext.dense_block import Halves, dense_block
 from cuda_ext.depthwise_conv2d import depthwise_conv2d
 from cuda_ext.gru import gru, gru_ragged
 from cuda_ext.swish import swish
@@ -22,6 +23,12 @@ def parameters(inputs=3, units=4):
 def norm(x, weight, bias):
     mean, variance = torch.zeros(3), torch.ones(3)
     return batch_norm_activation(x, weight, bias, mean, variance, training=True, activation="swish")
+
+
+def block(x, *of):
+    zeros, ones = ([function(one) for one in of[:2]] for function in (torch.zeros_like, torch.ones_like))
+    halves = Halves(list(of[:2]), list(of[2:4]), None, list(of[4:]), zeros, ones)
+    return dense_block(x, halves, training=torch.is_grad_enabled())[0]
 
 
 OFFSETS, LENGTHS = torch.tensor([0, 4, 6]), torch.tensor([2, 3])
@@ -42,6 +49,7 @@ CASES = {
         "attention_pooling",
     ),
     "batch_norm_activation": (norm, [(2, 3, 4, 4), (3,), (3,)], "batch_norm_activation"),
+    "dense_block": (block, [(2, 3, 4, 4), (3,), (8,), (3,), (8,), (8, 3, 1, 1), (4, 8, 3, 3)], "dense_block"),
     "gru": (lambda x, *of: gru(x, LENGTHS, of)[0], [(2, 3, 3), (12, 3), (12, 4), (12,), (12,)], "gru"),
     "gru_ragged": (lambda x, *of: gru_ragged(x, OFFSETS, of)[0], [(6, 3), (12, 3), (12, 4), (12,), (12,)], "gru"),
 }

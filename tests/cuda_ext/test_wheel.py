@@ -108,6 +108,7 @@ def test_every_operation_s_example_runs_in_an_environment_with_torch_alone(built
         "depthwise_conv2d",
         "attention_pooling",
         "batch_norm_activation",
+        "dense_block",
     ):
         assert re.search(rf"'cuda_ext.{operation}': [1-9]", tried), operation
     assert re.search(r"'cuda_ext.gru': [1-9]", tried) and re.search(r"'cuda_ext.gru.module': [1-9]", tried)

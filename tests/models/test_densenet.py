@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import models
+from cuda_ext import batch_norm_activation as fused
 from cuda_ext import library
 from models.activations import REGISTRY, make_activation
 from models.activations.swish import Swish
@@ -119,6 +120,45 @@ def test_a_block_over_one_buffer_gives_the_losses_gradients_and_statistics_of_it
                 assert torch.equal(own(images), logits)
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_the_network_is_compiled_and_exported_with_its_blocks_as_operations(by_references):
+    network = models.build("densenet", {"depth": 10, "growth_rate": 4}, description(8))
+    same, images = copy.deepcopy(network), torch.randn(4, 3, 8, 8)
+    torch._dynamo.reset()
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+    for logits in (compiled(images), same(images)):
+        logits.square().sum().backward()
+    for found, expected in zip(network.parameters(), same.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad)
+    for found, expected in zip(network.buffers(), same.buffers(), strict=True):
+        torch.testing.assert_close(found, expected)
+    exported = torch.export.export(same.eval(), (images,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    names = [str(node.target) for node in exported.graph.nodes]
+    assert names.count("cuda_ext.dense_block.default") == 3 == names.count("cuda_ext.batch_norm_activation.default")
+    with torch.no_grad():
+        assert torch.equal(exported.module()(images[:3]), same(images[:3]))
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_trace_asks_once_whether_the_kernels_run(monkeypatch, fits):
+    asked = []
+    monkeypatch.setattr(library, "runs", lambda *given: asked.append(given) or fits)
+    monkeypatch.setattr(norm_activation, "_has_kernel", lambda x: norm_activation._compiled_for(x.device, x.dtype))
+    monkeypatch.setattr(fused, "kernel", lambda *given: None)
+    network = norm_activation.NormActivation(3, {"name": "relu"})
+    torch._dynamo.reset()
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return graph.forward
+
+    compiled = torch.compile(network, fullgraph=True, backend=counted)
+    for _ in range(2):
+        compiled(torch.randn(2, 3, 4, 4))
+    assert asked == [("batch_norm_activation", torch.device("cpu"), torch.float32)]
+    assert any("batch_norm_activation" in target for target in graphs[0]) == fits
 
 
 @pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")

@@ -15,6 +15,9 @@ NETWORKS = {
     "densenet": ({"depth": 40, "growth_rate": 12}, 32),
     "densenet_imagenet": ({"depth": "121", "growth_rate": 16}, 64),
 }
+# PyTorch's compiler uses what PyTorch deprecates.
+compiler = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+BLOCKS = {"densenet": 3, "densenet_imagenet": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +124,43 @@ def test_a_cuda_graph_replays_the_whole_step():
         run(other, others)
     for a, b in zip(built.state_dict().values(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@compiler
+def test_torch_compile_trains_the_network_whole_by_the_kernels(name):
+    torch._dynamo.reset()
+    built, images = network(name, activation={"name": "swish_beta"})
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph.forward
+
+    torch.compile(copy.deepcopy(built), fullgraph=True, backend=counted)(images)
+    assert len(graphs) == 1 and sum("dense_block" in target for target in graphs[0]) == BLOCKS[name]
+    results = []
+    for compiled in (False, True):
+        own = copy.deepcopy(built)
+        run = torch.compile(own, fullgraph=True) if compiled else own
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = functional.cross_entropy(run(images), torch.arange(16, device="cuda") % 10)
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in own.parameters()), *own.buffers()])
+    eager, found = (torch.cat([tensor.double().flatten() for tensor in one]) for one in results)
+    assert float((found - eager).norm()) <= 5e-2 * float(eager.norm())
+
+
+@compiler
+def test_aotinductor_runs_the_network_by_the_kernels_for_any_batch(tmp_path):
+    built, images = network("densenet")
+    built(images)
+    built.eval()
+    exported = torch.export.export(built, (images,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    names = [str(node.target) for node in exported.graph.nodes]
+    assert names.count("cuda_ext.dense_block.default") == BLOCKS["densenet"]
+    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "densenet.pt2"))
+    compiled = torch._inductor.aoti_load_package(package)
+    with torch.no_grad():
+        for batch in (images, images[:5]):
+            torch.testing.assert_close(compiled(batch), built(batch), rtol=1e-4, atol=1e-4)

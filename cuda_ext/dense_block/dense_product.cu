@@ -7,7 +7,7 @@
 
 #include "../common/halves.cuh"
 #include "../common/mma.cuh"
-#include "norm.cuh"
+#include "../batch_norm_activation/norm.cuh"
 
 namespace {
 
@@ -42,6 +42,114 @@ __device__ float2 scale_and_shift(const Norm& norm, int channel, int channels) {
 template <int group>
 __device__ int output_of(int j, int n) {
   return j / group * group * 8 + n / 2 * 2 * group + j % group * 2 + n % 2;
+}
+
+// A warp's fragments of 16 channels from `channel` on of 16 MF rows, normalised and activated. xs: the thread's place in
+// the staged tile; table: each channel's scale and shift.
+template <typename T, int MF, typename Activation>
+__device__ __forceinline__ void load_activated(unsigned (&a)[MF][4], const T* xs, const float2* table, int channel,
+                                               int channels, int lane, const Activation& activation) {
+  const float4 low = *reinterpret_cast<const float4*>(table + channel + lane % 4 * 2);
+  const float4 high = *reinterpret_cast<const float4*>(table + channel + lane % 4 * 2 + 8);
+#pragma unroll
+  for (int m = 0; m < MF; ++m) {
+    load_matrices(a[m], xs + m * 16 * chunk_stride);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float2 values = cuda_ext::unpack<T>(a[m][i]);
+      const float4& by = i < 2 ? low : high;
+      const int first = channel + lane % 4 * 2 + i / 2 * 8;
+      // Past the channels lies what others wrote or will write.
+      if (channel + 16 > channels) {
+        if (first >= channels) values.x = 0;
+        if (first + 1 >= channels) values.y = 0;
+      }
+      a[m][i] = pack<T>(activation.value(values.x * by.x + by.y), activation.value(values.y * by.z + by.w));
+    }
+  }
+}
+
+// The middle ones of three rows' values, from which on the block sums (channels::beginnings), of a warp's outputs.
+template <typename T, int NT, int group>
+__device__ __forceinline__ void find_center(float* center, const unsigned (&result)[NT][2], int lane) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+    const unsigned own = result[j][0];
+    const float2 a = cuda_ext::unpack<T>(own);
+    const float2 b = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 12));
+    const float2 c = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 24));
+    if (lane < 4) {
+      center[output_of<group>(j, lane * 2)] = middle_of(a.x, b.x, c.x);
+      center[output_of<group>(j, lane * 2 + 1)] = middle_of(a.y, b.y, c.y);
+    }
+  }
+}
+
+// A row's products of one warp to y, and their distances from the center to the sums. half: which row of the fragments.
+template <typename T, int NT, int group>
+__device__ __forceinline__ void store_row(T* y, const unsigned (&result)[NT][2], int half, float (&sums)[2][NT][2],
+                                          const float* center, int first_output, int own_output, int outputs,
+                                          int lane) {
+#pragma unroll
+  for (int j = 0; j < NT; j += group) {
+    const int output = own_output + output_of<group>(j, lane % 4 * 2);
+    if (first_output + output < outputs) {
+      Lane<unsigned, group> lanes_of_y;
+#pragma unroll
+      for (int i = 0; i < group; ++i) lanes_of_y.values[i] = result[j + i][half];
+      store(reinterpret_cast<unsigned*>(y + first_output + output), lanes_of_y);
+    }
+#pragma unroll
+    for (int i = 0; i < group; ++i) {
+      const float2 values = cuda_ext::unpack<T>(result[j + i][half]);
+      const float first = values.x - center[output + 2 * i], second = values.y - center[output + 2 * i + 1];
+      sums[0][j + i][0] += first;
+      sums[0][j + i][1] += second;
+      sums[1][j + i][0] += first * first;
+      sums[1][j + i][1] += second * second;
+    }
+  }
+}
+
+// The block's sums of its outputs and of their squares, of all of its rows, and from zero on, in double.
+template <int NT, int WN, int group>
+__device__ __forceinline__ void store_sums(double* partial, float (&sums)[2][NT][2], float* shared_sums,
+                                           const float* center, int64_t rows, int64_t tiles, int outputs,
+                                           int first_output) {
+  constexpr int block_outputs = NT * 8 * WN;
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+#pragma unroll
+  for (int q = 0; q < 2; ++q) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& sum = sums[q][j][e];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+        if (lane < 4) shared_sums[(warp * 2 + q) * NT * 8 + output_of<group>(j, lane * 2 + e)] = sum;
+      }
+    }
+  }
+  __syncthreads();
+  double count = 0;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    count += static_cast<double>(rows - tile * tile_rows < tile_rows ? rows - tile * tile_rows : tile_rows);
+  }
+  for (int n = thread; n < block_outputs; n += threads) {
+    double sum = 0, square = 0;
+    for (int i = n / (NT * 8); i < warps; i += WN) {
+      sum += shared_sums[i * 2 * NT * 8 + n % (NT * 8)];
+      square += shared_sums[(i * 2 + 1) * NT * 8 + n % (NT * 8)];
+    }
+    const double from = center[n];
+    if (first_output + n < outputs) {
+      partial[(int64_t{blockIdx.x} * 2) * outputs + first_output + n] = sum + count * from;
+      partial[(int64_t{blockIdx.x} * 2 + 1) * outputs + first_output + n] =
+          square + 2 * from * sum + count * from * from;
+    }
+  }
 }
 
 // A block multiplies 128 rows by 8 NT WN outputs; a warp 16 MF rows by 8 NT of them.
@@ -113,26 +221,8 @@ __global__ void __launch_bounds__(threads, 2)
         for (int k = 0; k < chunk; k += 16) {
           const int channel = part * chunk + k;
           if (channel >= channels) break;
-          const float4 low = *reinterpret_cast<const float4*>(table + channel + lane % 4 * 2);
-          const float4 high = *reinterpret_cast<const float4*>(table + channel + lane % 4 * 2 + 8);
           unsigned a[MF][4];
-#pragma unroll
-          for (int m = 0; m < MF; ++m) {
-            load_matrices(a[m], xs + m * 16 * chunk_stride + k);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              float2 values = cuda_ext::unpack<T>(a[m][i]);
-              const float4& by = i < 2 ? low : high;
-              const int first = channel + lane % 4 * 2 + i / 2 * 8;
-              // Past the channels lies what others wrote or will write.
-              if (channel + 16 > channels) {
-                if (first >= channels) values.x = 0;
-                if (first + 1 >= channels) values.y = 0;
-              }
-              a[m][i] =
-                  pack<T>(activation.value(values.x * by.x + by.y), activation.value(values.y * by.z + by.w));
-            }
-          }
+          load_activated(a, xs + k, table, channel, channels, lane, activation);
 #pragma unroll
           for (int j = 0; j < NT; j += 2) {
             unsigned b[4];
@@ -154,21 +244,8 @@ __global__ void __launch_bounds__(threads, 2)
           result[m][j][1] = pack<T>(product[m][j][2], product[m][j][3]);
         }
       }
-      // The middle ones of three rows' values, from which on the block sums (channels::beginnings).
       if (tile == blockIdx.x) {
-        if (own_rows == 0) {
-#pragma unroll
-          for (int j = 0; j < NT; ++j) {
-            const unsigned own = result[0][j][0];
-            const float2 a = cuda_ext::unpack<T>(own);
-            const float2 b = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 12));
-            const float2 c = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 24));
-            if (lane < 4) {
-              center[own_output + output_of<group>(j, lane * 2)] = middle_of(a.x, b.x, c.x);
-              center[own_output + output_of<group>(j, lane * 2 + 1)] = middle_of(a.y, b.y, c.y);
-            }
-          }
-        }
+        if (own_rows == 0) find_center<T, NT, group>(center + own_output, result[0], lane);
         __syncthreads();
       }
 #pragma unroll
@@ -177,64 +254,15 @@ __global__ void __launch_bounds__(threads, 2)
         for (int half = 0; half < 2; ++half) {
           const int64_t row = tile * tile_rows + own_rows + m * 16 + half * 8 + lane / 4;
           if (row >= rows) continue;
-#pragma unroll
-          for (int j = 0; j < NT; j += group) {
-            const int output = own_output + output_of<group>(j, lane % 4 * 2);
-            if (first_output + output < outputs) {
-              Lane<unsigned, group> lanes_of_y;
-#pragma unroll
-              for (int i = 0; i < group; ++i) lanes_of_y.values[i] = result[m][j + i][half];
-              store(reinterpret_cast<unsigned*>(y + row * outputs + first_output + output), lanes_of_y);
-            }
-#pragma unroll
-            for (int i = 0; i < group; ++i) {
-              const float2 values = cuda_ext::unpack<T>(result[m][j + i][half]);
-              const float first = values.x - center[output + 2 * i], second = values.y - center[output + 2 * i + 1];
-              sums[0][j + i][0] += first;
-              sums[0][j + i][1] += second;
-              sums[1][j + i][0] += first * first;
-              sums[1][j + i][1] += second * second;
-            }
-          }
+          store_row<T, NT, group>(y + row * outputs, result[m], half, sums, center, first_output, own_output, outputs,
+                                  lane);
         }
       }
     }
   });
   await_copies<0>();
   if (partial == nullptr) return;
-#pragma unroll
-  for (int q = 0; q < 2; ++q) {
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& sum = sums[q][j][e];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-        if (lane < 4) shared_sums[(warp * 2 + q) * NT * 8 + output_of<group>(j, lane * 2 + e)] = sum;
-      }
-    }
-  }
-  __syncthreads();
-  // Of all rows of the block, and from zero on, in double.
-  double count = 0;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    count += static_cast<double>(rows - tile * tile_rows < tile_rows ? rows - tile * tile_rows : tile_rows);
-  }
-  for (int n = thread; n < block_outputs; n += threads) {
-    double sum = 0, square = 0;
-    for (int i = n / (NT * 8); i < warps; i += WN) {
-      sum += shared_sums[i * 2 * NT * 8 + n % (NT * 8)];
-      square += shared_sums[(i * 2 + 1) * NT * 8 + n % (NT * 8)];
-    }
-    const double from = center[n];
-    if (first_output + n < outputs) {
-      partial[(int64_t{blockIdx.x} * 2) * outputs + first_output + n] = sum + count * from;
-      partial[(int64_t{blockIdx.x} * 2 + 1) * outputs + first_output + n] =
-          square + 2 * from * sum + count * from * from;
-    }
-  }
+  store_sums<NT, WN, group>(partial, sums, shared_sums, center, rows, tiles, outputs, first_output);
 }
 
 __global__ void __launch_bounds__(finish_threads)

@@ -1,0 +1,438 @@
+"""A dense block as one operation: layers of norm, activation, 1x1 convolution, norm, activation and 3x3 convolution,
+each of which reads what all layers before it wrote.
+
+Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, section 3, DenseNet-BC without dropout.
+
+The block is one channels-last buffer. Each layer writes its new channels next to those it read, without a copy. The
+mean and variance of a channel are computed once, when it is written, for all layers that read it. The gradient of the
+buffer is summed in place. The kernels are those of batch_norm_activation, dense_product.cu for the 1x1 convolutions,
+and cuDNN's for the 3x3 ones.
+
+Shape legend: N images, C channels, H x W pixels, R = N H W rows, L layers, k growth rate, B channels of a bottleneck.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.nn import functional
+
+from cuda_ext import batch_norm_activation as fused
+from cuda_ext.operation import define, in_autocast
+
+# Channels are padded to a multiple of it where a matrix product reads them: it then reads 16 bytes at a time.
+PADDED = 8
+# Rows of the buffer begin on 64 bytes of half precision, as memory is read.
+ROW = 32
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Parameters and running statistics of a block's halves, two for each layer: 1x1 and 3x3, each behind its norm.
+
+    weights, biases, running_means, running_variances: of each norm, [C] before the 1x1 and [B] before the 3x3;
+    betas: of each activation, scalars, or None; kernels: [B, C, 1, 1] and [k, B, 3, 3] in turn.
+    """
+
+    weights: list[Tensor]
+    biases: list[Tensor]
+    betas: list[Tensor] | None
+    kernels: list[Tensor]
+    running_means: list[Tensor]
+    running_variances: list[Tensor]
+
+
+def dense_block(
+    x: Tensor,
+    halves: Halves,
+    *,
+    training: bool,
+    momentum: float = 0.1,
+    epsilon: float = 1e-5,
+    activation: str = "relu",
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """Return x and what each layer adds to it, [N, C + L k, H, W] in x's dtype with channels last in memory.
+
+    In training the mean and biased variance of each of its channels come with it, for the norm that reads it next; else
+    None. training, momentum, epsilon, activation: as ``batch_norm_activation`` takes them; in training the running
+    statistics move. x: [N, C, H, W] of float64, float32, float16 or bfloat16; kernels may be of another dtype, and are
+    cast to x's. Under autocast x takes its dtype.
+    Raises ValueError, naming what came, for anything else.
+
+    >>> norms = [torch.ones(2), torch.ones(8)]
+    >>> zeros = [torch.zeros(2), torch.zeros(8)]
+    >>> kernels = [torch.ones(8, 2, 1, 1), torch.ones(4, 8, 3, 3)]
+    >>> y, _ = dense_block(torch.ones(1, 2, 1, 1), Halves(norms, zeros, None, kernels, zeros, norms), training=False)
+    >>> y.flatten().round()
+    tensor([ 1.,  1., 16., 16., 16., 16.])
+    """
+    # Before torch 2.13 the tracing of torch.compile calls itself an export too: pytorch/pytorch#176347.
+    exports = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    y, *batch = torch.ops.cuda_ext.dense_block(
+        x, halves.weights, halves.biases, halves.betas, halves.kernels, halves.running_means,
+        halves.running_variances, activation, epsilon, training, torch.is_grad_enabled() and not exports,
+    )  # fmt: skip
+    if not training:
+        return y, None
+    mean, variance, *inner = batch[: 2 + len(halves.kernels)]
+    means, variances = [], []
+    for at in range(0, len(halves.kernels), 2):
+        channels = halves.kernels[at].shape[1]
+        means += [mean[:channels], inner[at]]
+        variances += [variance[:channels], inner[at + 1]]
+    rows = x.shape[0] * x.shape[2] * x.shape[3]
+    fused.follow(halves.running_means, halves.running_variances, means, variances, rows, momentum)
+    return y, (mean, variance)
+
+
+@dataclass
+class _Half:
+    """Norm, activation and convolution of one half of a layer: its input and the statistics that normalise it."""
+
+    weight: Tensor
+    bias: Tensor
+    beta: Tensor | None
+    kernel: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def given(self, activation: str, epsilon: float) -> tuple[Any, ...]:
+        """Return the arguments that the kernels take after x."""
+        number = fused.ACTIVATIONS.index(activation)
+        return self.weight, self.bias, self.mean, self.variance, self.beta, number, epsilon
+
+
+def _run(
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor],
+    betas: list[Tensor] | None,
+    kernels: list[Tensor],
+    running_means: list[Tensor],
+    running_variances: list[Tensor],
+    activation: str,
+    epsilon: float,
+    training: bool,
+    keeps: bool,
+) -> list[Tensor]:
+    """Run the layers over one buffer [R, C + L k].
+
+    Return it as y; in training the mean and variance of its channels, and of each layer's bottleneck; and, if the
+    block ``keeps`` it, what the backward pass reads of each layer: the matrix of its 1x1 convolution and the filters of
+    its 3x3 one, the bottleneck before and after norm and activation, and what the 1x1 one read, if that was written.
+    """
+    parameters = (weights, biases, betas, kernels, running_means, running_variances)
+    _check(x, *parameters, activation)
+    statistics = fused.part("batch_statistics", x)
+    append = fused.part("copy_with_statistics", x)
+    normalise = fused.part("batch_norm_activation", x)
+    product = fused.part("dense_product", x)
+    rows, inputs = x.numel() // x.shape[1], x.shape[1]
+    growth = kernels[1].shape[0]
+    width = inputs + len(kernels) // 2 * growth
+    buffer = x.new_empty(rows, _padded(width, ROW))
+    means, variances = (torch.zeros(width, dtype=_computed(x), device=x.device) for _ in range(2))
+
+    def put(new: Tensor, first: int) -> None:
+        own = slice(first, first + new.shape[1])
+        if training:
+            append(new, buffer[:, own], means[own], variances[own])
+        else:
+            buffer[:, own].copy_(new)
+
+    put(fused.rows_of(x), 0)
+    inner_statistics, kept = [], []
+    for number, (first, second) in enumerate(_layers(x, *parameters)):
+        channels = inputs + number * growth
+        prefix = buffer[:, :channels]
+        if training:
+            first.mean, first.variance = means[:channels], variances[:channels]
+        matrix, read = _matrix(first.kernel, x.dtype), []
+        if products_fit(x, len(matrix), channels):
+            inner, *found = product(prefix, matrix, *first.given(activation, epsilon), training)
+        else:
+            read = [normalise(prefix, *first.given(activation, epsilon), _padded(channels))]
+            inner = read[0] @ matrix.t()
+            found = statistics(inner) if training else ()
+        if training:
+            second.mean, second.variance = found
+            inner_statistics += found
+        activated = normalise(inner, *second.given(activation, epsilon), inner.shape[1])
+        filters = _filters(second.kernel, x.dtype)
+        new = functional.conv2d(fused.image_of(activated, x), filters, padding=1)
+        put(fused.rows_of(new)[:, :growth], channels)
+        if keeps:
+            kept += [matrix, filters, inner, activated, *read]
+    batch = [means, variances, *inner_statistics] if training else []
+    return [fused.image_of(buffer[:, :width], x), *batch, *kept]
+
+
+def _shape(x: Tensor, *given: Any) -> list[Tensor]:
+    *_, kernels, _, _, activation, _, training, keeps = given
+    _check(x, *given[:6], activation)
+    images, inputs, *places = x.shape
+    growth = kernels[1].shape[0]
+    width = inputs + len(kernels) // 2 * growth
+    y = x.new_empty(images, *places, _padded(width, ROW))[..., :width].movedim(-1, 1)
+    rows = images * places[0] * places[1]
+    sizes = [width, width] if training else []
+    kept = []
+    for number in range(len(kernels) // 2):
+        channels, outputs = inputs + number * growth, kernels[2 * number].shape[0]
+        if training:
+            sizes += [outputs, outputs]
+        if keeps:
+            kept += [
+                x.new_empty(outputs, _padded(channels)),
+                x.new_empty(_padded(growth), 3, 3, outputs).movedim(-1, 1),
+                x.new_empty(rows, outputs),
+                x.new_empty(rows, outputs),
+            ]
+            if not products_fit(x, outputs, channels):
+                kept.append(x.new_empty(rows, _padded(channels)))
+    return [y, *(x.new_empty(size, dtype=_computed(x)) for size in sizes), *kept]
+
+
+def products_fit(x: Tensor, outputs: int, channels: int) -> bool:
+    """Whether the ``dense_product`` kernels should run the 1x1 convolution of so many channels like x to ``outputs``.
+
+    They take half precision. Of up to 64 outputs they are faster than the norm, the product and the statistics one by
+    one; of 128, where the matrix units' time counts, cuBLAS makes up for it (on an H200, both passes, 224 channels of
+    401,408 rows: 348 us against 312), at the price of keeping what the product reads.
+    """
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    return x.device.type == "cuda" and half and outputs % 8 == 0 and outputs <= 64 and channels <= 1024
+
+
+def _setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    x, *parameters, ctx.activation, ctx.epsilon, ctx.training, ctx.keeps = inputs
+    y, *others = output
+    ctx.mark_non_differentiable(*others)
+    # Otherwise the backward pass begins with as many zeros as the block keeps.
+    ctx.set_materialize_grads(False)
+    if not ctx.keeps:
+        return
+    batch = 2 + len(parameters[3]) if ctx.training else 0
+    if ctx.training:
+        # The batch's statistics take their place, and they have moved when the backward pass runs.
+        parameters[4:] = None, None
+    lists = [others[:batch] or None, others[batch:], *parameters]
+    ctx.inputs, ctx.counts = x.shape[1], [None if one is None else len(one) for one in lists]
+    ctx.save_for_backward(y, *(tensor for one in lists for tensor in one or ()))
+
+
+def _differentiate(ctx: FunctionCtx, above: list[Tensor | None]) -> tuple[Any, ...]:
+    if torch.is_grad_enabled():
+        raise RuntimeError("dense_block has no second derivative: leave out create_graph")
+    if not ctx.keeps:
+        raise RuntimeError("dense_block has a backward pass only if gradients were enabled when it ran")
+    if above[0] is None:
+        return tuple([None] * len(needed) if isinstance(needed, list) else None for needed in ctx.needs_input_grad)
+    y, *saved = ctx.saved_tensors
+    lists = []
+    for count in ctx.counts:
+        lists.append(None if count is None else saved[:count])
+        saved = saved[count or 0 :]
+    dx, *gradients = torch.ops.cuda_ext.dense_block_backward(
+        above[0], y, *lists, ctx.inputs, ctx.activation, ctx.epsilon, ctx.training
+    )
+    count = len(lists[2])
+    to_weights, to_biases, to_kernels = (gradients[at : at + count] for at in range(0, 3 * count, count))
+    to_betas = gradients[3 * count :] or None
+    running = [None] * count
+    return dx, to_weights, to_biases, to_betas, to_kernels, running, running, None, None, None, None
+
+
+def _run_backward(
+    dy: Tensor,
+    y: Tensor,
+    batch: list[Tensor] | None,
+    kept: list[Tensor],
+    weights: list[Tensor],
+    biases: list[Tensor],
+    betas: list[Tensor] | None,
+    kernels: list[Tensor],
+    running_means: list[Tensor] | None,
+    running_variances: list[Tensor] | None,
+    inputs: int,
+    activation: str,
+    epsilon: float,
+    training: bool,
+) -> list[Tensor]:
+    """Return the gradients of x, and of the weights, the biases, the kernels and the betas."""
+    buffer = fused.rows_of(y)
+    backward = fused.part("batch_norm_activation_backward", buffer)
+    add_backward = fused.part("batch_norm_activation_add_backward", buffer)
+    weight_gradient = fused.part("dense_product_weight_gradient", buffer)
+    finish = fused.part("centred_gradient", buffer)
+    growth, width = kernels[1].shape[0], y.shape[1]
+    total = buffer.new_empty(len(buffer), _padded(width, ROW))
+    total[:, :width].copy_(fused.rows_of(dy))
+    slope, offset = (torch.zeros(width, dtype=_computed(y), device=y.device) for _ in range(2))
+    # By running statistics no gradient goes through the mean: its slope stays zero.
+    mean, variance, *inner_statistics = batch or (torch.zeros_like(slope), torch.zeros_like(slope))
+
+    def finished(first: int, last: int, columns: int) -> Tensor:
+        own = slice(first, last)
+        return finish(total[:, own], buffer[:, own], mean[own], slope[own], offset[own], columns)
+
+    layers = list(_layers(y, weights, biases, betas, kernels, running_means, running_variances))
+    gradients: list[tuple[Tensor, ...]] = []
+    for number in reversed(range(len(layers))):
+        channels = inputs + number * growth
+        first, second = layers[number]
+        if training:
+            first.mean, first.variance = mean[:channels], variance[:channels]
+            second.mean, second.variance = inner_statistics[2 * number : 2 * number + 2]
+        prefix, own = buffer[:, :channels], slice(0, channels)
+        fits = products_fit(y, len(first.kernel), channels)
+        count = 4 if fits else 5
+        matrix, filters, inner, activated, *read = kept[-count:]
+        kept = kept[:-count]
+        to_activated, to_kernel, _ = torch.ops.aten.convolution_backward(
+            fused.image_of(finished(channels, channels + growth, _padded(growth)), dy),
+            fused.image_of(activated, dy),
+            filters, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
+        )  # fmt: skip
+        given = second.given(activation, epsilon)
+        to_inner, *to_second = backward(fused.rows_of(to_activated), inner, *given, training)
+        norm, into = first.given(activation, epsilon), (training, total[:, own], slope[own], offset[own])
+        to_matrix = weight_gradient(to_inner, prefix, *norm) if fits else (to_inner.t() @ read[0])[:, :channels]
+        # A kernel that adds while it multiplies, with x and the gradient prefetched before the product, was slower
+        # than both in turn: 516 us against 363, 204 channels of 524,288 rows, on an H200.
+        to_first = add_backward(to_inner @ matrix, prefix, *norm, *into)
+        gradients += [(*to_second, to_kernel[:growth]), (*to_first, to_matrix)]
+    to_weights, to_biases, to_betas, to_kernels = zip(*reversed(gradients), strict=True)
+    found = [*to_weights, *to_biases, *to_kernels, *(to_betas if betas else [])]
+    like = [*weights, *biases, *kernels, *(betas or ())]
+    whole = [_laid(gradient.reshape(of.shape).to(of.dtype)) for gradient, of in zip(found, like, strict=True)]
+    return [fused.image_of(finished(0, inputs, inputs), dy), *whole]
+
+
+def _laid(gradient: Tensor) -> Tensor:
+    """Return the gradient in the memory order of its fake: of a 3x3 kernel channels last, as cuDNN has it."""
+    spatial = gradient.ndim == 4 and gradient.shape[2] > 1
+    return gradient.contiguous(memory_format=torch.channels_last if spatial else torch.contiguous_format)
+
+
+def _shape_backward(dy: Tensor, y: Tensor, *given: Any) -> list[Tensor]:
+    weights, biases, betas, kernels, _, _, inputs, *_ = given[2:]
+    images, _, *places = y.shape
+    dx = y.new_empty(images, *places, inputs).movedim(-1, 1)
+    return [dx, *(_laid(one.new_empty(one.shape)) for one in (*weights, *biases, *kernels, *(betas or ())))]
+
+
+def _layers(
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor],
+    betas: list[Tensor] | None,
+    kernels: list[Tensor],
+    running_means: list[Tensor] | None,
+    running_variances: list[Tensor] | None,
+) -> Iterator[tuple[_Half, _Half]]:
+    """Yield both halves of each layer with the running statistics, which the batch's replace in training."""
+    computed = _computed(x)
+    halves = []
+    for at, kernel in enumerate(kernels):
+        beta = betas[at].to(computed) if betas else None
+        running = (one[at].to(computed) if one else x.new_empty(0) for one in (running_means, running_variances))
+        halves.append(_Half(weights[at].to(computed), biases[at].to(computed), beta, kernel, *running))
+    yield from zip(halves[::2], halves[1::2], strict=True)
+
+
+def _computed(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _padded(channels: int, multiple: int = PADDED) -> int:
+    return -(-channels // multiple) * multiple
+
+
+def _matrix(kernel: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a 1x1 convolution's weights as a new matrix of outputs and padded inputs."""
+    outputs, inputs = kernel.shape[:2]
+    if inputs == _padded(inputs):
+        return kernel.flatten(1).to(dtype, copy=True)
+    matrix = kernel.new_zeros(outputs, _padded(inputs), dtype=dtype)
+    matrix[:, :inputs] = kernel.flatten(1)
+    return matrix
+
+
+def _filters(kernel: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a new tensor of a 3x3 convolution's weights, channels last, with outputs of zeros up to a padded number.
+
+    On an H200 cuDNN takes 303 us for the three convolutions of 48 channels to 16 (512 images of 32 x 32, bf16), and
+    381 us for those to 12.
+    """
+    outputs, inputs, *sides = kernel.shape
+    new = kernel.new_empty if outputs == _padded(outputs) else kernel.new_zeros
+    filters = new((_padded(outputs), *sides, inputs), dtype=dtype).movedim(-1, 1)
+    filters[:outputs] = kernel
+    return filters
+
+
+def _check(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    betas: Sequence[Tensor] | None,
+    kernels: Sequence[Tensor],
+    running_means: Sequence[Tensor],
+    running_variances: Sequence[Tensor],
+    activation: str,
+) -> None:
+    """Refuse what the kernels do not take."""
+    if x.dtype not in fused.DTYPES or x.ndim != 4:
+        raise ValueError(f"dense_block takes x [N, C, H, W] of floating point, got {tuple(x.shape)} of {x.dtype}")
+    if activation not in fused.ACTIVATIONS:
+        raise ValueError(f"dense_block takes an activation of {', '.join(fused.ACTIVATIONS)}, got {activation!r}")
+    vectors = {
+        "weights": weights,
+        "biases": biases,
+        "running_means": running_means,
+        "running_variances": running_variances,
+    }
+    if not kernels or len(kernels) % 2:
+        raise ValueError(f"dense_block takes two kernels for each layer, got {len(kernels)}")
+    if betas is not None and len(betas) != len(kernels):
+        raise ValueError(f"dense_block takes a beta for each of {len(kernels)} activations or None, got {len(betas)}")
+    growth = kernels[1].shape[0]
+    for at, kernel in enumerate(kernels):
+        channels = kernels[at - 1].shape[0] if at % 2 else x.shape[1] + at // 2 * growth
+        wanted = (growth, channels, 3, 3) if at % 2 else (kernel.shape[0], channels, 1, 1)
+        if kernel.shape != wanted:
+            raise ValueError(f"dense_block takes kernel {at} of shape {wanted}, got {tuple(kernel.shape)}")
+        for name, given in vectors.items():
+            if len(given) != len(kernels) or given[at].shape != (channels,):
+                raise ValueError(
+                    f"dense_block takes {name} of {len(kernels)} norms, of norm {at} of shape ({channels},)"
+                )
+
+
+def _cast(device: str, x: Tensor, *given: Any) -> list[Tensor]:
+    """Autocast: x takes its dtype; the parameters are cast where they are used."""
+    (x,) = in_autocast(device, x)
+    return torch.ops.cuda_ext.dense_block(x, *given)
+
+
+_PARAMETERS = "Tensor[] weights, Tensor[] biases, Tensor[]? betas, Tensor[] kernels"
+define(
+    f"dense_block_backward(Tensor dy, Tensor y, Tensor[]? batch, Tensor[] kept, {_PARAMETERS}, "
+    "Tensor[]? running_means, Tensor[]? running_variances, int inputs, str activation, float epsilon, bool training) "
+    "-> Tensor[]",
+    _run_backward,
+    _shape_backward,
+)
+define(
+    f"dense_block(Tensor x, {_PARAMETERS}, Tensor[] running_means, Tensor[] running_variances, str activation, "
+    "float epsilon, bool training, bool keeps) -> Tensor[]",
+    _run,
+    _shape,
+    backward=_differentiate,
+    setup_context=_setup_context,
+    autocast=_cast,
+)
