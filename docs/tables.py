@@ -397,6 +397,17 @@ def gradients() -> Table:
     return claims_of("gradients")
 
 
+def accuracy_by_batch() -> Table:
+    """Return a row for each batch size, a column for each method, of lars-batches."""
+    found: dict[int, dict[str, str]] = defaultdict(dict)
+    for row in read_rows("results/studies/batch_size/cifar10/accuracy.csv"):
+        mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
+        found[int(row["batch"])][row["method"]] = f"{mean:.4f} [{low:.4f}, {high:.4f}], rate {row['learning_rate']}"
+    methods = list(next(iter(found.values())))
+    rows = [[str(batch), *(cells[method] for method in methods)] for batch, cells in sorted(found.items())]
+    return ["batch", *(f"`{method}`" for method in methods)], rows
+
+
 def gates() -> Table:
     return claims_of("gates/imdb")
 
@@ -444,7 +455,7 @@ def speed_han() -> Table:
 def speed_densenet() -> Table:
     rows = []
     for name in ("densenet-bc-100-12", "densenet-121"):
-        results = read_json(f"benchmarks/results/2026-11-21-nvidia-h200-{name}.json")["results"]
+        results = read_json(f"benchmarks/results/2026-11-23-nvidia-h200-{name}.json")["results"]
         for one in results:
             rows.append(
                 [

@@ -89,9 +89,19 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
 
 
 def draw_figure(folder: Path, path: Path) -> None:
-    """figure.png from accuracy.csv: a line for each method, with its intervals over seeds."""
+    """figure.png from accuracy.csv: a line for each method, with its intervals over seeds.
+
+    Of accuracy it shows the error by a logarithmic scale, so that one method that fails hides no difference of others.
+    """
     found = pd.read_csv(folder / "accuracy.csv")
     batches = sorted(found["batch"].unique())
+    label = f"{found['metric'].iloc[0]}, {found['split'].iloc[0]} split"
+    errors = bool((found["metric"] == "accuracy").all())
+    if errors:
+        # An interval over a few seeds may reach above an accuracy of 1.
+        means, highs, lows = (100 * (1 - found[name]).clip(lower=1e-4) for name in ("mean", "high", "low"))
+        found = found.assign(mean=means, low=highs, high=lows)
+        label = f"error, {found['split'].iloc[0]} split (%)"
     with picture(path, 6.5, 4) as figure:
         axes = figure.subplots()
         for number, (method, mine) in enumerate(found.groupby("method", sort=True)):
@@ -102,5 +112,9 @@ def draw_figure(folder: Path, path: Path) -> None:
                 axes.vlines(places, mine["low"], mine["high"], color=colour, linewidth=2)
             axes.plot(places, mine["mean"], "o-", color=colour, markersize=4, label=method)
         axes.set_xticks(range(len(batches)), [f"{batch:,}" for batch in batches])
-        axes.set(xlabel="batch size", ylabel=f"{found['metric'].iloc[0]}, {found['split'].iloc[0]} split")
+        axes.set(xlabel="batch size", ylabel=label)
+        if errors:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}")
         axes.legend(fontsize=8)
