@@ -207,6 +207,10 @@ def larger_experiments() -> Table:
             str(one["n"]),
         ]
         rows.append([*cells, f"trained in {one['seconds']['whole']:.1f} s"])
+    metrics = read_json("results/lars/metrics.json")["variants"]
+    lars, sgd = (metrics[name]["test"]["accuracy"] for name in ("lars-16384", "sgd-warmup-16384"))
+    cells = [rows[-1][0], "fastnet, LARS, batch 16384", interval(lars, 4, sign=False)]
+    rows.append([*cells, str(len(metrics["lars-16384"]["seeds"])), f"SGD with linear scaling: {sgd['mean']:.4f}"])
     return ["data", "network", "test accuracy", "seeds", "beside it"], rows
 
 
