@@ -71,6 +71,8 @@ test-packages:
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 180 apt-get install -y -qq slurm-wlm munge >/dev/null; } \
 	  || echo "note: Slurm cannot be installed: the tests that need it are skipped"; fi
 
+# Tests start hundreds of processes: bytecode is written, so that each need not compile the project again.
+test: export PYTHONDONTWRITEBYTECODE =
 test: data test-packages
 	$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 

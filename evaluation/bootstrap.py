@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from evaluation.metrics import (
     CALIBRATION_BINS,
@@ -71,7 +71,7 @@ class TwoWay:
         distance = self.interval.mean - bound
         if self.standard_error <= EQUAL:
             return float(distance <= EQUAL), float(distance >= -EQUAL)
-        below = float(stats.t.cdf(distance / self.standard_error, self.freedom))
+        below = float(scipy.stats.t.cdf(distance / self.standard_error, self.freedom))
         return 1 - below, below
 
     def p(self) -> float:
@@ -262,7 +262,7 @@ def two_way_of(
     differences = np.array([sign * (first(ones) - second(ones))[0] for first, second in pairs])
     n = len(pairs)
     error, freedom = crossed_error(differences, item, units)
-    mean, half = float(differences.mean()), float(stats.t.ppf((1 + confidence) / 2, freedom)) * error
+    mean, half = float(differences.mean()), float(scipy.stats.t.ppf((1 + confidence) / 2, freedom)) * error
     drawn = f"{items} items" if numbers is None else f"{units} groups of {items} items"
     method = f"t interval over {n} seed{'s' if n > 1 else ''} and {drawn}"
     return TwoWay(Interval(mean, mean - half, mean + half, n, method), error, freedom, item, residual, resamples)

@@ -6,7 +6,7 @@ A comparison's metric is a key of TITLES, or recall, precision, f1 or auroc of o
 Shape legend: N rows, K classes, B calibration bins.
 
 Expected calibration error: Guo, Pleiss, Sun, Weinberger 2017, "On Calibration of Modern Neural Networks",
-section 2, with 15 bins of equal width ((b-1)/B, b/B]. The rest is scikit-learn's.
+section 2, with 15 bins of equal width ((b-1)/B, b/B]. The rest is defined as in scikit-learn.
 
 A class without a single row in the split has no recall, precision, F1 and AUROC: macro means are taken over the
 classes that are present, and ``absent_classes`` names the others. A precision without a prediction is 0.
@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import confusion_matrix
 
 from storage.errors import InputError
 
@@ -311,7 +310,8 @@ def split_metrics(
         result[f"macro_{measure}"] = mean_or_none(defined)
     if task == "single-label":
         result["accuracy"] = float(truth[guess].mean())
-        result["confusion"] = confusion_matrix(labels, guess.argmax(axis=1), labels=np.arange(len(classes))).tolist()
+        cells = np.ravel_multi_index((labels, guess.argmax(axis=1)), (len(classes), len(classes)))
+        result["confusion"] = np.bincount(cells, minlength=len(classes) ** 2).reshape(len(classes), -1).tolist()
         return result
     result["micro_f1"] = float(class_scores("f1", *(count.sum() for count in counts))) if present.any() else None
     result |= tuned_metrics(probabilities, truth, present, classes, thresholds)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import scipy
 
 import kinds
 from evaluation.metrics import higher_is_better
@@ -195,13 +195,13 @@ def reach(design: Design) -> Reach:
         )
     level = design.alpha / design.comparisons
     error, freedom = standard_error(design.spread, design.item_deviation, design.seeds)
-    least = max(design.margin, float(stats.t.ppf(1 - level / 2, freedom)) * error)
-    detectable = least + float(stats.t.ppf(POWER, freedom)) * error
-    at_margin = float(stats.t.cdf((design.margin - least) / error, freedom)) if enough else 0.0
-    inside = design.margin - float(stats.t.ppf(1 - level, freedom)) * error
+    least = max(design.margin, float(scipy.stats.t.ppf(1 - level / 2, freedom)) * error)
+    detectable = least + float(scipy.stats.t.ppf(POWER, freedom)) * error
+    at_margin = float(scipy.stats.t.cdf((design.margin - least) / error, freedom)) if enough else 0.0
+    inside = design.margin - float(scipy.stats.t.ppf(1 - level, freedom)) * error
     of_equivalence = 0.0
     if enough_for_equivalence and inside > 0:
-        of_equivalence = 2 * float(stats.t.cdf(inside / error, freedom)) - 1
+        of_equivalence = 2 * float(scipy.stats.t.cdf(inside / error, freedom)) - 1
     fits = design.room is None or design.room >= least - EQUAL
     sentences.append(
         f"{design.name}: with {over}, a true difference of {detectable:.4f} is found with a power of {POWER:.0%}, "
@@ -252,8 +252,8 @@ def seeds_for_equivalence(design: Design) -> int | None:
 
     def enough(seeds: int) -> bool:
         error, freedom = standard_error(spread, design.item_deviation, seeds)
-        inside = design.margin / error - stats.t.ppf(1 - level, freedom)
-        return bool(2 * stats.t.cdf(inside, freedom) - 1 >= EVEN_ODDS)
+        inside = design.margin / error - scipy.stats.t.ppf(1 - level, freedom)
+        return bool(2 * scipy.stats.t.cdf(inside, freedom) - 1 >= EVEN_ODDS)
 
     return first_seeds(least_seeds(design.alpha, design.comparisons, sides=1), enough)
 
@@ -285,12 +285,12 @@ def seeds_needed(
 
     def enough(seeds: int) -> bool:
         error, freedom = standard_error(spread, item_deviation, seeds)
-        return bool(stats.t.ppf(1 - level, freedom) * error < distance)
+        return bool(scipy.stats.t.ppf(1 - level, freedom) * error < distance)
 
     needed = first_seeds(max(fewest, have + 1), enough)
     if needed is not None:
         return needed, f"With this spread, {needed} seeds would decide."
-    from_items = float(stats.norm.ppf(1 - level)) * item_deviation
+    from_items = float(scipy.stats.norm.ppf(1 - level)) * item_deviation
     if from_items >= distance:
         more = (from_items / distance) ** 2 if distance > EQUAL else math.inf
         remedy = (

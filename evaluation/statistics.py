@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from storage.errors import InputError
 
@@ -72,7 +72,7 @@ def mean_interval(
         return Interval(mean, None, None, n, "one value: no interval")
     if are_equal(array):
         return Interval(mean, mean, mean, n, "all values are equal: a point")
-    half = float(stats.t.ppf((1 + confidence) / 2, n - 1) * array.std(ddof=1) / math.sqrt(n))
+    half = float(scipy.stats.t.ppf((1 + confidence) / 2, n - 1) * array.std(ddof=1) / math.sqrt(n))
     low, high = mean - half, mean + half
     if bounds is not None:
         low, high = max(low, bounds[0]), min(high, bounds[1])

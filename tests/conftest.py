@@ -1,5 +1,6 @@
 """What tests share: a copy of the project that a test may run, edit and break, and the means to run a command in it."""
 
+import compileall
 import gc
 import os
 import shutil
@@ -13,6 +14,9 @@ import pytest
 
 from evaluation import vega
 from storage.locks import file_lock
+
+# Before torch is imported: its threads wait actively, so that on shared cores two take four times the CPU time of one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a user may have set, and what must not reach a copy of the project.
@@ -138,6 +142,8 @@ def clean_environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
     # DVC starts `python` by name: it must be this one.
     kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+    # Copies have the template's bytecode. That of an edited file would be taken for the next edit's in the same second.
+    kept["PYTHONDONTWRITEBYTECODE"] = "1"
     return kept
 
 
@@ -180,9 +186,11 @@ def template(tmp_path_factory: pytest.TempPathFactory, empty_databases: Path) ->
             destination = directory / file
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, destination)
+        compileall.compile_dir(directory, quiet=1)
         shutil.copytree(ROOT / "data", directory / "data")
-        # A network passes its checks once per session, and Vega is bundled once: they take seconds.
-        passed = make_once(tmp_path_factory, "checked-networks", lambda _: None)
+        # A network that passed its checks here is not checked again, and Vega is bundled once: they take seconds.
+        passed = ROOT / ".cache/checked-networks"
+        passed.mkdir(parents=True, exist_ok=True)
         (directory / ".cache").mkdir()
         (directory / ".cache/checked-networks").symlink_to(passed)
         vega.script()
@@ -224,7 +232,7 @@ def copy_of_finished(finished: Project, empty_databases: Path, tmp_path: Path) -
     """A copy of ``finished`` whose MLflow and Prefect have no runs."""
     directory = tmp_path / "project"
     # Another test may be reading what is left out.
-    left_out = shutil.ignore_patterns("mlflow.db*", "mlartifacts", ".prefect", ".locks", "__pycache__")
+    left_out = shutil.ignore_patterns("mlflow.db*", "mlartifacts", ".prefect", ".locks")
     shutil.copytree(finished.directory, directory, symlinks=True, ignore=left_out)
     shutil.copytree(empty_databases, directory, dirs_exist_ok=True)
     for origin in directory.glob("runs/*/origin.json"):

@@ -41,6 +41,8 @@ MOST_BYTES = 65536
 
 @command
 def main(arguments: list[str] | None = None) -> int:
+    # All that is imported stays: fewer searches for garbage in it save a tenth of the start.
+    gc.set_threshold(50_000, 20, 100)
     parser = argparse.ArgumentParser(
         prog="python -m training",
         description="Train networks, each with one seed, one after the other.",

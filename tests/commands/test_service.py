@@ -346,7 +346,7 @@ def test_eight_workers_log_while_a_backup_is_made_and_a_restore_loses_no_run(ser
 def test_a_user_runs_an_experiment_and_serves_deployments_on_the_service(service, tmp_path, request):
     # Asked for here: with it among its arguments, this test would come first, and the service would not be new.
     finished = request.getfixturevalue("finished")
-    databases = shutil.ignore_patterns("mlflow.db*", "mlartifacts", ".prefect", ".locks", "__pycache__")
+    databases = shutil.ignore_patterns("mlflow.db*", "mlartifacts", ".prefect", ".locks")
     shutil.copytree(finished.directory, tmp_path / "project", ignore=databases)
     user = service.user("dora")
     project = Project(tmp_path / "project", {**finished.environment, **user})

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import log_loss, precision_recall_fscore_support, roc_auc_score
+from sklearn.metrics import confusion_matrix, log_loss, precision_recall_fscore_support, roc_auc_score
 
 from evaluation.bootstrap import resampled_metric
 from evaluation.metrics import (
@@ -108,6 +108,8 @@ def test_recall_precision_and_f1_agree_with_scikit_learn(task):
         assert [metrics[measure][name] for name in "abc"] == pytest.approx(values)
         assert metrics[f"macro_{measure}"] == pytest.approx(values.mean())
         assert metrics[measure]["never"] is None
+    if task == "single-label":
+        assert metrics["confusion"] == confusion_matrix(labels, guess, labels=range(len(names))).tolist()
     if task == "multi-label":
         micro = precision_recall_fscore_support(labels, guess, average="micro", zero_division=0)[2]
         assert metrics["micro_f1"] == pytest.approx(micro)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.golden.data import write_prepared
+from training.__main__ import main
 from training.progress import Progress
 from training.run import run
 from training.settings import Job
@@ -113,3 +114,17 @@ def train_here(torch_settings):
         return job.run_directory
 
     return train
+
+
+@pytest.fixture
+def train_by_command(torch_settings, capfd, monkeypatch):
+    """Call `python -m training` in this process: its exit code, what it printed, and its stderr."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def call(job, *options):
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(job), *options])
+        return ended.value.code or 0, *capfd.readouterr()
+
+    return call

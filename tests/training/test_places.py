@@ -75,10 +75,10 @@ def test_a_full_disk_is_one_line_and_training_resumes_when_there_is_room(
     assert environment.get("git_commit") is None
 
 
-def test_a_folder_that_may_not_be_written_is_one_line(write_job, text_directory):
+def test_a_folder_that_may_not_be_written_is_one_line(train_by_command, write_job, text_directory):
     # Of the kernel's: not even root makes a folder there.
     job = write_job(text_directory, run_directory="/sys/kernel/runs/key")
-    code, _, errors = finish(start(job))
+    code, _, errors = train_by_command(job)
     assert code == 2 and errors.count("\n") == 1 and "/sys/kernel/runs/key" in errors
 
 

@@ -23,7 +23,6 @@ from storage.prepared import open_prepared
 from storage.source import ROOT
 from tests.training.outcome import outcome
 from training import checkpoint
-from training.__main__ import main
 from training.checkpoint import Checkpoint
 from training.loop import refuse_references
 from training.progress import Progress
@@ -53,13 +52,6 @@ def finish(process):
     return process.returncode, output, errors
 
 
-def train(job, *options):
-    code, output, errors = finish(start(job, *options))
-    assert code == 0, errors
-    assert errors == ""
-    return output
-
-
 def wait_for_epoch(process, epoch):
     """Read events until the line of ``epoch``; the ones read."""
     events = []
@@ -81,28 +73,17 @@ def train_here(torch_settings):
     return train_one
 
 
-@pytest.fixture
-def train_by_command(torch_settings, capsys, monkeypatch):
-    """Call `python -m training` in this process: its exit code, what it printed, and its stderr."""
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-
-    def call(job, *options):
-        with pytest.raises(SystemExit) as ended:
-            main([str(job), *options])
-        return ended.value.code or 0, *capsys.readouterr()
-
-    return call
-
-
 def directory(job):
     return job.parent / "runs" / job.stem
 
 
 @pytest.fixture
-def whole(write_job, text_directory):
+def whole(train_by_command, write_job, text_directory):
     """A run that was left alone, and its events."""
     job = write_job(text_directory, "whole", training=LONG)
-    return job, [json.loads(line) for line in train(job, "--events").splitlines()]
+    code, output, errors = train_by_command(job, "--events")
+    assert (code, errors) == (0, "")
+    return job, [json.loads(line) for line in output.splitlines()]
 
 
 def test_a_killed_and_resumed_run_ends_with_the_same_bytes_as_one_left_alone(whole, write_job, text_directory):
@@ -261,7 +242,7 @@ def test_a_kernel_that_strict_mode_refuses_is_bad_input(train_here, write_job, i
         train_here(job)
 
 
-def test_a_finished_run_returns_at_once_with_its_result(train_here, write_job, text_directory):
+def test_a_finished_run_returns_at_once_with_its_result(train_here, train_by_command, write_job, text_directory):
     job = write_job(text_directory, training={"max_epochs": 2})
     train_here(job)
 
@@ -270,7 +251,8 @@ def test_a_finished_run_returns_at_once_with_its_result(train_here, write_job, t
         return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
 
     before = files()
-    (event,) = train(job, "--events").splitlines()
+    code, event, errors = train_by_command(job, "--events")
+    assert (code, errors) == (0, "") and event.count("\n") == 1
     assert json.loads(event)["event"] == "finished"
     assert before == files()
 
@@ -283,7 +265,9 @@ def test_two_processes_with_one_job_train_it_once(write_job, text_directory):
     assert sorted('"started"' in output for _, output, _ in outputs) == [False, True]
 
 
-def test_a_loss_that_is_not_finite_stops_with_its_step_and_leaves_no_result(write_job, text_directory):
+def test_a_loss_that_is_not_finite_stops_with_its_step_and_leaves_no_result(
+    train_by_command, write_job, text_directory
+):
     job = write_job(text_directory, training={"learning_rate": 100.0, "max_grad_norm": 0})
     content = json.loads(job.read_text())
     content["training"] |= {
@@ -291,7 +275,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_leaves_no_result(writ
         "schedule": {"name": "cosine", "warmup_epochs": 0},
     }
     job.write_text(json.dumps(content))
-    code, output, errors = finish(start(job, "--events"))
+    code, output, errors = train_by_command(job, "--events")
     assert code == 2
     assert errors.startswith("error: ") and errors.count("\n") == 1
     assert "loss" in errors and "epoch" in errors and "lower learning_rate" in errors
