@@ -86,10 +86,13 @@ def _has_kernel(x: Tensor) -> bool:
     return _compiled_for(x.device, x.dtype)
 
 
-@torch.compiler.assume_constant_result
 def _compiled_for(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether the kernels run for tensors of the dtype on the device. A trace asks once."""
     return library.runs("batch_norm_activation", device, dtype)
+
+
+# As torch.compiler.assume_constant_result does, which imports the compiler: that takes more than a second.
+_compiled_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def fuses(x: Tensor, activate: nn.Module, norms: Iterable[nn.Module]) -> bool:
