@@ -405,8 +405,8 @@ def accuracy_by_batch() -> Table:
     """Return a row for each batch size, a column for each method, of lars-batches."""
     found: dict[int, dict[str, str]] = defaultdict(dict)
     for row in read_rows("results/studies/batch_size/cifar10/accuracy.csv"):
-        mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
-        found[int(row["batch"])][row["method"]] = f"{mean:.4f} [{low:.4f}, {high:.4f}], rate {row['learning_rate']}"
+        span = interval({name: float(row[name]) for name in ("mean", "low", "high")}, 4, sign=False)
+        found[int(row["batch"])][row["method"]] = f"{span}, rate {row['learning_rate']}"
     methods = list(next(iter(found.values())))
     rows = [[str(batch), *(cells[method] for method in methods)] for batch, cells in sorted(found.items())]
     return ["batch", *(f"`{method}`" for method in methods)], rows

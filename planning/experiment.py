@@ -200,32 +200,44 @@ def _known(name: str, root: Path, problem: str) -> str:
 
 def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict[str, Any]:
     """The file's content with what it takes from other experiments: of one that it tunes, variants or comparisons."""
-    if "tunes" in given and "variants_of" in given:
-        raise InputError(f"{path} tunes an experiment and takes variants of one: remove 'variants_of'")
     if "tunes" in given:
+        if "variants_of" in given:
+            raise InputError(f"{path} tunes an experiment and takes variants of one: remove 'variants_of'")
         for key in ("defaults", "comparisons"):
             if key in given:
                 raise InputError(f"{path}: an experiment that tunes another takes its variants: remove '{key}'")
         if given.get("evaluate_on", "validation") != "validation":
             raise InputError(f"{path}: evaluate_on is {given['evaluate_on']!r}: tuning reads validation alone")
-        tuned = _other(validate(Text, given["tunes"], f"{path}: tunes"), f"{path}: tunes", root)
+        tuned = _other(given, "tunes", path, root)
+        if "variants_of" in tuned:
+            tuned = _with_variants_of_another(tuned, EXPERIMENTS / f"{given['tunes']}.yaml", root)
         variants = _with_grids(tuned.get("variants") or {}, given.get("variants") or {}, f"{path}: variants")
         given = _over_settings_of(tuned, given, variants, path)
-    if "variants_of" in given:
-        if "defaults" in given:
-            raise InputError(f"{path}: variants of another experiment come with its defaults: remove 'defaults'")
-        other = _other(validate(Text, given["variants_of"], f"{path}: variants_of"), f"{path}: variants_of", root)
-        names = validate(list[Text], given.get("variants"), f"{path}: variants")
-        refuse_unknown(names, other.get("variants") or {}, f"{path}: variants")
-        given = _over_settings_of(other, given, {name: other["variants"][name] for name in names}, path)
+    elif "variants_of" in given:
+        given = _with_variants_of_another(given, path, root)
     if isinstance(given.get("comparisons"), str):
-        other = _other(given["comparisons"], f"{path}: comparisons", root)
+        other = _other(given, "comparisons", path, root)
         groups = validate(list[ComparisonGroup], other.get("comparisons") or [], f"{given['comparisons']}: comparisons")
         here = set(given.get("variants") or ())
         every = _expanded(groups, f"{path}: comparisons")
         # _expanded names the control of a published figure itself, so the file's own form has the figure alone.
         given = {**given, "comparisons": [_as_written(one) for one in every if set(networks(one)) <= here]}
     return given
+
+
+def _with_variants_of_another(given: Mapping[str, Any], path: Path, root: Path) -> dict[str, Any]:
+    """The file's content with the variants of another experiment that it names."""
+    if "defaults" in given:
+        raise InputError(f"{path}: variants of another experiment come with its defaults: remove 'defaults'")
+    other = _other(given, "variants_of", path, root)
+    if "variants_of" in other:
+        raise InputError(
+            f"{path}: variants_of is {given['variants_of']!r}, which takes variants itself: "
+            "name the experiment that has them"
+        )
+    names = validate(list[Text], given.get("variants"), f"{path}: variants")
+    refuse_unknown(names, other.get("variants") or {}, f"{path}: variants")
+    return _over_settings_of(other, given, {name: other["variants"][name] for name in names}, path)
 
 
 def _over_settings_of(
@@ -249,7 +261,10 @@ def _with_grids(tuned: Mapping[str, Any], given: Any, where: str) -> dict[str, A
     }
 
 
-def _other(name: str, where: str, root: Path) -> dict[str, Any]:
+def _other(given: Mapping[str, Any], key: str, path: Path, root: Path) -> dict[str, Any]:
+    """Return the content of the experiment's file that ``given[key]`` names."""
+    where = f"{path}: {key}"
+    name = validate(Text, given[key], where)
     return read_yaml(root / EXPERIMENTS / f"{_known(name, root, f'{where}: no experiment {name!r}')}.yaml")
 
 

@@ -495,6 +495,12 @@ def test_an_experiment_takes_some_variants_of_another(tmp_path):
     assert experiment.comparisons == () != other.comparisons
     write(tmp_path, {**again, "variants": ["relu", "swish"], "comparisons": EXPERIMENT["comparisons"]}, name="again")
     assert load_experiment("again", tmp_path).comparisons == other.comparisons
+    # It may be tuned as any other; what takes variants itself gives none.
+    write(tmp_path, {"title": "Tune", "tunes": "again", "seeds": [7]}, name="tune")
+    assert load_experiment("tune", tmp_path).variants == other.variants
+    write(tmp_path, {**again, "variants_of": "again"}, name="third")
+    with pytest.raises(InputError, match="variants_of is 'again'"):
+        load_experiment("third", tmp_path)
     for change, fault in (
         ({"variants_of": "trail"}, "'trial'"),
         ({"variants": ["swsh"]}, "'swish'"),
