@@ -70,14 +70,15 @@ def steps_of(network: str, batch: int, amp: str, peer: bool) -> Callable[[], obj
 def profiled(step: Callable[[], object], steps: int) -> dict[str, Any]:
     """Time the step without the profiler, then with it: its median, and calls and time per step of each kernel."""
     timed = bench.time_samples(step, calls=1, samples=steps)
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profile:
         for _ in range(steps):
             step()
         torch.cuda.synchronize()
     spans = [
         (event.name, event.time_range.elapsed_us())
         for event in profile.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        # An annotation spans the kernels of its region.
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation
     ]
     return {"step": timed, "kernels": by_kernel(spans, steps)}
 

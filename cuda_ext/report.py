@@ -2,7 +2,9 @@
 
 It runs the build, the tests marked ``gpu``, compute-sanitizer's four tools, and the benchmark, and writes
 results/DATE-GPU.json and .md, which are committed as evidence. Exit code 1 if anything failed; it is written all the
-same, so that a failure leaves its trace. ``--part`` does half of it. Needs pytest, nvcc and compute-sanitizer.
+same, so that a failure leaves its trace. ``--part`` does half of it, and ``--part times KERNEL ...`` times some
+kernels: all of them take more than ten minutes, with torch.compile's strongest mode among the peers. Needs pytest, nvcc
+and compute-sanitizer.
 """
 
 import argparse
@@ -34,7 +36,10 @@ def main() -> int:
     parser.add_argument(
         "--part", choices=("checks", "times"), help="one alone; the other is kept from today's report of these kernels"
     )
+    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="time these alone (default: all)")
     arguments = parser.parse_args()
+    if unknown := set(arguments.kernels) - set(bench.KERNELS):
+        raise KernelError(f"unknown kernel '{min(unknown)}': choose from {', '.join(bench.KERNELS)}")
     if not torch.cuda.is_available():
         raise KernelError("the report is of an NVIDIA GPU, and PyTorch sees none: see `nvidia-smi`")
     if library.unfit(torch.device("cuda", torch.cuda.current_device())):
@@ -51,8 +56,9 @@ def main() -> int:
         report["checks"] = check()
     write(path, report)
     if arguments.part != "checks":
-        report["results"] = []
-        for name in bench.KERNELS:
+        kernels = arguments.kernels or bench.KERNELS
+        report["results"] = [one for one in report.get("results", []) if one["kernel"] not in kernels]
+        for name in kernels:
             measured = bench.measure_all((name,))
             report |= measured | {"results": report["results"] + measured["results"]}
             # A run that is cut keeps what it has measured.
@@ -65,7 +71,9 @@ def main() -> int:
 
 def check() -> dict[str, Any]:
     """The GPU tests and the sanitizers, side by side: none of them measures time."""
-    tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/cuda_ext", "tests/models", "tests/training"]
+    # A GPU machine need not have what the other tests import.
+    files = [str(path) for room in ("cuda_ext", "models", "training") for path in ROOT.glob(f"tests/{room}/*_gpu.py")]
+    tests = [sys.executable, "-m", "pytest", "-q", *sorted(files)]
     if importlib.util.find_spec("xdist"):
         # pytest-benchmark, where it is installed, warns of the company, and a warning is an error.
         tests += ["-n", "4", "-p", "no:benchmark"]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cuda_ext.embedding import embedding
 from storage.errors import InputError
 from storage.prepared import Prepared
 
@@ -80,9 +81,10 @@ class WordEmbedding(nn.Embedding):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens int of any shape -> their vectors, with one dimension more."""
-        if self.table is not None:
-            return functional.embedding(tokens, self.table, PADDING)
-        return super().forward(self.word_dropout(tokens))
+        table, rows = (self.weight, self.word_dropout(tokens)) if self.table is None else (self.table, tokens)
+        if table.is_cuda:
+            return embedding(table, rows, PADDING)
+        return functional.embedding(rows, table, PADDING)
 
 
 def word_embedding(network: nn.Module, setting: str, off: int) -> WordEmbedding:

@@ -21,7 +21,7 @@ def kernels_of_the_sources():
 
 
 def test_every_kernel_is_exercised():
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         exercise.exercise()
     ran = {event.name for event in profile.events()}
     words = {word for name in ran for word in re.findall(r"\w+", name)}

@@ -9,6 +9,7 @@ from cuda_ext.batch_norm_activation import batch_norm_activation
 from cuda_ext.conv2d import conv2d
 from cuda_ext.dense_block import Halves, dense_block
 from cuda_ext.depthwise_conv2d import depthwise_conv2d
+from cuda_ext.embedding import embedding
 from cuda_ext.gru import gru, gru_ragged
 from cuda_ext.swish import swish
 from cuda_ext.vector_add import vector_add
@@ -32,6 +33,7 @@ def block(x, *of):
 
 
 OFFSETS, LENGTHS = torch.tensor([0, 4, 6]), torch.tensor([2, 3])
+TOKENS = torch.tensor([[0, 2], [4, 2]])
 # name: a function of float tensors, their shapes, and its operation in the graph.
 CASES = {
     "vector_add": (vector_add, [(4,), (4,)], "vector_add"),
@@ -50,6 +52,7 @@ CASES = {
     ),
     "batch_norm_activation": (norm, [(2, 3, 4, 4), (3,), (3,)], "batch_norm_activation"),
     "dense_block": (block, [(2, 3, 4, 4), (3,), (8,), (3,), (8,), (8, 3, 1, 1), (4, 8, 3, 3)], "dense_block"),
+    "embedding": (lambda table: embedding(table, TOKENS, padding=0), [(5, 4)], "embedding"),
     "gru": (lambda x, *of: gru(x, LENGTHS, of)[0], [(2, 3, 3), (12, 3), (12, 4), (12,), (12,)], "gru"),
     "gru_ragged": (lambda x, *of: gru_ragged(x, OFFSETS, of)[0], [(6, 3), (12, 3), (12, 4), (12,), (12,)], "gru"),
 }
@@ -90,8 +93,9 @@ def test_export_keeps_it_one_operation_for_any_batch(name):
     # The others share their first size with another tensor, which is fixed here.
     shared = operation in ("vector_add", "attention_pooling", "gru")
     first = {} if shared else {0: torch.export.Dim.AUTO}
+    others = [tuple({} for _ in inputs[1:])] if inputs[1:] else []
     with torch.no_grad():
-        exported = torch.export.export(module, tuple(inputs), dynamic_shapes=(first, tuple({} for _ in inputs[1:])))
+        exported = torch.export.export(module, tuple(inputs), dynamic_shapes=(first, *others))
     names = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
     assert names.count(f"cuda_ext.{operation}.default") == 1
     with torch.no_grad():

@@ -1,0 +1,146 @@
+"""Rows of a table by their numbers, as ``nn.Embedding``, rounded while they are copied.
+
+Under autocast PyTorch copies the rows in float32 and rounds them in a second pass; their gradient is widened before it
+is summed. Here the rows are copied once, in the dtype that autocast wants, and the gradient of the table is summed from
+that of the rows in float32, in an order that repeats.
+
+Shape legend: V rows of the table, E numbers a row, M tokens.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.nn import functional
+
+from cuda_ext.library import kernel
+from cuda_ext.operation import define
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
+INDICES = (torch.int32, torch.int64)
+NONE = -1
+
+
+def embedding(table: Tensor, tokens: Tensor, padding: int | None = None) -> Tensor:
+    """Return row ``tokens[...]`` of ``table`` for each token: [..., E], contiguous.
+
+    table: [V, E] of float64, float32, float16 or bfloat16. tokens: int32 or int64 of any shape, from 0 to V - 1; another
+    stops the program, on a GPU as with ``nn.Embedding``. padding: a row that gets no gradient.
+    The result has the table's dtype; under autocast that of autocast, if the table is float32. The gradient of the
+    table is in its own dtype, whole, summed in float32.
+    Raises ValueError, naming what came, for anything else.
+
+    >>> table = torch.tensor([[0.0, 0.0], [1.0, 2.0]], requires_grad=True)
+    >>> y = embedding(table, torch.tensor([1, 0, 1]), padding=0)
+    >>> y.detach()
+    tensor([[1., 2.],
+            [0., 0.],
+            [1., 2.]])
+    >>> y.sum().backward()
+    >>> table.grad
+    tensor([[0., 0.],
+            [2., 2.]])
+    """
+    return torch.ops.cuda_ext.embedding(table, tokens, NONE if padding is None else padding, table.dtype)
+
+
+def reference(table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """Equals ``torch.nn.functional.embedding(tokens, table)`` in ``dtype``."""
+    return functional.embedding(tokens, table).to(dtype)
+
+
+def reference_gradient(gradient: Tensor, tokens: Tensor, rows: int, padding: int, dtype: torch.dtype) -> Tensor:
+    """Equals autograd's gradient [rows, E] of the table."""
+    return torch.ops.aten.embedding_dense_backward(gradient.to(dtype), tokens, rows, padding, False)
+
+
+def check(table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype) -> None:
+    """Refuse what the kernel does not take."""
+    if table.ndim != 2 or table.dtype not in DTYPES:
+        raise ValueError(f"embedding takes a table [V, E] of floating point, got {tuple(table.shape)} of {table.dtype}")
+    if tokens.dtype not in INDICES:
+        raise ValueError(f"embedding takes tokens of int32 or int64, got {tokens.dtype}")
+    if table.device != tokens.device:
+        raise ValueError(f"embedding takes table and tokens on one device, got {table.device} and {tokens.device}")
+    if not NONE <= padding < max(len(table), 1):
+        raise ValueError(f"embedding takes a padding row of the table's {len(table)} or None, got {padding}")
+    if dtype != table.dtype and (table.dtype != torch.float32 or dtype not in HALF):
+        raise ValueError(f"embedding rounds a table of float32 to half precision, not {table.dtype} to {dtype}")
+
+
+def _run(table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
+    check(table, tokens, padding, dtype)
+    run = kernel("embedding", table)
+    if run is None:
+        return reference(table, tokens, dtype)
+    y = _shape(table, tokens, padding, dtype)
+    run(table.contiguous(), tokens.flatten().contiguous(), y.view(tokens.numel(), y.shape[-1]))
+    return y
+
+
+def _shape(table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
+    check(table, tokens, padding, dtype)
+    return table.new_empty(*tokens.shape, table.shape[1], dtype=dtype)
+
+
+def _setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
+    table, tokens, ctx.padding, _ = inputs
+    ctx.rows, ctx.dtype = len(table), table.dtype
+    ctx.save_for_backward(tokens)
+
+
+def _backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    (tokens,) = ctx.saved_tensors
+    of_table = torch.ops.cuda_ext.embedding_gradient(gradient, tokens, ctx.rows, ctx.padding, ctx.dtype)
+    return of_table, None, None, None
+
+
+def _run_gradient(gradient: Tensor, tokens: Tensor, rows: int, padding: int, dtype: torch.dtype) -> Tensor:
+    run = kernel("embedding_gradient", gradient)
+    if run is None:
+        return reference_gradient(gradient, tokens, rows, padding, dtype)
+    of_table = _shape_gradient(gradient, tokens, rows, padding, dtype)
+    width = gradient.shape[-1]
+    run(gradient.reshape(tokens.numel(), width).contiguous(), tokens.flatten().contiguous(), padding, of_table)
+    return of_table
+
+
+def _shape_gradient(gradient: Tensor, tokens: Tensor, rows: int, padding: int, dtype: torch.dtype) -> Tensor:
+    return gradient.new_empty(rows, gradient.shape[-1], dtype=dtype)
+
+
+def _setup_second(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
+    gradient, tokens, _, ctx.padding, _ = inputs
+    ctx.dtype = gradient.dtype
+    ctx.save_for_backward(tokens)
+
+
+def _second(ctx: FunctionCtx, of_table: Tensor) -> tuple[Tensor, None, None, None, None]:
+    """The gradient of a sum of rows is a row for each, and nothing for the padding."""
+    (tokens,) = ctx.saved_tensors
+    if ctx.padding != NONE:
+        of_table = of_table.index_fill(0, tokens.new_tensor([ctx.padding]), 0)
+    return torch.ops.cuda_ext.embedding(of_table, tokens, NONE, ctx.dtype), None, None, None, None
+
+
+def _cast(device: str, table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype) -> Tensor:
+    """Autocast: a float32 table gives rows in autocast's dtype."""
+    wanted = torch.get_autocast_dtype(device) if table.dtype == torch.float32 else dtype
+    return torch.ops.cuda_ext.embedding(table, tokens, padding, wanted)
+
+
+define(
+    "embedding_gradient(Tensor gradient, Tensor tokens, int rows, int padding, ScalarType dtype) -> Tensor",
+    _run_gradient,
+    _shape_gradient,
+    backward=_second,
+    setup_context=_setup_second,
+)
+define(
+    "embedding(Tensor table, Tensor tokens, int padding, ScalarType dtype) -> Tensor",
+    _run,
+    _shape,
+    backward=_backward,
+    setup_context=_setup_context,
+    autocast=_cast,
+)

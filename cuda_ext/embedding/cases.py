@@ -1,0 +1,79 @@
+"""The embedding's cases: those that the benchmark times, and small odd ones that compute-sanitizer watches."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cuda_ext.bench import relative_error
+from cuda_ext.case import Case, begin, compiled, forward_and_backward_of
+from cuda_ext.embedding import HALF, embedding
+
+ROWS, WIDTH = 50_000, 200
+# Words of 64 and of 1024 documents of 20 sentences of 3 to 30 words.
+TOKENS = (21_120, 337_920)
+LARGEST_ERROR = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def bench_cases() -> Iterator[Case]:
+    for dtype in (torch.float32, *HALF):
+        for count in TOKENS:
+            yield _case(count, dtype)
+
+
+def _case(count: int, dtype: torch.dtype) -> Case:
+    """Both passes: rows of a float32 table in ``dtype``, and the table's gradient."""
+
+    def inputs() -> tuple[Tensor, Tensor, Tensor]:
+        table = torch.randn(ROWS, WIDTH, device="cuda", requires_grad=True)
+        return table, words(count), torch.randn(count, WIDTH, device="cuda", dtype=dtype)
+
+    def ours(table: Tensor, tokens: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype, enabled=dtype in HALF):
+            return embedding(table, tokens, padding=0)
+
+    def plain(table: Tensor, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, table, padding_idx=0).to(dtype)
+
+    def exact(table: Tensor, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, table, padding_idx=0)
+
+    rounded = {name: forward_and_backward_of(one) for name, one in {"PyTorch": plain, **compiled(plain)}.items()}
+    # The rows that are read, both copies of them, their numbers twice, and the table's gradient.
+    moved = min(count, ROWS) * WIDTH * 4 + 2 * count * WIDTH * dtype.itemsize + 2 * count * 4 + ROWS * WIDTH * 4
+    return Case(
+        "embedding",
+        f"{count} of {ROWS} x {WIDTH}, forward and backward",
+        dtype,
+        inputs,
+        forward_and_backward_of(ours),
+        rounded,
+        forward_and_backward_of(exact),
+        moved,
+    )
+
+
+def words(count: int, rows: int = ROWS, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Word numbers by Zipf's law, as text has them: number r is as frequent as 1 / r."""
+    frequency = 1 / torch.arange(1, rows, device="cuda", dtype=torch.float32)
+    return (torch.multinomial(frequency, count, replacement=True) + 1).to(dtype)
+
+
+def exercise() -> None:
+    """Run the kernels at widths, counts and dtypes that reach every branch, and compare with PyTorch."""
+    for table_dtype, dtype in [(torch.float32, one) for one in LARGEST_ERROR] + [(one, one) for one in HALF]:
+        for rows, width, count in [(1, 1, 3), (7, 5, 0), (40, 12, 700), (500, 8, 333), (50, 16, 4099)]:
+            for index in (torch.int32, torch.int64):
+                begin("embedding", table_dtype, dtype, rows, width, count, index)
+                table = torch.randn(rows, width, device="cuda", dtype=table_dtype, requires_grad=True)
+                tokens = words(count, rows, index) if rows > 1 else torch.zeros(count, dtype=index, device="cuda")
+                gradient = torch.randn(count, width, device="cuda", dtype=dtype)
+                y = torch.ops.cuda_ext.embedding(table, tokens, 0, dtype)
+                wide = table.detach().double().requires_grad_()
+                exact = functional.embedding(tokens, wide, padding_idx=0)
+                (found,) = torch.autograd.grad(y, table, gradient)
+                (expected,) = torch.autograd.grad(exact, wide, gradient.double())
+                for one, other in ((y, exact), (found, expected)):
+                    if one.numel() and relative_error(one, other) > LARGEST_ERROR[one.dtype]:
+                        raise AssertionError(f"embedding errs by {relative_error(one, other)} at {tokens.shape}")

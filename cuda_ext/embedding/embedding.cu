@@ -1,0 +1,278 @@
+// The rows of a table by their numbers, and the gradient of the table.
+//
+// `gather` rounds each row to the result's dtype while it copies it, so that no copy of float32 is written before it is
+// rounded. The gradient sorts the tokens by number, keeping their order among equal ones, so that each row of the table
+// is the sum of neighbours, added in the tokens' order in float32: no atomics, and each row is written once, zeros too.
+// The tokens of a frequent number are first summed in chunks, so that no thread adds thousands of rows.
+
+#include "../batch_norm_activation/channels.cuh"
+
+#include <cub/device/device_radix_sort.cuh>
+
+#include <climits>
+
+namespace {
+
+using cuda_ext::channels::Lane;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int threads = 256;
+// Sorted tokens of a chunk. A number with more tokens than these is summed chunk by chunk.
+constexpr int chunk = 64;
+
+__device__ int64_t thread_number() { return int64_t{blockIdx.x} * threads + threadIdx.x; }
+
+unsigned blocks_for(int64_t count) {
+  const int64_t blocks = (count + threads - 1) / threads;
+  STD_TORCH_CHECK(blocks <= INT_MAX, "embedding: more numbers than a grid has threads");
+  return static_cast<unsigned>(blocks);
+}
+
+// A thread copies V numbers of a row. A token outside of the table stops the program, as PyTorch's own does.
+template <typename From, typename To, int V, typename Index>
+__global__ void __launch_bounds__(threads)
+    gather(const From* __restrict__ table, const Index* __restrict__ tokens, To* __restrict__ y, int64_t count,
+           int64_t rows, int width) {
+  const int lanes = width / V;
+  const int64_t i = thread_number();
+  if (i >= count * lanes) return;
+  const int64_t token = i / lanes, column = i % lanes * V;
+  const int64_t row = tokens[token];
+  if (row < 0 || row >= rows) __trap();
+  float values[V];
+  cuda_ext::channels::unpack(cuda_ext::channels::load<From, V>(table + row * width + column), values);
+  cuda_ext::channels::store(y + token * width + column, cuda_ext::channels::packed<To, V>(values));
+}
+
+template <typename Index>
+__global__ void __launch_bounds__(threads)
+    number(const Index* __restrict__ tokens, unsigned* numbers, int* places, int count, int64_t rows) {
+  const int64_t i = thread_number();
+  if (i >= count) return;
+  if (tokens[i] < 0 || tokens[i] >= rows) __trap();
+  numbers[i] = static_cast<unsigned>(tokens[i]);
+  places[i] = static_cast<int>(i);
+}
+
+// begins[r]: how many sorted numbers are less than r, for r from 0 to rows.
+__global__ void __launch_bounds__(threads)
+    find_begins(const unsigned* __restrict__ numbers, int count, int* begins, int64_t rows) {
+  const int64_t row = thread_number();
+  if (row > rows) return;
+  int low = 0, high = count;
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    if (numbers[middle] < row) low = middle + 1;
+    else high = middle;
+  }
+  begins[row] = low;
+}
+
+// The gradient of the table [rows, width] from that of the result [count, width] and its tokens in sorted order.
+template <typename From, int V>
+struct Sorted {
+  const From* gradient;
+  const int *places, *begins;
+  int width;
+
+  // The sum of V numbers from `column` on of the sorted tokens `first` to `last`, in order.
+  __device__ __forceinline__ void add(float (&sum)[V], int first, int last, int column) const {
+#pragma unroll 4
+    for (int i = first; i < last; ++i) {
+      float values[V];
+      cuda_ext::channels::unpack(
+          cuda_ext::channels::load<From, V>(gradient + int64_t{places[i]} * width + column), values);
+#pragma unroll
+      for (int v = 0; v < V; ++v) sum[v] += values[v];
+    }
+  }
+};
+
+// partial [chunks, 2, width]: of each chunk the sum of the number that it begins with, and of the one that it ends with,
+// where they have more than a chunk of tokens. More than these two a chunk cannot hold.
+template <typename From, int V>
+__global__ void __launch_bounds__(threads)
+    sum_chunks(Sorted<From, V> sorted, const unsigned* __restrict__ numbers, int count, int64_t padding,
+               float* __restrict__ partial) {
+  const int lanes = sorted.width / V;
+  const int64_t i = thread_number(), chunks = (count + chunk - 1) / chunk;
+  if (i >= chunks * lanes) return;
+  const int column = static_cast<int>(i % lanes) * V, first = static_cast<int>(i / lanes) * chunk;
+  const int last = min(first + chunk, count);
+#pragma unroll
+  for (int side = 0; side < 2; ++side) {
+    const unsigned row = numbers[side == 0 ? first : last - 1];
+    const int begin = sorted.begins[row], end = sorted.begins[row + 1];
+    if (end - begin <= chunk || row == padding || (side == 1 && begin <= first)) continue;
+    float sum[V] = {};
+    sorted.add(sum, max(begin, first), min(end, last), column);
+    cuda_ext::channels::store(partial + (int64_t{first / chunk} * 2 + side) * sorted.width + column,
+                              cuda_ext::channels::packed<float, V>(sum));
+  }
+}
+
+template <typename From, typename To, int V>
+__global__ void __launch_bounds__(threads)
+    sum_rows(Sorted<From, V> sorted, const float* __restrict__ partial, int64_t padding, To* __restrict__ y,
+             int64_t rows) {
+  const int lanes = sorted.width / V;
+  const int64_t i = thread_number();
+  if (i >= rows * lanes) return;
+  const int64_t row = i / lanes;
+  const int column = static_cast<int>(i % lanes) * V;
+  const int begin = sorted.begins[row], end = sorted.begins[row + 1];
+  float sum[V] = {};
+  if (row == padding) {
+    // Its vector is never trained.
+  } else if (end - begin <= chunk) {
+    sorted.add(sum, begin, end, column);
+  } else {
+    for (int at = begin / chunk; at * chunk < end; ++at) {
+      const int side = at * chunk < begin;
+      float values[V];
+      cuda_ext::channels::unpack(
+          cuda_ext::channels::load<float, V>(partial + (int64_t{at} * 2 + side) * sorted.width + column), values);
+#pragma unroll
+      for (int v = 0; v < V; ++v) sum[v] += values[v];
+    }
+  }
+  cuda_ext::channels::store(y + row * sorted.width + column, cuda_ext::channels::packed<To, V>(sum));
+}
+
+// Calls f(table's T{}, result's T{}): of one dtype, or a table of float32 with a result of half precision.
+template <typename F>
+void with_dtypes(ScalarType table, ScalarType result, F&& f) {
+  cuda_ext::with_dtype("embedding", result, [&](auto r) {
+    if (table == result) f(r, r);
+    else if (table == ScalarType::Float) f(float{}, r);
+    else STD_TORCH_CHECK(false, "embedding: the result has the table's dtype, or is of half precision and it float32");
+  });
+}
+
+// Calls f with as many neighbouring numbers as both dtypes move at once: 8, 4 or 1.
+template <typename F>
+void with_lanes(int64_t width, bool aligned, F&& f) {
+  if (aligned && width % 8 == 0) f(std::integral_constant<int, 8>{});
+  else if (aligned && width % 4 == 0) f(std::integral_constant<int, 4>{});
+  else f(std::integral_constant<int, 1>{});
+}
+
+template <typename F>
+void with_index(const Tensor& tokens, F&& f) {
+  if (tokens.scalar_type() == ScalarType::Int) return f(int32_t{});
+  STD_TORCH_CHECK(tokens.scalar_type() == ScalarType::Long, "embedding: tokens must be int32 or int64");
+  f(int64_t{});
+}
+
+// table [V, E], tokens [M] and rows [M, E], a row of either for each token.
+void check(const Tensor& table, const Tensor& tokens, const Tensor& rows) {
+  STD_TORCH_CHECK(table.is_cuda() && tokens.is_cuda() && rows.is_cuda() && table.dim() == 2 && rows.dim() == 2 &&
+                      table.is_contiguous() && tokens.is_contiguous() && rows.is_contiguous() &&
+                      rows.size(0) == tokens.numel() && rows.size(1) == table.size(1) && table.size(1) <= INT_MAX &&
+                      tokens.numel() < INT_MAX && table.size(0) < INT_MAX,
+                  "embedding: table, tokens and rows do not fit together");
+}
+
+bool aligned(const Tensor& a, const Tensor& b) {
+  return cuda_ext::aligned_for_packs(a.data_ptr()) && cuda_ext::aligned_for_packs(b.data_ptr());
+}
+
+void embedding(Tensor table, Tensor tokens, Tensor y) {
+  check(table, tokens, y);
+  if (y.numel() == 0) return;
+  const torch::stable::accelerator::DeviceGuard guard(table.get_device_index());
+  const cudaStream_t stream = cuda_ext::current_stream(table.get_device_index());
+  with_dtypes(table.scalar_type(), y.scalar_type(), [&](auto from, auto to) {
+    using From = decltype(from);
+    using To = decltype(to);
+    with_index(tokens, [&](auto index) {
+      with_lanes(table.size(1), aligned(table, y), [&](auto lanes) {
+        constexpr int V = decltype(lanes)::value;
+        cuda_ext::launch(gather<From, To, V, decltype(index)>,
+                         {dim3(blocks_for(y.numel() / V)), dim3(threads), 0, stream},
+                         static_cast<const From*>(table.data_ptr()),
+                         static_cast<const decltype(index)*>(tokens.data_ptr()), static_cast<To*>(y.data_ptr()),
+                         tokens.numel(), table.size(0), static_cast<int>(table.size(1)));
+      });
+    });
+  });
+}
+
+// Numbers and places of the tokens, sorted by number; equal ones stay in order.
+struct Order {
+  Tensor numbers, places;
+};
+
+Order sorted_by_number(const Tensor& tokens, int64_t rows, cudaStream_t stream) {
+  const auto count = static_cast<int>(tokens.numel());
+  const auto integers = [&] { return torch::stable::new_empty(tokens, {tokens.numel()}, ScalarType::Int); };
+  const Tensor numbers = integers(), places = integers();
+  Order sorted{integers(), integers()};
+  const auto unsigned_of = [](const Tensor& tensor) { return static_cast<unsigned*>(tensor.data_ptr()); };
+  const auto int_of = [](const Tensor& tensor) { return static_cast<int*>(tensor.data_ptr()); };
+  with_index(tokens, [&](auto index) {
+    cuda_ext::launch(number<decltype(index)>, {dim3(blocks_for(count)), dim3(threads), 0, stream},
+                     static_cast<const decltype(index)*>(tokens.data_ptr()), unsigned_of(numbers), int_of(places),
+                     count, rows);
+  });
+  int bits = 1;
+  while (int64_t{1} << bits < rows) ++bits;
+  std::size_t bytes = 0;
+  const auto sort = [&](void* workspace) {
+    STD_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(workspace, bytes, unsigned_of(numbers), unsigned_of(sorted.numbers),
+                                                   int_of(places), int_of(sorted.places), count, 0, bits, stream));
+  };
+  sort(nullptr);
+  const Tensor workspace = torch::stable::new_empty(tokens, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
+  sort(workspace.data_ptr());
+  return sorted;
+}
+
+// of_table [V, E] is written whole, from the gradient of the result [M, E]; row `padding` is zero, -1 for none.
+void embedding_gradient(Tensor gradient, Tensor tokens, int64_t padding, Tensor of_table) {
+  check(of_table, tokens, gradient);
+  if (of_table.numel() == 0) return;
+  const torch::stable::accelerator::DeviceGuard guard(of_table.get_device_index());
+  const cudaStream_t stream = cuda_ext::current_stream(of_table.get_device_index());
+  if (gradient.numel() == 0) {
+    torch::stable::zero_(of_table);
+    return;
+  }
+  const int64_t rows = of_table.size(0), width = of_table.size(1);
+  const auto count = static_cast<int>(tokens.numel());
+  const Order sorted = sorted_by_number(tokens, rows, stream);
+  const auto* numbers = static_cast<const unsigned*>(sorted.numbers.data_ptr());
+  const Tensor begins = torch::stable::new_empty(tokens, {rows + 1}, ScalarType::Int);
+  cuda_ext::launch(find_begins, {dim3(blocks_for(rows + 1)), dim3(threads), 0, stream}, numbers, count,
+                   static_cast<int*>(begins.data_ptr()), rows);
+  const int64_t chunks = (count + chunk - 1) / chunk;
+  const Tensor partial = torch::stable::new_empty(of_table, {chunks * 2 * width}, ScalarType::Float);
+  auto* partials = static_cast<float*>(partial.data_ptr());
+  with_dtypes(of_table.scalar_type(), gradient.scalar_type(), [&](auto to, auto from) {
+    using From = decltype(from);
+    using To = decltype(to);
+    with_lanes(width, aligned(gradient, of_table), [&](auto lanes) {
+      constexpr int V = decltype(lanes)::value;
+      const Sorted<From, V> of{static_cast<const From*>(gradient.data_ptr()),
+                               static_cast<const int*>(sorted.places.data_ptr()),
+                               static_cast<const int*>(begins.data_ptr()), static_cast<int>(width)};
+      cuda_ext::launch(sum_chunks<From, V>, {dim3(blocks_for(chunks * width / V)), dim3(threads), 0, stream}, of,
+                       numbers, count, padding, partials);
+      cuda_ext::launch(sum_rows<From, To, V>, {dim3(blocks_for(rows * width / V)), dim3(threads), 0, stream}, of,
+                       static_cast<const float*>(partials), padding, static_cast<To*>(of_table.data_ptr()), rows);
+    });
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+  m.def("embedding(Tensor table, Tensor tokens, Tensor(a!) y) -> ()");
+  m.def("embedding_gradient(Tensor gradient, Tensor tokens, int padding, Tensor(a!) of_table) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+  m.impl("embedding", TORCH_BOX(&embedding));
+  m.impl("embedding_gradient", TORCH_BOX(&embedding_gradient));
+}
