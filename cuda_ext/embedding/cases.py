@@ -55,7 +55,9 @@ def _case(count: int, dtype: torch.dtype) -> Case:
 
 
 def words(count: int, rows: int = ROWS, dtype: torch.dtype = torch.int32) -> Tensor:
-    """Word numbers by Zipf's law, as text has them: number r is as frequent as 1 / r."""
+    """Word numbers from 1 by Zipf's law, as text has them: number r is as frequent as 1 / r. Of one row: zeros."""
+    if rows == 1 or count == 0:
+        return torch.zeros(count, device="cuda", dtype=dtype)
     frequency = 1 / torch.arange(1, rows, device="cuda", dtype=torch.float32)
     return (torch.multinomial(frequency, count, replacement=True) + 1).to(dtype)
 
@@ -67,7 +69,7 @@ def exercise() -> None:
             for index in (torch.int32, torch.int64):
                 begin("embedding", table_dtype, dtype, rows, width, count, index)
                 table = torch.randn(rows, width, device="cuda", dtype=table_dtype, requires_grad=True)
-                tokens = words(count, rows, index) if rows > 1 else torch.zeros(count, dtype=index, device="cuda")
+                tokens = words(count, rows, index)
                 gradient = torch.randn(count, width, device="cuda", dtype=dtype)
                 y = torch.ops.cuda_ext.embedding(table, tokens, 0, dtype)
                 wide = table.detach().double().requires_grad_()

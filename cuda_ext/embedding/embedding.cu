@@ -78,7 +78,8 @@ struct Sorted {
 
   // The sum of V numbers from `column` on of the sorted tokens `first` to `last`, in order.
   __device__ __forceinline__ void add(float (&sum)[V], int first, int last, int column) const {
-#pragma unroll 4
+// Unrolled, so that loads do not wait for one another.
+#pragma unroll 8
     for (int i = first; i < last; ++i) {
       float values[V];
       cuda_ext::channels::unpack(
@@ -128,7 +129,8 @@ __global__ void __launch_bounds__(threads)
   } else if (end - begin <= chunk) {
     sorted.add(sum, begin, end, column);
   } else {
-    for (int at = begin / chunk; at * chunk < end; ++at) {
+#pragma unroll 16
+    for (int at = begin / chunk; at <= (end - 1) / chunk; ++at) {
       const int side = at * chunk < begin;
       float values[V];
       cuda_ext::channels::unpack(

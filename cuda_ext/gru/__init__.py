@@ -240,12 +240,12 @@ def _forward_on_gpu(
 ) -> tuple[Tensor, ...]:
     kernels = torch.ops.cuda_ext_kernels
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
-    if x.ndim == 2:
-        states.zero_()
     directions, sequences, _units = final.shape
     rows = math.prod(x.shape[:-1])
     steps = x.shape[1] if x.ndim == 3 else -1
     plan, source, weights, bias, recurrent = kernels.gru_prepare(x, limits, rows, steps, *given, sequences, False)
+    if x.ndim == 2:
+        kernels.gru_clear(plan, states)
     sums = kept if keep else x.new_empty(rows, directions, 3, kept.shape[3])
     x = _to_four(x)
     kernels.gru_project(x, plan, source, weights, bias, sums)
@@ -305,7 +305,7 @@ def _run_backward(
     of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
     if wants_x:
         if x.ndim == 2:
-            of_x.zero_()
+            kernels.gru_clear(plan, of_x)
         kernels.gru_project_back(gradients, plan, source, weights, of_x)
         of_x = of_x[..., :inputs].contiguous()
     of_initial = x.new_empty(0) if of_initial is None else of_initial

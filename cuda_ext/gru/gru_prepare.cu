@@ -400,6 +400,35 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
   return {plan, source, input, bias, recurrent};
 }
 
+// Zeros to the rows of a ragged batch that no sequence has, before the first one and behind the last.
+template <typename T>
+__global__ void __launch_bounds__(threads)
+    clear(const Sequence* plan, int sequences, T* rows, int64_t count, int64_t width) {
+  const Sequence all = plan[sequences];
+  const int64_t begin = all.first * width, gap = all.length * width - begin;
+  for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < count * width - gap;
+       i += int64_t{gridDim.x} * threads) {
+    rows[i < begin ? i : i + gap] = T(0.0f);
+  }
+}
+
+void gru_clear(Tensor plan, Tensor rows) {
+  STD_TORCH_CHECK(rows.is_cuda() && rows.is_contiguous() && rows.dim() == 2 && plan.is_cuda() && plan.is_contiguous() &&
+                      plan.dim() == 2 && plan.size(1) == 4,
+                  "gru_clear: rows and plan do not fit together");
+  if (rows.numel() == 0) return;
+  const torch::stable::accelerator::DeviceGuard guard(rows.get_device_index());
+  const cudaStream_t stream = cuda_ext::current_stream(rows.get_device_index());
+  const auto blocks = static_cast<unsigned>(
+      std::min<int64_t>((rows.numel() + threads - 1) / threads, 4 * cuda_ext::multiprocessors()));
+  cuda_ext::with_dtype("gru_clear", rows.scalar_type(), [&](auto t) {
+    using T = decltype(t);
+    cuda_ext::launch(clear<T>, {dim3(blocks), dim3(threads), 0, stream},
+                     static_cast<const Sequence*>(plan.data_ptr()), static_cast<int>(plan.size(0) - 1),
+                     static_cast<T*>(rows.data_ptr()), rows.size(0), rows.size(1));
+  });
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
@@ -407,8 +436,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
       "gru_prepare(Tensor x, Tensor? limits, int rows, int steps, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, "
       "Tensor? w_ih_reverse, Tensor? w_hh_reverse, Tensor? b_ih_reverse, Tensor? b_hh_reverse, int sequences, "
       "bool transposed) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("gru_clear(Tensor plan, Tensor(a!) rows) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
   m.impl("gru_prepare", TORCH_BOX(&gru_prepare));
+  m.impl("gru_clear", TORCH_BOX(&gru_clear));
 }

@@ -33,7 +33,7 @@ def exactly(table, tokens, above):
 def inputs_of(size, table_dtype, dtype, index=torch.int64):
     rows, width, count = size
     torch.manual_seed(0)
-    tokens = words(count, rows, index) if rows > 1 else torch.zeros(count, dtype=index, device="cuda")
+    tokens = words(count, rows, index)
     table = torch.randn(rows, width, device="cuda").to(table_dtype)
     return table, tokens, torch.randn(count, width, device="cuda").to(dtype)
 
