@@ -476,6 +476,54 @@ def speed_densenet() -> Table:
     return ["network", "batch", "variant", "images per second", "quartiles, ms per step", "peak GiB"], rows
 
 
+# Whose a kernel is, by what its name holds; else it is the project's own.
+OWNERS = {
+    "cuDNN": ("cudnn", "xmma"),
+    "cuBLAS": ("cublas", "cutlass", "nvjet"),
+    "PyTorch": ("at::native", "at_cuda_detail"),
+}
+KERNELS_SHOWN = 12
+
+
+def profile(name: str) -> Table:
+    """Return the longest kernels of a step, of the newest profile of benchmarks/results/ with that name."""
+    newest = max((ROOT / "benchmarks/results").glob(f"*-profile-{name}.json"))
+    measured = json.loads(newest.read_text(encoding="utf-8"))
+    found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0])
+    for one in measured["kernels"]:
+        for column, key in enumerate(("calls", "microseconds")):
+            found[short_kernel(one["kernel"])][column] += one[key]
+    whole = sum(microseconds for _, microseconds in found.values())
+    ordered = sorted(found.items(), key=lambda item: -item[1][1])
+    shown, others = ordered[:KERNELS_SHOWN], [counts for _, counts in ordered[KERNELS_SHOWN:]]
+    lines = [(f"`{kernel}`", owner, *counts) for (kernel, owner), counts in shown]
+    lines.append((f"{len(others)} others", "", *map(sum, zip(*others, strict=True))))
+    rows = [[kernel, owner, f"{calls:g}", f"{us:,.0f}", f"{us / whole:.1%}"] for kernel, owner, calls, us in lines]
+    step = measured["step"]["median_ms"] * 1e3
+    return ["kernel", "of", "calls", "us", "share"], [
+        *rows,
+        ["the step, without the profiler", "", "", f"{step:,.0f}", ""],
+    ]
+
+
+def short_kernel(name: str) -> tuple[str, str]:
+    """Return a kernel's own name, with the function that a general one of PyTorch's applies, and whose it is."""
+    plain = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    path = re.match(r"[\w:]*", plain)[0]
+    owner = next((owner for owner, words in OWNERS.items() if any(word in name for word in words)), "reread")
+    own = path.rpartition("::")[2] or plain.partition(" ")[0]
+    if owner == "cuDNN":
+        kind = re.search("wgrad|dgrad|fprop", name)
+        own = kind[0] if kind else "others"
+    elif owner == "cuBLAS":
+        own = "matrix products"
+    elif owner == "PyTorch" and (
+        applied := re.search(r"\w+(?:Functor|Ops|_functor|_kernel_cuda)\b", plain[len(path) :])
+    ):
+        own += f": {applied[0]}"
+    return own, "CUB" if "cub::" in path else owner
+
+
 def speed_end_to_end() -> Table:
     titles = {"han": "HAN", "han-imdb": "HAN as in imdb.yaml", "densenet": "DenseNet-BC-100-12"}
     rows = []
@@ -623,7 +671,7 @@ def table_of(name: str) -> Table | str:
     return BY_NAME[function](argument) if argument else globals()[function.replace("-", "_")]()
 
 
-BY_NAME = {"kernel": kernel, "verdicts": verdicts, "accuracies": accuracies}
+BY_NAME = {"kernel": kernel, "profile": profile, "verdicts": verdicts, "accuracies": accuracies}
 
 
 def main(arguments: Iterable[str]) -> int:
