@@ -109,6 +109,7 @@ def test_every_operation_s_example_runs_in_an_environment_with_torch_alone(built
         "attention_pooling",
         "batch_norm_activation",
         "dense_block",
+        "embedding",
     ):
         assert re.search(rf"'cuda_ext.{operation}': [1-9]", tried), operation
     assert re.search(r"'cuda_ext.gru': [1-9]", tried) and re.search(r"'cuda_ext.gru.module': [1-9]", tried)
