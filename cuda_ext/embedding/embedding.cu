@@ -18,8 +18,12 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 constexpr int threads = 256;
-// Sorted tokens of a chunk. A number with more tokens than these is summed chunk by chunk.
-constexpr int chunk = 64;
+// Loads that a thread has under way at once.
+constexpr int ahead = 8;
+
+// Sorted tokens of a chunk. A number with more tokens than these is summed chunk by chunk, and the chunks one by one: of
+// the most frequent word, about a tenth of a text, both then take about as long.
+int chunk_of(int count) { return count < 1 << 16 ? 32 : 128; }
 
 __device__ int64_t thread_number() { return int64_t{blockIdx.x} * threads + threadIdx.x; }
 
@@ -69,24 +73,37 @@ __global__ void __launch_bounds__(threads)
   begins[row] = low;
 }
 
-// The gradient of the table [rows, width] from that of the result [count, width] and its tokens in sorted order.
-template <typename From, int V>
-struct Sorted {
-  const From* gradient;
-  const int *places, *begins;
-  int width;
-
-  // The sum of V numbers from `column` on of the sorted tokens `first` to `last`, in order.
-  __device__ __forceinline__ void add(float (&sum)[V], int first, int last, int column) const {
-// Unrolled, so that loads do not wait for one another.
-#pragma unroll 8
-    for (int i = first; i < last; ++i) {
+// Adds V numbers of each of `count` rows to the sum, in order; from(i): where those of row i are.
+template <typename From, int V, typename Place>
+__device__ __forceinline__ void add_rows(float (&sum)[V], int count, const Place& from) {
+  for (int first = 0; first < count; first += ahead) {
+    Lane<From, V> rows[ahead];
+    // What lies behind the last one is loaded again, so that no load waits for a comparison.
+#pragma unroll
+    for (int i = 0; i < ahead; ++i) rows[i] = cuda_ext::channels::load<From, V>(from(min(first + i, count - 1)));
+#pragma unroll
+    for (int i = 0; i < ahead; ++i) {
+      if (first + i >= count) break;
       float values[V];
-      cuda_ext::channels::unpack(
-          cuda_ext::channels::load<From, V>(gradient + int64_t{places[i]} * width + column), values);
+      cuda_ext::channels::unpack(rows[i], values);
 #pragma unroll
       for (int v = 0; v < V; ++v) sum[v] += values[v];
     }
+  }
+}
+
+// The gradient [count, width] of the result, and its tokens in sorted order.
+template <typename From>
+struct Sorted {
+  const From* gradient;
+  const int *places, *begins;
+  int width, chunk;
+
+  // Adds V numbers from `column` on of the sorted tokens `first` to `last`.
+  template <int V>
+  __device__ __forceinline__ void add(float (&sum)[V], int first, int last, int column) const {
+    add_rows<From>(sum, last - first,
+                   [&](int i) { return gradient + int64_t{places[first + i]} * width + column; });
   }
 };
 
@@ -94,9 +111,9 @@ struct Sorted {
 // where they have more than a chunk of tokens. More than these two a chunk cannot hold.
 template <typename From, int V>
 __global__ void __launch_bounds__(threads)
-    sum_chunks(Sorted<From, V> sorted, const unsigned* __restrict__ numbers, int count, int64_t padding,
+    sum_chunks(Sorted<From> sorted, const unsigned* __restrict__ numbers, int count, int64_t padding,
                float* __restrict__ partial) {
-  const int lanes = sorted.width / V;
+  const int lanes = sorted.width / V, chunk = sorted.chunk;
   const int64_t i = thread_number(), chunks = (count + chunk - 1) / chunk;
   if (i >= chunks * lanes) return;
   const int column = static_cast<int>(i % lanes) * V, first = static_cast<int>(i / lanes) * chunk;
@@ -108,36 +125,31 @@ __global__ void __launch_bounds__(threads)
     if (end - begin <= chunk || row == padding || (side == 1 && begin <= first)) continue;
     float sum[V] = {};
     sorted.add(sum, max(begin, first), min(end, last), column);
-    cuda_ext::channels::store(partial + (int64_t{first / chunk} * 2 + side) * sorted.width + column,
+    cuda_ext::channels::store(partial + (i / lanes * 2 + side) * sorted.width + column,
                               cuda_ext::channels::packed<float, V>(sum));
   }
 }
 
 template <typename From, typename To, int V>
 __global__ void __launch_bounds__(threads)
-    sum_rows(Sorted<From, V> sorted, const float* __restrict__ partial, int64_t padding, To* __restrict__ y,
+    sum_rows(Sorted<From> sorted, const float* __restrict__ partial, int64_t padding, To* __restrict__ y,
              int64_t rows) {
-  const int lanes = sorted.width / V;
+  const int lanes = sorted.width / V, chunk = sorted.chunk;
   const int64_t i = thread_number();
   if (i >= rows * lanes) return;
   const int64_t row = i / lanes;
   const int column = static_cast<int>(i % lanes) * V;
   const int begin = sorted.begins[row], end = sorted.begins[row + 1];
   float sum[V] = {};
-  if (row == padding) {
-    // Its vector is never trained.
-  } else if (end - begin <= chunk) {
+  // The vector of padding is never trained.
+  if (row != padding && end - begin <= chunk) {
     sorted.add(sum, begin, end, column);
-  } else {
-#pragma unroll 16
-    for (int at = begin / chunk; at <= (end - 1) / chunk; ++at) {
-      const int side = at * chunk < begin;
-      float values[V];
-      cuda_ext::channels::unpack(
-          cuda_ext::channels::load<float, V>(partial + (int64_t{at} * 2 + side) * sorted.width + column), values);
-#pragma unroll
-      for (int v = 0; v < V; ++v) sum[v] += values[v];
-    }
+  } else if (row != padding) {
+    const int first = begin / chunk;
+    add_rows<float>(sum, (end - 1) / chunk - first + 1, [&](int at) {
+      const int side = (first + at) * chunk < begin;
+      return partial + (int64_t{first + at} * 2 + side) * sorted.width + column;
+    });
   }
   cuda_ext::channels::store(y + row * sorted.width + column, cuda_ext::channels::packed<To, V>(sum));
 }
@@ -248,6 +260,7 @@ void embedding_gradient(Tensor gradient, Tensor tokens, int64_t padding, Tensor 
   const Tensor begins = torch::stable::new_empty(tokens, {rows + 1}, ScalarType::Int);
   cuda_ext::launch(find_begins, {dim3(blocks_for(rows + 1)), dim3(threads), 0, stream}, numbers, count,
                    static_cast<int*>(begins.data_ptr()), rows);
+  const int chunk = chunk_of(count);
   const int64_t chunks = (count + chunk - 1) / chunk;
   const Tensor partial = torch::stable::new_empty(of_table, {chunks * 2 * width}, ScalarType::Float);
   auto* partials = static_cast<float*>(partial.data_ptr());
@@ -256,9 +269,9 @@ void embedding_gradient(Tensor gradient, Tensor tokens, int64_t padding, Tensor 
     using To = decltype(to);
     with_lanes(width, aligned(gradient, of_table), [&](auto lanes) {
       constexpr int V = decltype(lanes)::value;
-      const Sorted<From, V> of{static_cast<const From*>(gradient.data_ptr()),
+      const Sorted<From> of{static_cast<const From*>(gradient.data_ptr()),
                                static_cast<const int*>(sorted.places.data_ptr()),
-                               static_cast<const int*>(begins.data_ptr()), static_cast<int>(width)};
+                               static_cast<const int*>(begins.data_ptr()), static_cast<int>(width), chunk};
       cuda_ext::launch(sum_chunks<From, V>, {dim3(blocks_for(chunks * width / V)), dim3(threads), 0, stream}, of,
                        numbers, count, padding, partials);
       cuda_ext::launch(sum_rows<From, To, V>, {dim3(blocks_for(rows * width / V)), dim3(threads), 0, stream}, of,

@@ -15,7 +15,16 @@ PAIRS = [(torch.float32, torch.float32), *((torch.float32, one) for one in HALF)
 LARGEST_ERROR = {torch.float64: 0.0, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 # Rows, numbers a row, tokens: one of each, none, no whole pack, packs of 4 and of 8, more tokens of a row than a chunk,
 # tokens that end within one and at its end.
-SIZES = [(1, 1, 1), (9, 3, 0), (9, 3, 130), (50, 20, 4096), (50, 200, 4097), (3000, 104, 20_000), (2, 8, 640)]
+SIZES = [
+    (1, 1, 1),
+    (9, 3, 0),
+    (9, 3, 130),
+    (50, 20, 4096),
+    (50, 200, 4097),
+    (3000, 104, 20_000),
+    (2, 8, 640),
+    (500, 8, 70_000),
+]
 
 
 def both_passes(table, tokens, above, dtype):
