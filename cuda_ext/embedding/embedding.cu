@@ -78,16 +78,16 @@ template <typename From, int V, typename Place>
 __device__ __forceinline__ void add_rows(float (&sum)[V], int count, const Place& from) {
   for (int first = 0; first < count; first += ahead) {
     Lane<From, V> rows[ahead];
-    // What lies behind the last one is loaded again, so that no load waits for a comparison.
+    // Behind the last one it is loaded again, and left out of the sum by a selection: behind a branch, each load would
+    // wait for the sum before it.
 #pragma unroll
     for (int i = 0; i < ahead; ++i) rows[i] = cuda_ext::channels::load<From, V>(from(min(first + i, count - 1)));
 #pragma unroll
     for (int i = 0; i < ahead; ++i) {
-      if (first + i >= count) break;
       float values[V];
       cuda_ext::channels::unpack(rows[i], values);
 #pragma unroll
-      for (int v = 0; v < V; ++v) sum[v] += values[v];
+      for (int v = 0; v < V; ++v) sum[v] += first + i < count ? values[v] : 0.0f;
     }
   }
 }
