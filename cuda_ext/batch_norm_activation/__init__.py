@@ -240,6 +240,42 @@ def reference_product_weight_gradient(dy: Tensor, x: Tensor, *norm: Any) -> Tens
     return _computed(x, dy).t() @ _computed(x, reference(x, *norm, x.shape[1]))
 
 
+def reference_convolution(x: Tensor, filters: Tensor, *given: Any) -> None:
+    """Write ``F.conv2d`` of ``reference(x)`` as images, padded by 1, to y, without the outputs that y has no columns for;
+    if asked for, also ``reference_statistics`` of it. filters: [outputs, 3, 3, channels]."""
+    *norm, height, width, y, mean, variance, statistics = given
+    images = _images(reference(x, *norm, x.shape[1]), height, width)
+    new = rows_of(nn.functional.conv2d(images, filters.movedim(-1, 1), padding=1))[:, : y.shape[1]]
+    if statistics:
+        reference_copy_with_statistics(new, y, mean, variance)
+    else:
+        y.copy_(new)
+
+
+def reference_convolution_backward(dy: Tensor, filters: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """Return what dy gives to x, less slope (x - mean) + offset; the gradients of weight, bias and beta; slope, offset."""
+    *norm, training, height, width = given
+    kernels, to = filters.movedim(-1, 1), _images(dy, height, width)
+    shape = (to.shape[0], x.shape[1], height, width)
+    to_activated = rows_of(nn.grad.conv2d_input(shape, kernels, to, padding=1))
+    into, *others = _reference_gradients(to_activated, x, *norm, training)
+    return into.to(x.dtype), *others
+
+
+def reference_convolution_weight_gradient(dy: Tensor, x: Tensor, *given: Any) -> Tensor:
+    """Equals the gradient of the filters, of as many outputs as the last argument says, in what is computed in."""
+    *norm, height, width, outputs = given
+    images, to = (
+        _images(_computed(x, rows), height, width) for rows in (reference(x, *norm, x.shape[1]), dy[:, :outputs])
+    )
+    shape = (outputs, x.shape[1], 3, 3)
+    return nn.grad.conv2d_weight(images, shape, to, padding=1).movedim(1, -1)
+
+
+def _images(rows: Tensor, height: int, width: int) -> Tensor:
+    return rows.unflatten(0, (-1, height, width)).movedim(-1, 1)
+
+
 def reference_copy_with_statistics(x: Tensor, y: Tensor, mean: Tensor, variance: Tensor) -> None:
     """Equals ``y.copy_(x)`` and ``reference_statistics(x)``."""
     y.copy_(x)
@@ -264,6 +300,9 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "centred_gradient": reference_centred_gradient,
     "dense_product": reference_product,
     "dense_product_weight_gradient": reference_product_weight_gradient,
+    "dense_convolution": reference_convolution,
+    "dense_convolution_backward": reference_convolution_backward,
+    "dense_convolution_weight_gradient": reference_convolution_weight_gradient,
 }
 
 

@@ -122,7 +122,7 @@ def _run(
 
     Return it as y; in training the mean and variance of its channels, and of each layer's bottleneck; and, if the
     block ``keeps`` it, what the backward pass reads of each layer: the matrix of its 1x1 convolution and the filters of
-    its 3x3 one, the bottleneck before and after norm and activation, and what the 1x1 one read, if that was written.
+    its 3x3 one, the bottleneck, and what the 3x3 and the 1x1 one read, if that was written.
     """
     parameters = (weights, biases, betas, kernels, running_means, running_variances)
     _check(x, *parameters, activation)
@@ -130,20 +130,23 @@ def _run(
     append = fused.part("copy_with_statistics", x)
     normalise = fused.part("batch_norm_activation", x)
     product = fused.part("dense_product", x)
+    convolve = fused.part("dense_convolution", x)
     rows, inputs = x.numel() // x.shape[1], x.shape[1]
     growth = kernels[1].shape[0]
     width = inputs + len(kernels) // 2 * growth
     buffer = x.new_empty(rows, _padded(width, ROW))
     means, variances = (torch.zeros(width, dtype=_computed(x), device=x.device) for _ in range(2))
 
-    def put(new: Tensor, first: int) -> None:
-        own = slice(first, first + new.shape[1])
-        if training:
-            append(new, buffer[:, own], means[own], variances[own])
-        else:
-            buffer[:, own].copy_(new)
+    def columns(first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
+        return buffer[:, first:last], means[first:last], variances[first:last]
 
-    put(fused.rows_of(x), 0)
+    def put(new: Tensor, y: Tensor, mean: Tensor, variance: Tensor) -> None:
+        if training:
+            append(new, y, mean, variance)
+        else:
+            y.copy_(new)
+
+    put(fused.rows_of(x), *columns(0, inputs))
     inner_statistics, kept = [], []
     for number, (first, second) in enumerate(_layers(x, *parameters)):
         channels = inputs + number * growth
@@ -160,12 +163,16 @@ def _run(
         if training:
             second.mean, second.variance = found
             inner_statistics += found
-        activated = normalise(inner, *second.given(activation, epsilon), inner.shape[1])
-        filters = _filters(second.kernel, x.dtype)
-        new = functional.conv2d(fused.image_of(activated, x), filters, padding=1)
-        put(fused.rows_of(new)[:, :growth], channels)
+        filters, own = _filters(second.kernel, x.dtype), columns(channels, channels + growth)
+        given, activated = second.given(activation, epsilon), []
+        if convolutions_fit(x, inner.shape[1], growth):
+            convolve(inner, filters.movedim(1, -1), *given, *x.shape[2:], *own, training)
+        else:
+            activated = [normalise(inner, *given, inner.shape[1])]
+            new = functional.conv2d(fused.image_of(activated[0], x), filters, padding=1)
+            put(fused.rows_of(new)[:, :growth], *own)
         if keeps:
-            kept += [matrix, filters, inner, activated, *read]
+            kept += [matrix, filters, inner, *activated, *read]
     batch = [means, variances, *inner_statistics] if training else []
     return [fused.image_of(buffer[:, :width], x), *batch, *kept]
 
@@ -189,8 +196,9 @@ def _shape(x: Tensor, *given: Any) -> list[Tensor]:
                 x.new_empty(outputs, _padded(channels)),
                 x.new_empty(_padded(growth), 3, 3, outputs).movedim(-1, 1),
                 x.new_empty(rows, outputs),
-                x.new_empty(rows, outputs),
             ]
+            if not convolutions_fit(x, outputs, growth):
+                kept.append(x.new_empty(rows, outputs))
             if not products_fit(x, outputs, channels):
                 kept.append(x.new_empty(rows, _padded(channels)))
     return [y, *(x.new_empty(size, dtype=_computed(x)) for size in sizes), *kept]
@@ -205,6 +213,20 @@ def products_fit(x: Tensor, outputs: int, channels: int) -> bool:
     """
     half = x.dtype in (torch.float16, torch.bfloat16)
     return x.device.type == "cuda" and half and outputs % 8 == 0 and outputs <= 64 and channels <= 1024
+
+
+def convolutions_fit(x: Tensor, channels: int, growth: int) -> bool:
+    """Whether the ``dense_convolution`` kernels should run the 3x3 convolution of so many channels to ``growth`` ones, of
+    images like x.
+
+    They take half precision, and images of lines that fit shared memory.
+    """
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    sizes = channels % 8 == 0 and channels <= 64 and growth <= 32
+    height, width = x.shape[2:]
+    # A slot of shared memory for each pixel and behind each line, counted with 31 bits.
+    slots = x.shape[0] * (height + 1) * (width + 1)
+    return x.device.type == "cuda" and half and sizes and width <= 64 and slots < 2**31 - 2**16
 
 
 def _setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -268,7 +290,9 @@ def _run_backward(
     add_backward = fused.part("batch_norm_activation_add_backward", buffer)
     weight_gradient = fused.part("dense_product_weight_gradient", buffer)
     finish = fused.part("centred_gradient", buffer)
-    growth, width = kernels[1].shape[0], y.shape[1]
+    convolve_back = fused.part("dense_convolution_backward", buffer)
+    filter_gradient = fused.part("dense_convolution_weight_gradient", buffer)
+    growth, width, sides = kernels[1].shape[0], y.shape[1], y.shape[2:]
     total = buffer.new_empty(len(buffer), _padded(width, ROW))
     total[:, :width].copy_(fused.rows_of(dy))
     slope, offset = (torch.zeros(width, dtype=_computed(y), device=y.device) for _ in range(2))
@@ -289,16 +313,24 @@ def _run_backward(
             second.mean, second.variance = inner_statistics[2 * number : 2 * number + 2]
         prefix, own = buffer[:, :channels], slice(0, channels)
         fits = products_fit(y, len(first.kernel), channels)
-        count = 4 if fits else 5
-        matrix, filters, inner, activated, *read = kept[-count:]
+        convolves = convolutions_fit(y, len(first.kernel), growth)
+        count = 5 - fits - convolves
+        matrix, filters, inner, *read = kept[-count:]
         kept = kept[:-count]
-        to_activated, to_kernel, _ = torch.ops.aten.convolution_backward(
-            fused.image_of(finished(channels, channels + growth, _padded(growth)), dy),
-            fused.image_of(activated, dy),
-            filters, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
-        )  # fmt: skip
+        to_new = finished(channels, channels + growth, _padded(growth))
         given = second.given(activation, epsilon)
-        to_inner, *to_second = backward(fused.rows_of(to_activated), inner, *given, training)
+        if convolves:
+            to_kernel = filter_gradient(to_new, inner, *given, *sides, growth).movedim(-1, 1)
+            scaled, *to_second, inner_slope, inner_offset = convolve_back(
+                to_new, filters.movedim(1, -1), inner, *given, training, *sides
+            )
+            to_inner = finish(scaled, inner, second.mean, inner_slope, inner_offset, inner.shape[1])
+        else:
+            to_activated, to_kernel, _ = torch.ops.aten.convolution_backward(
+                fused.image_of(to_new, dy), fused.image_of(read.pop(0), dy), filters,
+                None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
+            )  # fmt: skip
+            to_inner, *to_second = backward(fused.rows_of(to_activated), inner, *given, training)
         norm, into = first.given(activation, epsilon), (training, total[:, own], slope[own], offset[own])
         to_matrix = weight_gradient(to_inner, prefix, *norm) if fits else (to_inner.t() @ read[0])[:, :channels]
         # A kernel that adds while it multiplies, with x and the gradient prefetched before the product, was slower

@@ -5,9 +5,8 @@
 // Both go through x in tiles that are copied to shared memory ahead of their use. A fragment of x, as the matrix units
 // take it, is normalised and activated in registers.
 
-#include "../common/halves.cuh"
 #include "../common/mma.cuh"
-#include "../batch_norm_activation/norm.cuh"
+#include "products.cuh"
 
 namespace {
 
@@ -22,27 +21,12 @@ using cuda_ext::pack;
 
 constexpr int chunk = 64;
 constexpr int warps = threads / 32;
-// Rows in shared memory are 16 bytes longer than what they hold, so that eight of them lie in different banks.
-constexpr int skew = 8;
 constexpr int chunk_stride = chunk + skew;
 constexpr int tile_rows = 128;
 // Tiles in shared memory: as many as let two blocks stand on a multiprocessor.
 __host__ __device__ constexpr int stages_of(int WN) { return WN == 2 ? 2 : 3; }
 constexpr int weight_rows = 64;
 __host__ __device__ constexpr int weight_stages_of(int WN) { return WN == 2 ? 3 : 4; }
-
-__device__ float2 scale_and_shift(const Norm& norm, int channel, int channels) {
-  if (channel >= channels) return {0, 0};
-  const float scale = norm.weight[channel] * inverse_root(norm.variance[channel] + norm.epsilon);
-  return {scale, norm.bias[channel] - norm.mean[channel] * scale};
-}
-
-// The output that column `n` of product `j` of a warp stands for. A thread holds columns 2t and 2t + 1 of each product;
-// so ordered, those of `group` products are neighbours and are stored at once.
-template <int group>
-__device__ int output_of(int j, int n) {
-  return j / group * group * 8 + n / 2 * 2 * group + j % group * 2 + n % 2;
-}
 
 // A warp's fragments of 16 channels from `channel` on of 16 MF rows, normalised and activated. xs: the thread's place in
 // the staged tile; table: each channel's scale and shift.
@@ -69,86 +53,18 @@ __device__ __forceinline__ void load_activated(unsigned (&a)[MF][4], const T* xs
   }
 }
 
-// The middle ones of three rows' values, from which on the block sums (channels::beginnings), of a warp's outputs.
+// A row's products of one warp to y. half: which row of the fragments.
 template <typename T, int NT, int group>
-__device__ __forceinline__ void find_center(float* center, const unsigned (&result)[NT][2], int lane) {
-#pragma unroll
-  for (int j = 0; j < NT; ++j) {
-    const unsigned own = result[j][0];
-    const float2 a = cuda_ext::unpack<T>(own);
-    const float2 b = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 12));
-    const float2 c = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 24));
-    if (lane < 4) {
-      center[output_of<group>(j, lane * 2)] = middle_of(a.x, b.x, c.x);
-      center[output_of<group>(j, lane * 2 + 1)] = middle_of(a.y, b.y, c.y);
-    }
-  }
-}
-
-// A row's products of one warp to y, and their distances from the center to the sums. half: which row of the fragments.
-template <typename T, int NT, int group>
-__device__ __forceinline__ void store_row(T* y, const unsigned (&result)[NT][2], int half, float (&sums)[2][NT][2],
-                                          const float* center, int first_output, int own_output, int outputs,
-                                          int lane) {
+__device__ __forceinline__ void store_row(T* y, const unsigned (&result)[NT][2], int half, int first_output,
+                                          int outputs, int lane) {
 #pragma unroll
   for (int j = 0; j < NT; j += group) {
-    const int output = own_output + output_of<group>(j, lane % 4 * 2);
-    if (first_output + output < outputs) {
-      Lane<unsigned, group> lanes_of_y;
+    const int output = first_output + output_of<group>(j, lane % 4 * 2);
+    if (output >= outputs) continue;
+    Lane<unsigned, group> lanes_of_y;
 #pragma unroll
-      for (int i = 0; i < group; ++i) lanes_of_y.values[i] = result[j + i][half];
-      store(reinterpret_cast<unsigned*>(y + first_output + output), lanes_of_y);
-    }
-#pragma unroll
-    for (int i = 0; i < group; ++i) {
-      const float2 values = cuda_ext::unpack<T>(result[j + i][half]);
-      const float first = values.x - center[output + 2 * i], second = values.y - center[output + 2 * i + 1];
-      sums[0][j + i][0] += first;
-      sums[0][j + i][1] += second;
-      sums[1][j + i][0] += first * first;
-      sums[1][j + i][1] += second * second;
-    }
-  }
-}
-
-// The block's sums of its outputs and of their squares, of all of its rows, and from zero on, in double.
-template <int NT, int WN, int group>
-__device__ __forceinline__ void store_sums(double* partial, float (&sums)[2][NT][2], float* shared_sums,
-                                           const float* center, int64_t rows, int64_t tiles, int outputs,
-                                           int first_output) {
-  constexpr int block_outputs = NT * 8 * WN;
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-#pragma unroll
-  for (int q = 0; q < 2; ++q) {
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& sum = sums[q][j][e];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-        if (lane < 4) shared_sums[(warp * 2 + q) * NT * 8 + output_of<group>(j, lane * 2 + e)] = sum;
-      }
-    }
-  }
-  __syncthreads();
-  double count = 0;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    count += static_cast<double>(rows - tile * tile_rows < tile_rows ? rows - tile * tile_rows : tile_rows);
-  }
-  for (int n = thread; n < block_outputs; n += threads) {
-    double sum = 0, square = 0;
-    for (int i = n / (NT * 8); i < warps; i += WN) {
-      sum += shared_sums[i * 2 * NT * 8 + n % (NT * 8)];
-      square += shared_sums[(i * 2 + 1) * NT * 8 + n % (NT * 8)];
-    }
-    const double from = center[n];
-    if (first_output + n < outputs) {
-      partial[(int64_t{blockIdx.x} * 2) * outputs + first_output + n] = sum + count * from;
-      partial[(int64_t{blockIdx.x} * 2 + 1) * outputs + first_output + n] =
-          square + 2 * from * sum + count * from * from;
-    }
+    for (int i = 0; i < group; ++i) lanes_of_y.values[i] = result[j + i][half];
+    store(reinterpret_cast<unsigned*>(y + output), lanes_of_y);
   }
 }
 
@@ -254,29 +170,16 @@ __global__ void __launch_bounds__(threads, 2)
         for (int half = 0; half < 2; ++half) {
           const int64_t row = tile * tile_rows + own_rows + m * 16 + half * 8 + lane / 4;
           if (row >= rows) continue;
-          store_row<T, NT, group>(y + row * outputs, result[m], half, sums, center, first_output, own_output, outputs,
-                                  lane);
+          store_row<T, NT, group>(y + row * outputs, result[m], half, first_output + own_output, outputs, lane);
+          add_row<T, NT, group>(result[m], half, sums, center + own_output, lane);
         }
       }
     }
   });
   await_copies<0>();
   if (partial == nullptr) return;
-  store_sums<NT, WN, group>(partial, sums, shared_sums, center, rows, tiles, outputs, first_output);
-}
-
-__global__ void __launch_bounds__(finish_threads)
-    finish_product(const double* partial, int blocks, int64_t rows, int outputs, float* mean, float* variance) {
-  const int output = blockIdx.x * finish_channels + threadIdx.x;
-  const bool real = output < outputs;
-  double sums[2];
-  total(real ? partial + output : nullptr, blocks, int64_t{2} * outputs, outputs, sums);
-  if (real && threadIdx.y == 0) {
-    const double center = sums[0] / static_cast<double>(rows);
-    const double found = sums[1] / static_cast<double>(rows) - center * center;
-    mean[output] = static_cast<float>(center);
-    variance[output] = static_cast<float>(found < 0 ? 0.0 : found);
-  }
+  store_sums<NT, WN, warps, group>(partial, sums, shared_sums, center, rows_of_block(rows, tiles, tile_rows), outputs,
+                                   first_output);
 }
 
 // dW^T of 64 channels and 8 NT WN outputs over a share of the rows. Four warps stand along the channels, and two along
@@ -385,17 +288,6 @@ __global__ void __launch_bounds__(threads, 2)
       }
     }
   }
-}
-
-// There are many weights.
-constexpr int weight_parts = 32;
-
-__global__ void __launch_bounds__(finish_channels * weight_parts)
-    finish_weights(const float* partial, int shares, int64_t size, float* dw) {
-  const int64_t i = int64_t{blockIdx.x} * finish_channels + threadIdx.x;
-  double sum[1];
-  total<1, weight_parts>(i < size ? partial + i : nullptr, shares, size, 0, sum);
-  if (i < size && threadIdx.y == 0) dw[i] = static_cast<float>(sum[0]);
 }
 
 // Calls `function` with NT and WN: blocks of 48, 64 or 128 outputs.
