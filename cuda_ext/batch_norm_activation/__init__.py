@@ -240,6 +240,11 @@ def reference_product_weight_gradient(dy: Tensor, x: Tensor, *norm: Any) -> Tens
     return _computed(x, dy).t() @ _computed(x, reference(x, *norm, x.shape[1]))
 
 
+def reference_product_add_backward(dy: Tensor, w: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Equals ``reference_add_backward(dy @ w, x, ...)``."""
+    return reference_add_backward(dy @ w, x, *given)
+
+
 def reference_convolution(x: Tensor, filters: Tensor, *given: Any) -> None:
     """Write ``F.conv2d`` of ``reference(x)`` as images, padded by 1, to y, without the outputs that y has no columns for;
     if asked for, also ``reference_statistics`` of it. filters: [outputs, 3, 3, channels]."""
@@ -300,6 +305,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "centred_gradient": reference_centred_gradient,
     "dense_product": reference_product,
     "dense_product_weight_gradient": reference_product_weight_gradient,
+    "dense_product_add_backward": reference_product_add_backward,
     "dense_convolution": reference_convolution,
     "dense_convolution_backward": reference_convolution_backward,
     "dense_convolution_weight_gradient": reference_convolution_weight_gradient,

@@ -231,68 +231,6 @@ static __global__ void __launch_bounds__(W * 32, 512 / (W * 32))
   store_sums<NT, 1, W, group>(partial, sums, shared_sums, center, rows_of_block(images.rows, tiles, pixels), outputs, 0);
 }
 
-// What dy of a tile's pixels and 8 NT channels gives to the norm: s dz to g, and sums of dz and of dz (x - mean).
-// by: mean, scale and bias of each channel, in shared memory.
-template <typename T, int MF, int NT, int group, typename Activation>
-__device__ __forceinline__ void through_norm(const float (&dy)[MF][NT][4], const T* __restrict__ x, T* __restrict__ g,
-                                             int64_t stride, int first_row, int rows, int channels, const float4* by,
-                                             float (&sums)[2][NT][2], float& to_beta, int lane,
-                                             const Activation& activation) {
-#pragma unroll
-  for (int j = 0; j < NT; j += group) {
-    const int channel = output_of<group>(j, lane % 4 * 2);
-    if (channel >= channels) continue;
-    Lane<T, 2 * group> loaded[MF * 2];
-#pragma unroll
-    for (int i = 0; i < MF * 2; ++i) {
-      const int row = i * 8 + lane / 4;
-      if (row < rows) loaded[i] = load<T, 2 * group>(x + (first_row + row) * stride + channel);
-    }
-#pragma unroll
-    for (int i = 0; i < MF * 2; ++i) {
-      const int row = i * 8 + lane / 4;
-      if (row >= rows) continue;
-      float values[2 * group];
-      unpack(loaded[i], values);
-#pragma unroll
-      for (int v = 0; v < 2 * group; ++v) {
-        const float4 own = by[channel + v];
-        const float centred = values[v] - own.x;
-        const float dz = activation.through(dy[i / 2][j + v / 2][i % 2 * 2 + v % 2], centred * own.y + own.z, to_beta);
-        sums[0][j + v / 2][v % 2] += dz;
-        sums[1][j + v / 2][v % 2] += dz * centred;
-        values[v] = own.y * dz;
-      }
-      store(g + (first_row + row) * stride + channel, packed<T, 2 * group>(values));
-    }
-  }
-}
-
-// The block's sums of W warps: partial[blockIdx.x][quantity][channel], and partial_beta[blockIdx.y][blockIdx.x].
-template <int W, int NT, int group>
-__device__ __forceinline__ void store_gradients(float (&sums)[2][NT][2], float to_beta, float* shared_sums, int first,
-                                                int channels, float* partial, float* partial_beta) {
-  constexpr int N = NT * 8;
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  share_sums<NT, group>(shared_sums + warp * 2 * N, sums, lane);
-  float* const betas = shared_sums + W * 2 * N;
-#pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2) to_beta += __shfl_xor_sync(0xffffffffu, to_beta, apart);
-  if (lane == 0) betas[warp] = to_beta;
-  __syncthreads();
-  for (int i = thread; i < 2 * N; i += W * 32) {
-    float sum = 0;
-    for (int w = 0; w < W; ++w) sum += shared_sums[w * 2 * N + i];
-    const int channel = first + i % N;
-    if (channel < channels) partial[(int64_t{blockIdx.x} * 2 + i / N) * channels + channel] = sum;
-  }
-  if (partial_beta != nullptr && thread == 0) {
-    float sum = 0;
-    for (int w = 0; w < W; ++w) sum += betas[w];
-    partial_beta[blockIdx.y * gridDim.x + blockIdx.x] = sum;
-  }
-}
-
 // A block multiplies K outputs of 16 W MF pixels by 8 NT channels, those from blockIdx.y 8 NT on.
 template <typename T, int W, int MF, int NT, int K>
 static __global__ void __launch_bounds__(W * 32, (MF == 1 ? 16 : 12) / W)
@@ -305,7 +243,7 @@ static __global__ void __launch_bounds__(W * 32, (MF == 1 ? 16 : 12) / W)
   T* const dys = reinterpret_cast<T*>(memory);
   T* const ws = dys + slots * stride;
   float4* const by = reinterpret_cast<float4*>(ws + taps * N * stride);
-  float* const shared_sums = reinterpret_cast<float*>(by + N);
+  float* const shared_sums = reinterpret_cast<float*>(by + in_table<group>(N));
   int* const rows = reinterpret_cast<int*>(shared_sums + W * (2 * N + 1));
   int* const places = rows + slots;
   const int thread = threadIdx.x, lane = thread % 32, own = thread / 32 * MF * 16, first = blockIdx.y * N;
@@ -316,12 +254,7 @@ static __global__ void __launch_bounds__(W * 32, (MF == 1 ? 16 : 12) / W)
     const bool real = k < outputs && channel < channels;
     ws[(tap * N + n) * stride + k] = real ? filters[(int64_t{k} * taps + tap) * channels + channel] : T(0.0f);
   }
-  for (int i = thread; i < N; i += threads) {
-    const int channel = first + i;
-    const bool real = channel < channels;
-    by[i] = real ? make_float4(norm.mean[channel], scale_and_shift(norm, channel, channels).x, norm.bias[channel], 0)
-                 : make_float4(0, 0, 0, 0);
-  }
+  fill_table<group>(by, norm, first, N, channels);
 
   float sums[2][NT][2] = {}, to_beta = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -365,8 +298,8 @@ static __global__ void __launch_bounds__(W * 32, (MF == 1 ? 16 : 12) / W)
       for (int m = 0; m < MF; ++m) from[m] += images.pitch() * stride * size;
     }
     with_activation(norm, [&](const auto activation) {
-      through_norm<T, MF, NT, group>(product, x + first, g + first, channels, here.first + own, here.count - own,
-                                     channels - first, by, sums, to_beta, lane, activation);
+      through_norm<T, MF, NT, group, false>(product, x + first, channels, g + first, channels, here.first + own,
+                                            here.count - own, channels - first, by, sums, to_beta, lane, activation);
     });
   }
   __syncthreads();

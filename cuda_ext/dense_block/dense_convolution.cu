@@ -135,10 +135,10 @@ template <typename T, int W, int MF, int NT, int K>
 void convolve_back_with(const Tensor& dy, const Tensor& filters, const Tensor& x, const Norm& norm,
                         const Images& images, bool training, const Tensor& g, const Tensor& weight, const Tensor& bias,
                         const Tensor& beta, const Tensor& slope, const Tensor& offset) {
-  constexpr int stride = K + skew, N = NT * 8;
+  constexpr int stride = K + skew, N = NT * 8, table = in_table<NT % 4 ? 2 : 4>(N);
   const auto kernel = convolve_back<T, W, MF, NT, K>;
   const auto bytes_of = [](int slots) {
-    return (slots + taps * N) * stride * 2 + N * 16 + W * (2 * N + 1) * 4 + (slots + W * MF * 16) * 4;
+    return (slots + taps * N) * stride * 2 + table * 16 + W * (2 * N + 1) * 4 + (slots + W * MF * 16) * 4;
   };
   const Cut by = cut(images, W * MF * 16, bytes_of);
   const int channels = static_cast<int>(x.size(1)), groups = (channels + N - 1) / N;

@@ -120,6 +120,87 @@ static __global__ void __launch_bounds__(finish_threads)
   }
 }
 
+// A table of N channels in shared memory: mean, scale and bias of each, with a gap behind those of one thread, so that
+// four threads read different banks.
+template <int group>
+constexpr __host__ __device__ int in_table(int channel) { return channel + channel / (2 * group); }
+
+template <int group>
+__device__ void fill_table(float4* table, const Norm& norm, int first, int count, int channels) {
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    const int c = first + i;
+    table[in_table<group>(i)] = c < channels ? make_float4(norm.mean[c], scale_and_shift(norm, c, channels).x, norm.bias[c], 0)
+                                             : make_float4(0, 0, 0, 0);
+  }
+}
+
+// What dy of 16 MF rows and 8 NT channels, a warp's products, gives to the norm: s dz to g, or added to it, and sums of
+// dz and of dz (x - mean). Rows of x and g begin on lanes of 2 group; of one that the channels do not fill the rest stays
+// as it was. by: the channels' table.
+template <typename T, int MF, int NT, int group, bool adds, typename Activation>
+__device__ __forceinline__ void through_norm(const float (&dy)[MF][NT][4], const T* __restrict__ x, int64_t x_stride,
+                                             T* __restrict__ g, int64_t g_stride, int64_t first_row, int64_t rows,
+                                             int channels, const float4* by, float (&sums)[2][NT][2], float& to_beta,
+                                             int lane, const Activation& activation) {
+#pragma unroll
+  for (int j = 0; j < NT; j += group) {
+    const int channel = output_of<group>(j, lane % 4 * 2);
+    if (channel >= channels) continue;
+    Lane<T, 2 * group> loaded[MF * 2], into[MF * 2]{};
+#pragma unroll
+    for (int i = 0; i < MF * 2; ++i) {
+      const int row = i * 8 + lane / 4;
+      if (row >= rows) continue;
+      loaded[i] = load<T, 2 * group>(x + (first_row + row) * x_stride + channel);
+      if constexpr (adds) into[i] = load<T, 2 * group>(g + (first_row + row) * g_stride + channel);
+    }
+#pragma unroll
+    for (int i = 0; i < MF * 2; ++i) {
+      const int row = i * 8 + lane / 4;
+      if (row >= rows) continue;
+      float values[2 * group], found[2 * group];
+      unpack(loaded[i], values);
+      unpack(into[i], found);
+#pragma unroll
+      for (int v = 0; v < 2 * group; ++v) {
+        if (channel + v >= channels) break;
+        const float4 own = by[in_table<group>(channel) + v];
+        const float centred = values[v] - own.x;
+        const float dz = activation.through(dy[i / 2][j + v / 2][i % 2 * 2 + v % 2], centred * own.y + own.z, to_beta);
+        sums[0][j + v / 2][v % 2] += dz;
+        sums[1][j + v / 2][v % 2] += dz * centred;
+        found[v] += own.y * dz;
+      }
+      store(g + (first_row + row) * g_stride + channel, packed<T, 2 * group>(found));
+    }
+  }
+}
+
+// The block's sums of W warps: partial[blockIdx.x][quantity][channel], and partial_beta[blockIdx.y][blockIdx.x].
+template <int W, int NT, int group>
+__device__ __forceinline__ void store_gradients(float (&sums)[2][NT][2], float to_beta, float* shared_sums, int first,
+                                                int channels, float* partial, float* partial_beta) {
+  constexpr int N = NT * 8;
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  share_sums<NT, group>(shared_sums + warp * 2 * N, sums, lane);
+  float* const betas = shared_sums + W * 2 * N;
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2) to_beta += __shfl_xor_sync(0xffffffffu, to_beta, apart);
+  if (lane == 0) betas[warp] = to_beta;
+  __syncthreads();
+  for (int i = thread; i < 2 * N; i += W * 32) {
+    float sum = 0;
+    for (int w = 0; w < W; ++w) sum += shared_sums[w * 2 * N + i];
+    const int channel = first + i % N;
+    if (channel < channels) partial[(int64_t{blockIdx.x} * 2 + i / N) * channels + channel] = sum;
+  }
+  if (partial_beta != nullptr && thread == 0) {
+    float sum = 0;
+    for (int w = 0; w < W; ++w) sum += betas[w];
+    partial_beta[blockIdx.y * gridDim.x + blockIdx.x] = sum;
+  }
+}
+
 // There are many weights.
 constexpr int weight_parts = 32;
 
