@@ -246,8 +246,10 @@ def reference_product_add_backward(dy: Tensor, w: Tensor, x: Tensor, *given: Any
 
 
 def reference_convolution(x: Tensor, filters: Tensor, *given: Any) -> None:
-    """Write ``F.conv2d`` of ``reference(x)`` as images, padded by 1, to y, without the outputs that y has no columns for;
-    if asked for, also ``reference_statistics`` of it. filters: [outputs, 3, 3, channels]."""
+    """Write ``F.conv2d`` of the images ``reference(x)``, padded by 1, to y, as many outputs as y has columns.
+
+    If asked for, also write ``reference_statistics`` of it. filters: [outputs, 3, 3, channels].
+    """
     *norm, height, width, y, mean, variance, statistics = given
     images = _images(reference(x, *norm, x.shape[1]), height, width)
     new = rows_of(nn.functional.conv2d(images, filters.movedim(-1, 1), padding=1))[:, : y.shape[1]]
@@ -258,7 +260,7 @@ def reference_convolution(x: Tensor, filters: Tensor, *given: Any) -> None:
 
 
 def reference_convolution_backward(dy: Tensor, filters: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """Return what dy gives to x, less slope (x - mean) + offset; the gradients of weight, bias and beta; slope, offset."""
+    """Return the gradient of x but for slope (x - mean) + offset; those of weight, bias and beta; slope and offset."""
     *norm, training, height, width = given
     kernels, to = filters.movedim(-1, 1), _images(dy, height, width)
     shape = (to.shape[0], x.shape[1], height, width)

@@ -98,88 +98,88 @@ class _Half:
     kernel: Tensor
     mean: Tensor
     variance: Tensor
+    activation: int
+    epsilon: float
 
-    def given(self, activation: str, epsilon: float) -> tuple[Any, ...]:
-        """Return the arguments that the kernels take after x."""
-        number = fused.ACTIVATIONS.index(activation)
-        return self.weight, self.bias, self.mean, self.variance, self.beta, number, epsilon
+    @property
+    def norm(self) -> tuple[Any, ...]:
+        """The arguments that the kernels take after x."""
+        return self.weight, self.bias, self.mean, self.variance, self.beta, self.activation, self.epsilon
 
 
-def _run(
-    x: Tensor,
-    weights: list[Tensor],
-    biases: list[Tensor],
-    betas: list[Tensor] | None,
-    kernels: list[Tensor],
-    running_means: list[Tensor],
-    running_variances: list[Tensor],
-    activation: str,
-    epsilon: float,
-    training: bool,
-    keeps: bool,
-) -> list[Tensor]:
-    """Run the layers over one buffer [R, C + L k].
+def _run(x: Tensor, *given: Any) -> list[Tensor]:
+    """Run the layers over one buffer [R, C + L k]. given: as the operation's schema has it.
 
-    Return it as y; in training the mean and variance of its channels, and of each layer's bottleneck; and, if the
-    block ``keeps`` it, what the backward pass reads of each layer: the matrix of its 1x1 convolution and the filters of
-    its 3x3 one, the bottleneck, and what the 3x3 and the 1x1 one read, if that was written.
+    Return the buffer as y; in training the mean and variance of its channels, and of each layer's bottleneck; and, if
+    the block ``keeps`` it, what the backward pass reads of each layer: the matrix of its 1x1 convolution, the filters
+    of its 3x3 one, the bottleneck, and what the 3x3 and the 1x1 one read, if that was written.
     """
-    parameters = (weights, biases, betas, kernels, running_means, running_variances)
-    _check(x, *parameters, activation)
-    statistics = fused.part("batch_statistics", x)
-    append = fused.part("copy_with_statistics", x)
-    normalise = fused.part("batch_norm_activation", x)
-    product = fused.part("dense_product", x)
-    convolve = fused.part("dense_convolution", x)
+    halves, (activation, epsilon, training, keeps) = Halves(*given[:6]), given[6:]
+    _check(x, halves, activation)
     rows, inputs = x.numel() // x.shape[1], x.shape[1]
-    growth = kernels[1].shape[0]
-    width = inputs + len(kernels) // 2 * growth
+    growth = halves.kernels[1].shape[0]
+    width = inputs + len(halves.kernels) // 2 * growth
     buffer = x.new_empty(rows, _padded(width, ROW))
     means, variances = (torch.zeros(width, dtype=_computed(x), device=x.device) for _ in range(2))
 
-    def columns(first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
-        return buffer[:, first:last], means[first:last], variances[first:last]
+    def columns(first: int, last: int) -> tuple[Tensor, Tensor, Tensor, bool]:
+        return buffer[:, first:last], means[first:last], variances[first:last], training
 
-    def put(new: Tensor, y: Tensor, mean: Tensor, variance: Tensor) -> None:
-        if training:
-            append(new, y, mean, variance)
-        else:
-            y.copy_(new)
-
-    put(fused.rows_of(x), *columns(0, inputs))
+    _append(fused.rows_of(x), *columns(0, inputs))
     inner_statistics, kept = [], []
-    for number, (first, second) in enumerate(_layers(x, *parameters)):
+    for number, (first, second) in enumerate(_layers(x, halves, activation, epsilon)):
         channels = inputs + number * growth
-        prefix = buffer[:, :channels]
         if training:
             first.mean, first.variance = means[:channels], variances[:channels]
-        matrix, read = _matrix(first.kernel, x.dtype), []
-        if products_fit(x, len(matrix), channels):
-            inner, *found = product(prefix, matrix, *first.given(activation, epsilon), training)
-        else:
-            read = [normalise(prefix, *first.given(activation, epsilon), _padded(channels))]
-            inner = read[0] @ matrix.t()
-            found = statistics(inner) if training else ()
+        matrix = _matrix(first.kernel, x.dtype)
+        inner, found, read = _multiply(buffer[:, :channels], matrix, first, training)
         if training:
             second.mean, second.variance = found
             inner_statistics += found
-        filters, own = _filters(second.kernel, x.dtype), columns(channels, channels + growth)
-        given, activated = second.given(activation, epsilon), []
-        if convolutions_fit(x, inner.shape[1], growth):
-            convolve(inner, filters.movedim(1, -1), *given, *x.shape[2:], *own, training)
-        else:
-            activated = [normalise(inner, *given, inner.shape[1])]
-            new = functional.conv2d(fused.image_of(activated[0], x), filters, padding=1)
-            put(fused.rows_of(new)[:, :growth], *own)
+        filters = _filters(second.kernel, x.dtype)
+        activated = _convolve(inner, filters, second, x, *columns(channels, channels + growth))
         if keeps:
             kept += [matrix, filters, inner, *activated, *read]
     batch = [means, variances, *inner_statistics] if training else []
     return [fused.image_of(buffer[:, :width], x), *batch, *kept]
 
 
+def _append(new: Tensor, y: Tensor, mean: Tensor, variance: Tensor, training: bool) -> None:
+    """Copy new channels to their columns y; in training also write their mean and variance."""
+    if training:
+        fused.part("copy_with_statistics", new)(new, y, mean, variance)
+    else:
+        y.copy_(new)
+
+
+def _multiply(
+    x: Tensor, matrix: Tensor, half: _Half, training: bool
+) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
+    """Return a 1x1 convolution's result, in training its mean and variance, and what it read, if that was written."""
+    if products_fit(x, len(matrix), x.shape[1]):
+        inner, *found = fused.part("dense_product", x)(x, matrix, *half.norm, training)
+        return inner, found, ()
+    read = fused.part("batch_norm_activation", x)(x, *half.norm, matrix.shape[1])
+    inner = read @ matrix.t()
+    return inner, fused.part("batch_statistics", x)(inner) if training else (), [read]
+
+
+def _convolve(inner: Tensor, filters: Tensor, half: _Half, like: Tensor, *own: Any) -> Sequence[Tensor]:
+    """Write a 3x3 convolution's new channels as ``_append`` does. Return what it read, if that was written."""
+    if convolutions_fit(like, inner.shape[1], half.kernel.shape[0]):
+        given = (inner, filters.movedim(1, -1), *half.norm, *like.shape[2:], *own)
+        fused.part("dense_convolution", inner)(*given)
+        return ()
+    activated = fused.part("batch_norm_activation", inner)(inner, *half.norm, inner.shape[1])
+    new = functional.conv2d(fused.image_of(activated, like), filters, padding=1)
+    _append(fused.rows_of(new)[:, : half.kernel.shape[0]], *own)
+    return [activated]
+
+
 def _shape(x: Tensor, *given: Any) -> list[Tensor]:
-    *_, kernels, _, _, activation, _, training, keeps = given
-    _check(x, *given[:6], activation)
+    halves, (activation, _, training, keeps) = Halves(*given[:6]), given[6:]
+    _check(x, halves, activation)
+    kernels = halves.kernels
     images, inputs, *places = x.shape
     growth = kernels[1].shape[0]
     width = inputs + len(kernels) // 2 * growth
@@ -216,8 +216,7 @@ def products_fit(x: Tensor, outputs: int, channels: int) -> bool:
 
 
 def convolutions_fit(x: Tensor, channels: int, growth: int) -> bool:
-    """Whether the ``dense_convolution`` kernels should run the 3x3 convolution of so many channels to ``growth`` ones, of
-    images like x.
+    """Whether the ``dense_convolution`` kernels should run 3x3 convolutions of so many channels of images like x.
 
     They take half precision, and images of lines that fit shared memory.
     """
@@ -268,32 +267,15 @@ def _differentiate(ctx: FunctionCtx, above: list[Tensor | None]) -> tuple[Any, .
     return dx, to_weights, to_biases, to_betas, to_kernels, running, running, None, None, None, None
 
 
-def _run_backward(
-    dy: Tensor,
-    y: Tensor,
-    batch: list[Tensor] | None,
-    kept: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor],
-    betas: list[Tensor] | None,
-    kernels: list[Tensor],
-    running_means: list[Tensor] | None,
-    running_variances: list[Tensor] | None,
-    inputs: int,
-    activation: str,
-    epsilon: float,
-    training: bool,
-) -> list[Tensor]:
-    """Return the gradients of x, and of the weights, the biases, the kernels and the betas."""
+def _run_backward(dy: Tensor, y: Tensor, batch: list[Tensor] | None, kept: list[Tensor], *given: Any) -> list[Tensor]:
+    """Return the gradients of x, and of the weights, the biases, the kernels and the betas.
+
+    batch, kept: what ``_run`` returned; given: as the operation's schema has it.
+    """
+    halves, (inputs, activation, epsilon, training) = Halves(*given[:6]), given[6:]
     buffer = fused.rows_of(y)
-    backward = fused.part("batch_norm_activation_backward", buffer)
-    add_backward = fused.part("batch_norm_activation_add_backward", buffer)
-    weight_gradient = fused.part("dense_product_weight_gradient", buffer)
-    product_back = fused.part("dense_product_add_backward", buffer)
     finish = fused.part("centred_gradient", buffer)
-    convolve_back = fused.part("dense_convolution_backward", buffer)
-    filter_gradient = fused.part("dense_convolution_weight_gradient", buffer)
-    growth, width, sides = kernels[1].shape[0], y.shape[1], y.shape[2:]
+    growth, width = halves.kernels[1].shape[0], y.shape[1]
     total = buffer.new_empty(len(buffer), _padded(width, ROW))
     total[:, :width].copy_(fused.rows_of(dy))
     slope, offset = (torch.zeros(width, dtype=_computed(y), device=y.device) for _ in range(2))
@@ -304,7 +286,7 @@ def _run_backward(
         own = slice(first, last)
         return finish(total[:, own], buffer[:, own], mean[own], slope[own], offset[own], columns)
 
-    layers = list(_layers(y, weights, biases, betas, kernels, running_means, running_variances))
+    layers = list(_layers(y, halves, activation, epsilon))
     gradients: list[tuple[Tensor, ...]] = []
     for number in reversed(range(len(layers))):
         channels = inputs + number * growth
@@ -312,39 +294,60 @@ def _run_backward(
         if training:
             first.mean, first.variance = mean[:channels], variance[:channels]
             second.mean, second.variance = inner_statistics[2 * number : 2 * number + 2]
-        prefix, own = buffer[:, :channels], slice(0, channels)
-        fits = products_fit(y, len(first.kernel), channels)
-        convolves = convolutions_fit(y, len(first.kernel), growth)
-        count = 5 - fits - convolves
+        bottleneck = len(first.kernel)
+        count = 5 - products_fit(y, bottleneck, channels) - convolutions_fit(y, bottleneck, growth)
         matrix, filters, inner, *read = kept[-count:]
         kept = kept[:-count]
         to_new = finished(channels, channels + growth, _padded(growth))
-        given = second.given(activation, epsilon)
-        if convolves:
-            to_kernel = filter_gradient(to_new, inner, *given, *sides, growth).movedim(-1, 1)
-            scaled, *to_second, inner_slope, inner_offset = convolve_back(
-                to_new, filters.movedim(1, -1), inner, *given, training, *sides
-            )
-            to_inner = finish(scaled, inner, second.mean, inner_slope, inner_offset, inner.shape[1])
-        else:
-            to_activated, to_kernel, _ = torch.ops.aten.convolution_backward(
-                fused.image_of(to_new, dy), fused.image_of(read.pop(0), dy), filters,
-                None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
-            )  # fmt: skip
-            to_inner, *to_second = backward(fused.rows_of(to_activated), inner, *given, training)
-        norm, into = first.given(activation, epsilon), (training, total[:, own], slope[own], offset[own])
-        if fits:
-            to_matrix = weight_gradient(to_inner, prefix, *norm)
-            to_first = product_back(to_inner, matrix, prefix, *norm, *into)
-        else:
-            to_matrix = (to_inner.t() @ read[0])[:, :channels]
-            to_first = add_backward(to_inner @ matrix, prefix, *norm, *into)
-        gradients += [(*to_second, to_kernel[:growth]), (*to_first, to_matrix)]
+        to_inner, *to_second = _convolve_back(to_new, filters, inner, read, second, y, training)
+        own = slice(0, channels)
+        into = training, total[:, own], slope[own], offset[own]
+        gradients += [to_second, _multiply_back(to_inner, matrix, buffer[:, own], read, first, *into)]
     to_weights, to_biases, to_betas, to_kernels = zip(*reversed(gradients), strict=True)
-    found = [*to_weights, *to_biases, *to_kernels, *(to_betas if betas else [])]
-    like = [*weights, *biases, *kernels, *(betas or ())]
+    found = [*to_weights, *to_biases, *to_kernels, *(to_betas if halves.betas else [])]
+    like = [*halves.weights, *halves.biases, *halves.kernels, *(halves.betas or ())]
     whole = [_laid(gradient.reshape(of.shape).to(of.dtype)) for gradient, of in zip(found, like, strict=True)]
     return [fused.image_of(finished(0, inputs, inputs), dy), *whole]
+
+
+def _convolve_back(
+    to_new: Tensor, filters: Tensor, inner: Tensor, read: list[Tensor], half: _Half, like: Tensor, training: bool
+) -> tuple[Tensor, ...]:
+    """Return the gradients of a 3x3 convolution's bottleneck, and of its half's weight, bias, beta and kernel.
+
+    to_new: that of its result, rows of padded channels; read: what the convolution read, taken from here if written.
+    """
+    growth = half.kernel.shape[0]
+    if not convolutions_fit(like, inner.shape[1], growth):
+        to_activated, to_kernel, _ = torch.ops.aten.convolution_backward(
+            fused.image_of(to_new, like), fused.image_of(read.pop(0), like), filters,
+            None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
+        )  # fmt: skip
+        back = fused.part("batch_norm_activation_backward", inner)
+        return *back(fused.rows_of(to_activated), inner, *half.norm, training), to_kernel[:growth]
+    sides = like.shape[2:]
+    to_kernel = fused.part("dense_convolution_weight_gradient", inner)(to_new, inner, *half.norm, *sides, growth)
+    scaled, *gradients, slope, offset = fused.part("dense_convolution_backward", inner)(
+        to_new, filters.movedim(1, -1), inner, *half.norm, training, *sides
+    )
+    finish = fused.part("centred_gradient", inner)
+    to_inner = finish(scaled, inner, half.mean, slope, offset, inner.shape[1]) if training else scaled
+    return to_inner, *gradients, to_kernel.movedim(-1, 1)
+
+
+def _multiply_back(
+    to_inner: Tensor, matrix: Tensor, x: Tensor, read: list[Tensor], half: _Half, *into: Any
+) -> tuple[Tensor, ...]:
+    """Return the gradients of the weight, bias, beta and kernel of a 1x1 convolution's half.
+
+    Add that of x to what ``into`` names, as batch_norm_activation_add_backward takes it.
+    """
+    if products_fit(x, len(matrix), x.shape[1]):
+        to_kernel = fused.part("dense_product_weight_gradient", x)(to_inner, x, *half.norm)
+        return *fused.part("dense_product_add_backward", x)(to_inner, matrix, x, *half.norm, *into), to_kernel
+    to_kernel = (to_inner.t() @ read[0])[:, : x.shape[1]]
+    back = fused.part("batch_norm_activation_add_backward", x)
+    return *back(to_inner @ matrix, x, *half.norm, *into), to_kernel
 
 
 def _laid(gradient: Tensor) -> Tensor:
@@ -354,29 +357,25 @@ def _laid(gradient: Tensor) -> Tensor:
 
 
 def _shape_backward(dy: Tensor, y: Tensor, *given: Any) -> list[Tensor]:
-    weights, biases, betas, kernels, _, _, inputs, *_ = given[2:]
+    halves, inputs = Halves(*given[2:8]), given[8]
     images, _, *places = y.shape
     dx = y.new_empty(images, *places, inputs).movedim(-1, 1)
-    return [dx, *(_laid(one.new_empty(one.shape)) for one in (*weights, *biases, *kernels, *(betas or ())))]
+    parameters = (*halves.weights, *halves.biases, *halves.kernels, *(halves.betas or ()))
+    return [dx, *(_laid(one.new_empty(one.shape)) for one in parameters)]
 
 
-def _layers(
-    x: Tensor,
-    weights: list[Tensor],
-    biases: list[Tensor],
-    betas: list[Tensor] | None,
-    kernels: list[Tensor],
-    running_means: list[Tensor] | None,
-    running_variances: list[Tensor] | None,
-) -> Iterator[tuple[_Half, _Half]]:
+def _layers(x: Tensor, halves: Halves, activation: str, epsilon: float) -> Iterator[tuple[_Half, _Half]]:
     """Yield both halves of each layer with the running statistics, which the batch's replace in training."""
-    computed = _computed(x)
-    halves = []
-    for at, kernel in enumerate(kernels):
-        beta = betas[at].to(computed) if betas else None
-        running = (one[at].to(computed) if one else x.new_empty(0) for one in (running_means, running_variances))
-        halves.append(_Half(weights[at].to(computed), biases[at].to(computed), beta, kernel, *running))
-    yield from zip(halves[::2], halves[1::2], strict=True)
+    computed, number = _computed(x), fused.ACTIVATIONS.index(activation)
+    found = []
+    for at, kernel in enumerate(halves.kernels):
+        beta = halves.betas[at].to(computed) if halves.betas else None
+        vectors = (halves.weights[at].to(computed), halves.biases[at].to(computed), beta)
+        running = (
+            one[at].to(computed) if one else x.new_empty(0) for one in (halves.running_means, halves.running_variances)
+        )
+        found.append(_Half(*vectors, kernel, *running, number, epsilon))
+    yield from zip(found[::2], found[1::2], strict=True)
 
 
 def _computed(x: Tensor) -> torch.dtype:
@@ -410,27 +409,13 @@ def _filters(kernel: Tensor, dtype: torch.dtype) -> Tensor:
     return filters
 
 
-def _check(
-    x: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    betas: Sequence[Tensor] | None,
-    kernels: Sequence[Tensor],
-    running_means: Sequence[Tensor],
-    running_variances: Sequence[Tensor],
-    activation: str,
-) -> None:
+def _check(x: Tensor, halves: Halves, activation: str) -> None:
     """Refuse what the kernels do not take."""
     if x.dtype not in fused.DTYPES or x.ndim != 4:
         raise ValueError(f"dense_block takes x [N, C, H, W] of floating point, got {tuple(x.shape)} of {x.dtype}")
     if activation not in fused.ACTIVATIONS:
         raise ValueError(f"dense_block takes an activation of {', '.join(fused.ACTIVATIONS)}, got {activation!r}")
-    vectors = {
-        "weights": weights,
-        "biases": biases,
-        "running_means": running_means,
-        "running_variances": running_variances,
-    }
+    kernels, betas = halves.kernels, halves.betas
     if not kernels or len(kernels) % 2:
         raise ValueError(f"dense_block takes two kernels for each layer, got {len(kernels)}")
     if betas is not None and len(betas) != len(kernels):
@@ -441,7 +426,8 @@ def _check(
         wanted = (growth, channels, 3, 3) if at % 2 else (kernel.shape[0], channels, 1, 1)
         if kernel.shape != wanted:
             raise ValueError(f"dense_block takes kernel {at} of shape {wanted}, got {tuple(kernel.shape)}")
-        for name, given in vectors.items():
+        for name in ("weights", "biases", "running_means", "running_variances"):
+            given = getattr(halves, name)
             if len(given) != len(kernels) or given[at].shape != (channels,):
                 raise ValueError(
                     f"dense_block takes {name} of {len(kernels)} norms, of norm {at} of shape ({channels},)"
