@@ -240,9 +240,24 @@ def reference_product_weight_gradient(dy: Tensor, x: Tensor, *norm: Any) -> Tens
     return _computed(x, dy).t() @ _computed(x, reference(x, *norm, x.shape[1]))
 
 
-def reference_product_add_backward(dy: Tensor, w: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Equals ``reference_add_backward(dy @ w, x, ...)``."""
-    return reference_add_backward(dy @ w, x, *given)
+def reference_product_backward(
+    dy: Tensor,
+    y: Tensor | None,
+    y_mean: Tensor | None,
+    y_slope: Tensor | None,
+    y_offset: Tensor | None,
+    w: Tensor,
+    x: Tensor,
+    *given: Any,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of w and of weight, bias and beta; add that of x as ``reference_add_backward`` does.
+
+    With y, dy is without its part of slope and offset, as ``reference_centred_gradient`` has it.
+    """
+    if y is not None and y_mean is not None and y_slope is not None and y_offset is not None:
+        dy = reference_centred_gradient(dy, y, y_mean, y_slope, y_offset, y.shape[1])
+    to_w = reference_product_weight_gradient(dy, x, *given[:7])
+    return to_w, *reference_add_backward(dy @ w, x, *given)
 
 
 def reference_convolution(x: Tensor, filters: Tensor, *given: Any) -> None:
@@ -307,7 +322,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "centred_gradient": reference_centred_gradient,
     "dense_product": reference_product,
     "dense_product_weight_gradient": reference_product_weight_gradient,
-    "dense_product_add_backward": reference_product_add_backward,
+    "dense_product_backward": reference_product_backward,
     "dense_convolution": reference_convolution,
     "dense_convolution_backward": reference_convolution_backward,
     "dense_convolution_weight_gradient": reference_convolution_weight_gradient,

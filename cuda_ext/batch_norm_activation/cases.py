@@ -104,7 +104,9 @@ def _exercise_product(dtype: torch.dtype, rows: int, outputs: int, channels: int
     if outputs <= 64:
         gradient = torch.randn(rows, padded, device="cuda").to(dtype)[:, :channels]
         vectors = torch.ones(2, channels, device="cuda")
-        _compare("dense_product_add_backward", dy, w, x, *norm, True, gradient, *vectors)
+        behind = torch.rand(3, outputs, device="cuda")
+        for y in ((None,) * 4, (dy.clone(), *behind)):
+            _compare("dense_product_backward", dy, *y, w, x, *norm, True, gradient, *vectors)
 
 
 def _exercise_convolution(dtype: torch.dtype, images: int, height: int, width: int, channels: int, growth: int) -> None:

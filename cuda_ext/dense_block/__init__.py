@@ -299,10 +299,10 @@ def _run_backward(dy: Tensor, y: Tensor, batch: list[Tensor] | None, kept: list[
         matrix, filters, inner, *read = kept[-count:]
         kept = kept[:-count]
         to_new = finished(channels, channels + growth, _padded(growth))
-        to_inner, *to_second = _convolve_back(to_new, filters, inner, read, second, y, training)
+        behind, to_second = _convolve_back(to_new, filters, inner, read, second, y, training)
         own = slice(0, channels)
         into = training, total[:, own], slope[own], offset[own]
-        gradients += [to_second, _multiply_back(to_inner, matrix, buffer[:, own], read, first, *into)]
+        gradients += [to_second, _multiply_back(behind, matrix, buffer[:, own], read, first, *into)]
     to_weights, to_biases, to_betas, to_kernels = zip(*reversed(gradients), strict=True)
     found = [*to_weights, *to_biases, *to_kernels, *(to_betas if halves.betas else [])]
     like = [*halves.weights, *halves.biases, *halves.kernels, *(halves.betas or ())]
@@ -310,9 +310,26 @@ def _run_backward(dy: Tensor, y: Tensor, batch: list[Tensor] | None, kept: list[
     return [fused.image_of(finished(0, inputs, inputs), dy), *whole]
 
 
+@dataclass
+class _Behind:
+    """A bottleneck's gradient: dy, or, where y is given, dy + slope (y - mean) + offset."""
+
+    dy: Tensor
+    y: Tensor | None = None
+    mean: Tensor | None = None
+    slope: Tensor | None = None
+    offset: Tensor | None = None
+
+    def whole(self) -> Tensor:
+        if self.y is None:
+            return self.dy
+        finish = fused.part("centred_gradient", self.dy)
+        return finish(self.dy, self.y, self.mean, self.slope, self.offset, self.y.shape[1])
+
+
 def _convolve_back(
     to_new: Tensor, filters: Tensor, inner: Tensor, read: list[Tensor], half: _Half, like: Tensor, training: bool
-) -> tuple[Tensor, ...]:
+) -> tuple[_Behind, tuple[Tensor, ...]]:
     """Return the gradients of a 3x3 convolution's bottleneck, and of its half's weight, bias, beta and kernel.
 
     to_new: that of its result, rows of padded channels; read: what the convolution read, taken from here if written.
@@ -324,27 +341,29 @@ def _convolve_back(
             None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
         )  # fmt: skip
         back = fused.part("batch_norm_activation_backward", inner)
-        return *back(fused.rows_of(to_activated), inner, *half.norm, training), to_kernel[:growth]
+        to_inner, *gradients = back(fused.rows_of(to_activated), inner, *half.norm, training)
+        return _Behind(to_inner), (*gradients, to_kernel[:growth])
     sides = like.shape[2:]
     to_kernel = fused.part("dense_convolution_weight_gradient", inner)(to_new, inner, *half.norm, *sides, growth)
     scaled, *gradients, slope, offset = fused.part("dense_convolution_backward", inner)(
         to_new, filters.movedim(1, -1), inner, *half.norm, training, *sides
     )
-    finish = fused.part("centred_gradient", inner)
-    to_inner = finish(scaled, inner, half.mean, slope, offset, inner.shape[1]) if training else scaled
-    return to_inner, *gradients, to_kernel.movedim(-1, 1)
+    behind = _Behind(scaled, inner, half.mean, slope, offset) if training else _Behind(scaled)
+    return behind, (*gradients, to_kernel.movedim(-1, 1))
 
 
 def _multiply_back(
-    to_inner: Tensor, matrix: Tensor, x: Tensor, read: list[Tensor], half: _Half, *into: Any
+    behind: _Behind, matrix: Tensor, x: Tensor, read: list[Tensor], half: _Half, *into: Any
 ) -> tuple[Tensor, ...]:
     """Return the gradients of the weight, bias, beta and kernel of a 1x1 convolution's half.
 
     Add that of x to what ``into`` names, as batch_norm_activation_add_backward takes it.
     """
     if products_fit(x, len(matrix), x.shape[1]):
-        to_kernel = fused.part("dense_product_weight_gradient", x)(to_inner, x, *half.norm)
-        return *fused.part("dense_product_add_backward", x)(to_inner, matrix, x, *half.norm, *into), to_kernel
+        given = (behind.dy, behind.y, behind.mean, behind.slope, behind.offset, matrix, x, *half.norm, *into)
+        to_kernel, *gradients = fused.part("dense_product_backward", x)(*given)
+        return *gradients, to_kernel
+    to_inner = behind.whole()
     to_kernel = (to_inner.t() @ read[0])[:, : x.shape[1]]
     back = fused.part("batch_norm_activation_add_backward", x)
     return *back(to_inner @ matrix, x, *half.norm, *into), to_kernel

@@ -231,6 +231,43 @@ static __global__ void __launch_bounds__(W * 32, 512 / (W * 32))
   store_sums<NT, 1, W, group>(partial, sums, shared_sums, center, rows_of_block(images.rows, tiles, pixels), outputs, 0);
 }
 
+// What dy of 16 MF pixels and 8 NT channels, a warp's products, gives to the norm: s dz to g, and sums of dz and of
+// dz (x - mean). by: the channels' table.
+template <typename T, int MF, int NT, int group, typename Activation>
+__device__ __forceinline__ void through_norm(const float (&dy)[MF][NT][4], const T* __restrict__ x, T* __restrict__ g,
+                                             int64_t stride, int pixels, int channels, const float4* by,
+                                             float (&sums)[2][NT][2], float& to_beta, int lane,
+                                             const Activation& activation) {
+#pragma unroll
+  for (int j = 0; j < NT; j += group) {
+    const int channel = output_of<group>(j, lane % 4 * 2);
+    if (channel >= channels) continue;
+    Lane<T, 2 * group> loaded[MF * 2];
+#pragma unroll
+    for (int i = 0; i < MF * 2; ++i) {
+      const int pixel = i * 8 + lane / 4;
+      if (pixel < pixels) loaded[i] = load<T, 2 * group>(x + pixel * stride + channel);
+    }
+#pragma unroll
+    for (int i = 0; i < MF * 2; ++i) {
+      const int pixel = i * 8 + lane / 4;
+      if (pixel >= pixels) continue;
+      float values[2 * group];
+      unpack(loaded[i], values);
+#pragma unroll
+      for (int v = 0; v < 2 * group; ++v) {
+        const float4 own = by[in_table<group>(channel) + v];
+        const float centred = values[v] - own.x;
+        const float dz = activation.through(dy[i / 2][j + v / 2][i % 2 * 2 + v % 2], centred * own.y + own.z, to_beta);
+        sums[0][j + v / 2][v % 2] += dz;
+        sums[1][j + v / 2][v % 2] += dz * centred;
+        values[v] = own.y * dz;
+      }
+      store(g + pixel * stride + channel, packed<T, 2 * group>(values));
+    }
+  }
+}
+
 // A block multiplies K outputs of 16 W MF pixels by 8 NT channels, those from blockIdx.y 8 NT on.
 template <typename T, int W, int MF, int NT, int K>
 static __global__ void __launch_bounds__(W * 32, (MF == 1 ? 16 : 12) / W)
@@ -298,8 +335,9 @@ static __global__ void __launch_bounds__(W * 32, (MF == 1 ? 16 : 12) / W)
       for (int m = 0; m < MF; ++m) from[m] += images.pitch() * stride * size;
     }
     with_activation(norm, [&](const auto activation) {
-      through_norm<T, MF, NT, group, false>(product, x + first, channels, g + first, channels, here.first + own,
-                                            here.count - own, channels - first, by, sums, to_beta, lane, activation);
+      const int64_t at = int64_t{here.first + own} * channels + first;
+      through_norm<T, MF, NT, group>(product, x + at, g + at, channels, here.count - own, channels - first, by, sums,
+                                     to_beta, lane, activation);
     });
   }
   __syncthreads();

@@ -45,11 +45,8 @@ Cut cut(const Images& images, int most, Function bytes_of) {
 
 // As many blocks as the GPU holds at once, and no more than tiles.
 template <typename Kernel>
-int blocks_of(Kernel kernel, int threads, int bytes, int tiles, int groups) {
-  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  int resident = 0;
-  STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, bytes));
-  return std::min(tiles, std::max(1, cuda_ext::multiprocessors() * resident / groups));
+int blocks_of(Kernel kernel, int block_threads, int bytes, int tiles, int groups) {
+  return std::min(tiles, std::max(1, blocks_at_once(kernel, block_threads, bytes) / groups));
 }
 
 Images images_of(const Tensor& x, int64_t height, int64_t width) {

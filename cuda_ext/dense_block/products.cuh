@@ -129,50 +129,9 @@ template <int group>
 __device__ void fill_table(float4* table, const Norm& norm, int first, int count, int channels) {
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     const int c = first + i;
-    table[in_table<group>(i)] = c < channels ? make_float4(norm.mean[c], scale_and_shift(norm, c, channels).x, norm.bias[c], 0)
-                                             : make_float4(0, 0, 0, 0);
-  }
-}
-
-// What dy of 16 MF rows and 8 NT channels, a warp's products, gives to the norm: s dz to g, or added to it, and sums of
-// dz and of dz (x - mean). Rows of x and g begin on lanes of 2 group; of one that the channels do not fill the rest stays
-// as it was. by: the channels' table.
-template <typename T, int MF, int NT, int group, bool adds, typename Activation>
-__device__ __forceinline__ void through_norm(const float (&dy)[MF][NT][4], const T* __restrict__ x, int64_t x_stride,
-                                             T* __restrict__ g, int64_t g_stride, int64_t first_row, int64_t rows,
-                                             int channels, const float4* by, float (&sums)[2][NT][2], float& to_beta,
-                                             int lane, const Activation& activation) {
-#pragma unroll
-  for (int j = 0; j < NT; j += group) {
-    const int channel = output_of<group>(j, lane % 4 * 2);
-    if (channel >= channels) continue;
-    Lane<T, 2 * group> loaded[MF * 2], into[MF * 2]{};
-#pragma unroll
-    for (int i = 0; i < MF * 2; ++i) {
-      const int row = i * 8 + lane / 4;
-      if (row >= rows) continue;
-      loaded[i] = load<T, 2 * group>(x + (first_row + row) * x_stride + channel);
-      if constexpr (adds) into[i] = load<T, 2 * group>(g + (first_row + row) * g_stride + channel);
-    }
-#pragma unroll
-    for (int i = 0; i < MF * 2; ++i) {
-      const int row = i * 8 + lane / 4;
-      if (row >= rows) continue;
-      float values[2 * group], found[2 * group];
-      unpack(loaded[i], values);
-      unpack(into[i], found);
-#pragma unroll
-      for (int v = 0; v < 2 * group; ++v) {
-        if (channel + v >= channels) break;
-        const float4 own = by[in_table<group>(channel) + v];
-        const float centred = values[v] - own.x;
-        const float dz = activation.through(dy[i / 2][j + v / 2][i % 2 * 2 + v % 2], centred * own.y + own.z, to_beta);
-        sums[0][j + v / 2][v % 2] += dz;
-        sums[1][j + v / 2][v % 2] += dz * centred;
-        found[v] += own.y * dz;
-      }
-      store(g + (first_row + row) * g_stride + channel, packed<T, 2 * group>(found));
-    }
+    float4& own = table[in_table<group>(i)];
+    own = make_float4(0, 0, 0, 0);
+    if (c < channels) own = make_float4(norm.mean[c], scale_and_shift(norm, c, channels).x, norm.bias[c], 0);
   }
 }
 
@@ -199,6 +158,15 @@ __device__ __forceinline__ void store_gradients(float (&sums)[2][NT][2], float t
     for (int w = 0; w < W; ++w) sum += betas[w];
     partial_beta[blockIdx.y * gridDim.x + blockIdx.x] = sum;
   }
+}
+
+// As many blocks as the GPU holds at once.
+template <typename Kernel>
+int blocks_at_once(Kernel kernel, int block_threads, int shared_bytes) {
+  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  int resident = 0;
+  STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_threads, shared_bytes));
+  return cuda_ext::multiprocessors() * resident;
 }
 
 // There are many weights.
