@@ -275,23 +275,18 @@ def reference_convolution(x: Tensor, filters: Tensor, *given: Any) -> None:
 
 
 def reference_convolution_backward(dy: Tensor, filters: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """Return the gradient of x but for slope (x - mean) + offset; those of weight, bias and beta; slope and offset."""
-    *norm, training, height, width = given
-    kernels, to = filters.movedim(-1, 1), _images(dy, height, width)
-    shape = (to.shape[0], x.shape[1], height, width)
-    to_activated = rows_of(nn.grad.conv2d_input(shape, kernels, to, padding=1))
-    into, *others = _reference_gradients(to_activated, x, *norm, training)
-    return into.to(x.dtype), *others
+    """Return the gradients of x but for slope (x - mean) + offset, the filters, weight, bias, beta; slope and offset.
 
-
-def reference_convolution_weight_gradient(dy: Tensor, x: Tensor, *given: Any) -> Tensor:
-    """Equals the gradient of the filters, of as many outputs as the last argument says, in what is computed in."""
-    *norm, height, width, outputs = given
-    images, to = (
-        _images(_computed(x, rows), height, width) for rows in (reference(x, *norm, x.shape[1]), dy[:, :outputs])
-    )
+    Of the filters as many outputs as the last argument says, in what is computed in.
+    """
+    *norm, training, height, width, outputs = given
+    to = _images(dy, height, width)
+    images = _images(reference(x, *norm, x.shape[1]), height, width)
+    to_activated = nn.grad.conv2d_input(images.shape, filters.movedim(-1, 1), to, padding=1)
+    into, *others = _reference_gradients(rows_of(to_activated), x, *norm, training)
     shape = (outputs, x.shape[1], 3, 3)
-    return nn.grad.conv2d_weight(images, shape, to, padding=1).movedim(1, -1)
+    to_filters = nn.grad.conv2d_weight(_computed(x, images), shape, _computed(x, to[:, :outputs]), padding=1)
+    return into.to(x.dtype), to_filters.movedim(1, -1), *others
 
 
 def _images(rows: Tensor, height: int, width: int) -> Tensor:
@@ -325,7 +320,6 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "dense_product_backward": reference_product_backward,
     "dense_convolution": reference_convolution,
     "dense_convolution_backward": reference_convolution_backward,
-    "dense_convolution_weight_gradient": reference_convolution_weight_gradient,
 }
 
 

@@ -221,7 +221,7 @@ def convolutions_fit(x: Tensor, channels: int, growth: int) -> bool:
     They take half precision, and images of lines that fit shared memory.
     """
     half = x.dtype in (torch.float16, torch.bfloat16)
-    sizes = channels % 8 == 0 and channels <= 64 and growth <= 32
+    sizes = channels % 8 == 0 and channels <= 64 and growth <= 16
     height, width = x.shape[2:]
     # A slot of shared memory for each pixel and behind each line, counted with 31 bits.
     slots = x.shape[0] * (height + 1) * (width + 1)
@@ -343,11 +343,8 @@ def _convolve_back(
         back = fused.part("batch_norm_activation_backward", inner)
         to_inner, *gradients = back(fused.rows_of(to_activated), inner, *half.norm, training)
         return _Behind(to_inner), (*gradients, to_kernel[:growth])
-    sides = like.shape[2:]
-    to_kernel = fused.part("dense_convolution_weight_gradient", inner)(to_new, inner, *half.norm, *sides, growth)
-    scaled, *gradients, slope, offset = fused.part("dense_convolution_backward", inner)(
-        to_new, filters.movedim(1, -1), inner, *half.norm, training, *sides
-    )
+    given = (to_new, filters.movedim(1, -1), inner, *half.norm, training, *like.shape[2:], growth)
+    scaled, to_kernel, *gradients, slope, offset = fused.part("dense_convolution_backward", inner)(*given)
     behind = _Behind(scaled, inner, half.mean, slope, offset) if training else _Behind(scaled)
     return behind, (*gradients, to_kernel.movedim(-1, 1))
 

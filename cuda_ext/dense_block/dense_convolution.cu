@@ -1,7 +1,5 @@
 // A dense block's 3x3 convolution: what is called from PyTorch. The kernels are in convolutions.cuh.
 
-#include <cstdlib>
-
 #include "convolutions.cuh"
 
 namespace {
@@ -43,12 +41,6 @@ Cut cut(const Images& images, int most, Function bytes_of) {
   return best;
 }
 
-// As many blocks as the GPU holds at once, and no more than tiles.
-template <typename Kernel>
-int blocks_of(Kernel kernel, int block_threads, int bytes, int tiles, int groups) {
-  return std::min(tiles, std::max(1, blocks_at_once(kernel, block_threads, bytes) / groups));
-}
-
 Images images_of(const Tensor& x, int64_t height, int64_t width) {
   STD_TORCH_CHECK(height >= 1 && width >= 1 && height <= (1 << 15) && width <= (1 << 15) &&
                       x.size(0) % (height * width) == 0,
@@ -74,51 +66,31 @@ void check(const Tensor& x, const Tensor* filters, const Tensor* dy) {
   if (dy != nullptr) {
     const Matrix d = matrix(*dy, "dy");
     same(x, *dy, "dy", false);
-    STD_TORCH_CHECK(d.rows == m.rows && d.stride == d.channels && d.channels % 8 == 0 && d.channels <= 32 &&
+    STD_TORCH_CHECK(d.rows == m.rows && d.stride == d.channels && d.channels % 8 == 0 && d.channels <= outputs_at_most &&
                         cuda_ext::aligned_for_packs(d.data) &&
                         (filters == nullptr || filters->size(0) == d.channels),
-                    "dense_convolution: dy must be contiguous, rows of at most 32 outputs, a multiple of 8");
+                    "dense_convolution: dy must be contiguous, rows of 8 or 16 outputs");
   }
 }
 
-template <int value>
-using Number = std::integral_constant<int, value>;
-
-int variant(const char* name) {
-  const char* found = std::getenv(name);
-  return found == nullptr ? 0 : std::atoi(found);
-}
-
-// Calls `function` with the channels that a block takes at once, and with the 16s of outputs.
-template <typename Function>
-void with_sizes(int64_t channels, int64_t outputs, Function function) {
-  const auto with_outputs = [&](auto c) {
-    if (outputs <= 16) function(c, Number<1>{});
-    else function(c, Number<2>{});
-  };
-  if (channels <= 48) with_outputs(Number<48>{});
-  else with_outputs(Number<64>{});
-}
-
-template <typename T, int W, int MF, int NT, int C>
+template <typename T, int C>
 void convolve_with(const Tensor& x, const Tensor& filters, const Norm& norm, const Images& images, const Tensor& y,
                    const Tensor& mean, const Tensor& variance, bool statistics) {
-  constexpr int stride = C + skew, group = NT % 4 ? 2 : 4;
+  constexpr int N = outputs_at_most, threads_of_block = forward_warps * 32;
   const Matrix to = matrix(y, "y");
-  const auto kernel = convolve<T, W, MF, NT, C>;
+  const auto kernel = convolve<T, C>;
   const auto bytes_of = [](int slots) {
-    return (slots + taps * NT * 8) * stride * 2 + (W * 2 + 1) * NT * 8 * 4 + (slots + W * MF * 16) * 4;
+    return (2 * slots + taps * N) * (C + skew) * 2 + (forward_warps * 2 + 1) * N * 4 + 2 * (slots + forward_pixels) * 4;
   };
-  const Cut by = cut(images, W * MF * 16, bytes_of);
-  const int bytes = bytes_of(by.slots), blocks = blocks_of(kernel, W * 32, bytes, by.tiles, 1);
+  const Cut by = cut(images, forward_pixels, bytes_of);
+  const int bytes = bytes_of(by.slots), blocks = std::min(by.tiles, blocks_at_once(kernel, threads_of_block, bytes));
   const int outputs = static_cast<int>(to.channels);
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
-  const bool whole = outputs % (2 * group) == 0 && to.stride % (2 * group) == 0 &&
-                     reinterpret_cast<std::uintptr_t>(to.data) % (4 * group) == 0;
+  const bool whole = outputs % 4 == 0 && to.stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(to.data) % 8 == 0;
   Tensor partial;
   if (statistics) partial = torch::stable::new_empty(x, {int64_t{blocks} * 2 * outputs}, ScalarType::Double);
   auto* const partials = statistics ? static_cast<double*>(partial.data_ptr()) : nullptr;
-  cuda_ext::launch(kernel, {dim3(blocks), dim3(W * 32), static_cast<std::size_t>(bytes), stream},
+  cuda_ext::launch(kernel, {dim3(blocks), dim3(threads_of_block), static_cast<std::size_t>(bytes), stream},
                    static_cast<const T*>(x.data_ptr()), static_cast<int>(x.size(1)),
                    static_cast<const T*>(filters.data_ptr()), static_cast<int>(filters.size(0)), images, by.pixels,
                    by.slots, norm, static_cast<T*>(to.data), to.stride, outputs, whole, partials);
@@ -128,59 +100,51 @@ void convolve_with(const Tensor& x, const Tensor& filters, const Norm& norm, con
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-template <typename T, int W, int MF, int NT, int K>
+// What convolve_back's sums become.
+struct Gradients {
+  Tensor filters, weight, bias, beta, slope, offset;
+};
+
+template <typename T, int C>
 void convolve_back_with(const Tensor& dy, const Tensor& filters, const Tensor& x, const Norm& norm,
-                        const Images& images, bool training, const Tensor& g, const Tensor& weight, const Tensor& bias,
-                        const Tensor& beta, const Tensor& slope, const Tensor& offset) {
-  constexpr int stride = K + skew, N = NT * 8, table = in_table<NT % 4 ? 2 : 4>(N);
-  const auto kernel = convolve_back<T, W, MF, NT, K>;
+                        const Images& images, bool training, const Tensor& g, const Gradients& to) {
+  constexpr int K = outputs_at_most, threads_of_block = backward_warps * 32;
+  const auto kernel = convolve_back<T, C>;
   const auto bytes_of = [](int slots) {
-    return (slots + taps * N) * stride * 2 + table * 16 + W * (2 * N + 1) * 4 + (slots + W * MF * 16) * 4;
+    const int staged = 2 * backward_pixels * (C + skew) * 2 + 2 * slots * (K + skew) * 2;
+    const int lasting = taps * C * (K + skew) * 2 + in_table<C / 8 % 4 ? 2 : 4>(C) * 16 + backward_warps * (2 * C + 1) * 4;
+    return staged + lasting + (slots + 2 * backward_pixels) * 4;
   };
-  const Cut by = cut(images, W * MF * 16, bytes_of);
-  const int channels = static_cast<int>(x.size(1)), groups = (channels + N - 1) / N;
-  const int bytes = bytes_of(by.slots), blocks = blocks_of(kernel, W * 32, bytes, by.tiles, groups);
+  const Cut by = cut(images, backward_pixels, bytes_of);
+  const int bytes = bytes_of(by.slots), blocks = std::min(by.tiles, blocks_at_once(kernel, threads_of_block, bytes));
+  const int channels = static_cast<int>(x.size(1)), growth = static_cast<int>(to.filters.size(0));
   const bool with_beta = norm.beta != nullptr;
-  const int64_t size = int64_t{blocks} * 2 * channels;
-  const Tensor partial = floats(x, {size + int64_t{blocks} * groups});
+  const int64_t size = int64_t{blocks} * 2 * channels, weights = to.filters.numel();
+  const Tensor partial = floats(x, {size + blocks + blocks * weights});
   float* const sums = static_cast<float*>(partial.data_ptr());
   float* const betas = with_beta ? sums + size : nullptr;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
-  cuda_ext::launch(kernel, {dim3(blocks, groups), dim3(W * 32), static_cast<std::size_t>(bytes), stream},
+  cuda_ext::launch(kernel, {dim3(blocks), dim3(threads_of_block), static_cast<std::size_t>(bytes), stream},
                    static_cast<const T*>(dy.data_ptr()), static_cast<int>(dy.size(1)),
                    static_cast<const T*>(filters.data_ptr()), static_cast<const T*>(x.data_ptr()), channels, images,
-                   by.pixels, by.slots, norm, static_cast<T*>(g.data_ptr()), sums, betas);
+                   by.pixels, by.slots, norm, static_cast<T*>(g.data_ptr()), growth, sums, betas, sums + size + blocks);
   finish_gradients<<<finish_grid(channels, with_beta), finish_block, 0, stream>>>(
-      sums, blocks, betas, blocks * groups, images.rows, channels, norm, training, false,
-      vector(x, weight, channels, "weight's gradient"), vector(x, bias, channels, "bias's gradient"),
-      vector(x, beta, with_beta, "beta's gradient"), vector(x, slope, channels, "slope"),
-      vector(x, offset, channels, "offset"));
+      sums, blocks, betas, blocks, images.rows, channels, norm, training, false,
+      vector(x, to.weight, channels, "weight's gradient"), vector(x, to.bias, channels, "bias's gradient"),
+      vector(x, to.beta, with_beta, "beta's gradient"), vector(x, to.slope, channels, "slope"),
+      vector(x, to.offset, channels, "offset"));
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  finish_weights<<<finish_grid(weights), dim3(finish_channels, weight_parts), 0, stream>>>(
+      sums + size + blocks, blocks, weights, static_cast<float*>(to.filters.data_ptr()));
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-template <typename T, int O, int P, int C>
-void convolve_filters_with(const Tensor& dy, const Tensor& x, const Norm& norm, const Images& images, int most,
-                           const Tensor& dw) {
-  constexpr int threads = 3 * O * P * 32;
-  const auto kernel = convolve_filters<T, O, P, C>;
-  const auto bytes_of = [&](int slots) {
-    const int staged = most * (C + skew) * 2 + slots * (O * 16 + skew) * 2 + (slots + most) * 4;
-    return std::max(staged, P > 1 ? threads / P * (3 * C / 2 + 1) * 4 : 0);
-  };
-  const Cut by = cut(images, most, bytes_of);
-  const int channels = static_cast<int>(x.size(1)), groups = (channels + C - 1) / C;
-  const int growth = static_cast<int>(dw.size(0));
-  const int bytes = bytes_of(by.slots), blocks = blocks_of(kernel, threads, bytes, by.tiles, groups);
-  const int64_t size = dw.numel();
-  const Tensor partial = floats(x, {blocks * size});
-  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
-  cuda_ext::launch(kernel, {dim3(blocks, groups), dim3(threads), static_cast<std::size_t>(bytes), stream},
-                   static_cast<const T*>(dy.data_ptr()), static_cast<int>(dy.size(1)),
-                   static_cast<const T*>(x.data_ptr()), channels, images, by.pixels, by.slots, most, norm, growth,
-                   static_cast<float*>(partial.data_ptr()));
-  finish_weights<<<finish_grid(size), dim3(finish_channels, weight_parts), 0, stream>>>(
-      static_cast<const float*>(partial.data_ptr()), blocks, size, static_cast<float*>(dw.data_ptr()));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+// Calls `function` with the channels that a block takes.
+template <typename Function>
+void with_channels(const Tensor& x, Function function) {
+  STD_TORCH_CHECK(x.size(1) <= 64, "dense_convolution: x has ", x.size(1), " channels, of at most 64");
+  if (x.size(1) <= 48) function(std::integral_constant<int, 48>{});
+  else function(std::integral_constant<int, 64>{});
 }
 
 template <typename Function>
@@ -200,90 +164,49 @@ void dense_convolution(Tensor x, Tensor filters, Tensor weight, Tensor bias, Ten
   check(x, &filters, nullptr);
   matrix(y, "y");
   same(x, y, "y", false);
-  STD_TORCH_CHECK(y.size(0) == x.size(0) && y.size(1) <= filters.size(0) && filters.size(0) <= 32,
+  STD_TORCH_CHECK(y.size(0) == x.size(0) && y.size(1) <= filters.size(0) && filters.size(0) <= outputs_at_most,
                   "dense_convolution: y has ", y.size(0), " x ", y.size(1), " for ", x.size(0), " rows and ",
-                  filters.size(0), " outputs, of at most 32");
+                  filters.size(0), " outputs, of at most 16");
   if (x.size(0) == 0) return;
   const Images images = images_of(x, height, width);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
   with_half(x, [&](auto t) {
-    using T = decltype(t);
-    with_sizes(x.size(1), filters.size(0), [&](auto c, auto outputs) {
-      constexpr int C = decltype(c)::value, NT = decltype(outputs)::value * 2;
-      const auto run = [&](auto warps, auto fragments) {
-        convolve_with<T, decltype(warps)::value, decltype(fragments)::value, NT, C>(x, filters, norm, images, y, y_mean,
-                                                                                   y_variance, statistics);
-      };
-      switch (variant("DENSE_FORWARD")) {
-        case 1: run(Number<8>{}, Number<2>{}); break;
-        case 2: run(Number<8>{}, Number<NT == 2 ? 4 : 1>{}); break;
-        default: run(Number<4>{}, Number<NT == 2 ? 4 : 2>{});
-      }
+    with_channels(x, [&](auto c) {
+      convolve_with<decltype(t), decltype(c)::value>(x, filters, norm, images, y, y_mean, y_variance, statistics);
     });
   });
 }
 
-// s dz, the gradients of weight, bias and beta, and slope and offset of the rest of dx (batch_norm_activation).
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> dense_convolution_backward(
+// s dz, the rest of which is slope (x - mean) + offset (batch_norm_activation); dw [outputs, 3, 3, channels], of the first
+// `outputs` of dy; the gradients of weight, bias and beta; slope and offset.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> dense_convolution_backward(
     Tensor dy, Tensor filters, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance,
-    std::optional<Tensor> beta, int64_t activation, double epsilon, bool training, int64_t height, int64_t width) {
+    std::optional<Tensor> beta, int64_t activation, double epsilon, bool training, int64_t height, int64_t width,
+    int64_t outputs) {
   check(x, &filters, &dy);
+  STD_TORCH_CHECK(outputs >= 1 && outputs <= dy.size(1), "dense_convolution: dy has ", dy.size(1), " outputs, not ",
+                  outputs);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const int64_t channels = x.size(1);
   Tensor g = torch::stable::new_empty(x, {x.size(0), channels});
-  const auto vector_like = [&](int64_t size) {
-    return x.size(0) ? torch::stable::new_empty(x, {size}, ScalarType::Float)
-                     : torch::stable::new_zeros(x, {size}, ScalarType::Float);
+  const auto floats_like = [&](std::initializer_list<int64_t> shape) {
+    const torch::headeronly::IntHeaderOnlyArrayRef sizes(shape.begin(), shape.size());
+    return x.size(0) ? torch::stable::new_empty(x, sizes, ScalarType::Float)
+                     : torch::stable::new_zeros(x, sizes, ScalarType::Float);
   };
-  Tensor to_weight = vector_like(channels), to_bias = vector_like(channels), to_beta = vector_like(beta.has_value());
-  Tensor slope = vector_like(channels), offset = vector_like(channels);
-  if (x.size(0) == 0) return {g, to_weight, to_bias, to_beta, slope, offset};
-  const Images images = images_of(x, height, width);
-  const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
-  with_half(x, [&](auto t) {
-    using T = decltype(t);
-    with_sizes(channels, dy.size(1), [&](auto c, auto outputs) {
-      constexpr int NT = decltype(c)::value / 8, K = decltype(outputs)::value * 16;
-      const auto run = [&](auto warps, auto fragments) {
-        convolve_back_with<T, decltype(warps)::value, decltype(fragments)::value, NT, K>(
-            dy, filters, x, norm, images, training, g, to_weight, to_bias, to_beta, slope, offset);
-      };
-      switch (variant("DENSE_BACK")) {
-        case 1: run(Number<4>{}, Number<1>{}); break;
-        case 2: run(Number<8>{}, Number<1>{}); break;
-        default: run(Number<4>{}, Number<2>{});
-      }
+  const Gradients to{floats_like({outputs, 3, 3, channels}), floats_like({channels}), floats_like({channels}),
+                     floats_like({beta.has_value()}), floats_like({channels}), floats_like({channels})};
+  if (x.size(0) != 0) {
+    const Images images = images_of(x, height, width);
+    const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
+    with_half(x, [&](auto t) {
+      with_channels(x, [&](auto c) {
+        convolve_back_with<decltype(t), decltype(c)::value>(dy, filters, x, norm, images, training, g, to);
+      });
     });
-  });
-  return {g, to_weight, to_bias, to_beta, slope, offset};
-}
-
-// dw [outputs, 3, 3, channels], float32, of the first `outputs` of dy.
-Tensor dense_convolution_weight_gradient(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance,
-                                         std::optional<Tensor> beta, int64_t activation, double epsilon,
-                                         int64_t height, int64_t width, int64_t outputs) {
-  check(x, nullptr, &dy);
-  STD_TORCH_CHECK(outputs >= 1 && outputs <= dy.size(1), "dense_convolution: dy has ", dy.size(1), " outputs, not ", outputs);
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  Tensor dw = x.size(0) ? torch::stable::new_empty(x, {outputs, 3, 3, x.size(1)}, ScalarType::Float)
-                        : torch::stable::new_zeros(x, {outputs, 3, 3, x.size(1)}, ScalarType::Float);
-  if (x.size(0) == 0) return dw;
-  const Images images = images_of(x, height, width);
-  const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
-  with_half(x, [&](auto t) {
-    using T = decltype(t);
-    with_sizes(x.size(1), dy.size(1), [&](auto c, auto sixteens) {
-      constexpr int C = decltype(c)::value, O = decltype(sixteens)::value;
-      switch (variant("DENSE_FILTERS")) {
-        case 1: convolve_filters_with<T, O, 1, C>(dy, x, norm, images, 128, dw); break;
-        case 2: convolve_filters_with<T, O, 4 / O, C>(dy, x, norm, images, 256, dw); break;
-        case 3: convolve_filters_with<T, O, 2 / O, C>(dy, x, norm, images, 128, dw); break;
-        default: convolve_filters_with<T, O, 2 / O, C>(dy, x, norm, images, 256, dw);
-      }
-    });
-  });
-  return dw;
+  }
+  return {g, to.filters, to.weight, to.bias, to.beta, to.slope, to.offset};
 }
 
 }  // namespace
@@ -295,15 +218,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
       "Tensor(c!) variance_of_y, bool statistics) -> ()");
   m.def(
       "dense_convolution_backward(Tensor dy, Tensor filters, Tensor x, Tensor weight, Tensor bias, Tensor mean, "
-      "Tensor variance, Tensor? beta, int activation, float epsilon, bool training, int height, int width) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "dense_convolution_weight_gradient(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, "
-      "Tensor variance, Tensor? beta, int activation, float epsilon, int height, int width, int outputs) -> Tensor");
+      "Tensor variance, Tensor? beta, int activation, float epsilon, bool training, int height, int width, int outputs) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
   m.impl("dense_convolution", TORCH_BOX(&dense_convolution));
   m.impl("dense_convolution_backward", TORCH_BOX(&dense_convolution_backward));
-  m.impl("dense_convolution_weight_gradient", TORCH_BOX(&dense_convolution_weight_gradient));
 }

@@ -63,21 +63,28 @@ __device__ __forceinline__ void copy_tile(Stage<T, K>& to, const Given<T>& given
   }
 }
 
-// dy of the norm behind: g + slope (y - mean) + offset. table: mean, slope and offset of each output, a gap behind eight.
+// dy of the norm behind: g + slope (y - mean) + offset. table: mean, slope and offset, K numbers each. A thread keeps to
+// eight outputs.
 template <typename T, int K>
-__device__ __forceinline__ void finish_dy(Stage<T, K>& tile, const float4* table, int rows) {
-  for (int i = threadIdx.x; i < tile_rows * (K / 8); i += block_threads) {
-    const int r = i / (K / 8), octet = i % (K / 8);
-    if (r >= rows) return;
-    T* const own = tile.dy + r * Stage<T, K>::stride + octet * 8;
+__device__ __forceinline__ void finish_dy(Stage<T, K>& tile, const float* table, int rows) {
+  constexpr int lanes = K / 8, at_once = block_threads / lanes;
+  const int output = threadIdx.x % lanes * 8, group_of_rows = threadIdx.x / lanes;
+  if (group_of_rows >= at_once) return;
+  float mean[8], slope[8], offset[8];
+#pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    mean[v] = table[output + v];
+    slope[v] = table[K + output + v];
+    offset[v] = table[2 * K + output + v];
+  }
+#pragma unroll 2
+  for (int r = group_of_rows; r < rows; r += at_once) {
+    T* const own = tile.dy + r * Stage<T, K>::stride + output;
     float values[8], ys[8];
     unpack(load<T, 8>(own), values);
-    unpack(load<T, 8>(tile.y + r * Stage<T, K>::stride + octet * 8), ys);
+    unpack(load<T, 8>(tile.y + r * Stage<T, K>::stride + output), ys);
 #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      const float4 by = table[octet * 9 + v];
-      values[v] += by.z + by.y * (ys[v] - by.x);
-    }
+    for (int v = 0; v < 8; ++v) values[v] += offset[v] + slope[v] * (ys[v] - mean[v]);
     store(own, packed<T, 8>(values));
   }
 }
@@ -92,28 +99,34 @@ __device__ __forceinline__ void through_norm(const float (&da)[NT][4], T* xs, co
 #pragma unroll
   for (int j = 0; j < NT; j += group) {
     const int channel = output_of<group>(j, lane % 4 * 2);
+    float values[2][2 * group], found[2][2 * group];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = (half * 8 + lane / 4) * x_stride_of_tile + channel;
+      unpack(load<T, 2 * group>(xs + at), values[half]);
+      unpack(load<T, 2 * group>(gradients + at), found[half]);
+    }
+#pragma unroll
+    for (int v = 0; v < 2 * group; ++v) {
+      // Past the channels lies what others wrote.
+      if (channel + v >= channels) break;
+      const float4 own = by[in_table<group>(channel) + v];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float centred = values[half][v] - own.x, z = centred * own.y + own.z;
+        const float dz = activation.through(da[j + v / 2][half * 2 + v % 2], z, to_beta);
+        values[half][v] = activation.value(z);
+        sums[0][j + v / 2][v % 2] += dz;
+        sums[1][j + v / 2][v % 2] += dz * centred;
+        found[half][v] += own.y * dz;
+      }
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = half * 8 + lane / 4;
-      T* const x = xs + row * x_stride_of_tile + channel;
-      float values[2 * group], found[2 * group];
-      unpack(load<T, 2 * group>(x), values);
-      unpack(load<T, 2 * group>(gradients + row * x_stride_of_tile + channel), found);
-#pragma unroll
-      for (int v = 0; v < 2 * group; ++v) {
-        // Past the channels lies what others wrote.
-        if (channel + v >= channels) break;
-        const float4 own = by[in_table<group>(channel) + v];
-        const float centred = values[v] - own.x, z = centred * own.y + own.z;
-        const float dz = activation.through(da[j + v / 2][half * 2 + v % 2], z, to_beta);
-        values[v] = activation.value(z);
-        sums[0][j + v / 2][v % 2] += dz;
-        sums[1][j + v / 2][v % 2] += dz * centred;
-        found[v] += own.y * dz;
-      }
-      store(x, packed<T, 2 * group>(values));
+      store(xs + row * x_stride_of_tile + channel, packed<T, 2 * group>(values[half]));
       if (row < rows && channel < channels) {
-        store(gradient + row * gradient_stride + channel, packed<T, 2 * group>(found));
+        store(gradient + row * gradient_stride + channel, packed<T, 2 * group>(found[half]));
       }
     }
   }
@@ -132,8 +145,8 @@ __global__ void __launch_bounds__(block_threads, 3)
   auto* const stages = reinterpret_cast<Stage<T, K>*>(memory);
   T* const ws = reinterpret_cast<T*>(stages + 2);
   float4* const by = reinterpret_cast<float4*>(ws + N * stride);
-  float4* const table = by + in_table<group>(N);
-  float* const shared_sums = reinterpret_cast<float*>(table + K / 8 * 9);
+  float* const table = reinterpret_cast<float*>(by + in_table<group>(N));
+  float* const shared_sums = table + 3 * K;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, own = warp * 16, first = blockIdx.y * N;
 
   for (int i = thread; i < K * N; i += block_threads) {
@@ -142,8 +155,10 @@ __global__ void __launch_bounds__(block_threads, 3)
   }
   fill_table<group>(by, norm, first, N, channels);
   for (int k = thread; given.y != nullptr && k < K; k += block_threads) {
-    table[k / 8 * 9 + k % 8] = k < given.outputs ? make_float4(given.mean[k], given.slope[k], given.offset[k], 0)
-                                                 : make_float4(0, 0, 0, 0);
+    const bool real = k < given.outputs;
+    table[k] = real ? given.mean[k] : 0.0f;
+    table[K + k] = real ? given.slope[k] : 0.0f;
+    table[2 * K + k] = real ? given.offset[k] : 0.0f;
   }
 
   const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
@@ -223,8 +238,8 @@ void products_back_of(const Given<T>& given, const Tensor& w, const Tensor& x, c
   const Matrix m = matrix(x, "x"), wm = matrix(w, "w"), gm = matrix(gradient, "gradient");
   STD_TORCH_CHECK(in_lanes<T>(x, m, 8) && in_lanes<T>(gradient, gm, 8),
                   "dense_product_backward: rows must begin on 16 bytes");
-  constexpr int bytes = 2 * sizeof(Stage<T, K>) + N * (K + skew) * 2 + (in_table<group>(N) + K / 8 * 9) * 16 +
-                        warps * (2 * N + 1) * 4;
+  constexpr int bytes = 2 * sizeof(Stage<T, K>) + N * (K + skew) * 2 + in_table<group>(N) * 16 +
+                        (3 * K + warps * (2 * N + 1)) * 4;
   const auto kernel = products_back<T, K>;
   const int channels = static_cast<int>(m.channels), groups = (channels + N - 1) / N;
   const int64_t tiles = (m.rows + tile_rows - 1) / tile_rows;
