@@ -235,11 +235,6 @@ def reference_product(x: Tensor, w: Tensor, *given: Any) -> tuple[Tensor, Tensor
     return y, *(reference_statistics(y) if statistics else (norm[0].new_empty(0), norm[0].new_empty(0)))
 
 
-def reference_product_weight_gradient(dy: Tensor, x: Tensor, *norm: Any) -> Tensor:
-    """Equals the gradient of w in ``reference(x) @ w.t()``, in what is computed in."""
-    return _computed(x, dy).t() @ _computed(x, reference(x, *norm, x.shape[1]))
-
-
 def reference_product_backward(
     dy: Tensor,
     y: Tensor | None,
@@ -256,7 +251,7 @@ def reference_product_backward(
     """
     if y is not None and y_mean is not None and y_slope is not None and y_offset is not None:
         dy = reference_centred_gradient(dy, y, y_mean, y_slope, y_offset, y.shape[1])
-    to_w = reference_product_weight_gradient(dy, x, *given[:7])
+    to_w = _computed(x, dy).t() @ _computed(x, reference(x, *given[:7], x.shape[1]))
     return to_w, *reference_add_backward(dy @ w, x, *given)
 
 
@@ -316,7 +311,6 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "batch_norm_activation_add_backward": reference_add_backward,
     "centred_gradient": reference_centred_gradient,
     "dense_product": reference_product,
-    "dense_product_weight_gradient": reference_product_weight_gradient,
     "dense_product_backward": reference_product_backward,
     "dense_convolution": reference_convolution,
     "dense_convolution_backward": reference_convolution_backward,

@@ -100,7 +100,6 @@ def _exercise_product(dtype: torch.dtype, rows: int, outputs: int, channels: int
     dy = torch.randn(rows, outputs, device="cuda").to(dtype)
     norm = (*(torch.rand(4, channels, device="cuda") + 0.5), None, 2, 1e-5)
     _compare("dense_product", x, w, *norm, True)
-    _compare("dense_product_weight_gradient", dy, x, *norm)
     if outputs <= 64:
         gradient = torch.randn(rows, padded, device="cuda").to(dtype)[:, :channels]
         vectors = torch.ones(2, channels, device="cuda")

@@ -1,9 +1,8 @@
 // A dense block's 1x1 convolution with the norm and activation before it and the statistics of its result: y = a W^T
-// with a = f(scale x + shift), made while x is read, by the matrix units; and, in the backward pass, dW = dy^T a, with
-// a made again. So what the convolution reads is never written.
+// with a = f(scale x + shift), made while x is read, by the matrix units. So what the convolution reads is never written.
 //
-// Both go through x in tiles that are copied to shared memory ahead of their use. A fragment of x, as the matrix units
-// take it, is normalised and activated in registers.
+// x comes in tiles that are copied to shared memory ahead of their use. A fragment of x, as the matrix units take it, is
+// normalised and activated in registers.
 
 #include "../common/mma.cuh"
 #include "products.cuh"
@@ -15,7 +14,6 @@ using cuda_ext::await_copies;
 using cuda_ext::commit_copies;
 using cuda_ext::copy_async;
 using cuda_ext::load_matrices;
-using cuda_ext::load_matrices_transposed;
 using cuda_ext::multiply;
 using cuda_ext::pack;
 
@@ -25,8 +23,6 @@ constexpr int chunk_stride = chunk + skew;
 constexpr int tile_rows = 128;
 // Tiles in shared memory: as many as let two blocks stand on a multiprocessor.
 __host__ __device__ constexpr int stages_of(int WN) { return WN == 2 ? 2 : 3; }
-constexpr int weight_rows = 64;
-__host__ __device__ constexpr int weight_stages_of(int WN) { return WN == 2 ? 3 : 4; }
 
 // A warp's fragments of 16 channels from `channel` on of 16 MF rows, normalised and activated. xs: the thread's place in
 // the staged tile; table: each channel's scale and shift.
@@ -104,11 +100,13 @@ __global__ void __launch_bounds__(threads, 2)
         const bool real = channel < channels && first_row + r < rows;
         copy_async<16>(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + channel : x, real);
       }
+      // So ordered that each thread gets neighbouring outputs (output_of).
 #pragma unroll
       for (int r = thread / 8; r < block_outputs; r += threads / 8) {
-        const bool real = channel < w_stride && first_output + r < outputs;
+        const int n = r % (NT * 8), output = first_output + r - n + output_of<group>(n / 8, n % 8);
+        const bool real = channel < w_stride && output < outputs;
         copy_async<16>(to + (tile_rows + r) * chunk_stride + thread % 8 * 8,
-                   real ? w + (first_output + r) * w_stride + channel : w, real);
+                       real ? w + output * w_stride + channel : w, real);
       }
       if (++ahead_chunk == chunks) {
         ahead_chunk = 0;
@@ -142,7 +140,7 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
           for (int j = 0; j < NT; j += 2) {
             unsigned b[4];
-            load_matrices(b, ws + output_of<group>(j + lane / 16, lane % 8) * chunk_stride + k + lane / 8 % 2 * 8);
+            load_matrices(b, ws + (j * 8 + lane / 16 * 8 + lane % 8) * chunk_stride + k + lane / 8 % 2 * 8);
 #pragma unroll
             for (int m = 0; m < MF; ++m) {
               multiply<T>(product[m][j], a[m], b[0], b[1]);
@@ -180,114 +178,6 @@ __global__ void __launch_bounds__(threads, 2)
   if (partial == nullptr) return;
   store_sums<NT, WN, warps, group>(partial, sums, shared_sums, center, rows_of_block(rows, tiles, tile_rows), outputs,
                                    first_output);
-}
-
-// dW^T of 64 channels and 8 NT WN outputs over a share of the rows. Four warps stand along the channels, and two along
-// the outputs (WN = 2) or along a tile's rows (WN = 1).
-template <typename T, int NT, int WN>
-__global__ void __launch_bounds__(threads, 2)
-    weight_products(const T* __restrict__ dy, int64_t dy_stride, int outputs, const T* __restrict__ x, int64_t x_stride,
-                    int64_t rows, int channels, Norm norm, float* partial) {
-  constexpr int block_outputs = NT * 8 * WN;
-  constexpr int dy_row = block_outputs + skew;
-  constexpr int weight_stages = weight_stages_of(WN);
-  constexpr int stage_size = weight_rows * (chunk_stride + dy_row);
-  extern __shared__ __align__(128) unsigned char memory[];
-  T* const staged = reinterpret_cast<T*>(memory);
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int first_channel = blockIdx.x * chunk, first_output = blockIdx.z * block_outputs;
-  const int own_channel = warp % 4 * 16;
-  const int own_output = WN == 2 ? warp / 4 * NT * 8 : 0;
-  const int own_row = WN == 2 ? 0 : warp / 4 * (weight_rows / 2);
-  constexpr int own_rows = WN == 2 ? weight_rows : weight_rows / 2;
-  const float2 by[2] = {scale_and_shift(norm, first_channel + own_channel + lane / 4, channels),
-                        scale_and_shift(norm, first_channel + own_channel + lane / 4 + 8, channels)};
-
-  const int64_t tiles = (rows + weight_rows - 1) / weight_rows;
-  int64_t ahead = blockIdx.y;
-  int ahead_stage = 0;
-  const auto copy_ahead = [&] {
-    if (ahead < tiles) {
-      T* const to = staged + ahead_stage * stage_size;
-      const int64_t first_row = ahead * weight_rows;
-#pragma unroll
-      for (int i = 0; i < weight_rows * 8 / threads; ++i) {
-        const int r = thread / 8 + i * (threads / 8), c = first_channel + thread % 8 * 8;
-        const bool real = c < channels && first_row + r < rows;
-        copy_async<16>(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + c : x, real);
-      }
-      T* const dys = to + weight_rows * chunk_stride;
-      for (int i = thread; i < weight_rows * (block_outputs / 8); i += threads) {
-        const int r = i / (block_outputs / 8), n = i % (block_outputs / 8) * 8;
-        const bool real = first_row + r < rows && first_output + n < outputs;
-        copy_async<16>(dys + r * dy_row + n, real ? dy + (first_row + r) * dy_stride + first_output + n : dy, real);
-      }
-      ahead += gridDim.y;
-    }
-    ahead_stage = (ahead_stage + 1) % weight_stages;
-    commit_copies();
-  };
-#pragma unroll
-  for (int i = 0; i < weight_stages - 1; ++i) copy_ahead();
-
-  float product[NT][4] = {};
-  with_activation(norm, [&](const auto activation) {
-    int stage = 0;
-    for (int64_t tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
-      await_copies<weight_stages - 2>();
-      __syncthreads();
-      copy_ahead();
-      const T* const xs = staged + stage * stage_size + (own_row + lane / 16 * 8 + lane % 8) * chunk_stride +
-                          own_channel + lane / 8 % 2 * 8;
-      const T* const dys = staged + stage * stage_size + weight_rows * chunk_stride + (own_row + lane % 16) * dy_row +
-                           own_output + lane / 16 * 8;
-      stage = (stage + 1) % weight_stages;
-#pragma unroll
-      for (int k = 0; k < own_rows; k += 16) {
-        // A channel's row of the result comes from that channel alone: what lies past the channels spoils nothing.
-        unsigned a[4];
-        load_matrices_transposed(a, xs + k * chunk_stride);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 values = cuda_ext::unpack<T>(a[i]);
-          a[i] = pack<T>(activation.value(values.x * by[i % 2].x + by[i % 2].y),
-                                  activation.value(values.y * by[i % 2].x + by[i % 2].y));
-        }
-#pragma unroll
-        for (int j = 0; j < NT; j += 2) {
-          unsigned b[4];
-          load_matrices_transposed(b, dys + k * dy_row + j * 8);
-          multiply<T>(product[j], a, b[0], b[1]);
-          multiply<T>(product[j + 1], a, b[2], b[3]);
-        }
-      }
-    }
-  });
-  await_copies<0>();
-  if constexpr (WN == 1) {
-    __syncthreads();
-    float* const shared = reinterpret_cast<float*>(memory);
-    float* const own = shared + (warp % 4 * 32 + lane) * (NT * 4 + 1);
-    if (warp >= 4) {
-#pragma unroll
-      for (int j = 0; j < NT * 4; ++j) own[j] = product[j / 4][j % 4];
-    }
-    __syncthreads();
-    if (warp >= 4) return;
-#pragma unroll
-    for (int j = 0; j < NT * 4; ++j) product[j / 4][j % 4] += own[j];
-  }
-#pragma unroll
-  for (int j = 0; j < NT; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int channel = first_channel + own_channel + lane / 4 + i / 2 * 8;
-      const int output = first_output + own_output + j * 8 + lane % 4 * 2 + i % 2;
-      if (channel < channels && output < outputs) {
-        partial[(int64_t{blockIdx.y} * outputs + output) * channels + channel] = product[j][i];
-      }
-    }
-  }
 }
 
 // Calls `function` with NT and WN: blocks of 48, 64 or 128 outputs.
@@ -332,36 +222,6 @@ void product_of(const Tensor& x, const Tensor& w, const Norm& norm, const Tensor
   });
 }
 
-template <typename T>
-void weights_of(const Tensor& dy, const Tensor& x, const Norm& norm, const Tensor& dw) {
-  const Matrix m = matrix(x, "x"), dm = matrix(dy, "dy");
-  if (m.rows == 0) return;
-  const int64_t outputs = dm.channels;
-  STD_TORCH_CHECK(in_lanes<T>(x, m, 8) && in_lanes<T>(dy, dm, 8) && outputs % 8 == 0,
-                  "dense_product_weights: rows must begin on 16 bytes");
-  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
-  with_outputs(outputs, [&](auto nt, auto wn) {
-    constexpr int NT = decltype(nt)::value, WN = decltype(wn)::value, block_outputs = NT * 8 * WN;
-    const auto kernel = weight_products<T, NT, WN>;
-    const int bytes = weight_stages_of(WN) * weight_rows * (chunk_stride + block_outputs + skew) * 2;
-    const int64_t chunks = (m.channels + chunk - 1) / chunk;
-    const int64_t groups = (outputs + block_outputs - 1) / block_outputs;
-    const int64_t tiles = (m.rows + weight_rows - 1) / weight_rows;
-    const int64_t shares = std::min(tiles, std::max<int64_t>(1, cuda_ext::multiprocessors() * 2 / (chunks * groups)));
-    const int64_t size = outputs * m.channels;
-    const Tensor partial = floats(x, {shares * size});
-    const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(shares), static_cast<unsigned>(groups));
-    cuda_ext::launch(kernel, {grid, dim3(threads), static_cast<std::size_t>(bytes), stream},
-                     static_cast<const T*>(dm.data), dm.stride, static_cast<int>(outputs),
-                     static_cast<const T*>(m.data), m.stride, m.rows, static_cast<int>(m.channels), norm,
-                     static_cast<float*>(partial.data_ptr()));
-    finish_weights<<<finish_grid(size), dim3(finish_channels, weight_parts), 0, stream>>>(
-        static_cast<const float*>(partial.data_ptr()), static_cast<int>(shares), size,
-        static_cast<float*>(dw.data_ptr()));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-}
-
 void check(const Tensor& x, const Tensor& other, const char* name) {
   matrix(x, "x");
   matrix(other, name);
@@ -393,35 +253,14 @@ std::tuple<Tensor, Tensor, Tensor> dense_product(Tensor x, Tensor w, Tensor weig
   return {y, y_mean, y_variance};
 }
 
-// dW [outputs, channels], float32.
-Tensor dense_product_weight_gradient(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance,
-                                     std::optional<Tensor> beta, int64_t activation, double epsilon) {
-  check(x, dy, "dy");
-  STD_TORCH_CHECK(dy.size(0) == x.size(0), "dense_product_weights: dy has ", dy.size(0), " rows for ", x.size(0));
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  Tensor dw = x.size(0) ? torch::stable::new_empty(x, {dy.size(1), x.size(1)}, ScalarType::Float)
-                        : torch::stable::new_zeros(x, {dy.size(1), x.size(1)}, ScalarType::Float);
-  const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
-  switch (x.scalar_type()) {
-    case ScalarType::Half: weights_of<__half>(dy, x, norm, dw); break;
-    case ScalarType::BFloat16: weights_of<__nv_bfloat16>(dy, x, norm, dw); break;
-    default: STD_TORCH_CHECK(false, "dense_product_weights: dtype must be float16 or bfloat16");
-  }
-  return dw;
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
       "dense_product(Tensor x, Tensor w, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
       "Tensor? beta, int activation, float epsilon, bool statistics) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "dense_product_weight_gradient(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
-      "Tensor? beta, int activation, float epsilon) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
   m.impl("dense_product", TORCH_BOX(&dense_product));
-  m.impl("dense_product_weight_gradient", TORCH_BOX(&dense_product_weight_gradient));
 }
