@@ -5,8 +5,8 @@ Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, secti
 
 The block is one channels-last buffer. Each layer writes its new channels next to those it read, without a copy. The
 mean and variance of a channel are computed once, when it is written, for all layers that read it. The gradient of the
-buffer is summed in place. The kernels are those of batch_norm_activation, dense_product.cu for the 1x1 convolutions,
-and cuDNN's for the 3x3 ones.
+buffer is summed in place. The kernels of this folder run the layers of half precision that ``products_fit`` and
+``convolutions_fit`` name; those of batch_norm_activation, cuBLAS and cuDNN run the others.
 
 Shape legend: N images, C channels, H x W pixels, R = N H W rows, L layers, k growth rate, B channels of a bottleneck.
 """
@@ -277,7 +277,7 @@ def _run_backward(dy: Tensor, y: Tensor, batch: list[Tensor] | None, kept: list[
     finish = fused.part("centred_gradient", buffer)
     growth, width = halves.kernels[1].shape[0], y.shape[1]
     total = buffer.new_empty(len(buffer), _padded(width, ROW))
-    total[:, :width].copy_(fused.rows_of(dy))
+    _copy(fused.rows_of(dy), total[:, :width])
     slope, offset = (torch.zeros(width, dtype=_computed(y), device=y.device) for _ in range(2))
     # By running statistics no gradient goes through the mean: its slope stays zero.
     mean, variance, *inner_statistics = batch or (torch.zeros_like(slope), torch.zeros_like(slope))
@@ -364,6 +364,15 @@ def _multiply_back(
     to_kernel = (to_inner.t() @ read[0])[:, : x.shape[1]]
     back = fused.part("batch_norm_activation_add_backward", x)
     return *back(to_inner @ matrix, x, *half.norm, *into), to_kernel
+
+
+def _copy(rows: Tensor, to: Tensor) -> None:
+    """Copy rows to others of another stride, where possible by 8 bytes: PyTorch does it number by number."""
+    words = 8 // rows.element_size()
+    sizes = (rows.shape[1], rows.stride(0), to.stride(0), rows.storage_offset())
+    if rows.stride(1) == 1 and not any(size % words for size in sizes):
+        rows, to = rows.view(torch.int64), to.view(torch.int64)
+    to.copy_(rows)
 
 
 def _laid(gradient: Tensor) -> Tensor:

@@ -223,6 +223,7 @@ static __global__ void __launch_bounds__(forward_warps * 32, 2)
       add_row<T, NT, group>(result[i / 2], i % 2, sums, center, lane);
     }
   }
+  cuda_ext::let_the_next_start();
   if (partial == nullptr) return;
   store_sums<NT, 1, forward_warps, group>(partial, sums, shared_sums, center, rows_of_block(images.rows, tiles, pixels),
                                           outputs, 0);
@@ -401,6 +402,7 @@ static __global__ void __launch_bounds__(backward_warps * 32, 2)
     }
   }
   await_copies<0>();
+  cuda_ext::let_the_next_start();
   store_gradients<backward_warps, NT, group>(sums, to_beta, shared_sums, 0, channels, partial, partial_beta);
   store_filters<own_products, shares_pixels(C)>(filter_products, reinterpret_cast<float*>(memory), line, warp % 2,
                                                 own_channel, growth, channels, partial_filters);

@@ -95,9 +95,8 @@ void convolve_with(const Tensor& x, const Tensor& filters, const Norm& norm, con
                    static_cast<const T*>(filters.data_ptr()), static_cast<int>(filters.size(0)), images, by.pixels,
                    by.slots, norm, static_cast<T*>(to.data), to.stride, outputs, whole, partials);
   if (!statistics) return;
-  finish_product<<<finish_grid(outputs), finish_block, 0, stream>>>(
-      partials, blocks, images.rows, outputs, vector(x, mean, outputs, "mean"), vector(x, variance, outputs, "variance"));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  cuda_ext::launch_early(&finish_product, finish_grid(outputs), finish_block, 0, stream, partials, blocks, images.rows,
+                         outputs, vector(x, mean, outputs, "mean"), vector(x, variance, outputs, "variance"));
 }
 
 // What convolve_back's sums become.
@@ -128,15 +127,13 @@ void convolve_back_with(const Tensor& dy, const Tensor& filters, const Tensor& x
                    static_cast<const T*>(dy.data_ptr()), static_cast<int>(dy.size(1)),
                    static_cast<const T*>(filters.data_ptr()), static_cast<const T*>(x.data_ptr()), channels, images,
                    by.pixels, by.slots, norm, static_cast<T*>(g.data_ptr()), growth, sums, betas, sums + size + blocks);
-  finish_gradients<<<finish_grid(channels, with_beta), finish_block, 0, stream>>>(
-      sums, blocks, betas, blocks, images.rows, channels, norm, training, false,
-      vector(x, to.weight, channels, "weight's gradient"), vector(x, to.bias, channels, "bias's gradient"),
-      vector(x, to.beta, with_beta, "beta's gradient"), vector(x, to.slope, channels, "slope"),
-      vector(x, to.offset, channels, "offset"));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-  finish_weights<<<finish_grid(weights), dim3(finish_channels, weight_parts), 0, stream>>>(
-      sums + size + blocks, blocks, weights, static_cast<float*>(to.filters.data_ptr()));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  cuda_ext::launch_early(&finish_gradients, finish_grid(channels, with_beta), finish_block, 0, stream, sums, blocks, betas,
+                         blocks, images.rows, channels, norm, training, false,
+                         vector(x, to.weight, channels, "weight's gradient"),
+                         vector(x, to.bias, channels, "bias's gradient"), vector(x, to.beta, with_beta, "beta's gradient"),
+                         vector(x, to.slope, channels, "slope"), vector(x, to.offset, channels, "offset"));
+  cuda_ext::launch_early(&finish_weights, finish_grid(weights), finish_weights_block, 0, stream, sums + size + blocks, blocks,
+                         weights, static_cast<float*>(to.filters.data_ptr()));
 }
 
 // Calls `function` with the channels that a block takes.

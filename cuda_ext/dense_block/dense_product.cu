@@ -175,6 +175,7 @@ __global__ void __launch_bounds__(threads, 2)
     }
   });
   await_copies<0>();
+  cuda_ext::let_the_next_start();
   if (partial == nullptr) return;
   store_sums<NT, WN, warps, group>(partial, sums, shared_sums, center, rows_of_block(rows, tiles, tile_rows), outputs,
                                    first_output);
@@ -215,10 +216,9 @@ void product_of(const Tensor& x, const Tensor& w, const Norm& norm, const Tensor
                      static_cast<int>(outputs), static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels),
                      norm, partials);
     if (!sums) return;
-    finish_product<<<finish_grid(outputs), finish_block, 0, stream>>>(
-        partials, blocks, m.rows, static_cast<int>(outputs), vector(x, mean, outputs, "mean"),
-        vector(x, variance, outputs, "variance"));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    cuda_ext::launch_early(&finish_product, finish_grid(outputs), finish_block, 0, stream, partials, blocks, m.rows,
+                           static_cast<int>(outputs), vector(x, mean, outputs, "mean"),
+                           vector(x, variance, outputs, "variance"));
   });
 }
 

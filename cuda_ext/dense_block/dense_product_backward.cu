@@ -25,7 +25,10 @@ constexpr int group = 4;
 constexpr int warps = 4;
 constexpr int block_threads = warps * 32;
 constexpr int tile_rows = warps * 16;
-constexpr int x_stride_of_tile = N + skew;
+
+// Where channel c of row r lies in a staged tile of x or the gradient, c a multiple of 8. The eights of a row change places
+// so that neither eight rows of one of them nor two rows of four meet in a bank.
+__device__ inline int in_tile(int r, int c) { return r * N + (c ^ ((r & 1) << 5 | (r & 2) << 3 | (r & 4) << 1)); }
 
 // What is made of dy: y null where dy is it.
 template <typename T>
@@ -39,7 +42,7 @@ struct Given {
 template <typename T, int K>
 struct Stage {
   static constexpr int stride = K + skew;
-  T dy[tile_rows * stride], y[tile_rows * stride], x[tile_rows * x_stride_of_tile], gradient[tile_rows * x_stride_of_tile];
+  T dy[tile_rows * stride], y[tile_rows * stride], x[tile_rows * N], gradient[tile_rows * N];
 };
 
 template <typename T, int K>
@@ -57,9 +60,8 @@ __device__ __forceinline__ void copy_tile(Stage<T, K>& to, const Given<T>& given
 #pragma unroll
   for (int r = threadIdx.x / NT; r < tile_rows; r += block_threads / NT) {
     const bool real = first_row + r < rows && c < channels;
-    copy_async<16>(to.x + r * x_stride_of_tile + c, real ? x + (first_row + r) * x_stride + c : x, real);
-    copy_async<16>(to.gradient + r * x_stride_of_tile + c,
-                   real ? gradient + (first_row + r) * gradient_stride + c : gradient, real);
+    copy_async<16>(to.x + in_tile(r, c), real ? x + (first_row + r) * x_stride + c : x, real);
+    copy_async<16>(to.gradient + in_tile(r, c), real ? gradient + (first_row + r) * gradient_stride + c : gradient, real);
   }
 }
 
@@ -102,7 +104,7 @@ __device__ __forceinline__ void through_norm(const float (&da)[NT][4], T* xs, co
     float values[2][2 * group], found[2][2 * group];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int at = (half * 8 + lane / 4) * x_stride_of_tile + channel;
+      const int at = in_tile(half * 8 + lane / 4, channel);
       unpack(load<T, 2 * group>(xs + at), values[half]);
       unpack(load<T, 2 * group>(gradients + at), found[half]);
     }
@@ -124,7 +126,7 @@ __device__ __forceinline__ void through_norm(const float (&da)[NT][4], T* xs, co
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = half * 8 + lane / 4;
-      store(xs + row * x_stride_of_tile + channel, packed<T, 2 * group>(values[half]));
+      store(xs + in_tile(row, channel), packed<T, 2 * group>(values[half]));
       if (row < rows && channel < channels) {
         store(gradient + row * gradient_stride + channel, packed<T, 2 * group>(found[half]));
       }
@@ -199,17 +201,17 @@ __global__ void __launch_bounds__(block_threads, 3)
       }
     }
     with_activation(norm, [&](const auto activation) {
-      through_norm(da[0], here.x + own * x_stride_of_tile, here.gradient + own * x_stride_of_tile,
+      through_norm(da[0], here.x + own * N, here.gradient + own * N,
                    gradient + (tile * tile_rows + own) * gradient_stride + first, gradient_stride, count - own,
                    channels - first, by, sums, to_beta, lane, activation);
     });
     __syncthreads();
     const T* const dys = here.dy + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8;
-    const T* const xs = here.x + lane % 16 * x_stride_of_tile + warp * 16 + lane / 16 * 8;
+    const T* const xs = here.x + in_tile(lane % 16, warp * 16 + lane / 16 * 8);
 #pragma unroll
     for (int k = 0; k < tile_rows; k += 16) {
       unsigned b[4];
-      load_matrices_transposed(b, xs + k * x_stride_of_tile);
+      load_matrices_transposed(b, xs + k * N);
 #pragma unroll
       for (int m = 0; m < MO; ++m) {
         unsigned a[4];
@@ -220,6 +222,7 @@ __global__ void __launch_bounds__(block_threads, 3)
     }
   }
   await_copies<0>();
+  cuda_ext::let_the_next_start();
 #pragma unroll
   for (int i = 0; i < MO * 8; ++i) {
     const int output = i / 8 * 16 + i % 4 / 2 * 8 + lane / 4;
@@ -255,15 +258,13 @@ void products_back_of(const Given<T>& given, const Tensor& w, const Tensor& x, c
   cuda_ext::launch(kernel, {dim3(blocks, groups), dim3(block_threads), static_cast<std::size_t>(bytes), stream}, given,
                    static_cast<const T*>(wm.data), wm.stride, static_cast<const T*>(m.data), m.stride, m.rows, channels,
                    norm, static_cast<T*>(gm.data), gm.stride, sums, betas, partial_weights);
-  finish_gradients<<<finish_grid(channels, with_beta), finish_block, 0, stream>>>(
-      sums, blocks, betas, blocks * groups, m.rows, channels, norm, training, true,
-      vector(x, weight, channels, "weight's gradient"), vector(x, bias, channels, "bias's gradient"),
-      vector(x, beta, with_beta, "beta's gradient"), vector(x, slope, channels, "slope"),
-      vector(x, offset, channels, "offset"));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-  finish_weights<<<finish_grid(weights), dim3(finish_channels, weight_parts), 0, stream>>>(
-      partial_weights, blocks, weights, static_cast<float*>(dw.data_ptr()));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  cuda_ext::launch_early(&finish_gradients, finish_grid(channels, with_beta), finish_block, 0, stream, sums, blocks, betas,
+                         blocks * groups, m.rows, channels, norm, training, true,
+                         vector(x, weight, channels, "weight's gradient"), vector(x, bias, channels, "bias's gradient"),
+                         vector(x, beta, with_beta, "beta's gradient"), vector(x, slope, channels, "slope"),
+                         vector(x, offset, channels, "offset"));
+  cuda_ext::launch_early(&finish_weights, finish_grid(weights), finish_weights_block, 0, stream, partial_weights, blocks,
+                         weights, static_cast<float*>(dw.data_ptr()));
 }
 
 template <typename T>

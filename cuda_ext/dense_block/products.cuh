@@ -108,6 +108,8 @@ __device__ inline int64_t rows_of_block(int64_t rows, int64_t tiles, int tile_ro
 
 static __global__ void __launch_bounds__(finish_threads)
     finish_product(const double* partial, int blocks, int64_t rows, int outputs, float* mean, float* variance) {
+  cuda_ext::wait_for_the_one_before();
+  cuda_ext::let_the_next_start();
   const int output = blockIdx.x * finish_channels + threadIdx.x;
   const bool real = output < outputs;
   double sums[2];
@@ -174,10 +176,14 @@ constexpr int weight_parts = 32;
 
 static __global__ void __launch_bounds__(finish_channels * weight_parts)
     finish_weights(const float* partial, int shares, int64_t size, float* dw) {
+  cuda_ext::wait_for_the_one_before();
+  cuda_ext::let_the_next_start();
   const int64_t i = int64_t{blockIdx.x} * finish_channels + threadIdx.x;
   double sum[1];
   total<1, weight_parts>(i < size ? partial + i : nullptr, shares, size, 0, sum);
   if (i < size && threadIdx.y == 0) dw[i] = static_cast<float>(sum[0]);
 }
+
+inline const dim3 finish_weights_block(finish_channels, weight_parts);
 
 }  // namespace cuda_ext::channels
