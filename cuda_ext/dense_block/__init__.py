@@ -11,7 +11,7 @@ buffer is summed in place. The kernels of this folder run the layers of half pre
 Shape legend: N images, C channels, H x W pixels, R = N H W rows, L layers, k growth rate, B channels of a bottleneck.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -296,18 +296,25 @@ def _run_backward(dy: Tensor, y: Tensor, batch: list[Tensor] | None, kept: list[
             second.mean, second.variance = inner_statistics[2 * number : 2 * number + 2]
         bottleneck = len(first.kernel)
         count = 5 - products_fit(y, bottleneck, channels) - convolutions_fit(y, bottleneck, growth)
-        matrix, filters, inner, *read = kept[-count:]
-        kept = kept[:-count]
-        to_new = finished(channels, channels + growth, _padded(growth))
-        behind, to_second = _convolve_back(to_new, filters, inner, read, second, y, training)
-        own = slice(0, channels)
+        own, new = slice(0, channels), (channels, channels + growth, _padded(growth))
         into = training, total[:, own], slope[own], offset[own]
-        gradients += [to_second, _multiply_back(behind, matrix, buffer[:, own], read, first, *into)]
+        # No name here holds what a layer makes, so that the next one takes its memory.
+        gradients += _layer_back(lambda new=new: finished(*new), kept[-count:], buffer[:, own], first, second, y, *into)
+        kept = kept[:-count]
     to_weights, to_biases, to_betas, to_kernels = zip(*reversed(gradients), strict=True)
     found = [*to_weights, *to_biases, *to_kernels, *(to_betas if halves.betas else [])]
     like = [*halves.weights, *halves.biases, *halves.kernels, *(halves.betas or ())]
     whole = [_laid(gradient.reshape(of.shape).to(of.dtype)) for gradient, of in zip(found, like, strict=True)]
     return [fused.image_of(finished(0, inputs, inputs), dy), *whole]
+
+
+def _layer_back(
+    to_new: Callable[[], Tensor], kept: list[Tensor], x: Tensor, first: _Half, second: _Half, like: Tensor, *into: Any
+) -> list[tuple[Tensor, ...]]:
+    """Return the gradients of weight, bias, beta and kernel of a layer's second half, and of its first."""
+    matrix, filters, inner, *read = kept
+    behind, gradients = _convolve_back(to_new(), filters, inner, read, second, like, into[0])
+    return [gradients, _multiply_back(behind, matrix, x, read, first, *into)]
 
 
 @dataclass
