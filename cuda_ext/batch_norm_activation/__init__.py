@@ -235,9 +235,57 @@ def reference_product(x: Tensor, w: Tensor, *given: Any) -> tuple[Tensor, Tensor
     return y, *(reference_statistics(y) if statistics else (norm[0].new_empty(0), norm[0].new_empty(0)))
 
 
-def reference_product_weight_gradient(dy: Tensor, x: Tensor, *norm: Any) -> Tensor:
-    """Equals the gradient of w in ``reference(x) @ w.t()``, in what is computed in."""
-    return _computed(x, dy).t() @ _computed(x, reference(x, *norm, x.shape[1]))
+def reference_product_backward(
+    dy: Tensor,
+    y: Tensor | None,
+    y_mean: Tensor | None,
+    y_slope: Tensor | None,
+    y_offset: Tensor | None,
+    w: Tensor,
+    x: Tensor,
+    *given: Any,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of w and of weight, bias and beta; add that of x as ``reference_add_backward`` does.
+
+    With y, dy is without its part of slope and offset, as ``reference_centred_gradient`` has it.
+    """
+    if y is not None and y_mean is not None and y_slope is not None and y_offset is not None:
+        dy = reference_centred_gradient(dy, y, y_mean, y_slope, y_offset, y.shape[1])
+    to_w = _computed(x, dy).t() @ _computed(x, reference(x, *given[:7], x.shape[1]))
+    return to_w, *reference_add_backward(dy @ w, x, *given)
+
+
+def reference_convolution(x: Tensor, filters: Tensor, *given: Any) -> None:
+    """Write ``F.conv2d`` of the images ``reference(x)``, padded by 1, to y, as many outputs as y has columns.
+
+    If asked for, also write ``reference_statistics`` of it. filters: [outputs, 3, 3, channels].
+    """
+    *norm, height, width, y, mean, variance, statistics = given
+    images = _images(reference(x, *norm, x.shape[1]), height, width)
+    new = rows_of(nn.functional.conv2d(images, filters.movedim(-1, 1), padding=1))[:, : y.shape[1]]
+    if statistics:
+        reference_copy_with_statistics(new, y, mean, variance)
+    else:
+        y.copy_(new)
+
+
+def reference_convolution_backward(dy: Tensor, filters: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of x but for slope (x - mean) + offset, the filters, weight, bias, beta; slope and offset.
+
+    Of the filters as many outputs as the last argument says, in what is computed in.
+    """
+    *norm, training, height, width, outputs = given
+    to = _images(dy, height, width)
+    images = _images(reference(x, *norm, x.shape[1]), height, width)
+    to_activated = nn.grad.conv2d_input(images.shape, filters.movedim(-1, 1), to, padding=1)
+    into, *others = _reference_gradients(rows_of(to_activated), x, *norm, training)
+    shape = (outputs, x.shape[1], 3, 3)
+    to_filters = nn.grad.conv2d_weight(_computed(x, images), shape, _computed(x, to[:, :outputs]), padding=1)
+    return into.to(x.dtype), to_filters.movedim(1, -1), *others
+
+
+def _images(rows: Tensor, height: int, width: int) -> Tensor:
+    return rows.unflatten(0, (-1, height, width)).movedim(-1, 1)
 
 
 def reference_copy_with_statistics(x: Tensor, y: Tensor, mean: Tensor, variance: Tensor) -> None:
@@ -263,7 +311,9 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "batch_norm_activation_add_backward": reference_add_backward,
     "centred_gradient": reference_centred_gradient,
     "dense_product": reference_product,
-    "dense_product_weight_gradient": reference_product_weight_gradient,
+    "dense_product_backward": reference_product_backward,
+    "dense_convolution": reference_convolution,
+    "dense_convolution_backward": reference_convolution_backward,
 }
 
 

@@ -5,13 +5,13 @@ Source: Huang et al., Densely Connected Convolutional Networks, CVPR 2017, secti
 
 The block is one channels-last buffer. Each layer writes its new channels next to those it read, without a copy. The
 mean and variance of a channel are computed once, when it is written, for all layers that read it. The gradient of the
-buffer is summed in place. The kernels are those of batch_norm_activation, dense_product.cu for the 1x1 convolutions,
-and cuDNN's for the 3x3 ones.
+buffer is summed in place. The kernels of this folder run the layers of half precision that ``products_fit`` and
+``convolutions_fit`` name; those of batch_norm_activation, cuBLAS and cuDNN run the others.
 
 Shape legend: N images, C channels, H x W pixels, R = N H W rows, L layers, k growth rate, B channels of a bottleneck.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,81 +98,88 @@ class _Half:
     kernel: Tensor
     mean: Tensor
     variance: Tensor
+    activation: int
+    epsilon: float
 
-    def given(self, activation: str, epsilon: float) -> tuple[Any, ...]:
-        """Return the arguments that the kernels take after x."""
-        number = fused.ACTIVATIONS.index(activation)
-        return self.weight, self.bias, self.mean, self.variance, self.beta, number, epsilon
+    @property
+    def norm(self) -> tuple[Any, ...]:
+        """The arguments that the kernels take after x."""
+        return self.weight, self.bias, self.mean, self.variance, self.beta, self.activation, self.epsilon
 
 
-def _run(
-    x: Tensor,
-    weights: list[Tensor],
-    biases: list[Tensor],
-    betas: list[Tensor] | None,
-    kernels: list[Tensor],
-    running_means: list[Tensor],
-    running_variances: list[Tensor],
-    activation: str,
-    epsilon: float,
-    training: bool,
-    keeps: bool,
-) -> list[Tensor]:
-    """Run the layers over one buffer [R, C + L k].
+def _run(x: Tensor, *given: Any) -> list[Tensor]:
+    """Run the layers over one buffer [R, C + L k]. given: as the operation's schema has it.
 
-    Return it as y; in training the mean and variance of its channels, and of each layer's bottleneck; and, if the
-    block ``keeps`` it, what the backward pass reads of each layer: the matrix of its 1x1 convolution and the filters of
-    its 3x3 one, the bottleneck before and after norm and activation, and what the 1x1 one read, if that was written.
+    Return the buffer as y; in training the mean and variance of its channels, and of each layer's bottleneck; and, if
+    the block ``keeps`` it, what the backward pass reads of each layer: the matrix of its 1x1 convolution, the filters
+    of its 3x3 one, the bottleneck, and what the 3x3 and the 1x1 one read, if that was written.
     """
-    parameters = (weights, biases, betas, kernels, running_means, running_variances)
-    _check(x, *parameters, activation)
-    statistics = fused.part("batch_statistics", x)
-    append = fused.part("copy_with_statistics", x)
-    normalise = fused.part("batch_norm_activation", x)
-    product = fused.part("dense_product", x)
+    halves, (activation, epsilon, training, keeps) = Halves(*given[:6]), given[6:]
+    _check(x, halves, activation)
     rows, inputs = x.numel() // x.shape[1], x.shape[1]
-    growth = kernels[1].shape[0]
-    width = inputs + len(kernels) // 2 * growth
+    growth = halves.kernels[1].shape[0]
+    width = inputs + len(halves.kernels) // 2 * growth
     buffer = x.new_empty(rows, _padded(width, ROW))
     means, variances = (torch.zeros(width, dtype=_computed(x), device=x.device) for _ in range(2))
 
-    def put(new: Tensor, first: int) -> None:
-        own = slice(first, first + new.shape[1])
-        if training:
-            append(new, buffer[:, own], means[own], variances[own])
-        else:
-            buffer[:, own].copy_(new)
+    def columns(first: int, last: int) -> tuple[Tensor, Tensor, Tensor, bool]:
+        return buffer[:, first:last], means[first:last], variances[first:last], training
 
-    put(fused.rows_of(x), 0)
+    _append(fused.rows_of(x), *columns(0, inputs))
     inner_statistics, kept = [], []
-    for number, (first, second) in enumerate(_layers(x, *parameters)):
+    for number, (first, second) in enumerate(_layers(x, halves, activation, epsilon)):
         channels = inputs + number * growth
-        prefix = buffer[:, :channels]
         if training:
             first.mean, first.variance = means[:channels], variances[:channels]
-        matrix, read = _matrix(first.kernel, x.dtype), []
-        if products_fit(x, len(matrix), channels):
-            inner, *found = product(prefix, matrix, *first.given(activation, epsilon), training)
-        else:
-            read = [normalise(prefix, *first.given(activation, epsilon), _padded(channels))]
-            inner = read[0] @ matrix.t()
-            found = statistics(inner) if training else ()
+        matrix = _matrix(first.kernel, x.dtype)
+        inner, found, read = _multiply(buffer[:, :channels], matrix, first, training)
         if training:
             second.mean, second.variance = found
             inner_statistics += found
-        activated = normalise(inner, *second.given(activation, epsilon), inner.shape[1])
         filters = _filters(second.kernel, x.dtype)
-        new = functional.conv2d(fused.image_of(activated, x), filters, padding=1)
-        put(fused.rows_of(new)[:, :growth], channels)
+        activated = _convolve(inner, filters, second, x, *columns(channels, channels + growth))
         if keeps:
-            kept += [matrix, filters, inner, activated, *read]
+            kept += [matrix, filters, inner, *activated, *read]
     batch = [means, variances, *inner_statistics] if training else []
     return [fused.image_of(buffer[:, :width], x), *batch, *kept]
 
 
+def _append(new: Tensor, y: Tensor, mean: Tensor, variance: Tensor, training: bool) -> None:
+    """Copy new channels to their columns y; in training also write their mean and variance."""
+    if training:
+        fused.part("copy_with_statistics", new)(new, y, mean, variance)
+    else:
+        y.copy_(new)
+
+
+def _multiply(
+    x: Tensor, matrix: Tensor, half: _Half, training: bool
+) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
+    """Return a 1x1 convolution's result, in training its mean and variance, and what it read, if that was written."""
+    if products_fit(x, len(matrix), x.shape[1]):
+        inner, *found = fused.part("dense_product", x)(x, matrix, *half.norm, training)
+        return inner, found, ()
+    read = fused.part("batch_norm_activation", x)(x, *half.norm, matrix.shape[1])
+    inner = read @ matrix.t()
+    return inner, fused.part("batch_statistics", x)(inner) if training else (), [read]
+
+
+def _convolve(inner: Tensor, filters: Tensor, half: _Half, like: Tensor, *own: Any) -> Sequence[Tensor]:
+    """Write a 3x3 convolution's new channels as ``_append`` does. Return what it read, if that was written."""
+    if convolutions_fit(like, inner.shape[1], half.kernel.shape[0]):
+        given = (inner, filters.movedim(1, -1), *half.norm, *like.shape[2:], *own)
+        fused.part("dense_convolution", inner)(*given)
+        return ()
+    activated = fused.part("batch_norm_activation", inner)(inner, *half.norm, inner.shape[1])
+    new = functional.conv2d(fused.image_of(activated, like), filters, padding=1)
+    _append(fused.rows_of(new)[:, : half.kernel.shape[0]], *own)
+    return [activated]
+
+
 def _shape(x: Tensor, *given: Any) -> list[Tensor]:
-    *_, kernels, _, _, activation, _, training, keeps = given
-    _check(x, *given[:6], activation)
+    halves, (activation, _, training, keeps) = Halves(*given[:6]), given[6:]
+    _check(x, halves, activation)
+    kernels = halves.kernels
     images, inputs, *places = x.shape
     growth = kernels[1].shape[0]
     width = inputs + len(kernels) // 2 * growth
@@ -189,8 +196,9 @@ def _shape(x: Tensor, *given: Any) -> list[Tensor]:
                 x.new_empty(outputs, _padded(channels)),
                 x.new_empty(_padded(growth), 3, 3, outputs).movedim(-1, 1),
                 x.new_empty(rows, outputs),
-                x.new_empty(rows, outputs),
             ]
+            if not convolutions_fit(x, outputs, growth):
+                kept.append(x.new_empty(rows, outputs))
             if not products_fit(x, outputs, channels):
                 kept.append(x.new_empty(rows, _padded(channels)))
     return [y, *(x.new_empty(size, dtype=_computed(x)) for size in sizes), *kept]
@@ -205,6 +213,19 @@ def products_fit(x: Tensor, outputs: int, channels: int) -> bool:
     """
     half = x.dtype in (torch.float16, torch.bfloat16)
     return x.device.type == "cuda" and half and outputs % 8 == 0 and outputs <= 64 and channels <= 1024
+
+
+def convolutions_fit(x: Tensor, channels: int, growth: int) -> bool:
+    """Whether the ``dense_convolution`` kernels should run 3x3 convolutions of so many channels of images like x.
+
+    They take half precision, and images of lines that fit shared memory.
+    """
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    sizes = channels % 8 == 0 and channels <= 64 and growth <= 16
+    height, width = x.shape[2:]
+    # A slot of shared memory for each pixel and behind each line, counted with 31 bits.
+    slots = x.shape[0] * (height + 1) * (width + 1)
+    return x.device.type == "cuda" and half and sizes and width <= 64 and slots < 2**31 - 2**16
 
 
 def _setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -246,31 +267,17 @@ def _differentiate(ctx: FunctionCtx, above: list[Tensor | None]) -> tuple[Any, .
     return dx, to_weights, to_biases, to_betas, to_kernels, running, running, None, None, None, None
 
 
-def _run_backward(
-    dy: Tensor,
-    y: Tensor,
-    batch: list[Tensor] | None,
-    kept: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor],
-    betas: list[Tensor] | None,
-    kernels: list[Tensor],
-    running_means: list[Tensor] | None,
-    running_variances: list[Tensor] | None,
-    inputs: int,
-    activation: str,
-    epsilon: float,
-    training: bool,
-) -> list[Tensor]:
-    """Return the gradients of x, and of the weights, the biases, the kernels and the betas."""
+def _run_backward(dy: Tensor, y: Tensor, batch: list[Tensor] | None, kept: list[Tensor], *given: Any) -> list[Tensor]:
+    """Return the gradients of x, and of the weights, the biases, the kernels and the betas.
+
+    batch, kept: what ``_run`` returned; given: as the operation's schema has it.
+    """
+    halves, (inputs, activation, epsilon, training) = Halves(*given[:6]), given[6:]
     buffer = fused.rows_of(y)
-    backward = fused.part("batch_norm_activation_backward", buffer)
-    add_backward = fused.part("batch_norm_activation_add_backward", buffer)
-    weight_gradient = fused.part("dense_product_weight_gradient", buffer)
     finish = fused.part("centred_gradient", buffer)
-    growth, width = kernels[1].shape[0], y.shape[1]
+    growth, width = halves.kernels[1].shape[0], y.shape[1]
     total = buffer.new_empty(len(buffer), _padded(width, ROW))
-    total[:, :width].copy_(fused.rows_of(dy))
+    _copy(fused.rows_of(dy), total[:, :width])
     slope, offset = (torch.zeros(width, dtype=_computed(y), device=y.device) for _ in range(2))
     # By running statistics no gradient goes through the mean: its slope stays zero.
     mean, variance, *inner_statistics = batch or (torch.zeros_like(slope), torch.zeros_like(slope))
@@ -279,7 +286,7 @@ def _run_backward(
         own = slice(first, last)
         return finish(total[:, own], buffer[:, own], mean[own], slope[own], offset[own], columns)
 
-    layers = list(_layers(y, weights, biases, betas, kernels, running_means, running_variances))
+    layers = list(_layers(y, halves, activation, epsilon))
     gradients: list[tuple[Tensor, ...]] = []
     for number in reversed(range(len(layers))):
         channels = inputs + number * growth
@@ -287,29 +294,92 @@ def _run_backward(
         if training:
             first.mean, first.variance = mean[:channels], variance[:channels]
             second.mean, second.variance = inner_statistics[2 * number : 2 * number + 2]
-        prefix, own = buffer[:, :channels], slice(0, channels)
-        fits = products_fit(y, len(first.kernel), channels)
-        count = 4 if fits else 5
-        matrix, filters, inner, activated, *read = kept[-count:]
+        bottleneck = len(first.kernel)
+        count = 5 - products_fit(y, bottleneck, channels) - convolutions_fit(y, bottleneck, growth)
+        own, new = slice(0, channels), (channels, channels + growth, _padded(growth))
+        into = training, total[:, own], slope[own], offset[own]
+        # No name here holds what a layer makes, so that the next one takes its memory.
+        gradients += _layer_back(lambda new=new: finished(*new), kept[-count:], buffer[:, own], first, second, y, *into)
         kept = kept[:-count]
-        to_activated, to_kernel, _ = torch.ops.aten.convolution_backward(
-            fused.image_of(finished(channels, channels + growth, _padded(growth)), dy),
-            fused.image_of(activated, dy),
-            filters, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
-        )  # fmt: skip
-        given = second.given(activation, epsilon)
-        to_inner, *to_second = backward(fused.rows_of(to_activated), inner, *given, training)
-        norm, into = first.given(activation, epsilon), (training, total[:, own], slope[own], offset[own])
-        to_matrix = weight_gradient(to_inner, prefix, *norm) if fits else (to_inner.t() @ read[0])[:, :channels]
-        # A kernel that adds while it multiplies, with x and the gradient prefetched before the product, was slower
-        # than both in turn: 516 us against 363, 204 channels of 524,288 rows, on an H200.
-        to_first = add_backward(to_inner @ matrix, prefix, *norm, *into)
-        gradients += [(*to_second, to_kernel[:growth]), (*to_first, to_matrix)]
     to_weights, to_biases, to_betas, to_kernels = zip(*reversed(gradients), strict=True)
-    found = [*to_weights, *to_biases, *to_kernels, *(to_betas if betas else [])]
-    like = [*weights, *biases, *kernels, *(betas or ())]
+    found = [*to_weights, *to_biases, *to_kernels, *(to_betas if halves.betas else [])]
+    like = [*halves.weights, *halves.biases, *halves.kernels, *(halves.betas or ())]
     whole = [_laid(gradient.reshape(of.shape).to(of.dtype)) for gradient, of in zip(found, like, strict=True)]
     return [fused.image_of(finished(0, inputs, inputs), dy), *whole]
+
+
+def _layer_back(
+    to_new: Callable[[], Tensor], kept: list[Tensor], x: Tensor, first: _Half, second: _Half, like: Tensor, *into: Any
+) -> list[tuple[Tensor, ...]]:
+    """Return the gradients of weight, bias, beta and kernel of a layer's second half, and of its first."""
+    matrix, filters, inner, *read = kept
+    behind, gradients = _convolve_back(to_new(), filters, inner, read, second, like, into[0])
+    return [gradients, _multiply_back(behind, matrix, x, read, first, *into)]
+
+
+@dataclass
+class _Behind:
+    """A bottleneck's gradient: dy, or, where y is given, dy + slope (y - mean) + offset."""
+
+    dy: Tensor
+    y: Tensor | None = None
+    mean: Tensor | None = None
+    slope: Tensor | None = None
+    offset: Tensor | None = None
+
+    def whole(self) -> Tensor:
+        if self.y is None:
+            return self.dy
+        finish = fused.part("centred_gradient", self.dy)
+        return finish(self.dy, self.y, self.mean, self.slope, self.offset, self.y.shape[1])
+
+
+def _convolve_back(
+    to_new: Tensor, filters: Tensor, inner: Tensor, read: list[Tensor], half: _Half, like: Tensor, training: bool
+) -> tuple[_Behind, tuple[Tensor, ...]]:
+    """Return the gradients of a 3x3 convolution's bottleneck, and of its half's weight, bias, beta and kernel.
+
+    to_new: that of its result, rows of padded channels; read: what the convolution read, taken from here if written.
+    """
+    growth = half.kernel.shape[0]
+    if not convolutions_fit(like, inner.shape[1], growth):
+        to_activated, to_kernel, _ = torch.ops.aten.convolution_backward(
+            fused.image_of(to_new, like), fused.image_of(read.pop(0), like), filters,
+            None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
+        )  # fmt: skip
+        back = fused.part("batch_norm_activation_backward", inner)
+        to_inner, *gradients = back(fused.rows_of(to_activated), inner, *half.norm, training)
+        return _Behind(to_inner), (*gradients, to_kernel[:growth])
+    given = (to_new, filters.movedim(1, -1), inner, *half.norm, training, *like.shape[2:], growth)
+    scaled, to_kernel, *gradients, slope, offset = fused.part("dense_convolution_backward", inner)(*given)
+    behind = _Behind(scaled, inner, half.mean, slope, offset) if training else _Behind(scaled)
+    return behind, (*gradients, to_kernel.movedim(-1, 1))
+
+
+def _multiply_back(
+    behind: _Behind, matrix: Tensor, x: Tensor, read: list[Tensor], half: _Half, *into: Any
+) -> tuple[Tensor, ...]:
+    """Return the gradients of the weight, bias, beta and kernel of a 1x1 convolution's half.
+
+    Add that of x to what ``into`` names, as batch_norm_activation_add_backward takes it.
+    """
+    if products_fit(x, len(matrix), x.shape[1]):
+        given = (behind.dy, behind.y, behind.mean, behind.slope, behind.offset, matrix, x, *half.norm, *into)
+        to_kernel, *gradients = fused.part("dense_product_backward", x)(*given)
+        return *gradients, to_kernel
+    to_inner = behind.whole()
+    to_kernel = (to_inner.t() @ read[0])[:, : x.shape[1]]
+    back = fused.part("batch_norm_activation_add_backward", x)
+    return *back(to_inner @ matrix, x, *half.norm, *into), to_kernel
+
+
+def _copy(rows: Tensor, to: Tensor) -> None:
+    """Copy rows to others of another stride, where possible by 8 bytes: PyTorch does it number by number."""
+    words = 8 // rows.element_size()
+    sizes = (rows.shape[1], rows.stride(0), to.stride(0), rows.storage_offset())
+    if rows.stride(1) == 1 and not any(size % words for size in sizes):
+        rows, to = rows.view(torch.int64), to.view(torch.int64)
+    to.copy_(rows)
 
 
 def _laid(gradient: Tensor) -> Tensor:
@@ -319,29 +389,25 @@ def _laid(gradient: Tensor) -> Tensor:
 
 
 def _shape_backward(dy: Tensor, y: Tensor, *given: Any) -> list[Tensor]:
-    weights, biases, betas, kernels, _, _, inputs, *_ = given[2:]
+    halves, inputs = Halves(*given[2:8]), given[8]
     images, _, *places = y.shape
     dx = y.new_empty(images, *places, inputs).movedim(-1, 1)
-    return [dx, *(_laid(one.new_empty(one.shape)) for one in (*weights, *biases, *kernels, *(betas or ())))]
+    parameters = (*halves.weights, *halves.biases, *halves.kernels, *(halves.betas or ()))
+    return [dx, *(_laid(one.new_empty(one.shape)) for one in parameters)]
 
 
-def _layers(
-    x: Tensor,
-    weights: list[Tensor],
-    biases: list[Tensor],
-    betas: list[Tensor] | None,
-    kernels: list[Tensor],
-    running_means: list[Tensor] | None,
-    running_variances: list[Tensor] | None,
-) -> Iterator[tuple[_Half, _Half]]:
+def _layers(x: Tensor, halves: Halves, activation: str, epsilon: float) -> Iterator[tuple[_Half, _Half]]:
     """Yield both halves of each layer with the running statistics, which the batch's replace in training."""
-    computed = _computed(x)
-    halves = []
-    for at, kernel in enumerate(kernels):
-        beta = betas[at].to(computed) if betas else None
-        running = (one[at].to(computed) if one else x.new_empty(0) for one in (running_means, running_variances))
-        halves.append(_Half(weights[at].to(computed), biases[at].to(computed), beta, kernel, *running))
-    yield from zip(halves[::2], halves[1::2], strict=True)
+    computed, number = _computed(x), fused.ACTIVATIONS.index(activation)
+    found = []
+    for at, kernel in enumerate(halves.kernels):
+        beta = halves.betas[at].to(computed) if halves.betas else None
+        vectors = (halves.weights[at].to(computed), halves.biases[at].to(computed), beta)
+        running = (
+            one[at].to(computed) if one else x.new_empty(0) for one in (halves.running_means, halves.running_variances)
+        )
+        found.append(_Half(*vectors, kernel, *running, number, epsilon))
+    yield from zip(found[::2], found[1::2], strict=True)
 
 
 def _computed(x: Tensor) -> torch.dtype:
@@ -375,27 +441,13 @@ def _filters(kernel: Tensor, dtype: torch.dtype) -> Tensor:
     return filters
 
 
-def _check(
-    x: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    betas: Sequence[Tensor] | None,
-    kernels: Sequence[Tensor],
-    running_means: Sequence[Tensor],
-    running_variances: Sequence[Tensor],
-    activation: str,
-) -> None:
+def _check(x: Tensor, halves: Halves, activation: str) -> None:
     """Refuse what the kernels do not take."""
     if x.dtype not in fused.DTYPES or x.ndim != 4:
         raise ValueError(f"dense_block takes x [N, C, H, W] of floating point, got {tuple(x.shape)} of {x.dtype}")
     if activation not in fused.ACTIVATIONS:
         raise ValueError(f"dense_block takes an activation of {', '.join(fused.ACTIVATIONS)}, got {activation!r}")
-    vectors = {
-        "weights": weights,
-        "biases": biases,
-        "running_means": running_means,
-        "running_variances": running_variances,
-    }
+    kernels, betas = halves.kernels, halves.betas
     if not kernels or len(kernels) % 2:
         raise ValueError(f"dense_block takes two kernels for each layer, got {len(kernels)}")
     if betas is not None and len(betas) != len(kernels):
@@ -406,7 +458,8 @@ def _check(
         wanted = (growth, channels, 3, 3) if at % 2 else (kernel.shape[0], channels, 1, 1)
         if kernel.shape != wanted:
             raise ValueError(f"dense_block takes kernel {at} of shape {wanted}, got {tuple(kernel.shape)}")
-        for name, given in vectors.items():
+        for name in ("weights", "biases", "running_means", "running_variances"):
+            given = getattr(halves, name)
             if len(given) != len(kernels) or given[at].shape != (channels,):
                 raise ValueError(
                     f"dense_block takes {name} of {len(kernels)} norms, of norm {at} of shape ({channels},)"

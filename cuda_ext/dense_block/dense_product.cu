@@ -1,13 +1,11 @@
 // A dense block's 1x1 convolution with the norm and activation before it and the statistics of its result: y = a W^T
-// with a = f(scale x + shift), made while x is read, by the matrix units; and, in the backward pass, dW = dy^T a, with
-// a made again. So what the convolution reads is never written.
+// with a = f(scale x + shift), made while x is read, by the matrix units. So what the convolution reads is never written.
 //
-// Both go through x in tiles that are copied to shared memory ahead of their use. A fragment of x, as the matrix units
-// take it, is normalised and activated in registers.
+// x comes in tiles that are copied to shared memory ahead of their use. A fragment of x, as the matrix units take it, is
+// normalised and activated in registers.
 
-#include "../common/halves.cuh"
 #include "../common/mma.cuh"
-#include "../batch_norm_activation/norm.cuh"
+#include "products.cuh"
 
 namespace {
 
@@ -16,33 +14,15 @@ using cuda_ext::await_copies;
 using cuda_ext::commit_copies;
 using cuda_ext::copy_async;
 using cuda_ext::load_matrices;
-using cuda_ext::load_matrices_transposed;
 using cuda_ext::multiply;
 using cuda_ext::pack;
 
 constexpr int chunk = 64;
 constexpr int warps = threads / 32;
-// Rows in shared memory are 16 bytes longer than what they hold, so that eight of them lie in different banks.
-constexpr int skew = 8;
 constexpr int chunk_stride = chunk + skew;
 constexpr int tile_rows = 128;
 // Tiles in shared memory: as many as let two blocks stand on a multiprocessor.
 __host__ __device__ constexpr int stages_of(int WN) { return WN == 2 ? 2 : 3; }
-constexpr int weight_rows = 64;
-__host__ __device__ constexpr int weight_stages_of(int WN) { return WN == 2 ? 3 : 4; }
-
-__device__ float2 scale_and_shift(const Norm& norm, int channel, int channels) {
-  if (channel >= channels) return {0, 0};
-  const float scale = norm.weight[channel] * inverse_root(norm.variance[channel] + norm.epsilon);
-  return {scale, norm.bias[channel] - norm.mean[channel] * scale};
-}
-
-// The output that column `n` of product `j` of a warp stands for. A thread holds columns 2t and 2t + 1 of each product;
-// so ordered, those of `group` products are neighbours and are stored at once.
-template <int group>
-__device__ int output_of(int j, int n) {
-  return j / group * group * 8 + n / 2 * 2 * group + j % group * 2 + n % 2;
-}
 
 // A warp's fragments of 16 channels from `channel` on of 16 MF rows, normalised and activated. xs: the thread's place in
 // the staged tile; table: each channel's scale and shift.
@@ -69,86 +49,18 @@ __device__ __forceinline__ void load_activated(unsigned (&a)[MF][4], const T* xs
   }
 }
 
-// The middle ones of three rows' values, from which on the block sums (channels::beginnings), of a warp's outputs.
+// A row's products of one warp to y. half: which row of the fragments.
 template <typename T, int NT, int group>
-__device__ __forceinline__ void find_center(float* center, const unsigned (&result)[NT][2], int lane) {
-#pragma unroll
-  for (int j = 0; j < NT; ++j) {
-    const unsigned own = result[j][0];
-    const float2 a = cuda_ext::unpack<T>(own);
-    const float2 b = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 12));
-    const float2 c = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 24));
-    if (lane < 4) {
-      center[output_of<group>(j, lane * 2)] = middle_of(a.x, b.x, c.x);
-      center[output_of<group>(j, lane * 2 + 1)] = middle_of(a.y, b.y, c.y);
-    }
-  }
-}
-
-// A row's products of one warp to y, and their distances from the center to the sums. half: which row of the fragments.
-template <typename T, int NT, int group>
-__device__ __forceinline__ void store_row(T* y, const unsigned (&result)[NT][2], int half, float (&sums)[2][NT][2],
-                                          const float* center, int first_output, int own_output, int outputs,
-                                          int lane) {
+__device__ __forceinline__ void store_row(T* y, const unsigned (&result)[NT][2], int half, int first_output,
+                                          int outputs, int lane) {
 #pragma unroll
   for (int j = 0; j < NT; j += group) {
-    const int output = own_output + output_of<group>(j, lane % 4 * 2);
-    if (first_output + output < outputs) {
-      Lane<unsigned, group> lanes_of_y;
+    const int output = first_output + output_of<group>(j, lane % 4 * 2);
+    if (output >= outputs) continue;
+    Lane<unsigned, group> lanes_of_y;
 #pragma unroll
-      for (int i = 0; i < group; ++i) lanes_of_y.values[i] = result[j + i][half];
-      store(reinterpret_cast<unsigned*>(y + first_output + output), lanes_of_y);
-    }
-#pragma unroll
-    for (int i = 0; i < group; ++i) {
-      const float2 values = cuda_ext::unpack<T>(result[j + i][half]);
-      const float first = values.x - center[output + 2 * i], second = values.y - center[output + 2 * i + 1];
-      sums[0][j + i][0] += first;
-      sums[0][j + i][1] += second;
-      sums[1][j + i][0] += first * first;
-      sums[1][j + i][1] += second * second;
-    }
-  }
-}
-
-// The block's sums of its outputs and of their squares, of all of its rows, and from zero on, in double.
-template <int NT, int WN, int group>
-__device__ __forceinline__ void store_sums(double* partial, float (&sums)[2][NT][2], float* shared_sums,
-                                           const float* center, int64_t rows, int64_t tiles, int outputs,
-                                           int first_output) {
-  constexpr int block_outputs = NT * 8 * WN;
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-#pragma unroll
-  for (int q = 0; q < 2; ++q) {
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& sum = sums[q][j][e];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-        if (lane < 4) shared_sums[(warp * 2 + q) * NT * 8 + output_of<group>(j, lane * 2 + e)] = sum;
-      }
-    }
-  }
-  __syncthreads();
-  double count = 0;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    count += static_cast<double>(rows - tile * tile_rows < tile_rows ? rows - tile * tile_rows : tile_rows);
-  }
-  for (int n = thread; n < block_outputs; n += threads) {
-    double sum = 0, square = 0;
-    for (int i = n / (NT * 8); i < warps; i += WN) {
-      sum += shared_sums[i * 2 * NT * 8 + n % (NT * 8)];
-      square += shared_sums[(i * 2 + 1) * NT * 8 + n % (NT * 8)];
-    }
-    const double from = center[n];
-    if (first_output + n < outputs) {
-      partial[(int64_t{blockIdx.x} * 2) * outputs + first_output + n] = sum + count * from;
-      partial[(int64_t{blockIdx.x} * 2 + 1) * outputs + first_output + n] =
-          square + 2 * from * sum + count * from * from;
-    }
+    for (int i = 0; i < group; ++i) lanes_of_y.values[i] = result[j + i][half];
+    store(reinterpret_cast<unsigned*>(y + output), lanes_of_y);
   }
 }
 
@@ -188,11 +100,13 @@ __global__ void __launch_bounds__(threads, 2)
         const bool real = channel < channels && first_row + r < rows;
         copy_async<16>(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + channel : x, real);
       }
+      // So ordered that each thread gets neighbouring outputs (output_of).
 #pragma unroll
       for (int r = thread / 8; r < block_outputs; r += threads / 8) {
-        const bool real = channel < w_stride && first_output + r < outputs;
+        const int n = r % (NT * 8), output = first_output + r - n + output_of<group>(n / 8, n % 8);
+        const bool real = channel < w_stride && output < outputs;
         copy_async<16>(to + (tile_rows + r) * chunk_stride + thread % 8 * 8,
-                   real ? w + (first_output + r) * w_stride + channel : w, real);
+                       real ? w + output * w_stride + channel : w, real);
       }
       if (++ahead_chunk == chunks) {
         ahead_chunk = 0;
@@ -226,7 +140,7 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
           for (int j = 0; j < NT; j += 2) {
             unsigned b[4];
-            load_matrices(b, ws + output_of<group>(j + lane / 16, lane % 8) * chunk_stride + k + lane / 8 % 2 * 8);
+            load_matrices(b, ws + (j * 8 + lane / 16 * 8 + lane % 8) * chunk_stride + k + lane / 8 % 2 * 8);
 #pragma unroll
             for (int m = 0; m < MF; ++m) {
               multiply<T>(product[m][j], a[m], b[0], b[1]);
@@ -254,148 +168,17 @@ __global__ void __launch_bounds__(threads, 2)
         for (int half = 0; half < 2; ++half) {
           const int64_t row = tile * tile_rows + own_rows + m * 16 + half * 8 + lane / 4;
           if (row >= rows) continue;
-          store_row<T, NT, group>(y + row * outputs, result[m], half, sums, center, first_output, own_output, outputs,
-                                  lane);
+          store_row<T, NT, group>(y + row * outputs, result[m], half, first_output + own_output, outputs, lane);
+          add_row<T, NT, group>(result[m], half, sums, center + own_output, lane);
         }
       }
     }
   });
   await_copies<0>();
+  cuda_ext::let_the_next_start();
   if (partial == nullptr) return;
-  store_sums<NT, WN, group>(partial, sums, shared_sums, center, rows, tiles, outputs, first_output);
-}
-
-__global__ void __launch_bounds__(finish_threads)
-    finish_product(const double* partial, int blocks, int64_t rows, int outputs, float* mean, float* variance) {
-  const int output = blockIdx.x * finish_channels + threadIdx.x;
-  const bool real = output < outputs;
-  double sums[2];
-  total(real ? partial + output : nullptr, blocks, int64_t{2} * outputs, outputs, sums);
-  if (real && threadIdx.y == 0) {
-    const double center = sums[0] / static_cast<double>(rows);
-    const double found = sums[1] / static_cast<double>(rows) - center * center;
-    mean[output] = static_cast<float>(center);
-    variance[output] = static_cast<float>(found < 0 ? 0.0 : found);
-  }
-}
-
-// dW^T of 64 channels and 8 NT WN outputs over a share of the rows. Four warps stand along the channels, and two along
-// the outputs (WN = 2) or along a tile's rows (WN = 1).
-template <typename T, int NT, int WN>
-__global__ void __launch_bounds__(threads, 2)
-    weight_products(const T* __restrict__ dy, int64_t dy_stride, int outputs, const T* __restrict__ x, int64_t x_stride,
-                    int64_t rows, int channels, Norm norm, float* partial) {
-  constexpr int block_outputs = NT * 8 * WN;
-  constexpr int dy_row = block_outputs + skew;
-  constexpr int weight_stages = weight_stages_of(WN);
-  constexpr int stage_size = weight_rows * (chunk_stride + dy_row);
-  extern __shared__ __align__(128) unsigned char memory[];
-  T* const staged = reinterpret_cast<T*>(memory);
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int first_channel = blockIdx.x * chunk, first_output = blockIdx.z * block_outputs;
-  const int own_channel = warp % 4 * 16;
-  const int own_output = WN == 2 ? warp / 4 * NT * 8 : 0;
-  const int own_row = WN == 2 ? 0 : warp / 4 * (weight_rows / 2);
-  constexpr int own_rows = WN == 2 ? weight_rows : weight_rows / 2;
-  const float2 by[2] = {scale_and_shift(norm, first_channel + own_channel + lane / 4, channels),
-                        scale_and_shift(norm, first_channel + own_channel + lane / 4 + 8, channels)};
-
-  const int64_t tiles = (rows + weight_rows - 1) / weight_rows;
-  int64_t ahead = blockIdx.y;
-  int ahead_stage = 0;
-  const auto copy_ahead = [&] {
-    if (ahead < tiles) {
-      T* const to = staged + ahead_stage * stage_size;
-      const int64_t first_row = ahead * weight_rows;
-#pragma unroll
-      for (int i = 0; i < weight_rows * 8 / threads; ++i) {
-        const int r = thread / 8 + i * (threads / 8), c = first_channel + thread % 8 * 8;
-        const bool real = c < channels && first_row + r < rows;
-        copy_async<16>(to + r * chunk_stride + thread % 8 * 8, real ? x + (first_row + r) * x_stride + c : x, real);
-      }
-      T* const dys = to + weight_rows * chunk_stride;
-      for (int i = thread; i < weight_rows * (block_outputs / 8); i += threads) {
-        const int r = i / (block_outputs / 8), n = i % (block_outputs / 8) * 8;
-        const bool real = first_row + r < rows && first_output + n < outputs;
-        copy_async<16>(dys + r * dy_row + n, real ? dy + (first_row + r) * dy_stride + first_output + n : dy, real);
-      }
-      ahead += gridDim.y;
-    }
-    ahead_stage = (ahead_stage + 1) % weight_stages;
-    commit_copies();
-  };
-#pragma unroll
-  for (int i = 0; i < weight_stages - 1; ++i) copy_ahead();
-
-  float product[NT][4] = {};
-  with_activation(norm, [&](const auto activation) {
-    int stage = 0;
-    for (int64_t tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
-      await_copies<weight_stages - 2>();
-      __syncthreads();
-      copy_ahead();
-      const T* const xs = staged + stage * stage_size + (own_row + lane / 16 * 8 + lane % 8) * chunk_stride +
-                          own_channel + lane / 8 % 2 * 8;
-      const T* const dys = staged + stage * stage_size + weight_rows * chunk_stride + (own_row + lane % 16) * dy_row +
-                           own_output + lane / 16 * 8;
-      stage = (stage + 1) % weight_stages;
-#pragma unroll
-      for (int k = 0; k < own_rows; k += 16) {
-        // A channel's row of the result comes from that channel alone: what lies past the channels spoils nothing.
-        unsigned a[4];
-        load_matrices_transposed(a, xs + k * chunk_stride);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 values = cuda_ext::unpack<T>(a[i]);
-          a[i] = pack<T>(activation.value(values.x * by[i % 2].x + by[i % 2].y),
-                                  activation.value(values.y * by[i % 2].x + by[i % 2].y));
-        }
-#pragma unroll
-        for (int j = 0; j < NT; j += 2) {
-          unsigned b[4];
-          load_matrices_transposed(b, dys + k * dy_row + j * 8);
-          multiply<T>(product[j], a, b[0], b[1]);
-          multiply<T>(product[j + 1], a, b[2], b[3]);
-        }
-      }
-    }
-  });
-  await_copies<0>();
-  if constexpr (WN == 1) {
-    __syncthreads();
-    float* const shared = reinterpret_cast<float*>(memory);
-    float* const own = shared + (warp % 4 * 32 + lane) * (NT * 4 + 1);
-    if (warp >= 4) {
-#pragma unroll
-      for (int j = 0; j < NT * 4; ++j) own[j] = product[j / 4][j % 4];
-    }
-    __syncthreads();
-    if (warp >= 4) return;
-#pragma unroll
-    for (int j = 0; j < NT * 4; ++j) product[j / 4][j % 4] += own[j];
-  }
-#pragma unroll
-  for (int j = 0; j < NT; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int channel = first_channel + own_channel + lane / 4 + i / 2 * 8;
-      const int output = first_output + own_output + j * 8 + lane % 4 * 2 + i % 2;
-      if (channel < channels && output < outputs) {
-        partial[(int64_t{blockIdx.y} * outputs + output) * channels + channel] = product[j][i];
-      }
-    }
-  }
-}
-
-// There are many weights.
-constexpr int weight_parts = 32;
-
-__global__ void __launch_bounds__(finish_channels * weight_parts)
-    finish_weights(const float* partial, int shares, int64_t size, float* dw) {
-  const int64_t i = int64_t{blockIdx.x} * finish_channels + threadIdx.x;
-  double sum[1];
-  total<1, weight_parts>(i < size ? partial + i : nullptr, shares, size, 0, sum);
-  if (i < size && threadIdx.y == 0) dw[i] = static_cast<float>(sum[0]);
+  store_sums<NT, WN, warps, group>(partial, sums, shared_sums, center, rows_of_block(rows, tiles, tile_rows), outputs,
+                                   first_output);
 }
 
 // Calls `function` with NT and WN: blocks of 48, 64 or 128 outputs.
@@ -433,40 +216,9 @@ void product_of(const Tensor& x, const Tensor& w, const Norm& norm, const Tensor
                      static_cast<int>(outputs), static_cast<T*>(y.data_ptr()), m.rows, static_cast<int>(m.channels),
                      norm, partials);
     if (!sums) return;
-    finish_product<<<finish_grid(outputs), finish_block, 0, stream>>>(
-        partials, blocks, m.rows, static_cast<int>(outputs), vector(x, mean, outputs, "mean"),
-        vector(x, variance, outputs, "variance"));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-}
-
-template <typename T>
-void weights_of(const Tensor& dy, const Tensor& x, const Norm& norm, const Tensor& dw) {
-  const Matrix m = matrix(x, "x"), dm = matrix(dy, "dy");
-  if (m.rows == 0) return;
-  const int64_t outputs = dm.channels;
-  STD_TORCH_CHECK(in_lanes<T>(x, m, 8) && in_lanes<T>(dy, dm, 8) && outputs % 8 == 0,
-                  "dense_product_weights: rows must begin on 16 bytes");
-  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
-  with_outputs(outputs, [&](auto nt, auto wn) {
-    constexpr int NT = decltype(nt)::value, WN = decltype(wn)::value, block_outputs = NT * 8 * WN;
-    const auto kernel = weight_products<T, NT, WN>;
-    const int bytes = weight_stages_of(WN) * weight_rows * (chunk_stride + block_outputs + skew) * 2;
-    const int64_t chunks = (m.channels + chunk - 1) / chunk;
-    const int64_t groups = (outputs + block_outputs - 1) / block_outputs;
-    const int64_t tiles = (m.rows + weight_rows - 1) / weight_rows;
-    const int64_t shares = std::min(tiles, std::max<int64_t>(1, cuda_ext::multiprocessors() * 2 / (chunks * groups)));
-    const int64_t size = outputs * m.channels;
-    const Tensor partial = floats(x, {shares * size});
-    const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(shares), static_cast<unsigned>(groups));
-    cuda_ext::launch(kernel, {grid, dim3(threads), static_cast<std::size_t>(bytes), stream},
-                     static_cast<const T*>(dm.data), dm.stride, static_cast<int>(outputs),
-                     static_cast<const T*>(m.data), m.stride, m.rows, static_cast<int>(m.channels), norm,
-                     static_cast<float*>(partial.data_ptr()));
-    finish_weights<<<finish_grid(size), dim3(finish_channels, weight_parts), 0, stream>>>(
-        static_cast<const float*>(partial.data_ptr()), static_cast<int>(shares), size,
-        static_cast<float*>(dw.data_ptr()));
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    cuda_ext::launch_early(&finish_product, finish_grid(outputs), finish_block, 0, stream, partials, blocks, m.rows,
+                           static_cast<int>(outputs), vector(x, mean, outputs, "mean"),
+                           vector(x, variance, outputs, "variance"));
   });
 }
 
@@ -501,35 +253,14 @@ std::tuple<Tensor, Tensor, Tensor> dense_product(Tensor x, Tensor w, Tensor weig
   return {y, y_mean, y_variance};
 }
 
-// dW [outputs, channels], float32.
-Tensor dense_product_weight_gradient(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance,
-                                     std::optional<Tensor> beta, int64_t activation, double epsilon) {
-  check(x, dy, "dy");
-  STD_TORCH_CHECK(dy.size(0) == x.size(0), "dense_product_weights: dy has ", dy.size(0), " rows for ", x.size(0));
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  Tensor dw = x.size(0) ? torch::stable::new_empty(x, {dy.size(1), x.size(1)}, ScalarType::Float)
-                        : torch::stable::new_zeros(x, {dy.size(1), x.size(1)}, ScalarType::Float);
-  const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
-  switch (x.scalar_type()) {
-    case ScalarType::Half: weights_of<__half>(dy, x, norm, dw); break;
-    case ScalarType::BFloat16: weights_of<__nv_bfloat16>(dy, x, norm, dw); break;
-    default: STD_TORCH_CHECK(false, "dense_product_weights: dtype must be float16 or bfloat16");
-  }
-  return dw;
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
       "dense_product(Tensor x, Tensor w, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
       "Tensor? beta, int activation, float epsilon, bool statistics) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "dense_product_weight_gradient(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
-      "Tensor? beta, int activation, float epsilon) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
   m.impl("dense_product", TORCH_BOX(&dense_product));
-  m.impl("dense_product_weight_gradient", TORCH_BOX(&dense_product_weight_gradient));
 }

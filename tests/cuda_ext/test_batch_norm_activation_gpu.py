@@ -154,7 +154,7 @@ def in_float64(items):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_products_of_a_dense_layer_equal_their_references(activation, dtype):
     like = torch.empty(0, device="cuda", dtype=dtype)
-    product, weight_gradient = (fused.part(f"dense_product{name}", like) for name in ("", "_weight_gradient"))
+    product, back = (fused.part(f"dense_product{name}", like) for name in ("", "_backward"))
     for rows, outputs, channels, stride in PRODUCTS:
         x, dy, w = product_inputs(dtype, rows, outputs, channels, stride)
         norm = (*vectors(channels), ACTIVATIONS.index(activation), 1e-5)
@@ -171,8 +171,24 @@ def test_the_products_of_a_dense_layer_equal_their_references(activation, dtype)
         without = product(x, w, *norm, False)
         assert torch.equal(without[0], found[0]) and without[1].numel() == without[2].numel() == 0
 
-        exact = fused.reference_product_weight_gradient(*in_float64((dy, x, *norm)))
-        assert relative_error(weight_gradient(dy, x, *norm), exact) <= room, where
+        for behind in ((None,) * 4, (numbers(rows, outputs, dtype=dtype, seed=4), *vectors(outputs)[:3])):
+            if outputs > 64:
+                break
+            total = numbers(rows, stride, dtype=dtype, seed=3)
+            into = (total, *torch.ones(2, channels, device="cuda"))
+            beside = total[:, channels:].clone()
+            exact_into = in_float64(one.clone() for one in into)
+            given, exact_given = (
+                (dy, *behind, w, x, *norm, True, one[0][:, :channels], *one[1:]) for one in (into, exact_into)
+            )
+            exact = fused.reference_product_backward(*in_float64(exact_given))
+            found = back(*given)
+            for a, b in zip((*found, total[:, :channels]), (*exact, exact_into[0][:, :channels]), strict=True):
+                assert relative_error(a, b) <= room, where
+            # Of one row dx is what cancels.
+            if rows > 1:
+                assert max(relative_error(a, b) for a, b in zip(into[1:], exact_into[1:], strict=True)) <= room, where
+            assert torch.equal(total[:, channels:], beside)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -217,7 +233,10 @@ def test_the_products_of_a_dense_layer_give_the_same_bits_in_fifty_runs():
 
     def run(x, dy, w):
         product = fused.part("dense_product", x)(x, w, *norm, True)
-        return (*product, fused.part("dense_product_weight_gradient", x)(dy, x, *norm))
+        gradient = torch.zeros(len(x), 104, device="cuda", dtype=x.dtype)
+        into = (gradient[:, :100], *torch.zeros(2, 100, device="cuda"))
+        back = fused.part("dense_product_backward", x)(dy, None, None, None, None, w, x, *norm, True, *into)
+        return *product, *back, *into
 
     fifty_runs_give_the_same_bits(run, (x, dy, w))
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from cuda_ext import batch_norm_activation as fused
 from cuda_ext.dense_block import Halves, dense_block
 
 pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
@@ -107,6 +108,37 @@ def test_the_operation_keeps_pytorch_s_rules(training, keeps, dtype):
     if dtype == torch.float64:
         checks.append("test_aot_dispatch_static")
     torch.library.opcheck(torch.ops.cuda_ext.dense_block, arguments, test_utils=checks)
+
+
+def test_the_references_of_its_3x3_convolution_are_autograd_s():
+    """Growth of 6 in 8 columns, two images of 5 x 4; and what is written beside the new channels."""
+    generator = torch.Generator().manual_seed(3)
+    x, filters, dy, vectors = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((40, 8), (8, 3, 3, 8), (40, 8), (2, 8))
+    )
+    filters[6:], dy[:, 6:] = 0, 0
+    beta = torch.tensor(1.2, dtype=torch.float64)
+    variance, mean = torch.var_mean(x, 0, correction=0)
+    norm = (*vectors, mean, variance, beta, 2, 1e-5)
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, filters, *vectors, beta)]
+    normal = functional.batch_norm(leaves[0], None, None, leaves[2], leaves[3], True)
+    activated = normal * torch.sigmoid(leaves[4] * normal)
+    images = activated.unflatten(0, (2, 5, 4)).movedim(-1, 1)
+    expected = functional.conv2d(images, leaves[1].movedim(-1, 1), padding=1).movedim(1, -1).flatten(0, -2)
+    to_x, to_filters, *to_others = torch.autograd.grad(expected, leaves, dy)
+
+    buffer, (own_mean, own_variance) = torch.full((40, 9), torch.nan, dtype=torch.float64), torch.zeros(2, 6).double()
+    part = fused.REFERENCES
+    part["dense_convolution"](x, filters, *norm, 5, 4, buffer[:, 2:8], own_mean, own_variance, True)
+    torch.testing.assert_close(buffer[:, 2:8], expected[:, :6].detach())
+    assert buffer[:, [0, 1, 8]].isnan().all()
+    torch.testing.assert_close((own_variance, own_mean), torch.var_mean(buffer[:, 2:8], 0, correction=0))
+    given = (dy, filters, x, *norm, True, 5, 4, 6)
+    scaled, found, *others, slope, offset = part["dense_convolution_backward"](*given)
+    torch.testing.assert_close(scaled + slope * (x - mean) + offset, to_x)
+    torch.testing.assert_close([one.flatten() for one in others], [one.flatten() for one in to_others])
+    torch.testing.assert_close(found, to_filters[:6])
 
 
 def test_autocast_casts_the_images_and_leaves_the_parameters():

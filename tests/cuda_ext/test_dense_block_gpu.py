@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.export.passes import move_to_device_pass
 
+from cuda_ext import batch_norm_activation as fused
 from cuda_ext import library
 from cuda_ext.dense_block import Halves, dense_block
 from tests.cuda_ext import rules
@@ -73,6 +74,92 @@ def test_it_is_its_layers_one_by_one_in_float64(shape, dtype, training):
         a, b = a.detach().double(), b.detach()
         assert a.shape == b.shape
         assert float((a - b).norm()) <= LARGEST_ERROR[dtype] * float(b.norm()) + 1e-7
+
+
+# images, height, width, channels, growth: lines that fill no tile, many small images in one, images of one line or
+# pixel, growth that is no multiple of 8.
+IMAGES = [
+    (3, 9, 7, 48, 12), (1, 1, 1, 8, 1), (300, 1, 1, 40, 10), (2, 1, 64, 64, 16), (2, 3, 40, 56, 6), (9, 8, 8, 48, 12),
+    (2, 32, 32, 48, 12), (50, 7, 7, 64, 16), (2, 17, 14, 24, 8), (2, 56, 56, 48, 3),
+]  # fmt: skip
+
+
+def convolution(shape, dtype, offset=0.0):
+    """x, dy, filters and a norm of x's own statistics; ``offset`` is added to one pixel's channels."""
+    images, height, width, channels, growth = shape
+    torch.manual_seed(0)
+    rows, padded = images * height * width, -(-growth // 8) * 8
+    x = torch.randn(rows, channels, device="cuda") + torch.randn(channels, device="cuda")
+    x[rows // 2] += offset
+    filters, dy = torch.zeros(padded, 3, 3, channels, device="cuda"), torch.zeros(rows, padded, device="cuda")
+    filters[:growth] = torch.randn(growth, 3, 3, channels, device="cuda") / (9 * channels) ** 0.5
+    dy[:, :growth] = torch.randn(rows, growth, device="cuda")
+    x, filters, dy = (tensor.to(dtype) for tensor in (x, filters, dy))
+    variance, mean = torch.var_mean(x.float(), 0, correction=0)
+    weight, bias = torch.rand(2, channels, device="cuda") + 0.5
+    return x, filters, dy, (weight, bias - 1, mean, variance)
+
+
+def close(found, exact, error):
+    assert found.shape == exact.shape
+    assert float((found.double() - exact).norm()) <= error * float(exact.norm()) + 1e-6
+
+
+@pytest.mark.parametrize("shape", IMAGES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("activation", "beta"), [("none", None), ("relu", None), ("swish", None), ("swish", 1.3)])
+def test_the_3x3_convolution_is_its_reference_for_any_images(shape, dtype, activation, beta):
+    _, *sides, _, growth = shape
+    x, filters, dy, vectors = convolution(shape, dtype)
+    beta = None if beta is None else torch.tensor(beta, device="cuda")
+    norm = (*vectors, beta, fused.ACTIVATIONS.index(activation), 1e-5)
+    exact_norm = [one.double() if isinstance(one, torch.Tensor) else one for one in norm]
+    exact_x, exact_filters, exact_dy = x.double(), filters.double(), dy.double()
+    error = LARGEST_ERROR[dtype]
+
+    def buffers(kind):
+        y = torch.full((len(x), growth + 12), torch.nan, device="cuda", dtype=kind)
+        computed = torch.float64 if kind == torch.float64 else torch.float32
+        statistics = torch.full((2, growth), torch.nan, device="cuda", dtype=computed)
+        return y, y[:, 4 : 4 + growth], *statistics
+
+    (whole, y, mean, variance), (_, exact_y, *exact_statistics) = buffers(dtype), buffers(torch.float64)
+    fused.part("dense_convolution", x)(x, filters, *norm, *sides, y, mean, variance, True)
+    fused.REFERENCES["dense_convolution"](exact_x, exact_filters, *exact_norm, *sides, exact_y, *exact_statistics, True)
+    close(y, exact_y, error)
+    assert whole[:, :4].isnan().all() and whole[:, 4 + growth :].isnan().all()
+    exact_variance, exact_mean = torch.var_mean(y.double(), 0, correction=0)
+    close(mean, exact_mean, 1e-5)
+    close(variance, exact_variance, 1e-5)
+
+    found = fused.part("dense_convolution_backward", x)(dy, filters, x, *norm, True, *sides, growth)
+    exact = (exact_dy, exact_filters, exact_x, *exact_norm, True, *sides, growth)
+    for a, b in zip(found, fused.REFERENCES["dense_convolution_backward"](*exact), strict=True):
+        close(a, b, error)
+
+
+@pytest.mark.parametrize("offset", [0.0, 3e4])
+def test_one_pixel_far_from_the_others_costs_the_new_statistics_no_digits(offset):
+    shape = (4, 32, 32, 48, 12)
+    x, filters, _, (weight, bias, *_) = convolution(shape, torch.bfloat16, offset)
+    zeros, ones = torch.zeros_like(weight), torch.ones_like(weight)
+    y, (mean, variance) = torch.empty(len(x), 12, device="cuda", dtype=x.dtype), torch.empty(2, 12, device="cuda")
+    norm = (weight, bias, zeros, ones, None, fused.ACTIVATIONS.index("none"), 1e-5)
+    fused.part("dense_convolution", x)(x, filters, *norm, 32, 32, y, mean, variance, True)
+    exact_variance, exact_mean = torch.var_mean(y.double(), 0, correction=0)
+    torch.testing.assert_close(mean.double(), exact_mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(variance.double(), exact_variance, rtol=1e-5, atol=0)
+
+
+def test_the_block_keeps_each_bottleneck_once():
+    x, *tensors = given("fits", torch.bfloat16)
+    halves = halves_of(tensors)
+    found = torch.ops.cuda_ext.dense_block(
+        x, halves.weights, halves.biases, None, halves.kernels, halves.running_means, halves.running_variances,
+        "relu", 1e-5, True, True,
+    )  # fmt: skip
+    rows, bottleneck = x.numel() // x.shape[1], SHAPES["fits"][2]
+    assert [tuple(one.shape) for one in found].count((rows, bottleneck)) == LAYERS
 
 
 def test_fifty_runs_give_the_same_bits():

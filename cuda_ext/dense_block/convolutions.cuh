@@ -1,0 +1,411 @@
+// A dense block's 3x3 convolution on the matrix units, with the norm and activation in front of it, over the rows of
+// channels-last images, a row a pixel:
+//
+//   convolve        y = a * w and its statistics, a = f(scale x + shift)
+//   convolve_back   dw = sum of a dy, a tap at a time; s dz, dz = f'(z) (dy * w mirrored), and the sums that the rest of
+//                   the norm's backward pass takes
+//
+// A block goes through tiles of so many neighbouring pixels. What their taps read is copied into slots of shared memory
+// while the tile before is multiplied. In slots an image's lines follow each other with one slot of zeros behind each
+// line and one line of zeros behind each image; these are also in front of the next. So a tap is as many slots from any
+// pixel, and no border needs a test:
+//
+//   3 x 2 images       slots (. is zero)       a tap's slot, from the pixel's upper left
+//     abc  ghi           abc.def.....ghi.        0          1            2
+//     def  jkl           jkl.                    pitch      pitch + 1    pitch + 2       pitch = width + 1
+//                                                2 pitch    2 pitch + 1  2 pitch + 2
+//
+// A fragment of 16 pixels and 16 channels is 16 rows of shared memory, each of which a thread names by itself.
+#pragma once
+
+#include "../common/mma.cuh"
+#include "products.cuh"
+
+namespace cuda_ext::channels {
+
+constexpr int taps = 9;
+
+struct Images {
+  int rows, height, width;
+
+  __host__ __device__ int pitch() const { return width + 1; }
+
+  // A pixel's slot, counted from the first pixel.
+  __host__ __device__ int place(int row) const { return row + row / width + row / (height * width) * pitch(); }
+
+  // The row of a slot's pixel; -1 in a slot of zeros.
+  __device__ int row_at(int place) const {
+    if (place < 0) return -1;
+    const int line = place / pitch(), column = place - line * pitch(), image = line / (height + 1);
+    const int row = (line - image) * width + column;
+    return column < width && line - image * (height + 1) < height && row < rows ? row : -1;
+  }
+};
+
+// A tile's pixels, and the slots that their taps read.
+struct Tile {
+  int first, count, begin, slots;
+
+  __device__ Tile(const Images& images, int tile, int pixels)
+      : first(tile * pixels),
+        count(images.rows - first < pixels ? images.rows - first : pixels),
+        begin(images.place(first) - images.pitch() - 1),
+        slots(images.place(first + count - 1) + images.pitch() + 2 - begin) {}
+
+  // Each slot's row.
+  __device__ void find_rows(const Images& images, int* rows) const {
+    for (int i = threadIdx.x; i < slots; i += blockDim.x) rows[i] = images.row_at(begin + i);
+  }
+
+  // Each pixel's upper left slot, of `pixels` that the warps take: 0 beyond those that there are.
+  __device__ void find_places(const Images& images, int pixels, int* places) const {
+    for (int i = threadIdx.x; i < pixels; i += blockDim.x) {
+      places[i] = i < count ? images.place(first + i) - images.pitch() - 1 - begin : 0;
+    }
+  }
+};
+
+// C columns of a tile's rows to their slots, while the threads go on; zeros where there is no row, and beyond the columns.
+template <typename T, int C, int threads>
+__device__ __forceinline__ void copy_slots(T* to, const T* __restrict__ from, int columns, int slots, const int* rows) {
+  constexpr int lanes = C / 8, at_once = threads / lanes;
+  const int column = threadIdx.x % lanes * 8, group = threadIdx.x / lanes;
+  if (group >= at_once) return;
+  for (int slot = group; slot < slots; slot += at_once) {
+    const int row = rows[slot];
+    const bool real = row >= 0 && column < columns;
+    copy_async<16>(to + slot * (C + skew) + column, real ? from + int64_t{row} * columns + column : from, real);
+  }
+}
+
+// Applies norm and activation to a tile in its slots, but for those of zeros.
+template <typename T, int C, int threads, typename Activation>
+__device__ __forceinline__ void activate(T* tile, const float2 (&by)[8], int slots, const int* rows,
+                                         const Activation& activation) {
+  constexpr int lanes = C / 8, at_once = threads / lanes;
+  const int column = threadIdx.x % lanes * 8, group = threadIdx.x / lanes;
+  if (group >= at_once) return;
+#pragma unroll 2
+  for (int slot = group; slot < slots; slot += at_once) {
+    if (rows[slot] < 0) continue;
+    T* const own = tile + slot * (C + skew) + column;
+    float values[8];
+    unpack(load<T, 8>(own), values);
+#pragma unroll
+    for (int v = 0; v < 8; ++v) values[v] = activation.value(values[v] * by[v].x + by[v].y);
+    store(own, packed<T, 8>(values));
+  }
+}
+
+// y of NT products of a row, from their words; `whole`: in lanes of 2 group.
+template <typename T, int NT, int group>
+__device__ __forceinline__ void store_outputs(T* y, const unsigned (&result)[NT][2], int half, int outputs, bool whole,
+                                              int lane) {
+#pragma unroll
+  for (int j = 0; j < NT; j += group) {
+    const int output = output_of<group>(j, lane % 4 * 2);
+    if (whole) {
+      Lane<unsigned, group> words;
+#pragma unroll
+      for (int i = 0; i < group; ++i) words.values[i] = result[j + i][half];
+      if (output < outputs) store(reinterpret_cast<unsigned*>(y + output), words);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2 * group; ++i) {
+        if (output + i < outputs) y[output + i] = reinterpret_cast<const T*>(&result[j + i / 2][half])[i % 2];
+      }
+    }
+  }
+}
+
+constexpr int outputs_at_most = 16;
+constexpr int forward_warps = 8;
+constexpr int fragments = 2;
+constexpr int forward_pixels = forward_warps * fragments * 16;
+
+// A block multiplies C channels of 256 pixels by 16 outputs; a warp 32 of the pixels.
+template <typename T, int C>
+static __global__ void __launch_bounds__(forward_warps * 32, 2)
+    convolve(const T* __restrict__ x, int channels, const T* __restrict__ filters, int filter_rows, Images images,
+             int pixels, int slots, Norm norm, T* __restrict__ y, int64_t y_stride, int outputs, bool whole,
+             double* partial) {
+  constexpr int threads = forward_warps * 32, MF = fragments, N = outputs_at_most, NT = N / 8, stride = C + skew;
+  constexpr int group = 2;
+  constexpr unsigned size = sizeof(T);
+  extern __shared__ __align__(128) unsigned char memory[];
+  T* const staged = reinterpret_cast<T*>(memory);
+  T* const ws = staged + 2 * slots * stride;
+  float* const shared_sums = reinterpret_cast<float*>(ws + taps * N * stride);
+  float* const center = shared_sums + forward_warps * 2 * N;
+  int* const rows = reinterpret_cast<int*>(center + N);
+  int* const places = rows + 2 * slots;
+  const int thread = threadIdx.x, lane = thread % 32, own = thread / 32 * MF * 16;
+  const int tiles = (images.rows + pixels - 1) / pixels, step = gridDim.x;
+
+  // Rows of filters are so ordered that each thread gets neighbouring outputs (output_of).
+  for (int i = thread; i < taps * N * C / 8; i += threads) {
+    const int row = i / (C / 8), c = i % (C / 8) * 8, output = output_of<group>(row % N / 8, row % 8);
+    const bool real = output < filter_rows && c < channels;
+    copy_async<16>(ws + row * stride + c, real ? filters + (output * taps + row / N) * channels + c : filters, real);
+  }
+  float2 by[8];
+#pragma unroll
+  for (int v = 0; v < 8; ++v) by[v] = scale_and_shift(norm, thread % (C / 8) * 8 + v, channels);
+  Tile here(images, blockIdx.x, pixels);
+  here.find_rows(images, rows);
+  here.find_places(images, forward_pixels, places);
+  if (blockIdx.x + step < tiles) Tile(images, blockIdx.x + step, pixels).find_rows(images, rows + slots);
+  __syncthreads();
+  copy_slots<T, C, threads>(staged, x, channels, here.slots, rows);
+  commit_copies();
+
+  float sums[2][NT][2] = {};
+  int stage = 0;
+  for (int tile = blockIdx.x; tile < tiles; tile += step, stage ^= 1) {
+    here = Tile(images, tile, pixels);
+    T* const xs = staged + stage * slots * stride;
+    int* const own_rows = rows + stage * slots;
+    await_copies<0>();
+    __syncthreads();
+    if (tile + step < tiles) {
+      const Tile next(images, tile + step, pixels);
+      copy_slots<T, C, threads>(staged + (stage ^ 1) * slots * stride, x, channels, next.slots, rows + (stage ^ 1) * slots);
+    }
+    commit_copies();
+    with_activation(norm, [&](const auto activation) { activate<T, C, threads>(xs, by, here.slots, own_rows, activation); });
+    __syncthreads();
+    if (tile + step < tiles) {
+      Tile(images, tile + step, pixels).find_places(images, forward_pixels, places + (stage ^ 1) * forward_pixels);
+    }
+    if (tile + 2 * step < tiles) Tile(images, tile + 2 * step, pixels).find_rows(images, own_rows);
+    unsigned from[MF];
+#pragma unroll
+    for (int m = 0; m < MF; ++m) {
+      from[m] = shared_address(xs + places[stage * forward_pixels + own + m * 16 + lane % 16] * stride + lane / 16 * 8);
+    }
+    unsigned filter = shared_address(ws + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8);
+    float product[MF][NT][4] = {};
+#pragma unroll 1
+    for (int line = 0; line < 3; ++line) {
+#pragma unroll
+      for (int i = 0; i < 3 * C / 16; ++i) {
+        const int tap = i / (C / 16), k = i % (C / 16) * 16;
+        unsigned b[4], a[MF][4];
+        load_matrices(b, filter + (tap * N * stride + k) * size);
+#pragma unroll
+        for (int m = 0; m < MF; ++m) load_matrices(a[m], from[m] + (tap * stride + k) * size);
+#pragma unroll
+        for (int m = 0; m < MF; ++m) {
+          multiply<T>(product[m][0], a[m], b[0], b[1]);
+          multiply<T>(product[m][1], a[m], b[2], b[3]);
+        }
+      }
+      filter += 3 * N * stride * size;
+#pragma unroll
+      for (int m = 0; m < MF; ++m) from[m] += images.pitch() * stride * size;
+    }
+    unsigned result[MF][NT][2];
+#pragma unroll
+    for (int i = 0; i < MF * NT; ++i) {
+      const float(&found)[4] = product[i / NT][i % NT];
+      result[i / NT][i % NT][0] = pack<T>(found[0], found[1]);
+      result[i / NT][i % NT][1] = pack<T>(found[2], found[3]);
+    }
+    if (tile == blockIdx.x) {
+      if (own == 0) find_center<T, NT, group>(center, result[0], lane);
+      __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < MF * 2; ++i) {
+      const int pixel = own + i * 8 + lane / 4;
+      if (pixel >= here.count) continue;
+      store_outputs<T, NT, group>(y + (here.first + pixel) * y_stride, result[i / 2], i % 2, outputs, whole, lane);
+      add_row<T, NT, group>(result[i / 2], i % 2, sums, center, lane);
+    }
+  }
+  cuda_ext::let_the_next_start();
+  if (partial == nullptr) return;
+  store_sums<NT, 1, forward_warps, group>(partial, sums, shared_sums, center, rows_of_block(images.rows, tiles, pixels),
+                                          outputs, 0);
+}
+
+// What da of 16 pixels and 8 NT channels, a warp's products, gives to the norm: s dz to g, and sums of dz and of
+// dz (x - mean). In the staged x takes its place what the convolution read, and zeros where there is no pixel.
+template <typename T, int NT, int group, typename Activation>
+__device__ __forceinline__ void through_norm(const float (&da)[NT][4], T* xs, T* __restrict__ g, int pixels, int channels,
+                                             const float4* by, float (&sums)[2][NT][2], float& to_beta, int lane,
+                                             const Activation& activation) {
+#pragma unroll
+  for (int j = 0; j < NT; j += group) {
+    const int channel = output_of<group>(j, lane % 4 * 2);
+    if (channel >= channels) continue;
+    float values[2][2 * group], found[2][2 * group];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unpack(load<T, 2 * group>(xs + (half * 8 + lane / 4) * (NT * 8 + skew) + channel), values[half]);
+    }
+#pragma unroll
+    for (int v = 0; v < 2 * group; ++v) {
+      const float4 own = by[in_table<group>(channel) + v];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const bool real = half * 8 + lane / 4 < pixels;
+        const float centred = values[half][v] - own.x, z = centred * own.y + own.z;
+        const float dz = activation.through(real ? da[j + v / 2][half * 2 + v % 2] : 0.0f, z, to_beta);
+        values[half][v] = real ? activation.value(z) : 0.0f;
+        sums[0][j + v / 2][v % 2] += dz;
+        sums[1][j + v / 2][v % 2] += dz * centred;
+        found[half][v] = own.y * dz;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int pixel = half * 8 + lane / 4;
+      store(xs + pixel * (NT * 8 + skew) + channel, packed<T, 2 * group>(values[half]));
+      if (pixel < pixels) store(g + int64_t{pixel} * channels + channel, packed<T, 2 * group>(found[half]));
+    }
+  }
+}
+
+constexpr int backward_warps = 6;
+constexpr int backward_pixels = backward_warps * 16;
+
+// Of up to 48 channels both warps of a line of taps take all, of every other 16 pixels; else each takes half of them.
+__host__ __device__ constexpr bool shares_pixels(int C) { return C <= 48; }
+
+// The block's dw of a line's three taps and 8 J channels: partial[blockIdx.x][output][tap][channel]. Where both warps of a
+// line hold them, they are added first.
+template <int J, bool shared_by_two>
+__device__ __forceinline__ void store_filters(float (&product)[3][J][4], float* shared, int line, int half,
+                                              int first_channel, int growth, int channels, float* partial) {
+  constexpr int numbers = 3 * J * 4;
+  const int lane = threadIdx.x % 32;
+  if constexpr (shared_by_two) {
+    float* const own = shared + (line * 32 + lane) * (numbers + 1);
+    __syncthreads();
+    if (half == 1) {
+#pragma unroll
+      for (int i = 0; i < numbers; ++i) own[i] = product[i / (J * 4)][i / 4 % J][i % 4];
+    }
+    __syncthreads();
+    if (half == 1) return;
+#pragma unroll
+    for (int i = 0; i < numbers; ++i) product[i / (J * 4)][i / 4 % J][i % 4] += own[i];
+  }
+#pragma unroll
+  for (int i = 0; i < numbers; ++i) {
+    const int tap = line * 3 + i / (J * 4), j = i / 4 % J;
+    const int output = i % 4 / 2 * 8 + lane / 4, channel = first_channel + j * 8 + lane % 4 * 2 + i % 2;
+    if (output < growth && channel < channels) {
+      partial[((int64_t{blockIdx.x} * growth + output) * taps + tap) * channels + channel] = product[i / (J * 4)][j][i % 4];
+    }
+  }
+}
+
+// A block takes 16 outputs and C channels of 96 pixels: a warp 16 of the pixels for da, and three taps for dw.
+template <typename T, int C>
+static __global__ void __launch_bounds__(backward_warps * 32, 2)
+    convolve_back(const T* __restrict__ dy, int outputs, const T* __restrict__ filters, const T* __restrict__ x,
+                  int channels, Images images, int pixels, int slots, Norm norm, T* __restrict__ g, int growth,
+                  float* partial, float* partial_beta, float* partial_filters) {
+  constexpr int threads = backward_warps * 32, M = backward_pixels, K = outputs_at_most, stride = K + skew;
+  constexpr int NT = C / 8, group = NT % 4 ? 2 : 4, x_stride = C + skew, own_products = shares_pixels(C) ? NT : NT / 2;
+  constexpr unsigned size = sizeof(T);
+  extern __shared__ __align__(128) unsigned char memory[];
+  T* const staged_x = reinterpret_cast<T*>(memory);
+  T* const staged_dy = staged_x + 2 * M * x_stride;
+  T* const ws = staged_dy + 2 * slots * stride;
+  float4* const by = reinterpret_cast<float4*>(ws + taps * C * stride);
+  float* const shared_sums = reinterpret_cast<float*>(by + in_table<group>(C));
+  int* const rows = reinterpret_cast<int*>(shared_sums + backward_warps * (2 * C + 1));
+  int* const places = rows + slots;
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, own = warp * 16;
+  const int tiles = (images.rows + pixels - 1) / pixels, step = gridDim.x;
+
+  for (int i = thread; i < taps * K * C; i += threads) {
+    const int n = i % C, k = i / C % K, tap = i / C / K, channel = output_of<group>(n / 8, n % 8);
+    const bool real = k < outputs && channel < channels;
+    ws[(tap * C + n) * stride + k] = real ? filters[(k * taps + tap) * channels + channel] : T(0.0f);
+  }
+  fill_table<group>(by, norm, 0, C, channels);
+  const auto copy = [&](const Tile& tile, int stage) {
+    copy_slots<T, K, threads>(staged_dy + stage * slots * stride, dy, outputs, tile.slots, rows);
+    for (int i = thread; i < M * NT; i += threads) {
+      const int pixel = i / NT, c = i % NT * 8;
+      const bool real = pixel < tile.count && c < channels;
+      copy_async<16>(staged_x + (stage * M + pixel) * x_stride + c,
+                     real ? x + int64_t{tile.first + pixel} * channels + c : x, real);
+    }
+  };
+  Tile here(images, blockIdx.x, pixels);
+  here.find_rows(images, rows);
+  here.find_places(images, M, places);
+  __syncthreads();
+  copy(here, 0);
+  commit_copies();
+  __syncthreads();
+  if (blockIdx.x + step < tiles) Tile(images, blockIdx.x + step, pixels).find_rows(images, rows);
+
+  const int line = warp / 2, share = shares_pixels(C) ? warp % 2 : 0, own_channel = shares_pixels(C) ? 0 : warp % 2 * (C / 2);
+  float sums[2][NT][2] = {}, to_beta = 0, filter_products[3][own_products][4] = {};
+  int stage = 0;
+  for (int tile = blockIdx.x; tile < tiles; tile += step, stage ^= 1) {
+    here = Tile(images, tile, pixels);
+    T* const xs = staged_x + stage * M * x_stride;
+    const T* const dys = staged_dy + stage * slots * stride;
+    const int* const own_places = places + stage * M;
+    await_copies<0>();
+    __syncthreads();
+    if (tile + step < tiles) copy(Tile(images, tile + step, pixels), stage ^ 1);
+    commit_copies();
+    float da[NT][4] = {};
+    const unsigned from = shared_address(dys + own_places[own + lane % 16] * stride + lane / 16 * 8);
+    const unsigned filter = shared_address(ws + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8);
+#pragma unroll
+    for (int tap = 0; tap < taps; ++tap) {
+      unsigned a[4];
+      load_matrices(a, from + (tap / 3 * images.pitch() + tap % 3) * stride * size);
+#pragma unroll
+      for (int j = 0; j < NT; j += 2) {
+        // dy's pixel sees this one through the mirrored tap.
+        unsigned b[4];
+        load_matrices(b, filter + ((8 - tap) * C + j * 8) * stride * size);
+        multiply<T>(da[j], a, b[0], b[1]);
+        multiply<T>(da[j + 1], a, b[2], b[3]);
+      }
+    }
+    with_activation(norm, [&](const auto activation) {
+      through_norm<T, NT, group>(da, xs + own * x_stride, g + int64_t{here.first + own} * channels, here.count - own,
+                                 channels, by, sums, to_beta, lane, activation);
+    });
+    __syncthreads();
+    if (tile + step < tiles) Tile(images, tile + step, pixels).find_places(images, M, places + (stage ^ 1) * M);
+    if (tile + 2 * step < tiles) Tile(images, tile + 2 * step, pixels).find_rows(images, rows);
+    const T* const dys_from = dys + ((2 - line) * images.pitch() + 2) * stride + lane / 8 % 2 * 8;
+    const T* const xs_from = xs + lane % 16 * x_stride + own_channel + lane / 16 * 8;
+#pragma unroll
+    for (int i = 0; i < M / 16; i += shares_pixels(C) ? 2 : 1) {
+      const int k = (i + share) * 16;
+      unsigned b[own_products / 2][4];
+#pragma unroll
+      for (int j = 0; j < own_products / 2; ++j) load_matrices_transposed(b[j], xs_from + k * x_stride + j * 16);
+      const T* const own_dys = dys_from + own_places[k + lane / 16 * 8 + lane % 8] * stride;
+#pragma unroll
+      for (int tap = 0; tap < 3; ++tap) {
+        unsigned a[4];
+        load_matrices_transposed(a, own_dys - tap * stride);
+#pragma unroll
+        for (int j = 0; j < own_products; ++j) {
+          multiply<T>(filter_products[tap][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        }
+      }
+    }
+  }
+  await_copies<0>();
+  cuda_ext::let_the_next_start();
+  store_gradients<backward_warps, NT, group>(sums, to_beta, shared_sums, 0, channels, partial, partial_beta);
+  store_filters<own_products, shares_pixels(C)>(filter_products, reinterpret_cast<float*>(memory), line, warp % 2,
+                                                own_channel, growth, channels, partial_filters);
+}
+
+}  // namespace cuda_ext::channels

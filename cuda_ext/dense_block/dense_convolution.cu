@@ -1,0 +1,225 @@
+// A dense block's 3x3 convolution: what is called from PyTorch. The kernels are in convolutions.cuh.
+
+#include "convolutions.cuh"
+
+namespace {
+
+using namespace cuda_ext::channels;
+
+// How the rows are cut into tiles: pixels of one, and the most slots that their taps read.
+struct Cut {
+  int pixels, slots, tiles;
+};
+
+int slots_of(const Images& images, int pixels) {
+  const int image = images.height * images.width;
+  const auto crossed = [&](int size, bool in_step) { return (pixels - 1 + (in_step ? 0 : size - 1)) / size; };
+  return pixels + crossed(images.width, pixels % images.width == 0) +
+         crossed(image, pixels % image == 0 || image % pixels == 0) * images.pitch() + 2 * images.pitch() + 2;
+}
+
+// The cheapest cut for blocks whose warps multiply `most` pixels: whole lines or images spare slots and leave parts of
+// the products unused. bytes_of: shared memory of a block, by slots.
+template <typename Function>
+Cut cut(const Images& images, int most, Function bytes_of) {
+  const int limit = cuda_ext::shared_memory_of_a_block();
+  Cut best{};
+  double least = 0;
+  for (int size = most; size >= 16 && best.pixels == 0; size /= 2) {
+    for (const int unit : {1, images.width, images.height * images.width}) {
+      const int pixels = size / unit * unit;
+      if (pixels == 0) continue;
+      const int slots = slots_of(images, pixels);
+      const double cost = (2.0 * most + slots) / pixels;
+      if (bytes_of(slots) > limit || (best.pixels != 0 && cost >= least)) continue;
+      best = {pixels, slots, (images.rows + pixels - 1) / pixels};
+      least = cost;
+    }
+  }
+  STD_TORCH_CHECK(best.pixels != 0, "dense_convolution: images of ", images.height, " x ", images.width,
+                  " do not fit the GPU's shared memory");
+  return best;
+}
+
+Images images_of(const Tensor& x, int64_t height, int64_t width) {
+  STD_TORCH_CHECK(height >= 1 && width >= 1 && height <= (1 << 15) && width <= (1 << 15) &&
+                      x.size(0) % (height * width) == 0,
+                  "dense_convolution: ", x.size(0), " rows are no images of ", height, " x ", width);
+  // A slot for each pixel, behind each line, and of a line behind each image, and around them.
+  STD_TORCH_CHECK((x.size(0) / width + x.size(0) / (height * width) + 2) * (width + 1) < (int64_t{1} << 31),
+                  "dense_convolution: too many rows, ", x.size(0));
+  return {static_cast<int>(x.size(0)), static_cast<int>(height), static_cast<int>(width)};
+}
+
+// x: rows of channels, without gaps; filters: outputs x 3 x 3 x channels; dy: rows of outputs.
+void check(const Tensor& x, const Tensor* filters, const Tensor* dy) {
+  const Matrix m = matrix(x, "x");
+  STD_TORCH_CHECK(m.stride == m.channels && m.channels % 8 == 0 && cuda_ext::aligned_for_packs(m.data),
+                  "dense_convolution: x must be contiguous, of a multiple of 8 channels");
+  if (filters != nullptr) {
+    STD_TORCH_CHECK(filters->is_cuda() && filters->get_device_index() == x.get_device_index() &&
+                        filters->scalar_type() == x.scalar_type() && filters->is_contiguous() && filters->dim() == 4 &&
+                        filters->size(1) == 3 && filters->size(2) == 3 && filters->size(3) == m.channels &&
+                        cuda_ext::aligned_for_packs(filters->data_ptr()),
+                    "dense_convolution: filters must be contiguous, outputs x 3 x 3 x channels");
+  }
+  if (dy != nullptr) {
+    const Matrix d = matrix(*dy, "dy");
+    same(x, *dy, "dy", false);
+    STD_TORCH_CHECK(d.rows == m.rows && d.stride == d.channels && d.channels % 8 == 0 && d.channels <= outputs_at_most &&
+                        cuda_ext::aligned_for_packs(d.data) &&
+                        (filters == nullptr || filters->size(0) == d.channels),
+                    "dense_convolution: dy must be contiguous, rows of 8 or 16 outputs");
+  }
+}
+
+template <typename T, int C>
+void convolve_with(const Tensor& x, const Tensor& filters, const Norm& norm, const Images& images, const Tensor& y,
+                   const Tensor& mean, const Tensor& variance, bool statistics) {
+  constexpr int N = outputs_at_most, threads_of_block = forward_warps * 32;
+  const Matrix to = matrix(y, "y");
+  const auto kernel = convolve<T, C>;
+  const auto bytes_of = [](int slots) {
+    return (2 * slots + taps * N) * (C + skew) * 2 + (forward_warps * 2 + 1) * N * 4 + 2 * (slots + forward_pixels) * 4;
+  };
+  const Cut by = cut(images, forward_pixels, bytes_of);
+  const int bytes = bytes_of(by.slots), blocks = std::min(by.tiles, blocks_at_once(kernel, threads_of_block, bytes));
+  const int outputs = static_cast<int>(to.channels);
+  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
+  const bool whole = outputs % 4 == 0 && to.stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(to.data) % 8 == 0;
+  Tensor partial;
+  if (statistics) partial = torch::stable::new_empty(x, {int64_t{blocks} * 2 * outputs}, ScalarType::Double);
+  auto* const partials = statistics ? static_cast<double*>(partial.data_ptr()) : nullptr;
+  cuda_ext::launch(kernel, {dim3(blocks), dim3(threads_of_block), static_cast<std::size_t>(bytes), stream},
+                   static_cast<const T*>(x.data_ptr()), static_cast<int>(x.size(1)),
+                   static_cast<const T*>(filters.data_ptr()), static_cast<int>(filters.size(0)), images, by.pixels,
+                   by.slots, norm, static_cast<T*>(to.data), to.stride, outputs, whole, partials);
+  if (!statistics) return;
+  cuda_ext::launch_early(&finish_product, finish_grid(outputs), finish_block, 0, stream, partials, blocks, images.rows,
+                         outputs, vector(x, mean, outputs, "mean"), vector(x, variance, outputs, "variance"));
+}
+
+// What convolve_back's sums become.
+struct Gradients {
+  Tensor filters, weight, bias, beta, slope, offset;
+};
+
+template <typename T, int C>
+void convolve_back_with(const Tensor& dy, const Tensor& filters, const Tensor& x, const Norm& norm,
+                        const Images& images, bool training, const Tensor& g, const Gradients& to) {
+  constexpr int K = outputs_at_most, threads_of_block = backward_warps * 32;
+  const auto kernel = convolve_back<T, C>;
+  const auto bytes_of = [](int slots) {
+    const int staged = 2 * backward_pixels * (C + skew) * 2 + 2 * slots * (K + skew) * 2;
+    const int lasting = taps * C * (K + skew) * 2 + in_table<C / 8 % 4 ? 2 : 4>(C) * 16 + backward_warps * (2 * C + 1) * 4;
+    return staged + lasting + (slots + 2 * backward_pixels) * 4;
+  };
+  const Cut by = cut(images, backward_pixels, bytes_of);
+  const int bytes = bytes_of(by.slots), blocks = std::min(by.tiles, blocks_at_once(kernel, threads_of_block, bytes));
+  const int channels = static_cast<int>(x.size(1)), growth = static_cast<int>(to.filters.size(0));
+  const bool with_beta = norm.beta != nullptr;
+  const int64_t size = int64_t{blocks} * 2 * channels, weights = to.filters.numel();
+  const Tensor partial = floats(x, {size + blocks + blocks * weights});
+  float* const sums = static_cast<float*>(partial.data_ptr());
+  float* const betas = with_beta ? sums + size : nullptr;
+  const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
+  cuda_ext::launch(kernel, {dim3(blocks), dim3(threads_of_block), static_cast<std::size_t>(bytes), stream},
+                   static_cast<const T*>(dy.data_ptr()), static_cast<int>(dy.size(1)),
+                   static_cast<const T*>(filters.data_ptr()), static_cast<const T*>(x.data_ptr()), channels, images,
+                   by.pixels, by.slots, norm, static_cast<T*>(g.data_ptr()), growth, sums, betas, sums + size + blocks);
+  cuda_ext::launch_early(&finish_gradients, finish_grid(channels, with_beta), finish_block, 0, stream, sums, blocks, betas,
+                         blocks, images.rows, channels, norm, training, false,
+                         vector(x, to.weight, channels, "weight's gradient"),
+                         vector(x, to.bias, channels, "bias's gradient"), vector(x, to.beta, with_beta, "beta's gradient"),
+                         vector(x, to.slope, channels, "slope"), vector(x, to.offset, channels, "offset"));
+  cuda_ext::launch_early(&finish_weights, finish_grid(weights), finish_weights_block, 0, stream, sums + size + blocks, blocks,
+                         weights, static_cast<float*>(to.filters.data_ptr()));
+}
+
+// Calls `function` with the channels that a block takes.
+template <typename Function>
+void with_channels(const Tensor& x, Function function) {
+  STD_TORCH_CHECK(x.size(1) <= 64, "dense_convolution: x has ", x.size(1), " channels, of at most 64");
+  if (x.size(1) <= 48) function(std::integral_constant<int, 48>{});
+  else function(std::integral_constant<int, 64>{});
+}
+
+template <typename Function>
+void with_half(const Tensor& x, Function function) {
+  switch (x.scalar_type()) {
+    case ScalarType::Half: function(__half{}); break;
+    case ScalarType::BFloat16: function(__nv_bfloat16{}); break;
+    default: STD_TORCH_CHECK(false, "dense_convolution: dtype must be float16 or bfloat16");
+  }
+}
+
+// x: rows of channels; y: rows of outputs, which the filters may be padded with zeros beyond. With `statistics` also
+// their mean and biased variance.
+void dense_convolution(Tensor x, Tensor filters, Tensor weight, Tensor bias, Tensor mean, Tensor variance,
+                       std::optional<Tensor> beta, int64_t activation, double epsilon, int64_t height, int64_t width,
+                       Tensor y, Tensor y_mean, Tensor y_variance, bool statistics) {
+  check(x, &filters, nullptr);
+  matrix(y, "y");
+  same(x, y, "y", false);
+  STD_TORCH_CHECK(y.size(0) == x.size(0) && y.size(1) <= filters.size(0) && filters.size(0) <= outputs_at_most,
+                  "dense_convolution: y has ", y.size(0), " x ", y.size(1), " for ", x.size(0), " rows and ",
+                  filters.size(0), " outputs, of at most 16");
+  if (x.size(0) == 0) return;
+  const Images images = images_of(x, height, width);
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
+  with_half(x, [&](auto t) {
+    with_channels(x, [&](auto c) {
+      convolve_with<decltype(t), decltype(c)::value>(x, filters, norm, images, y, y_mean, y_variance, statistics);
+    });
+  });
+}
+
+// s dz, the rest of which is slope (x - mean) + offset (batch_norm_activation); dw [outputs, 3, 3, channels], of the first
+// `outputs` of dy; the gradients of weight, bias and beta; slope and offset.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> dense_convolution_backward(
+    Tensor dy, Tensor filters, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor variance,
+    std::optional<Tensor> beta, int64_t activation, double epsilon, bool training, int64_t height, int64_t width,
+    int64_t outputs) {
+  check(x, &filters, &dy);
+  STD_TORCH_CHECK(outputs >= 1 && outputs <= dy.size(1), "dense_convolution: dy has ", dy.size(1), " outputs, not ",
+                  outputs);
+  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const int64_t channels = x.size(1);
+  Tensor g = torch::stable::new_empty(x, {x.size(0), channels});
+  const auto floats_like = [&](std::initializer_list<int64_t> shape) {
+    const torch::headeronly::IntHeaderOnlyArrayRef sizes(shape.begin(), shape.size());
+    return x.size(0) ? torch::stable::new_empty(x, sizes, ScalarType::Float)
+                     : torch::stable::new_zeros(x, sizes, ScalarType::Float);
+  };
+  const Gradients to{floats_like({outputs, 3, 3, channels}), floats_like({channels}), floats_like({channels}),
+                     floats_like({beta.has_value()}), floats_like({channels}), floats_like({channels})};
+  if (x.size(0) != 0) {
+    const Images images = images_of(x, height, width);
+    const Norm norm = norm_of(x, weight, bias, mean, variance, beta, activation, epsilon);
+    with_half(x, [&](auto t) {
+      with_channels(x, [&](auto c) {
+        convolve_back_with<decltype(t), decltype(c)::value>(dy, filters, x, norm, images, training, g, to);
+      });
+    });
+  }
+  return {g, to.filters, to.weight, to.bias, to.beta, to.slope, to.offset};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
+  m.def(
+      "dense_convolution(Tensor x, Tensor filters, Tensor weight, Tensor bias, Tensor mean, Tensor variance, "
+      "Tensor? beta, int activation, float epsilon, int height, int width, Tensor(a!) y, Tensor(b!) mean_of_y, "
+      "Tensor(c!) variance_of_y, bool statistics) -> ()");
+  m.def(
+      "dense_convolution_backward(Tensor dy, Tensor filters, Tensor x, Tensor weight, Tensor bias, Tensor mean, "
+      "Tensor variance, Tensor? beta, int activation, float epsilon, bool training, int height, int width, int outputs) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {
+  m.impl("dense_convolution", TORCH_BOX(&dense_convolution));
+  m.impl("dense_convolution_backward", TORCH_BOX(&dense_convolution_backward));
+}

@@ -1,0 +1,189 @@
+// What the products of a dense block share: the norm in front of them, the statistics of what they give, and sums over
+// blocks. A warp holds its products as mma.cuh draws c, NT of them side by side.
+#pragma once
+
+#include "../batch_norm_activation/norm.cuh"
+#include "../common/halves.cuh"
+
+namespace cuda_ext::channels {
+
+// Rows in shared memory are 16 bytes longer than what they hold, so that eight of them lie in different banks.
+constexpr int skew = 8;
+
+__device__ inline float2 scale_and_shift(const Norm& norm, int channel, int channels) {
+  if (channel >= channels) return {0, 0};
+  const float scale = norm.weight[channel] * inverse_root(norm.variance[channel] + norm.epsilon);
+  return {scale, norm.bias[channel] - norm.mean[channel] * scale};
+}
+
+// The output that column `n` of product `j` of a warp stands for. A thread holds columns 2t and 2t + 1 of each product;
+// so ordered, those of `group` products are neighbours and are stored at once.
+template <int group>
+__device__ int output_of(int j, int n) {
+  return j / group * group * 8 + n / 2 * 2 * group + j % group * 2 + n % 2;
+}
+
+// The middle ones of three rows' values, from which on the block sums (channels::beginnings), of a warp's outputs.
+template <typename T, int NT, int group>
+__device__ __forceinline__ void find_center(float* center, const unsigned (&result)[NT][2], int lane) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+    const unsigned own = result[j][0];
+    const float2 a = cuda_ext::unpack<T>(own);
+    const float2 b = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 12));
+    const float2 c = cuda_ext::unpack<T>(__shfl_sync(0xffffffffu, own, lane % 4 + 24));
+    if (lane < 4) {
+      center[output_of<group>(j, lane * 2)] = middle_of(a.x, b.x, c.x);
+      center[output_of<group>(j, lane * 2 + 1)] = middle_of(a.y, b.y, c.y);
+    }
+  }
+}
+
+// Adds what a row's products lie from the center, and its square, to the sums. half: which row of the fragments.
+template <typename T, int NT, int group>
+__device__ __forceinline__ void add_row(const unsigned (&result)[NT][2], int half, float (&sums)[2][NT][2],
+                                        const float* center, int lane) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+    const int output = output_of<group>(j, lane % 4 * 2);
+    const float2 values = cuda_ext::unpack<T>(result[j][half]);
+    const float first = values.x - center[output], second = values.y - center[output + 1];
+    sums[0][j][0] += first;
+    sums[0][j][1] += second;
+    sums[1][j][0] += first * first;
+    sums[1][j][1] += second * second;
+  }
+}
+
+// The sums of a warp's rows to shared memory: to[quantity][output].
+template <int NT, int group>
+__device__ __forceinline__ void share_sums(float* to, float (&sums)[2][NT][2], int lane) {
+#pragma unroll
+  for (int q = 0; q < 2; ++q) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& sum = sums[q][j][e];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+        if (lane < 4) to[q * NT * 8 + output_of<group>(j, lane * 2 + e)] = sum;
+      }
+    }
+  }
+}
+
+// The block's sums of its outputs and of their squares, of all of its `count` rows, and from zero on, in double. `warps`
+// warps hold the same outputs as every WN-th.
+template <int NT, int WN, int warps, int group>
+__device__ __forceinline__ void store_sums(double* partial, float (&sums)[2][NT][2], float* shared_sums,
+                                           const float* center, int64_t count, int outputs, int first_output) {
+  const int thread = threadIdx.x, warp = thread / 32;
+  share_sums<NT, group>(shared_sums + warp * 2 * NT * 8, sums, thread % 32);
+  __syncthreads();
+  for (int n = thread; n < NT * 8 * WN; n += warps * 32) {
+    double sum = 0, square = 0;
+    for (int i = n / (NT * 8); i < warps; i += WN) {
+      sum += shared_sums[i * 2 * NT * 8 + n % (NT * 8)];
+      square += shared_sums[(i * 2 + 1) * NT * 8 + n % (NT * 8)];
+    }
+    const double from = center[n], rows = static_cast<double>(count);
+    if (first_output + n < outputs) {
+      partial[(int64_t{blockIdx.x} * 2) * outputs + first_output + n] = sum + rows * from;
+      partial[(int64_t{blockIdx.x} * 2 + 1) * outputs + first_output + n] =
+          square + 2 * from * sum + rows * from * from;
+    }
+  }
+}
+
+// How many of `rows` rows a block takes that goes through the tiles of its grid.
+__device__ inline int64_t rows_of_block(int64_t rows, int64_t tiles, int tile_rows) {
+  int64_t count = 0;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    count += rows - tile * tile_rows < tile_rows ? rows - tile * tile_rows : tile_rows;
+  }
+  return count;
+}
+
+static __global__ void __launch_bounds__(finish_threads)
+    finish_product(const double* partial, int blocks, int64_t rows, int outputs, float* mean, float* variance) {
+  cuda_ext::wait_for_the_one_before();
+  cuda_ext::let_the_next_start();
+  const int output = blockIdx.x * finish_channels + threadIdx.x;
+  const bool real = output < outputs;
+  double sums[2];
+  total(real ? partial + output : nullptr, blocks, int64_t{2} * outputs, outputs, sums);
+  if (real && threadIdx.y == 0) {
+    const double center = sums[0] / static_cast<double>(rows);
+    const double found = sums[1] / static_cast<double>(rows) - center * center;
+    mean[output] = static_cast<float>(center);
+    variance[output] = static_cast<float>(found < 0 ? 0.0 : found);
+  }
+}
+
+// A table of N channels in shared memory: mean, scale and bias of each, with a gap behind those of one thread, so that
+// four threads read different banks.
+template <int group>
+constexpr __host__ __device__ int in_table(int channel) { return channel + channel / (2 * group); }
+
+template <int group>
+__device__ void fill_table(float4* table, const Norm& norm, int first, int count, int channels) {
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    const int c = first + i;
+    float4& own = table[in_table<group>(i)];
+    own = make_float4(0, 0, 0, 0);
+    if (c < channels) own = make_float4(norm.mean[c], scale_and_shift(norm, c, channels).x, norm.bias[c], 0);
+  }
+}
+
+// The block's sums of W warps: partial[blockIdx.x][quantity][channel], and partial_beta[blockIdx.y][blockIdx.x].
+template <int W, int NT, int group>
+__device__ __forceinline__ void store_gradients(float (&sums)[2][NT][2], float to_beta, float* shared_sums, int first,
+                                                int channels, float* partial, float* partial_beta) {
+  constexpr int N = NT * 8;
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  share_sums<NT, group>(shared_sums + warp * 2 * N, sums, lane);
+  float* const betas = shared_sums + W * 2 * N;
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2) to_beta += __shfl_xor_sync(0xffffffffu, to_beta, apart);
+  if (lane == 0) betas[warp] = to_beta;
+  __syncthreads();
+  for (int i = thread; i < 2 * N; i += W * 32) {
+    float sum = 0;
+    for (int w = 0; w < W; ++w) sum += shared_sums[w * 2 * N + i];
+    const int channel = first + i % N;
+    if (channel < channels) partial[(int64_t{blockIdx.x} * 2 + i / N) * channels + channel] = sum;
+  }
+  if (partial_beta != nullptr && thread == 0) {
+    float sum = 0;
+    for (int w = 0; w < W; ++w) sum += betas[w];
+    partial_beta[blockIdx.y * gridDim.x + blockIdx.x] = sum;
+  }
+}
+
+// As many blocks as the GPU holds at once.
+template <typename Kernel>
+int blocks_at_once(Kernel kernel, int block_threads, int shared_bytes) {
+  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  int resident = 0;
+  STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_threads, shared_bytes));
+  return cuda_ext::multiprocessors() * resident;
+}
+
+// There are many weights.
+constexpr int weight_parts = 32;
+
+static __global__ void __launch_bounds__(finish_channels * weight_parts)
+    finish_weights(const float* partial, int shares, int64_t size, float* dw) {
+  cuda_ext::wait_for_the_one_before();
+  cuda_ext::let_the_next_start();
+  const int64_t i = int64_t{blockIdx.x} * finish_channels + threadIdx.x;
+  double sum[1];
+  total<1, weight_parts>(i < size ? partial + i : nullptr, shares, size, 0, sum);
+  if (i < size && threadIdx.y == 0) dw[i] = static_cast<float>(sum[0]);
+}
+
+inline const dim3 finish_weights_block(finish_channels, weight_parts);
+
+}  // namespace cuda_ext::channels
