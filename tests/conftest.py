@@ -231,8 +231,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, empty_databases: Path) ->
         (directory / ".cache").mkdir()
         (directory / ".cache/checked-networks").symlink_to(passed)
         vega.script()
-        for bundle in vega.CACHE.glob("vega-*.js"):
-            (directory / ".cache" / bundle.name).symlink_to(bundle)
+        (directory / ".cache" / vega.BUNDLE.name).symlink_to(vega.BUNDLE)
         project = Project(directory, clean_environment())
         project.git("init", "--quiet", "--initial-branch=main")
         project.git("add", ".")
