@@ -9,11 +9,10 @@ changes with a constant or an operation. These do not change it:
 """
 
 import ast
-import copy
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ ROOT = Path(__file__).resolve().parent.parent
 # serialises this module's threads; a failure caused by a library's thread is retried.
 PARSING = threading.Lock()
 ATTEMPTS = 20
-# Fields of a syntax tree that affect no number.
-NOT_WRITTEN = frozenset({"kind", "annotation", "returns", "type_comment", "type_params"})
 # Modules that training uses and that affect no number.
 NOT_NUMERIC = (
     "storage",
@@ -52,12 +49,6 @@ def parse(path: Path) -> ast.Module:
             except SystemError:
                 continue
         return ast.parse(source, str(path))
-
-
-@functools.lru_cache(maxsize=128)
-def _tree(path: Path, _changed: tuple[int, int]) -> ast.Module:
-    """Return the syntax tree of a file, which nobody changes."""
-    return parse(path)
 
 
 @functools.cache
@@ -106,7 +97,7 @@ def module_file(name: str, root: Path = ROOT) -> Path | None:
 def _imported_names(path: Path, _changed: tuple[int, int]) -> frozenset[str]:
     """Return the dotted names that a file imports, each with the packages above it."""
     names: set[str] = set()
-    for node in ast.walk(_tree(path, _changed)):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -182,7 +173,7 @@ def _normalised_digest(
     _changed: tuple[int, int],
     _imported: tuple[tuple[Path, tuple[int, int]], ...],
 ) -> str:
-    return sha256_bytes(_Writer(root, without).plain(_tree(path, _changed)).encode())
+    return sha256_bytes(_text(_Normalise(root, without).visit(parse(path))).encode())
 
 
 def content_digest(path: Path, root: Path = ROOT) -> str:
@@ -192,89 +183,61 @@ def content_digest(path: Path, root: Path = ROOT) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _content_digest(path: Path, root: Path, _changed: tuple[int, int]) -> str:
-    return sha256_bytes(_Writer(root, None).plain(_tree(path, _changed)).encode())
+    return sha256_bytes(_text(_Normalise(root, None).visit(parse(path))).encode())
 
 
-class _Writer:
-    """Writes a syntax tree as text, equal on every version of Python, without code that affects no number.
+class _Normalise(ast.NodeTransformer):
+    """Removes code that affects no number: docstrings, annotations, messages, the fields of Settings, names of modules.
 
-    Left out are docstrings, annotations, messages, the fields of Settings and names of modules. Values of settings are
-    in keys by themselves, and their defaults never change (tests/golden/defaults.json).
+    Values of settings are in keys by themselves, and their defaults never change (tests/golden/defaults.json).
     """
 
     def __init__(self, root: Path, without: frozenset[Path] | None) -> None:
         self.root = root
         self.without = without  # None: leave out all imports of the project
 
-    def text(self, node: ast.AST) -> str | None:
-        """Return the text of a node; None where it is left out."""
-        special = SPECIAL.get(type(node))
-        return self.plain(node) if special is None else special(self, node)
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for name in ("annotation", "returns", "type_comment", "type_params"):
+            if getattr(node, name, None):
+                setattr(node, name, None)
+        return node
 
-    def plain(self, node: ast.AST) -> str:
-        """Return the name of a node and its fields, without those that are empty."""
-        fields = [
-            f"{name}={value}"
-            for name in node._fields
-            if name not in NOT_WRITTEN and (value := self.value(getattr(node, name, None))) is not None
-        ]
-        return f"{type(node).__name__}({','.join(fields)})"
-
-    def value(self, value: Any) -> str | None:
-        """Return the text of a field; None where it is empty or all of it is left out."""
-        if isinstance(value, ast.AST):
-            return self.text(value)
-        if not isinstance(value, list):
-            return None if value is None else repr(value)
-        texts: list[str] = []
-        for one in value:
-            if isinstance(one, ast.Import | ast.ImportFrom):
-                texts += self.imports(one)
-            elif not isinstance(one, ast.AST):
-                texts.append(repr(one))
-            elif (text := self.text(one)) is not None:
-                texts.append(text)
-        return f"[{','.join(texts)}]" if texts else None
-
-    def expression(self, node: ast.Expr) -> str | None:
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         if isinstance(node.value, ast.Constant):
             return None
         if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in ("warnings.warn", "print"):
             return None
-        return self.plain(node)
+        return self.generic_visit(node)
 
-    def settings(self, node: ast.ClassDef) -> str:
-        if node.name != "Settings":
-            return self.plain(node)
-        return self.plain(_with(node, body=[one for one in node.body if not isinstance(one, ast.AnnAssign)]))
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        if node.name == "Settings":
+            node.body = [one for one in node.body if not isinstance(one, ast.AnnAssign)]
+        return self.generic_visit(node)
 
-    def annotated(self, node: ast.AnnAssign) -> str | None:
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
         if isinstance(node.target, ast.Name) and node.target.id == "SIZES":
             return None  # planning replaces a size by its settings, which are in keys by themselves
         if node.value is None:
-            return None if isinstance(node.target, ast.Name) else self.plain(ast.Expr(node.target))
-        return self.plain(ast.Assign([node.target], node.value))
+            return None if isinstance(node.target, ast.Name) else ast.Expr(node.target)
+        return ast.Assign([node.target], self.visit(node.value))
 
-    def raised(self, node: ast.Raise) -> str:
-        return self.plain(ast.Raise(node.exc.func if isinstance(node.exc, ast.Call) else node.exc, None))
+    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        return ast.Raise(raised, None)
 
-    def asserted(self, node: ast.Assert) -> str:
-        return self.plain(ast.Assert(node.test, None))
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return ast.Assert(self.visit(node.test), None)
 
-    def condition(self, node: ast.If) -> str | None:
-        test = ast.unparse(node.test)
-        if test in ("TYPE_CHECKING", "typing.TYPE_CHECKING") or test.startswith("__name__ == "):
-            return None
-        return self.plain(node)
-
-    def imports(self, node: ast.Import | ast.ImportFrom) -> list[str]:
+    def visit_Import(self, node: ast.Import) -> list[ast.AST]:
         """Return one statement for each module; `import a.b as c` of the project: the content of a.b, and c."""
-        if isinstance(node, ast.Import):
-            found = [self._imported(alias.name, [ast.alias("", alias.asname)], alias) for alias in node.names]
-            return [one for one in found if one]
+        found = (self._imported(alias.name, [ast.alias("", alias.asname)], alias) for alias in node.names)
+        return [one for one in found if one]
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | list[ast.AST]:
         module = node.module or ""
         if not _is_own(module, self.root):
-            return [self.plain(node)]
+            return node
         found = []
         for alias in node.names:
             # The name is a module of the package, or a name within the module.
@@ -283,32 +246,30 @@ class _Writer:
             found.append(self._imported(name, names, None))
         return [one for one in found if one]
 
-    def _imported(self, name: str, names: list[ast.alias], foreign: ast.alias | None) -> str | None:
+    def _imported(self, name: str, names: list[ast.alias], foreign: ast.alias | None) -> ast.AST | None:
         file = module_file(name, self.root)
         if not _is_own(name, self.root):
-            return self.plain(ast.Import([foreign] if foreign else []))
+            return ast.Import([foreign] if foreign else [])
         if self.without is None or file is None or file in self.without:
             return None
-        return self.plain(ast.ImportFrom(content_digest(file, self.root), names, 0))
+        return ast.ImportFrom(content_digest(file, self.root), names, 0)
 
-
-SPECIAL: dict[type[ast.AST], Callable[[_Writer, Any], str | None]] = {
-    ast.Expr: _Writer.expression,
-    ast.ClassDef: _Writer.settings,
-    ast.AnnAssign: _Writer.annotated,
-    ast.Raise: _Writer.raised,
-    ast.Assert: _Writer.asserted,
-    ast.If: _Writer.condition,
-}
-
-
-def _with(node: ast.ClassDef, body: list[ast.stmt]) -> ast.ClassDef:
-    """Return a class with another body."""
-    copied = copy.copy(node)
-    copied.body = body
-    return copied
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        test = ast.unparse(node.test)
+        if test in ("TYPE_CHECKING", "typing.TYPE_CHECKING") or test.startswith("__name__ == "):
+            return None
+        return self.generic_visit(node)
 
 
 def _is_own(module: str, root: Path) -> bool:
     top = module.split(".")[0]
     return bool(top) and (module_file(top, root) is not None or (root / top).is_dir())
+
+
+def _text(node: Any) -> str:
+    """Return a syntax tree as text. ``ast.dump`` writes empty fields by some versions of Python and not by others."""
+    if isinstance(node, ast.AST):
+        values = [(name, getattr(node, name, None)) for name in node._fields if name != "kind"]
+        inner = ",".join(f"{name}={_text(value)}" for name, value in values if value not in (None, []))
+        return f"{type(node).__name__}({inner})"
+    return f"[{','.join(map(_text, node))}]" if isinstance(node, list) else repr(node)
