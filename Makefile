@@ -36,7 +36,7 @@ $(VENV)/installed: requirements.lock pyproject.toml
 
 # The script of DVC's page of plots, which then needs no network.
 .cache/vega.js: | $(VENV)/installed
-	@$(PYTHON) -m evaluation.vega $@
+	@$(PYTHON) -m evaluation.vega
 
 # Pull from a DVC remote, if one is configured. Then build data/ or check it against data.manifest.json.
 checked-data: install

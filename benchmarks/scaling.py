@@ -292,7 +292,7 @@ class Subject:
 
     def timed(self, run: Callable[[], Any]) -> float:
         """Return milliseconds per step of ``run``, a pass: the slowest process's, the median of the passes."""
-        for _ in range(WARM_PASSES):
+        for _ in range(1 if self.debug else WARM_PASSES):
             run()
         passes = []
         for _ in range(1 if self.debug else PASSES):

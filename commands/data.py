@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from commands.options import AsJson, Experiment, completion, plan_of, print_json, progress
+from commands.options import AsJson, Experiment, completion, print_json, progress
+from planning.entrance import read_experiment
 from planning.environment import read_environment
 from storage.errors import InputError, refuse_unknown
 
@@ -43,7 +44,8 @@ def command(
         if name not in known_names() and Path(name).exists():
             raise InputError(f"'{name}' is a file or a folder: `reread data add {name}` makes a data set of it")
     refuse_unknown(names or (), known_names(), "the data sets")
-    names = names or sorted(plan_of(experiment).data)
+    # A plan imports torch, for a second.
+    names = names or read_experiment(experiment, None, None, ()).data_sets
     mirror = read_environment().mirror
 
     from tasks.ingest import ingest

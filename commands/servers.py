@@ -126,21 +126,25 @@ def deploy(api: str) -> None:
     InputError when no server answers there, ServerFailed when it refuses.
     """
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
     from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    def prefect(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            module_command("prefect", "--no-prompt", *arguments), env={**os.environ, "PREFECT_API_URL": api}, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    from prefect.workers.process import ProcessWorker
 
     require_answer(api)
+    pool = WorkPoolCreate(name=POOL, type="process", base_job_template=ProcessWorker.get_default_base_job_template())
     with temporary_settings({PREFECT_API_URL: api}), get_client(sync_client=True) as client:
         active = {one.id for one in client.read_deployments() if any(schedule.active for schedule in one.schedules)}
-        created = prefect("work-pool", "create", POOL, "--type", "process")
-        if created.returncode and "already exists" not in created.stdout:
-            raise ServerFailed(f"the work pool {POOL} cannot be made at {api}:\n{created.stdout}")
-        deployed = prefect("deploy", "--all")
+        try:
+            client.create_work_pool(pool)
+        except ObjectAlreadyExists:
+            pass
+        except PrefectHTTPStatusError as error:
+            raise ServerFailed(f"the work pool {POOL} cannot be made at {api}: {error}") from None
+        deployed = subprocess.run(
+            module_command("prefect", "--no-prompt", "deploy", "--all"), env={**os.environ, "PREFECT_API_URL": api},
+            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
         if deployed.returncode:
             raise ServerFailed(f"the deployments of prefect.yaml cannot be made at {api}:\n{deployed.stdout}")
         for deployment in client.read_deployments():

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,7 +26,6 @@ import models
 from batches.collation import inputs
 from evaluation.metrics import one_hot
 from evaluation.page import embedded, render
-from evaluation.pictures import SKY, picture
 from evaluation.records import RunRecord
 from kinds import Explanation
 from models.objectives import scores as logits_of
@@ -207,6 +205,11 @@ def draw_example(
     network: nn.Module, prepared: Prepared, row: int, label: int, probability: float, path: Path
 ) -> dict[str, Any]:
     """Draw an image beside its map, with boxes of the class; return what the page says of it."""
+    # Matplotlib takes most of a second to import, and most networks have no maps.
+    from matplotlib.patches import Rectangle
+
+    from evaluation.pictures import SKY, picture
+
     pixels = np.asarray(prepared.arrays["images"][row])
     sides = pixels.shape[:2]
     maps, _ = class_activation_maps(network, *inputs(prepared, np.array([row])))

@@ -5,6 +5,7 @@ these run by their digests and nothing else, so that a value that slipped throug
 """
 
 import base64
+import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -109,8 +110,9 @@ def allowed(scripts: Sequence[str]) -> str:
     return " ".join(rules) or "'none'"
 
 
-def render(template: str, scripts: Sequence[str] = (), **values: Any) -> str:
-    """The page of a template with its ``scripts``; a value that the template misses is an error."""
+@functools.cache
+def templates() -> jinja2.Environment:
+    """Return the environment that reads the templates, and keeps what it has compiled of them."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -122,5 +124,10 @@ def render(template: str, scripts: Sequence[str] = (), **values: Any) -> str:
     filters = (number, signed, interval, half_width, p_value, seconds, gibibytes, percent, paragraphs, embedded)
     environment.filters.update({function.__name__: function for function in filters})
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    return environment
+
+
+def render(template: str, scripts: Sequence[str] = (), **values: Any) -> str:
+    """The page of a template with its ``scripts``; a value that the template misses is an error."""
     texts = [markupsafe.Markup(f"<script>{script(name)}</script>") for name in scripts]
-    return environment.get_template(template).render(scripts=texts, scripts_allowed=allowed(scripts), **values)
+    return templates().get_template(template).render(scripts=texts, scripts_allowed=allowed(scripts), **values)

@@ -10,23 +10,24 @@ Shape legend: n rows, L labels of a row, H x W pixels, K classes, D dimensions o
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from torch.nn import functional
 
 import models
 from batches.collation import inputs
 from evaluation.page import render
-from evaluation.pictures import picture
 from evaluation.records import RunRecord
 from kinds import Explanation
 from runtime.determinism import threads
 from storage.files import write_text
 from storage.prepared import Prepared
 from storage.run_folder import WEIGHTS, RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PAGE = "reconstructions.html"
 SHOWN = 10
@@ -66,6 +67,8 @@ def has_reconstructions(run_directory: Path, prepared: Prepared) -> bool:
 
 def write_reconstructions(run_directory: Path, prepared: Prepared, probabilities: np.ndarray, path: Path) -> None:
     """Draw the picture. ``probabilities``: the run's of the test split, float32 [rows, K]."""
+    from evaluation.pictures import picture  # matplotlib takes most of a second to import
+
     rows = prepared.rows("test")
     labels = np.array(prepared.labels[rows])
     truth = labels[:, None] == np.arange(len(prepared.classes)) if labels.ndim == 1 else labels.astype(bool)
@@ -132,7 +135,7 @@ def changed(network: Any, prepared: Prepared, row: np.ndarray, classes: np.ndarr
     return pixels.view(dimensions, len(CHANGES), *prepared.arrays["images"].shape[1:3]).numpy()
 
 
-def _show(axes: Axes, images: np.ndarray, title: str) -> None:
+def _show(axes: "Axes", images: np.ndarray, title: str) -> None:
     """Draw images [rows, columns, H, W] or [rows, columns, H, W, 3] as one."""
     joined = np.concatenate([np.concatenate(list(row), axis=1) for row in images])
     axes.imshow(joined, cmap="gray", vmin=0, vmax=1)

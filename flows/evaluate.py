@@ -6,7 +6,6 @@ from flows.definition import project_flow
 from flows.parameters import Experiment, Overrides, PlanValue, Seeds, Variants, plan_of
 from flows.preprocess import preprocess
 from planning.search import with_known_trials
-from tasks.evaluate import evaluate as evaluate_plan
 from tasks.show import show_results
 from tracking.runs import shared_connection
 
@@ -20,6 +19,8 @@ def evaluate(
     plan: PlanValue = None,
 ) -> str:
     """Evaluate the finished runs of an experiment; return the folder of its report."""
+    from tasks.evaluate import evaluate as evaluate_plan  # torch and scikit-learn take two seconds to import
+
     # The plan was made before its trials were trained.
     value = with_known_trials(plan_of(plan, experiment, variants, seeds, overrides)).to_json()
     with shared_connection():

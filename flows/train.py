@@ -80,7 +80,9 @@ def _train_jobs(jobs: list[dict[str, Any]], environment: Environment, fresh: boo
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=environment.workers)
     with runner:
         options = {"fresh": fresh, "wait": wait}
-        futures: list[PrefectFuture[str]] = [runner.submit(train_run, {"job": job, **options}) for job in unfinished]
+        futures: list[PrefectFuture[str]] = [
+            runner.submit(train_run.task, {"job": job, **options}) for job in unfinished
+        ]
         try:
             wait_for(futures)
         except BaseException:

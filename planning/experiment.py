@@ -92,6 +92,11 @@ class Experiment(Design):
     variants: dict[str, VariantSettings]
     summary: str | None = None
 
+    @property
+    def data_sets(self) -> list[str]:
+        """The names of the data sets that its variants read, sorted."""
+        return sorted({variant.data for variant in self.variants.values()})
+
 
 def experiments(root: Path = Path()) -> list[str]:
     """Return the names of the experiments."""

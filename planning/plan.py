@@ -15,7 +15,6 @@ from typing import Any
 import kinds
 import models
 from evaluation.metrics import comparison_metrics, higher_is_better
-from models.layers.embedding import refuse_missing_vectors
 from planning import keys
 from planning.environment import Environment, read_environment
 from planning.experiment import Design, Experiment, VariantSettings, load_experiment, networks
@@ -386,6 +385,8 @@ def _with_prepared_key(variant: Variant, kind: str, manifest_path: Path) -> Vari
 
 def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
     """Refuse a model and data that do not fit, variants that read other rows, and comparisons of what there is not."""
+    from models.layers.embedding import refuse_missing_vectors  # torch takes a second to import
+
     rows: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, variant in plan.variants.items():
         about = plan.data[variant.data]

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from planning.environment import read_environment
-from planning.plan import make_plan
+from planning.experiment import load_experiment
 from preprocessing.ingest import data_card, sizes
 from preprocessing.ingest import ingest as ingest_source
 from preprocessing.manifest import Manifest, open_data_set
@@ -45,7 +45,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     refuse_unknown(arguments.names, known_names(), "the names given")
-    names = arguments.names or (sorted(make_plan(arguments.experiment).data) if arguments.experiment else embedded())
+    of_experiment = load_experiment(arguments.experiment).data_sets if arguments.experiment else embedded()
+    names = arguments.names or of_experiment
     mirror = read_environment().mirror
     for name in names:
         ingest.fn(name, arguments.accept_new_version, str(mirror) if mirror else None)

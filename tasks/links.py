@@ -8,9 +8,8 @@ import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from prefect.runtime import flow_run
-
 from evaluation.report import Links
+from tasks.prefect_run import flow_run_page
 from tasks.provenance import UI
 from tracking.pages import server_of
 from tracking.runs import open_tracking
@@ -36,8 +35,7 @@ def mlflow_address(experiment: str) -> str | None:
 
 def prefect_address() -> str | None:
     """Return the page of the flow run that this process is in, or None outside a flow."""
-    if not (flow_run.id and flow_run.ui_url):
-        return None
-    if os.environ.get("PREFECT_API_URL"):
-        return flow_run.ui_url
-    return f"{UI}{urlsplit(flow_run.ui_url).path}"
+    page = flow_run_page()
+    if not page or os.environ.get("PREFECT_API_URL"):
+        return page
+    return f"{UI}{urlsplit(page).path}"

@@ -5,22 +5,21 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
-
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.context import FlowRunContext, TaskRunContext
-from prefect.logging import get_run_logger
-from prefect.logging.loggers import flow_run_logger
 
 from storage.errors import BREAKS, printable
 from tasks.board import BOARD, name_of
+from tasks.prefect_run import flow_context, task_context
+
+if TYPE_CHECKING:
+    from prefect.context import FlowRunContext
 
 ARTIFACT_SECONDS = 2.0
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OUTERMOST: ContextVar[FlowRunContext | None] = ContextVar("outermost", default=None)
+OUTERMOST: "ContextVar[FlowRunContext | None]" = ContextVar("outermost", default=None)
 
 
 def outermost_flow(function: Callable[P, R]) -> Callable[P, R]:
@@ -28,7 +27,7 @@ def outermost_flow(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*arguments: P.args, **keywords: P.kwargs) -> R:
-        token = OUTERMOST.set(OUTERMOST.get() or FlowRunContext.get())
+        token = OUTERMOST.set(OUTERMOST.get() or flow_context())
         try:
             return function(*arguments, **keywords)
         finally:
@@ -39,8 +38,8 @@ def outermost_flow(function: Callable[P, R]) -> Callable[P, R]:
 
 def in_outermost_flow() -> bool:
     """Return whether this is the body of the flow that was entered first, and none of its tasks or subflows."""
-    here, outermost = FlowRunContext.get(), OUTERMOST.get()
-    return bool(here and outermost and _id(here) == _id(outermost)) and TaskRunContext.get() is None
+    here, outermost = flow_context(), OUTERMOST.get()
+    return bool(here and outermost and _id(here) == _id(outermost)) and task_context() is None
 
 
 def say(line: str, summary: bool = False) -> None:
@@ -55,14 +54,18 @@ def say(line: str, summary: bool = False) -> None:
 
 def log(line: str, summary: bool = False) -> None:
     """Log one line in Prefect's run where there is one; ``summary`` as ``say`` has it."""
-    here, outermost = FlowRunContext.get(), OUTERMOST.get()
-    if here or TaskRunContext.get():
-        get_run_logger().info(line)
+    here, outermost = flow_context(), OUTERMOST.get()
+    if not (here or task_context()):
+        return
+    from prefect.logging import get_run_logger
+    from prefect.logging.loggers import flow_run_logger
+
+    get_run_logger().info(line)
     if summary and outermost and here and _id(here) != _id(outermost):
         flow_run_logger(outermost.flow_run, outermost.flow).info(line)
 
 
-def _id(context: FlowRunContext) -> UUID | None:
+def _id(context: "FlowRunContext") -> UUID | None:
     return context.flow_run.id if context.flow_run else None
 
 
@@ -99,7 +102,7 @@ class RunProgress:
         BOARD.draw()
         # Between epochs the bar stays, and each update is an event on Prefect's pages. A shorter run needs no bar.
         now = time.monotonic()
-        if TaskRunContext.get() and event["event"] == "epoch" and now - self.updated > ARTIFACT_SECONDS:
+        if task_context() and event["event"] == "epoch" and now - self.updated > ARTIFACT_SECONDS:
             self.updated = now
             self._draw(100.0 * row.epoch / row.max_epochs, self._description())
 
@@ -114,6 +117,8 @@ class RunProgress:
         """Show the bar of the run on Prefect's pages at ``percent``; leave it as it is from the first error on."""
         if not self.drawable:
             return
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
         try:
             if self.artifact:
                 update_progress_artifact(self.artifact, percent, description)

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect.runtime import flow_run
-
 from planning.keys import this_machine
 from planning.schema import read_yaml
 from storage.files import sha256_file
 from storage.git import checkout
+from tasks.prefect_run import flow_run_id, flow_run_page
 
 # Where `reread ui` serves Prefect's pages.
 UI = "http://127.0.0.1:4200"
@@ -41,10 +40,10 @@ def provenance(job: dict[str, Any]) -> dict[str, Any]:
     }
     if Path("data.dvc").is_file():
         tags["data.dvc.md5"] = read_yaml(Path("data.dvc"))["outs"][0]["md5"]
-    if flow_run.id:
+    if flow_run := flow_run_id():
         # The server of a session ends with it; `reread ui` shows the same runs.
-        page = flow_run.ui_url if os.environ.get("PREFECT_API_URL") else f"{UI}/runs/flow-run/{flow_run.id}"
-        tags |= {"prefect.flow_run": flow_run.id, "prefect.url": page or ""}
+        page = flow_run_page() if os.environ.get("PREFECT_API_URL") else f"{UI}/runs/flow-run/{flow_run}"
+        tags |= {"prefect.flow_run": flow_run, "prefect.url": page or ""}
     if os.environ.get("DVC_STAGE"):
         tags["dvc.stage"] = os.environ["DVC_STAGE"]
     return tags

@@ -1,15 +1,16 @@
 """Shared parts of the tasks, with Prefect and without."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
-
-from prefect import Task, task
-from prefect.cache_policies import NO_CACHE
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from planning.runs import RESULTS
 from storage.errors import PassingError
 from storage.files import published_directory, write_json, write_text
+
+if TYPE_CHECKING:
+    from prefect import Task
 
 
 def _may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
@@ -23,16 +24,41 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def step(task_run_name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """Make a function a Prefect task, as every task of this project is one."""
-    return task(
-        task_run_name=task_run_name,
-        cache_policy=NO_CACHE,
-        retries=3,
-        retry_delay_seconds=[2, 10, 30],
-        retry_condition_fn=_may_pass,
-        log_prints=True,
-    )
+class Step(Generic[P, R]):
+    """A function that a call runs as a Prefect task. ``fn`` is the function itself, which DVC's stages call.
+
+    Prefect takes a second to import: the task is made when it is first used.
+    """
+
+    def __init__(self, function: Callable[P, R], task_run_name: str) -> None:
+        functools.update_wrapper(self, function)
+        self.fn = function
+        self.name = function.__name__
+        self.task_run_name = task_run_name
+
+    def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> R:
+        return self.task(*arguments, **keywords)
+
+    @functools.cached_property
+    def task(self) -> "Task[P, R]":
+        """The Prefect task."""
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+
+        return task(
+            name=self.name,
+            task_run_name=self.task_run_name,
+            cache_policy=NO_CACHE,
+            retries=3,
+            retry_delay_seconds=[2, 10, 30],
+            retry_condition_fn=_may_pass,
+            log_prints=True,
+        )(self.fn)
+
+
+def step(task_run_name: str) -> Callable[[Callable[P, R]], Step[P, R]]:
+    """Make a function a task, as every task of this project is one."""
+    return functools.partial(Step, task_run_name=task_run_name)
 
 
 def publishes(experiment: str) -> bool:

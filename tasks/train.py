@@ -28,7 +28,6 @@ from tasks.step import publishes, step
 from tracking.journal import TrackedRun, Tracker, settle, waiting
 from tracking.runs import ORIGIN, open_tracking
 from training.launcher import STOPPING, TrainingFailed, TrainingStopped, kept_processes, run_training
-from training.state import COLUMNS
 
 # A run that ends sooner is logged when it ends, by fewer requests.
 SECONDS_UNTIL_TRACKED = 0.5
@@ -106,6 +105,8 @@ def recorded_keys(experiments: Iterable[str]) -> set[tuple[str, str]]:
 
 
 def _train(job: dict[str, Any], lock: TextIO | None) -> None:
+    from training.state import COLUMNS  # torch takes a second to import
+
     about = provenance(job)
     # A run that ends at once is recorded as a whole.
     write_json(Path(job["run_directory"]) / ORIGIN, about)

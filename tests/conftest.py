@@ -2,6 +2,7 @@
 
 import compileall
 import gc
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from evaluation import vega
+from storage.files import content_key, published_directory, sha256_file
 from storage.locks import file_lock
 
 # Before torch is imported: its threads wait actively, so that on shared cores two take four times the CPU time of one.
@@ -65,8 +67,35 @@ def edit(job, fresh, wait):
 train.fn = edit
 main(["run", "--experiment", "tiny"])
 """
-# Tests with these fixtures start commands, for seconds to minutes each.
-OF_MINUTES = {"finished", "copy_of_finished", "project", "make_project"}
+# The files that take longest, by `pytest -n 0 --durations=0`. The first makes ``finished``; those after it need neither
+# that nor ``template``, and the last ones share what the first has made.
+LONGEST = (
+    "test_both_doors.py",
+    "commands/test_service.py",
+    "tracking/test_journal.py",
+    "training/test_launcher.py",
+    "training/test_processes.py",
+    "training/test_kills.py",
+    "training/test_runs.py",
+    "tasks/test_slurm.py",
+    "tracking/test_mlflow_ui.py",
+    "tracking/test_tracking.py",
+    "flows/test_survival.py",
+    "flows/test_deployed.py",
+    "test_dvc.py",
+    "tasks/test_multi_label.py",
+    "planning/test_remote_runs.py",
+    "commands/test_reproduce.py",
+    "commands/test_predict.py",
+    "benchmarks/test_scaling.py",
+    "training/test_places.py",
+    "tasks/test_full_disk.py",
+    "preprocessing/test_docstrings.py",
+    "preprocessing/test_blocks.py",
+    "models/test_registry.py",
+    "tracking/test_served_model.py",
+    "tracking/test_served_baseline.py",
+)
 
 
 # All that is imported stays: with Python's thresholds a tenth of the suite's time went into looking for garbage in it.
@@ -80,19 +109,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest tests first: a worker that begins one at the end works alone for minutes.
-
-    One file of those that need ``finished`` begins, so that the other workers do not wait for it too.
-    """
-    names = {item: set(getattr(item, "fixturenames", ())) for item in items}
-    first = next((item.path for item in items if "finished" in names[item]), None)
-
-    def place(item: pytest.Item) -> int:
-        if item.path == first:
-            return 0
-        return 3 if not OF_MINUTES & names[item] else 2 if "finished" in names[item] else 1
-
-    items.sort(key=place)
+    """Run the longest files first: a worker that begins one at the end works alone for minutes."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @dataclass(frozen=True)
@@ -173,17 +192,24 @@ def make_once(folder: pytest.TempPathFactory, name: str, build: Callable[[Path],
 
 
 @pytest.fixture(scope="session")
-def empty_databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with mlflow.db and .prefect/prefect.db that have no runs: making one takes seconds of migrations."""
+def empty_databases() -> Path:
+    """A folder with mlflow.db and .prefect/prefect.db that have no runs. Tests copy it.
 
-    def build(folder: Path) -> None:
-        environment = {**clean_environment(), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-        environment |= {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_LOGGING_LEVEL": "ERROR"}
-        subprocess.run([sys.executable, "-c", MIGRATE], cwd=folder, env=environment, check=True, capture_output=True)
-        for left in ("mlartifacts", ".locks"):
-            shutil.rmtree(folder / left, ignore_errors=True)
-
-    return make_once(tmp_path_factory, "databases", build)
+    Ten seconds of migrations make it, once for each version of what makes it.
+    """
+    made_by = {name: importlib.metadata.version(name) for name in ("mlflow", "prefect", "alembic", "sqlalchemy")}
+    made_by |= {"script": MIGRATE, "tracking": sha256_file(ROOT / "tracking/runs.py")}
+    made = ROOT / ".cache/databases" / content_key(made_by)
+    with file_lock(made.with_suffix(".lock")):
+        if not made.exists():
+            with published_directory(made) as folder:
+                environment = {**clean_environment(), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+                environment |= {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_LOGGING_LEVEL": "ERROR"}
+                migrate = [sys.executable, "-c", MIGRATE]
+                subprocess.run(migrate, cwd=folder, env=environment, check=True, capture_output=True)
+                for left in ("mlartifacts", ".locks"):
+                    shutil.rmtree(folder / left, ignore_errors=True)
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -205,8 +231,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, empty_databases: Path) ->
         (directory / ".cache").mkdir()
         (directory / ".cache/checked-networks").symlink_to(passed)
         vega.script()
-        for bundle in vega.CACHE.glob("vega-*.js"):
-            (directory / ".cache" / bundle.name).symlink_to(bundle)
+        (directory / ".cache" / vega.BUNDLE.name).symlink_to(vega.BUNDLE)
         project = Project(directory, clean_environment())
         project.git("init", "--quiet", "--initial-branch=main")
         project.git("add", ".")

@@ -119,7 +119,7 @@ def test_both_doors_give_the_same_bytes_and_dvc_takes_up_what_the_flow_trained(c
     kill_repro_in_training(flow)
     setting = "experiments/default.yaml:variants.densenet-swish.network.growth_rate=6"
     flow.git("add", ".")
-    flow.run("dvc", "exp", "run", "--name", "wider", "-S", setting)
+    flow.run("dvc", "exp", "run", "--name", "wider", "-S", setting, REREAD_WORKERS="1")
     assert {key: value for key, value in modified(flow).items() if key in before} == before
     trained = modified(flow).keys() - before.keys()
     jobs = [json.loads((flow.directory / f"runs/{key}/job.json").read_text()) for key in trained]

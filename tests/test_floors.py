@@ -95,9 +95,12 @@ def test_no_source_starts_dvc():
                 assert node.elts[0].value != "dvc", f"{path}:{node.lineno} starts dvc"
 
 
-def test_importing_the_training_floor_brings_neither_prefect_nor_mlflow():
-    code = (
-        "import sys, training.run; print([n for n in ('prefect', 'mlflow', 'pandas', 'sklearn') if n in sys.modules])"
-    )
+def test_importing_the_training_floor_brings_neither_prefect_nor_mlflow_and_stages_of_dvc_bring_no_prefect():
+    code = """
+import sys, training.run
+print([name for name in ("prefect", "mlflow", "pandas", "sklearn") if name in sys.modules])
+import tasks.evaluate, tasks.ingest, tasks.preprocess, tasks.train
+print("prefect" in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.split() == ["[]", "False"]

@@ -23,7 +23,6 @@ from selenium.webdriver.support.ui import WebDriverWait
 from commands.servers import Servers, api_url, mlflow_server, module_command, prefect_server
 from evaluation.vega import script
 from storage.errors import InputError, command
-from storage.files import write_text
 from tasks.progress import artifact_key
 from tests.tracking.comparison import browser, free_port, missing
 from tracking.pages import experiment_page
@@ -32,7 +31,6 @@ from tracking.runs import open_tracking
 from tracking.views import CHARTS, VARIANTS
 
 # The page of DVC's plots reads it.
-VEGA = Path(".cache/vega.js")
 SECONDS = 180
 WIDTH, NARROW = 1400, 1000
 
@@ -100,8 +98,7 @@ def prefect_pictures(driver: webdriver.Chrome, server: str, experiment: str, fol
 
 def dvc_picture(driver: webdriver.Chrome, folder: Path) -> None:
     """The page of ``dvc plots show``."""
-    if not VEGA.is_file():
-        write_text(VEGA, script())
+    script()  # writes .cache/vega.js
     subprocess.run(module_command("dvc", "plots", "show"), check=True, stdout=subprocess.DEVNULL)
     open_page(driver, Path("dvc_plots/index.html").resolve().as_uri(), lambda text: "is missing" not in text)
     take(driver, folder / "dvc-plots.png", 1000, NARROW)

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -68,9 +69,10 @@ class Folder:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, empty_databases):
     """Registered: of the data set snippets a HAN (version 1) and a flat GRU (2, the champion); of dots a DenseNet."""
     directory = tmp_path_factory.mktemp("registered")
+    shutil.copy2(empty_databases / "mlflow.db", directory)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)

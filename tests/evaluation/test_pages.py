@@ -3,7 +3,6 @@
 import os
 
 import pytest
-from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
@@ -99,12 +98,15 @@ def sort_and_filter(driver):
 
 
 def tooltip(driver, name, word) -> str:
-    """What pointing at a chart shows first that has a word, from left to right; empty where nothing has it."""
+    """What pointing at a chart shows that has a word, near its middle first; empty where nothing has it."""
     chart = driver.find_element(By.CSS_SELECTOR, f'[data-chart="chart-{name}"] canvas')
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
-    for across in range(-chart.size["width"] // 2 + 60, chart.size["width"] // 2, 12):
+    place = driver.execute_script("return arguments[0].getBoundingClientRect()", chart)
+    middle = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+    for across in sorted(range(-int(place["width"]) // 2 + 60, int(place["width"]) // 2, 12), key=abs):
         for down in range(-60, 80, 10):
-            ActionChains(driver, duration=0).move_to_element_with_offset(chart, across, down).perform()
+            moved = {"type": "mouseMoved", "x": middle[0] + across, "y": middle[1] + down}
+            driver.execute_cdp_cmd("Input.dispatchMouseEvent", moved)
             shown = driver.find_elements(By.CSS_SELECTOR, "#vg-tooltip-element.visible")
             if shown and word in shown[0].text:
                 return shown[0].text

@@ -15,6 +15,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from planning.plan import make_plan
+from tasks.preprocess import preprocess
+from tasks.train import train
+
 EPOCHS = 16
 ARGUMENTS = ["--experiment", "tiny", "--variant", "densenet-swish", "--seed", "0"]
 
@@ -82,7 +86,7 @@ def poor(make_project):
     return project
 
 
-def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weights(poor):
+def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weights(poor, monkeypatch):
     project = poor
     lengthen(project)
     flow = start(project)
@@ -108,13 +112,11 @@ def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weight
     assert len(steps) == len(set(steps)) >= EPOCHS
 
     # Trained without a break, in another folder, with an MLflow that never was up: the same weights.
-    project.run(
-        "python", "-c",
-        "from planning.plan import make_plan; from tasks.preprocess import preprocess; from tasks.train import train;"
-        "plan = make_plan('tiny', ['densenet-swish'], [0]);"
-        "train.fn(*plan.jobs({key: preprocess.fn(about) for key, about in plan.preparations().items()}))",
-        REREAD_RUNS="unbroken", MLFLOW_TRACKING_URI="http://127.0.0.1:9",
-    )  # fmt: skip
+    monkeypatch.chdir(project.directory)
+    monkeypatch.setenv("REREAD_RUNS", "unbroken")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    plan = make_plan("tiny", ["densenet-swish"], [0])
+    train.fn(*plan.jobs({key: preprocess.fn(about) for key, about in plan.preparations().items()}))
     (journal,) = (project.directory / "unbroken/.journals").glob("*.jsonl")
     assert [json.loads(line)["what"] for line in journal.read_text().splitlines()] == [
         "start",

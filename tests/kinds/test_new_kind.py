@@ -164,7 +164,7 @@ def build(settings, description):
 '''
 
 WORK = """
-import json, subprocess, sys
+import json
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +177,8 @@ from preprocessing.manifest import load_raw_rows, open_data_set
 from preprocessing.prepare import prepare
 from preprocessing.sources import embedded
 from storage.prepared import open_prepared
+from training.__main__ import attempt
+from training.processes import ONE
 
 assert kinds.available() == ["image", "series", "symbols", "text"]
 assert "waves" in embedded() and "line" in models.available()
@@ -192,7 +194,7 @@ job = {
     "prepared": str(folder), "run_directory": "runs/key",
 }
 Path("job.json").write_text(json.dumps(job))
-subprocess.run([sys.executable, "-m", "training", "job.json"], check=True)
+assert attempt(Path("job.json"), None, False, ONE) == 0
 evaluation = evaluate_run(Path("runs/key"), folder)
 rows = load_raw_rows(prepared, ["train", "validation", "test"])
 labels = {split: prepared.labels[prepared.rows(split)] for split in rows}
@@ -209,7 +211,7 @@ print(json.dumps({
 def project(tmp_path) -> Path:
     for room in ROOMS:
         if (ROOT / room).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.so", "build", "*.cu")
+            ignored = shutil.ignore_patterns("_build", "*.cu")
             shutil.copytree(ROOT / room, tmp_path / "project" / room, ignore=ignored)
     return tmp_path / "project"
 

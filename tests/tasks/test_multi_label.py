@@ -80,7 +80,7 @@ def test_several_labels_from_rows_to_a_verdict(project):
     }  # fmt: skip
     (root / "experiments/topics.yaml").write_text(yaml.safe_dump(experiment))
 
-    project.run("python", "-c", STEPS)
+    project.run("python", "-c", STEPS, REREAD_WORKERS="1")
 
     metrics = json.loads((root / "reports/topics/metrics.json").read_text())
     han = metrics["variants"]["han"]

@@ -25,9 +25,9 @@ def drawn(monkeypatch) -> list:
         found.append((key, progress, description))
         return uuid.uuid4()
 
-    monkeypatch.setattr(progress, "create_progress_artifact", create)
-    monkeypatch.setattr(progress, "update_progress_artifact", lambda _, *about: found.append((None, *about)))
-    monkeypatch.setattr(progress.TaskRunContext, "get", lambda: object())
+    monkeypatch.setattr("prefect.artifacts.create_progress_artifact", create)
+    monkeypatch.setattr("prefect.artifacts.update_progress_artifact", lambda _, *about: found.append((None, *about)))
+    monkeypatch.setattr(progress, "task_context", lambda: object())
     monkeypatch.setattr(progress, "log", lambda *_: None)
     monkeypatch.setattr(progress, "ARTIFACT_SECONDS", 0.0)
     BOARD.reset()

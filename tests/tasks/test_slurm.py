@@ -40,8 +40,9 @@ def cluster(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, empty_databases):
     """A project folder to work in, with this checkout's source."""
+    shutil.copy2(empty_databases / "mlflow.db", tmp_path)
     monkeypatch.chdir(make_folder(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return tmp_path

@@ -11,8 +11,8 @@ def test_a_bar_that_cannot_be_drawn_stops_no_training(monkeypatch, capsys):
         calls.append(keywords)
         raise ConnectionError("All connection attempts failed")
 
-    monkeypatch.setattr(progress, "create_progress_artifact", refuse)
-    monkeypatch.setattr(progress.TaskRunContext, "get", lambda: object())
+    monkeypatch.setattr("prefect.artifacts.create_progress_artifact", refuse)
+    monkeypatch.setattr(progress, "task_context", lambda: object())
     monkeypatch.setattr(progress, "log", lambda *_: None)
     monkeypatch.setattr(progress, "ARTIFACT_SECONDS", 0.0)
     run = RunProgress({"experiment": "tiny", "variant": "han", "seed": 0, "training": {"max_epochs": 2}})

@@ -88,9 +88,9 @@ def test_of_two_that_train_a_run_the_second_names_the_first_and_starts_at_once_w
     job = write_job(text_directory, "key", training={"max_epochs": 10_000, "patience": 10_000})
     first = start(job, "--events")
     assert '"started"' in first.stdout.readline()
-    code, _, errors = finish(start(job, "--no-wait"))
+    refused, second = start(job, "--no-wait"), start(job, "--events")
+    code, _, errors = finish(refused)
     assert code == 2 and errors.count("\n") == 1 and f"process {first.pid}" in errors
-    second = start(job, "--events")
     assert f"process {first.pid}" in second.stderr.readline()
     while json.loads(first.stdout.readline())["event"] != "epoch":
         pass

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from runtime import gpu_lease
 from storage.errors import InputError
 from tests.training.outcome import outcome
-from tests.training.torchrun import ELASTIC, TORCHRUN, directory, finish, history, start, train_with_kills, twins
+from tests.training.torchrun import TORCHRUN, directory, finish, history, start, train_with_kills, twins
 from training.processes import ONE, Processes, with_shared_statistics
 
 HAN = {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.0}
@@ -44,15 +44,6 @@ def test_a_run_resumes_after_its_processes_were_killed(write_job, text_directory
     finish(start(whole, *TORCHRUN))
     train_with_kills(killed)
     assert outcome(directory(killed)) == outcome(directory(whole))
-
-
-def test_bad_input_is_not_tried_again(write_job, text_directory):
-    job = write_job(text_directory, network=HAN, training={"batch_size": 1})
-    process = start(job, *ELASTIC)
-    output, errors = process.communicate(timeout=240)
-    assert process.returncode != 0
-    assert errors.count("error: batch_size is 1") == 1, errors
-    assert [json.loads(line)["event"] for line in output.splitlines()].count("failed") == 1
 
 
 def test_batch_norm_over_several_processes_needs_gpus(monkeypatch):

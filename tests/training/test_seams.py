@@ -186,13 +186,18 @@ def apply(images, generator, settings):
     return torch.where(chosen.view(-1, 1, 1, 1), -images, images)
 """,
 }
-ANSWER = """
+TRAIN_AND_ANSWER = """
 import numpy as np, sys, models
+from pathlib import Path
 from batches.inference import predict
 from models.objectives import to_probabilities
 from storage.prepared import open_prepared
-prepared = open_prepared(sys.argv[2])
-network = models.load(sys.argv[1], prepared.description)
+from training.__main__ import attempt
+from training.processes import ONE
+job, run, data = map(Path, sys.argv[1:])
+assert attempt(job, None, False, ONE) == 0
+prepared = open_prepared(data)
+network = models.load(run, prepared.description)
 scores = predict(network, prepared, prepared.rows("validation"))
 found = to_probabilities(network.objective, scores)
 assert np.allclose(found, scores / scores.sum(axis=1, keepdims=True)) and found.shape == (16, 3)
@@ -203,7 +208,7 @@ assert np.allclose(found, scores / scores.sum(axis=1, keepdims=True)) and found.
 def house(tmp_path):
     """A copy of the rooms that training needs."""
     for room in ROOMS:
-        shutil.copytree(ROOT / room, tmp_path / "house" / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / room, tmp_path / "house" / room, ignore=shutil.ignore_patterns("_build"))
     return tmp_path / "house"
 
 
@@ -228,17 +233,13 @@ def test_one_file_each_is_all_that_they_need(house, write_job, image_directory):
     job = write_job(image_directory, model="small_capsules", network=network, training=settings)
     environment = {**os.environ, "PYTHONPATH": str(house), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
-    def python(*arguments):
-        command = [sys.executable, "-W", "error", *map(str, arguments)]
-        done = subprocess.run(command, cwd=house, env=environment, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr
-
-    python("-m", "training", job)
     run = json.loads(job.read_text())["run_directory"]
+    command = [sys.executable, "-W", "error", "-c", TRAIN_AND_ANSWER, job, run, image_directory]
+    done = subprocess.run(command, cwd=house, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
     with open(f"{run}/result.json") as file:
         result = json.load(file)
     assert result["validation"]["score"] > 0.6, "classes are told apart, of which chance knows a third"
-    python("-c", ANSWER, run, image_directory)
     after = sources(house)
     assert {str(name) for name in after.keys() - before.keys()} == set(NEW)
     assert all(after[name] == content for name, content in before.items())

@@ -1,0 +1,49 @@
+"""Prefect's runs that this code is in. A stage of DVC is in none, and imports no Prefect: that takes a second."""
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prefect.context import FlowRunContext, TaskRunContext
+
+
+def flow_context() -> "FlowRunContext | None":
+    """Return the context of the flow run that this code is in, or None."""
+    if not _is_imported():
+        return None
+    from prefect.context import FlowRunContext
+
+    return FlowRunContext.get()
+
+
+def task_context() -> "TaskRunContext | None":
+    """Return the context of the task run that this code is in, or None."""
+    if not _is_imported():
+        return None
+    from prefect.context import TaskRunContext
+
+    return TaskRunContext.get()
+
+
+def flow_run_id() -> str | None:
+    """Return the id of the flow run that this process is in, or None."""
+    if not _is_imported():
+        return os.environ.get("PREFECT__FLOW_RUN_ID")
+    from prefect.runtime import flow_run
+
+    return flow_run.id
+
+
+def flow_run_page() -> str | None:
+    """Return the page of that flow run on Prefect's server, or None."""
+    if not flow_run_id():
+        return None
+    from prefect.runtime import flow_run
+
+    return flow_run.ui_url
+
+
+def _is_imported() -> bool:
+    """Return whether this process has imported Prefect: who has entered a run has done so."""
+    return "prefect" in sys.modules
