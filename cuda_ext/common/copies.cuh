@@ -4,6 +4,8 @@
 
 #include "launch.cuh"
 
+#include <cuda.h>
+
 namespace cuda_ext {
 
 __device__ inline unsigned shared_address(const void* pointer) {
@@ -67,6 +69,16 @@ __device__ inline void copy_bulk(unsigned to, const void* from, int bytes, unsig
   HOPPER("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
          "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
          : "memory");
+}
+
+// A box of a tensor of four dimensions that `map` describes, from these coordinates on, the fastest first; what is outside
+// the tensor is zero. `to` is a multiple of 128.
+__device__ inline void copy_box(unsigned to, const CUtensorMap& map, int c, int x, int y, int n, unsigned barrier) {
+  HOPPER(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(to),
+      "l"(&map), "r"(c), "r"(x), "r"(y), "r"(n), "r"(barrier)
+      : "memory");
 }
 
 // The same from shared to global memory, in groups of a thread's own.

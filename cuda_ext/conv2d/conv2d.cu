@@ -1,8 +1,8 @@
 // 2D convolution of images of one channel: the operation, and the first three rungs of its ladder.
 //
 // vanilla, constant and tiled are a blog post's kernels, kept as they are taught: a thread an output. Where the filter
-// and the image are read from is all that changes from one to the next. The fourth rung is in conv2d_register.cuh, the
-// fifth in conv2d_fft.cuh.
+// and the image are read from is all that changes from one to the next. The others are in conv2d_register.cuh,
+// conv2d_matrix.cuh and conv2d_fft.cuh.
 
 #include "conv2d.cuh"
 
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(tile_columns* tile_rows) tiled(Call<T> call, T
   call.results[place.image * pixels + int64_t{y} * call.width + x] = static_cast<T>(sum);
 }
 
-enum class Kernel : int { vanilla, constant, tiled, registers, fft };
+enum class Kernel : int { vanilla, constant, tiled, registers, matrix, fft };
 
 template <typename T>
 void launch(const Call<T>& call, Kernel kernel) {
@@ -254,6 +254,12 @@ Tensor run(const Tensor& images, const Tensor& weight, Padding padding, Kernel k
                      current_stream(device)};
   if (kernel == Kernel::registers) {
     launch_register(call);
+  } else if (kernel == Kernel::matrix) {
+    if constexpr (sizeof(T) == 2) {
+      launch_matrix(call);
+    } else {
+      STD_TORCH_CHECK(false, "conv2d: the kernel 'matrix' takes half precision");
+    }
   } else if (kernel == Kernel::fft) {
     // Freed behind the kernels of this call, in the order of the stream.
     Tensor spectrum = torch::stable::new_empty(images, {most_of_a_spectrum}, torch::headeronly::ScalarType::Float);
@@ -277,7 +283,7 @@ Tensor conv2d(Tensor images, Tensor weight, int64_t padding, int64_t kernel) {
   const int64_t size = weight.size(0), height = images.size(1), width = images.size(2);
   STD_TORCH_CHECK(size == weight.size(1) && size % 2 == 1 && size >= 3 && size <= largest_filter,
                   "conv2d: weight must be k x k, k odd from 3 to 31, got ", size, " x ", weight.size(1));
-  STD_TORCH_CHECK(padding >= 0 && padding <= 2 && kernel >= 0 && kernel <= 4, "conv2d: no such padding or kernel, got ",
+  STD_TORCH_CHECK(padding >= 0 && padding <= 2 && kernel >= 0 && kernel <= 5, "conv2d: no such padding or kernel, got ",
                   padding, " and ", kernel);
   STD_TORCH_CHECK(std::max(height, width) <= int64_t{1} << 30, "conv2d: at most 2^30 rows and columns, got ", height,
                   " and ", width);

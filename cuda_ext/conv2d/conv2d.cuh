@@ -35,6 +35,10 @@ struct Call {
 template <typename T>
 void launch_register(const Call<T>& call);
 
+// On the matrix units, in conv2d_matrix*.cu; for half and bfloat16 and filters of 5 to 17.
+template <typename T>
+void launch_matrix(const Call<T>& call);
+
 // By Fourier transforms, in conv2d_fft.cu; `spectrum` is room for so many numbers.
 constexpr int64_t most_of_a_spectrum = 2 * 128 * 128;
 template <typename T>

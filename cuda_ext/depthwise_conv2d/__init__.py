@@ -1,7 +1,7 @@
 """Depthwise 2D convolution: each channel of an image by a filter of its own, in the image's size, with both gradients.
 
-The kernels are in depthwise_*.cu: small filters are bound by memory, large ones by arithmetic. Results are equal bit
-for bit from run to run.
+The kernels are in depthwise_*.cu: small filters are bound by memory, large ones by arithmetic. Channels-last images
+have kernels of their own for filters of 3, 5 and 7. Results are equal bit for bit from run to run.
 """
 
 from typing import Any
@@ -20,11 +20,14 @@ LARGEST_FILTER = 31
 
 
 def depthwise_conv2d(x: Tensor, weight: Tensor, padding: str = "zeros") -> Tensor:
-    """Correlate each channel of ``x`` with its own filter; the result has ``x``'s shape and dtype and is contiguous.
+    """Correlate each channel of ``x`` with its own filter; the result has ``x``'s shape and dtype.
 
     x: [batch, channels, height, width]; weight: [channels, 1, k, k] with an odd k from 1 to 31; one device and one
-    dtype (float64, float32, float16 or bfloat16, summed in float32), any strides (what is not contiguous, channels_last
-    too, is copied first).
+    dtype (float64, float32, float16 or bfloat16, summed in float32), any strides.
+    The result is channels_last where ``x`` is channels_last and not contiguous; otherwise it is contiguous, and other
+    strides are copied first. On a GPU channels_last tensors are copied to contiguous ones and back for filters other
+    than 3, 5 and 7, for channels that are no multiple of 16 bytes, and for more than 2^20 channels. The gradient of
+    ``x`` has the result's layout.
     padding: what the filter meets beyond the edge: ``zeros``, ``reflect`` (the edge is not repeated; needs more than
     k // 2 rows and columns) or ``replicate``. Under autocast both tensors are cast to its dtype.
     Gradients, of any order, for both. Raises ValueError, naming what came, for anything else.
@@ -43,16 +46,23 @@ def depthwise_conv2d(x: Tensor, weight: Tensor, padding: str = "zeros") -> Tenso
     return torch.ops.cuda_ext.depthwise_conv2d(x, weight, padding)
 
 
+def layout_of(x: Tensor) -> torch.memory_format:
+    """Return the layout of the result for ``x``. What is both, of one channel or one pixel, is contiguous."""
+    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
+
+
 def reference(x: Tensor, weight: Tensor, padding: str = "zeros") -> Tensor:
-    """Equals ``torch.nn.functional.conv2d(pad(x), weight, groups=channels)``, made contiguous."""
+    """Equals ``torch.nn.functional.conv2d(pad(x), weight, groups=channels)``, in the layout of ``x``."""
+    layout = layout_of(x)
     # No sum over nothing: the edge of an empty image can not be repeated.
     if x.numel() == 0:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
+        return torch.empty_like(x, memory_format=layout)
     border = weight.shape[-1] // 2
     if padding == "zeros":
-        return functional.conv2d(x, weight, padding=border, groups=x.shape[1]).contiguous()
+        return functional.conv2d(x, weight, padding=border, groups=x.shape[1]).contiguous(memory_format=layout)
     padded = functional.pad(x, (border,) * 4, mode=PADDINGS[padding])
-    return functional.conv2d(padded, weight, groups=x.shape[1]).contiguous()
+    return functional.conv2d(padded, weight, groups=x.shape[1]).contiguous(memory_format=layout)
 
 
 def reference_backward(
@@ -73,9 +83,10 @@ def reference_backward(
         of_x = torch.ops.aten.reflection_pad2d_backward(of_x, x, sides)
     elif wants_x and padding == "replicate":
         of_x = torch.ops.aten.replication_pad2d_backward(of_x, x, sides)
-    found = zip((of_x, of_weight), (wants_x, wants_weight), strict=True)
-    of_x, of_weight = (tensor.contiguous() if wanted else x.new_empty(0) for tensor, wanted in found)
-    return of_x, of_weight
+    return (
+        of_x.contiguous(memory_format=layout_of(x)) if wants_x else x.new_empty(0),
+        of_weight.contiguous() if wants_weight else x.new_empty(0),
+    )
 
 
 def check(x: Tensor, weight: Tensor, padding: str) -> None:
@@ -112,7 +123,7 @@ def _run(x: Tensor, weight: Tensor, padding: str) -> Tensor:
 
 def _shape(x: Tensor, weight: Tensor, padding: str) -> Tensor:
     check(x, weight, padding)
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return torch.empty_like(x, memory_format=layout_of(x))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
@@ -159,8 +170,9 @@ def _shape_backward(
 
 def _gradients(x: Tensor, weight: Tensor, wants_x: bool, wants_weight: bool, new: Any) -> tuple[Tensor, Tensor]:
     """New tensors for both gradients; what is not wanted is of no elements."""
+    of_x = new(x.shape if wants_x else (0,), dtype=x.dtype, device=x.device)
     return (
-        new(x.shape if wants_x else (0,), dtype=x.dtype, device=x.device),
+        of_x.contiguous(memory_format=layout_of(x)) if wants_x else of_x,
         new(weight.shape if wants_weight else (0,), dtype=x.dtype, device=x.device),
     )
 

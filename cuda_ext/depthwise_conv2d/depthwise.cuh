@@ -458,12 +458,27 @@ int blocks_large(const Shape& shape);
 template <typename T>
 void differentiate_large(const T* g, const T* x, float* parts, const Shape& shape, int padding, cudaStream_t stream);
 
-// depthwise_plain.cu: any k. The image's gradient at every place, or at those alone that padding adds to.
+// depthwise_channels_last.cuh: k of 3, 5 and 7, tensors of [batch, height, width, channels]. Parts as above. Both
+// gradients at once up to `largest_fused_channels_last`: 7 x 7 taps and their gradients take too many registers (268 us, apart 231, at
+// 64 x 128 x 56 x 56 in float32 on an H200). With so many channels at most, a row of a tile has less than 2^31 elements.
+constexpr int64_t most_channels_last = int64_t{1} << 20;
+constexpr int largest_fused_channels_last = 5;
+template <typename T>
+void convolve_channels_last(const T* x, const T* weight, T* out, const Shape& shape, int padding, bool flip,
+                            cudaStream_t stream);
+template <typename T>
+int blocks_channels_last(const Shape& shape);
+template <typename T>
+void differentiate_channels_last(const T* windowed, const T* centred, const T* weight, T* image_gradient, float* parts,
+                                 const Shape& shape, int padding, bool flip, cudaStream_t stream);
+
+// depthwise_plain.cu: any k. The image's gradient at every place, or at those alone that padding adds to; also of
+// channels-last tensors.
 template <typename T>
 void convolve_plain(const T* x, const T* weight, T* out, const Shape& shape, int padding, cudaStream_t stream);
 template <typename T>
 void image_gradient_plain(const T* g, const T* weight, T* gradient, const Shape& shape, int padding, bool border_only,
-                          cudaStream_t stream);
+                          bool channels_last, cudaStream_t stream);
 template <typename T>
 void filter_gradient_plain(const T* g, const T* x, T* gradient, const Shape& shape, int padding, cudaStream_t stream);
 

@@ -6,6 +6,7 @@
 
 namespace {
 
+using torch::headeronly::MemoryFormat;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using namespace depthwise;
@@ -43,6 +44,35 @@ T* written(const Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
+// As PyTorch has it: what is both, for one channel or one pixel, is NCHW.
+MemoryFormat format_of(const Tensor& x) {
+  if (x.is_contiguous()) return MemoryFormat::Contiguous;
+  int64_t expected = 1;
+  for (int dim : {1, 3, 2, 0}) {
+    if (x.size(dim) == 1) continue;
+    if (x.stride(dim) != expected) return MemoryFormat::Contiguous;
+    expected *= x.size(dim);
+  }
+  return MemoryFormat::ChannelsLast;
+}
+
+// Whether the kernels of depthwise_channels_last.cuh take it: every pixel begins on 16 bytes.
+bool fits_channels_last(const Tensor& x, const Shape& shape) {
+  const int64_t pack = x.scalar_type() == ScalarType::Float ? 4 : 8;
+  return shape.k >= 3 && shape.k <= 7 && shape.channels % pack == 0 && shape.channels <= most_channels_last &&
+         shape.batch < int64_t{1} << 31;
+}
+
+Tensor laid_out(Tensor x, MemoryFormat format) {
+  x = torch::stable::contiguous(x, format);
+  return format == MemoryFormat::ChannelsLast && !cuda_ext::aligned_for_packs(x.data_ptr()) ? torch::stable::clone(x) : x;
+}
+
+Tensor empty_like(const Tensor& x, MemoryFormat format) {
+  return torch::stable::empty({x.size(0), x.size(1), x.size(2), x.size(3)}, x.scalar_type(), std::nullopt, x.device(),
+                              std::nullopt, format);
+}
+
 template <typename T>
 void convolve(const T* x, const T* weight, T* out, const Shape& shape, int padding, bool flip, cudaStream_t stream) {
   if (shape.k == 1) {
@@ -62,7 +92,7 @@ void backward(const Tensor& gradient, const Tensor& image, const Tensor& filter,
   const T* weight = read<T>(filter);
   T* to_image = image_gradient ? written<T>(*image_gradient) : nullptr;
   if (shape.k == 1) {
-    if (image_gradient) image_gradient_plain(g, weight, to_image, shape, padding, false, stream);
+    if (image_gradient) image_gradient_plain(g, weight, to_image, shape, padding, false, false, stream);
     if (filter_gradient) filter_gradient_plain(g, x, written<T>(*filter_gradient), shape, padding, stream);
     return;
   }
@@ -70,7 +100,7 @@ void backward(const Tensor& gradient, const Tensor& image, const Tensor& filter,
   const bool fused = small && image_gradient && filter_gradient && padding == zeros;
   if (image_gradient && !fused) {
     convolve(g, weight, to_image, shape, zeros, true, stream);
-    if (padding != zeros) image_gradient_plain(g, weight, to_image, shape, padding, true, stream);
+    if (padding != zeros) image_gradient_plain(g, weight, to_image, shape, padding, true, false, stream);
   }
   if (!filter_gradient) return;
   const int blocks = small ? blocks_small<T>(shape) : blocks_large<T>(shape);
@@ -86,20 +116,54 @@ void backward(const Tensor& gradient, const Tensor& image, const Tensor& filter,
   add_parts(read<float>(parts), written<T>(*filter_gradient), taps, blocks, stream);
 }
 
+// The same for channels-last tensors and filters of 3, 5 and 7.
+template <typename T>
+void backward_channels_last(const Tensor& gradient, const Tensor& image, const Tensor& filter,
+                            const Tensor* image_gradient, const Tensor* filter_gradient, const Shape& shape,
+                            int padding, cudaStream_t stream) {
+  const T* g = read<T>(gradient);
+  const T* x = read<T>(image);
+  const T* weight = read<T>(filter);
+  T* to_image = image_gradient ? written<T>(*image_gradient) : nullptr;
+  const bool fused =
+      image_gradient && filter_gradient && padding == zeros && shape.k <= largest_fused_channels_last;
+  if (image_gradient && !fused) {
+    convolve_channels_last(g, weight, to_image, shape, zeros, true, stream);
+    if (padding != zeros) image_gradient_plain(g, weight, to_image, shape, padding, true, true, stream);
+  }
+  if (!filter_gradient) return;
+  const int blocks = blocks_channels_last<T>(shape);
+  const int64_t taps = shape.channels * shape.k * shape.k;
+  const Tensor parts = torch::stable::new_empty(image, {blocks, taps}, ScalarType::Float);
+  if (fused) {
+    differentiate_channels_last(g, x, weight, to_image, written<float>(parts), shape, zeros, true, stream);
+  } else {
+    differentiate_channels_last(x, g, weight, static_cast<T*>(nullptr), written<float>(parts), shape, padding, false, stream);
+  }
+  add_parts(read<float>(parts), written<T>(*filter_gradient), taps, blocks, stream);
+}
+
 Tensor depthwise_conv2d(Tensor x, Tensor weight, int64_t padding) {
   const Shape shape = checked("depthwise_conv2d", x, weight, padding);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  x = torch::stable::contiguous(x);
+  const MemoryFormat format = format_of(x);
+  const bool last = format == MemoryFormat::ChannelsLast && fits_channels_last(x, shape);
+  const MemoryFormat inside = last ? format : MemoryFormat::Contiguous;
+  x = laid_out(x, inside);
   weight = torch::stable::contiguous(weight);
-  Tensor out = torch::stable::new_empty(x, {x.size(0), x.size(1), x.size(2), x.size(3)});
+  Tensor out = empty_like(x, inside);
   if (x.numel() == 0) return out;
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   const int mode = static_cast<int>(padding);
   cuda_ext::with_dtype("depthwise_conv2d", x.scalar_type(), [&](auto t) {
     using T = decltype(t);
-    convolve(read<T>(x), read<T>(weight), written<T>(out), shape, mode, false, stream);
+    if (last) {
+      convolve_channels_last(read<T>(x), read<T>(weight), written<T>(out), shape, mode, false, stream);
+    } else {
+      convolve(read<T>(x), read<T>(weight), written<T>(out), shape, mode, false, stream);
+    }
   });
-  return out;
+  return torch::stable::contiguous(out, format);
 }
 
 std::tuple<Tensor, Tensor> depthwise_conv2d_backward(Tensor gradient, Tensor x, Tensor weight, int64_t padding,
@@ -114,13 +178,15 @@ std::tuple<Tensor, Tensor> depthwise_conv2d_backward(Tensor gradient, Tensor x, 
                       gradient.size(2) == x.size(2) && gradient.size(3) == x.size(3),
                   name, ": gradient and x must have one shape");
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  gradient = torch::stable::contiguous(gradient);
-  x = torch::stable::contiguous(x);
+  const MemoryFormat format = format_of(x);
+  const bool last = format == MemoryFormat::ChannelsLast && fits_channels_last(x, shape);
+  const MemoryFormat inside = last ? format : MemoryFormat::Contiguous;
+  gradient = laid_out(gradient, inside);
+  x = laid_out(x, inside);
   weight = torch::stable::contiguous(weight);
   const int64_t channels = x.size(1);
   const int64_t k = shape.k;
-  Tensor image_gradient = wants_x ? torch::stable::new_empty(x, {x.size(0), channels, x.size(2), x.size(3)})
-                                  : torch::stable::new_empty(x, {0});
+  Tensor image_gradient = wants_x ? empty_like(x, inside) : torch::stable::new_empty(x, {0});
   // Of no image at all it is zero.
   Tensor filter_gradient = !wants_weight    ? torch::stable::new_empty(x, {0})
                            : x.numel() == 0 ? torch::stable::new_zeros(x, {channels, 1, k, k})
@@ -131,8 +197,14 @@ std::tuple<Tensor, Tensor> depthwise_conv2d_backward(Tensor gradient, Tensor x, 
   const Tensor* image = wants_x ? &image_gradient : nullptr;
   const Tensor* filter = wants_weight ? &filter_gradient : nullptr;
   cuda_ext::with_dtype(name, x.scalar_type(), [&](auto t) {
-    backward<decltype(t)>(gradient, x, weight, image, filter, shape, mode, stream);
+    using T = decltype(t);
+    if (last) {
+      backward_channels_last<T>(gradient, x, weight, image, filter, shape, mode, stream);
+    } else {
+      backward<T>(gradient, x, weight, image, filter, shape, mode, stream);
+    }
   });
+  if (wants_x) image_gradient = torch::stable::contiguous(image_gradient, format);
   return {image_gradient, filter_gradient};
 }
 

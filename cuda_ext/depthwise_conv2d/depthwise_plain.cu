@@ -37,10 +37,11 @@ __global__ void __launch_bounds__(threads) convolve_plainly(const T* __restrict_
   }
 }
 
-// The image's gradient at one place: each place of the padded image that shows it, times the filter.
+// The image's gradient at one place: each place of the padded image that shows it, times the filter. From a pixel to the
+// next it is `step` elements.
 template <typename T>
-__device__ float image_gradient_at(const T* g, const T* w, int y, int x, const Shape& shape,
-                                                    int padding) {
+__device__ float image_gradient_at(const T* g, const T* w, int y, int x, const Shape& shape, int padding,
+                                   int64_t step) {
   const int border = shape.k / 2;
   float sum = 0;
   // Candidates of a direction: the place itself, then those before the first and behind the last.
@@ -53,9 +54,9 @@ __device__ float image_gradient_at(const T* g, const T* w, int y, int x, const S
       const int last_a = min(shape.k - 1, row + border);
       const int last_b = min(shape.k - 1, column + border);
       for (int a = max(0, row + border - shape.height + 1); a <= last_a; ++a) {
-        const T* line = g + int64_t{row + border - a} * shape.width + column + border;
+        const T* line = g + (int64_t{row + border - a} * shape.width + column + border) * step;
         for (int b = max(0, column + border - shape.width + 1); b <= last_b; ++b) {
-          sum += static_cast<float>(w[a * shape.k + b]) * static_cast<float>(line[-b]);
+          sum += static_cast<float>(w[a * shape.k + b]) * static_cast<float>(line[-b * step]);
         }
       }
     }
@@ -67,14 +68,17 @@ __device__ float image_gradient_at(const T* g, const T* w, int y, int x, const S
 template <typename T>
 __global__ void __launch_bounds__(threads)
     image_gradient_plainly(const T* __restrict__ g, const T* __restrict__ weight, T* __restrict__ gradient,
-                           const Shape shape, int padding, int band_rows, int band_columns) {
+                           const Shape shape, int padding, int band_rows, int band_columns, bool channels_last) {
   const int64_t plane = int64_t{shape.height} * shape.width;
+  const int64_t step = channels_last ? shape.channels : 1;
   const int64_t full_rows = int64_t{band_rows} * shape.width;
   const int64_t places = full_rows + int64_t{shape.height - band_rows} * band_columns;
   for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < shape.batch * shape.channels * places;
        i += int64_t{gridDim.x} * threads) {
-    const int64_t image = i / places;
-    const int64_t place = i % places;
+    // Neighbouring threads have neighbouring elements.
+    const int64_t image = channels_last ? i / (places * step) * step + i % step : i / places;
+    const int64_t place = i / step % places;
+    const int64_t first = channels_last ? image / step * plane * step + i % step : image * plane;
     int y, x;
     if (place < full_rows) {
       y = static_cast<int>(place / shape.width);
@@ -86,8 +90,8 @@ __global__ void __launch_bounds__(threads)
       if (x >= (band_columns + 1) / 2) x += shape.width - band_columns;
     }
     const T* w = weight + image % shape.channels * shape.k * shape.k;
-    gradient[image * plane + int64_t{y} * shape.width + x] =
-        static_cast<T>(image_gradient_at(g + image * plane, w, y, x, shape, padding));
+    gradient[first + (int64_t{y} * shape.width + x) * step] =
+        static_cast<T>(image_gradient_at(g + first, w, y, x, shape, padding, step));
   }
 }
 
@@ -159,13 +163,13 @@ void convolve_plain(const T* x, const T* weight, T* out, const Shape& shape, int
 
 template <typename T>
 void image_gradient_plain(const T* g, const T* weight, T* gradient, const Shape& shape, int padding, bool border_only,
-                          cudaStream_t stream) {
+                          bool channels_last, cudaStream_t stream) {
   const int band = border_only ? 2 * (shape.k / 2 + 1) : shape.height;
   const int rows = std::min(shape.height, band);
   const int across = std::min(shape.width, 2 * (shape.k / 2 + 1));
   const int64_t places = int64_t{rows} * shape.width + int64_t{shape.height - rows} * across;
   image_gradient_plainly<T><<<blocks_for(shape.batch * shape.channels * places), threads, 0, stream>>>(
-      g, weight, gradient, shape, padding, rows, across);
+      g, weight, gradient, shape, padding, rows, across, channels_last);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -184,7 +188,7 @@ void add_parts(const float* parts, T* sum, int64_t size, int count, cudaStream_t
 
 #define INSTANTIATE(T)                                                                                              \
   template void convolve_plain(const T*, const T*, T*, const Shape&, int, cudaStream_t);                           \
-  template void image_gradient_plain(const T*, const T*, T*, const Shape&, int, bool, cudaStream_t);               \
+  template void image_gradient_plain(const T*, const T*, T*, const Shape&, int, bool, bool, cudaStream_t);         \
   template void filter_gradient_plain(const T*, const T*, T*, const Shape&, int, cudaStream_t);                    \
   template void add_parts(const float*, T*, int64_t, int, cudaStream_t);
 INSTANTIATE(float)

@@ -124,6 +124,9 @@ def test_autocast_casts_as_for_pytorch_s_convolution_and_gradients_keep_their_dt
         ((random(1, 4, 4), random(3, 3), "zeros", "fast"), "kernel is auto, .*, got 'fast'"),
         ((random(1, 4, 4), random(3, 3), "zeros", "register"), "'register' takes no float64"),
         ((random(1, 4, 4), random(3, 3), "zeros", "fft"), "'fft' takes no float64"),
+        ((random(1, 4, 4), random(5, 5), "zeros", "matrix"), "'matrix' takes .*, got torch.float64"),
+        ((random(1, 4, 4).half(), random(3, 3).half(), "zeros", "matrix"), r"filters of 5 to 17, got .* \(3, 3\)"),
+        ((random(1, 4, 4).half(), random(19, 19).half(), "zeros", "matrix"), r"filters of 5 to 17, got .* \(19, 19\)"),
         ((random(1, 2, 9), random(5, 5), "reflect"), r"more than 2 rows and columns, got \(1, 2, 9\)"),
         ((random(1, 4, 4), random(3, 3).to("meta")), "one device, got cpu and meta"),
     ],
@@ -154,7 +157,8 @@ def test_the_filter_s_gradient_refuses_what_does_not_fit():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_reference_warns_by_name_and_strict_mode_refuses_it(kernel):
-    images, weight = random(1, 4, 4, dtype=torch.float32), random(3, 3, dtype=torch.float32)
+    dtype = torch.bfloat16 if kernel == "matrix" else torch.float32
+    images, weight = random(1, 4, 4, dtype=dtype), random(5, 5, dtype=dtype)
     with pytest.warns(library.ReferenceWarning, match="conv2d runs its reference in PyTorch: the tensors are on the"):
         conv2d(images, weight, kernel=kernel)
     library.strict(True)

@@ -4,7 +4,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cuda_ext.conv2d import DTYPES, KERNELS, PADDINGS, SIZES, SMALLEST_BY_FFT, conv2d
+from cuda_ext.conv2d import (
+    DTYPES,
+    HALVES,
+    KERNELS,
+    LARGEST_BY_MATRIX,
+    PADDINGS,
+    SIZES,
+    SMALLEST_BY_FFT,
+    SMALLEST_BY_MATRIX,
+    by_matrix,
+    conv2d,
+)
 from tests.cuda_ext.rules import (
     a_graph_replays_it_on_new_values,
     fifty_runs_give_the_same_bits,
@@ -40,8 +51,12 @@ def exact(images, weight, padding):
     return F.conv2d(padded, weight.double().reshape(1, 1, size, size)).reshape(images.shape)
 
 
-def kernels(dtype):
-    return [kernel for kernel in KERNELS if kernel not in ("register", "fft") or dtype != torch.float64]
+def kernels(dtype, size):
+    """The kernels that take it."""
+    without = {"register", "fft"} if dtype == torch.float64 else set()
+    if not by_matrix(dtype, size):
+        without.add("matrix")
+    return [kernel for kernel in KERNELS if kernel not in without]
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -53,7 +68,7 @@ def test_the_error_against_float64_is_rounding(size, dtype, padding):
             continue
         images, weight = random(*shape, dtype=dtype), random(size, size, dtype=dtype, seed=1)
         expected = exact(images, weight, padding)
-        for kernel in kernels(dtype):
+        for kernel in kernels(dtype, size):
             result = conv2d(images, weight, padding, kernel)
             assert result.dtype == dtype and result.is_contiguous()
             assert relative_error(result, expected) <= LARGEST_ERROR[dtype], (shape, kernel)
@@ -89,13 +104,24 @@ def test_a_transform_reads_images_that_were_written_right_before(size, copies):
             assert torch.equal(conv2d(images, weight, kernel="fft"), result)
 
 
-def test_the_filter_decides_between_register_and_fft_and_so_does_its_flipped_one():
-    for size, kernel in ((SMALLEST_BY_FFT - 2, "register"), (SMALLEST_BY_FFT, "fft")):
-        images, weight, back = random(2, 150, 264).requires_grad_(), random(size, size, seed=1), random(2, 150, 264)
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_filter_and_dtype_decide_between_kernels_and_so_does_the_flipped_filter(dtype):
+    if dtype in HALVES:
+        chosen = (
+            (SMALLEST_BY_MATRIX - 2, "register"),
+            (SMALLEST_BY_MATRIX, "matrix"),
+            (LARGEST_BY_MATRIX, "matrix"),
+            (LARGEST_BY_MATRIX + 2, "fft"),
+        )
+    else:
+        chosen = ((SMALLEST_BY_FFT - 2, "register"), (SMALLEST_BY_FFT, "fft"))
+    for size, kernel in chosen:
+        images, weight = random(2, 150, 264, dtype=dtype).requires_grad_(), random(size, size, dtype=dtype, seed=1)
+        back = random(2, 150, 264, dtype=dtype)
         result = conv2d(images, weight)
         assert torch.equal(result, conv2d(images, weight, kernel=kernel))
         others = [name for name in ("register", "fft") if name != kernel]
-        assert not torch.equal(result, conv2d(images, weight, kernel=others[0]))
+        assert not any(torch.equal(result, conv2d(images, weight, kernel=other)) for other in others)
         (found,) = torch.autograd.grad(result, images, back)
         assert torch.equal(found, conv2d(back, weight.flip(0, 1), kernel=kernel))
 
@@ -125,11 +151,12 @@ def test_a_spectrum_and_results_that_begin_as_nan_are_written_whole(copies):
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[1:])
 @pytest.mark.parametrize("size", [3, 9, 31])
-def test_every_element_is_written_and_nothing_else(size):
+def test_every_element_is_written_and_nothing_else(size, dtype):
     """Nothing that an image holds reaches the results of its neighbours, NaN included."""
-    images, weight = random(3, 50, 136), random(size, size, seed=1)
-    for kernel in KERNELS:
+    images, weight = random(3, 50, 136, dtype=dtype), random(size, size, dtype=dtype, seed=1)
+    for kernel in kernels(dtype, size):
         expected = conv2d(images, weight, "reflect", kernel)
         poisoned = images.clone()
         poisoned[0] = poisoned[2] = float("nan")
@@ -138,10 +165,24 @@ def test_every_element_is_written_and_nothing_else(size):
         assert result[0].isnan().all() and result[2].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("size", [5, 9, 17])
+def test_what_is_not_finite_stays_within_the_filters_reach_in_products(size, dtype):
+    for width in (512, 299):
+        images, weight = random(2, 70, width, dtype=dtype), random(size, size, dtype=dtype, seed=1)
+        images[0, 30, 0] = images[0, 9, 131] = float("inf")
+        images[1, 69, width - 1] = float("nan")
+        for padding in PADDINGS:
+            found, expected = conv2d(images, weight, padding, "matrix"), exact(images, weight, padding)
+            finite = expected.isfinite()
+            assert torch.equal(found.isfinite(), finite)
+            assert relative_error(found[finite], expected[finite]) <= LARGEST_ERROR[dtype]
+
+
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_shapes_strides_and_misaligned_views(dtype):
     images, weight = random(3, 1, 40, 136, dtype=dtype), random(1, 1, 5, 5, dtype=dtype, seed=1)
-    for kernel in kernels(dtype):
+    for kernel in kernels(dtype, 5):
         expected = conv2d(images, weight, "zeros", kernel)
         assert expected.shape == images.shape
         swapped = images.transpose(2, 3).contiguous().transpose(2, 3)
@@ -157,10 +198,12 @@ def test_shapes_strides_and_misaligned_views(dtype):
 
 @pytest.mark.parametrize("shape", [(0, 5, 5), (2, 0, 5), (2, 5, 0)])
 def test_empty_images_give_empty_results_and_a_filter_s_gradient_of_zeros(shape):
+    for dtype in DTYPES[1:]:
+        images, weight = random(*shape, dtype=dtype), random(3, 3, dtype=dtype)
+        for kernel in kernels(dtype, 3):
+            assert conv2d(images, weight, "zeros", kernel).shape == images.shape
     images, weight = random(*shape).requires_grad_(), random(3, 3).requires_grad_()
-    for kernel in KERNELS:
-        result = conv2d(images, weight, "zeros", kernel)
-        assert result.shape == images.shape
+    result = conv2d(images, weight)
     assert torch.equal(torch.autograd.grad(result.sum(), weight)[0], torch.zeros(3, 3, device="cuda"))
 
 
@@ -169,10 +212,10 @@ def test_more_than_2_to_the_31_elements(shape):
     """Many columns of one pixel, many images, and one long one."""
     if torch.cuda.mem_get_info()[0] < 20 * 2**30:
         pytest.skip("needs 20 GiB of free GPU memory")
-    images, weight = torch.empty(shape, device="cuda", dtype=torch.bfloat16), random(3, 3, dtype=torch.bfloat16)
+    images, weight = torch.empty(shape, device="cuda", dtype=torch.bfloat16), random(5, 5, dtype=torch.bfloat16)
     for image in images:
         image.normal_()
-    for kernel in ("register", "tiled"):
+    for kernel in ("register", "matrix", "tiled"):
         result = conv2d(images, weight, "zeros", kernel)
         # The last rows of the last image, whose indices are the largest, and the first rows of the first.
         last = exact(images[-1:, -66:], weight, "zeros")[:, 2:]
@@ -183,11 +226,17 @@ def test_more_than_2_to_the_31_elements(shape):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "size", "count"), [*((kernel, size, 2) for kernel in KERNELS for size in (3, 15, 31)), ("fft", 31, MANY)]
+    ("kernel", "size", "count", "dtype"),
+    [
+        *((kernel, size, 2, torch.float32) for size in (3, 15, 31) for kernel in kernels(torch.float32, size)),
+        ("fft", 31, MANY, torch.float32),
+        *(("matrix", size, 2, dtype) for size in (5, 17) for dtype in HALVES),
+    ],
 )
-def test_the_rules_of_a_kernel(kernel, size, count):
+def test_the_rules_of_a_kernel(kernel, size, count, dtype):
     shape = count, 300, 264
-    images, weight, changed = random(*shape), random(size, size, seed=1), random(*shape, seed=2)
+    images, changed = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=2)
+    weight = random(size, size, dtype=dtype, seed=1)
 
     def run(x, w):
         return conv2d(x, w, "reflect", kernel)

@@ -14,6 +14,10 @@ def draw(*shape, dtype=torch.float64, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+def in_channels_last(x):
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 def by_definition(x, weight, padding):
     """The sum over the taps, written out; float64."""
     k = weight.shape[-1]
@@ -34,14 +38,45 @@ def test_it_is_the_sum_over_the_taps(padding, k):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_it_keeps_the_dtype_and_is_contiguous_whatever_the_strides(dtype):
+def test_it_keeps_the_dtype_and_is_contiguous_or_channels_last(dtype):
     x, weight = draw(2, 3, 8, 6, dtype=dtype), draw(3, 1, 3, 3, dtype=dtype, seed=1)
     expected = depthwise_conv2d(x, weight)
     assert expected.dtype == dtype
-    for view in (x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):
+    assert expected.is_contiguous()
+    for view, layout in (
+        (in_channels_last(x), torch.channels_last),
+        (x.transpose(2, 3).contiguous().transpose(2, 3), torch.contiguous_format),
+    ):
         result = depthwise_conv2d(view, weight)
-        assert result.is_contiguous()
+        assert result.is_contiguous(memory_format=layout)
         torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_the_gradient_of_a_channels_last_image_is_channels_last(padding):
+    x, weight, gradient = draw(2, 3, 5, 6), draw(3, 1, 3, 3, seed=1).requires_grad_(), draw(2, 3, 5, 6, seed=2)
+    expected = torch.autograd.grad(depthwise_conv2d(x.requires_grad_(), weight, padding), (x, weight), gradient)
+    last = in_channels_last(x.detach()).requires_grad_()
+    for given in (gradient, in_channels_last(gradient)):
+        found = torch.autograd.grad(depthwise_conv2d(last, weight, padding), (last, weight), given)
+        assert found[0].is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 5, 6), (2, 3, 1, 1), (0, 3, 5, 6)])
+def test_what_has_both_layouts_is_contiguous(shape):
+    x, weight = in_channels_last(draw(*shape)), draw(shape[1], 1, 3, 3, seed=1)
+    assert depthwise_conv2d(x, weight).is_contiguous()
+
+
+def test_compiled_code_has_the_strides_of_the_result():
+    """torch.compile takes them from the shape function."""
+    x, weight = in_channels_last(draw(2, 3, 5, 6)), draw(3, 1, 3, 3, seed=1)
+    compiled = torch.compile(lambda x, w: depthwise_conv2d(x, w).sin(), fullgraph=True, backend="aot_eager")
+    for image in (x, x.contiguous()):
+        result = compiled(image, weight)
+        assert result.stride() == image.stride()
+        torch.testing.assert_close(result, depthwise_conv2d(image, weight).sin())
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -55,9 +90,11 @@ def test_empty_images_have_empty_results_and_no_filter_gradient(padding, shape):
     assert torch.equal(gradients[1], torch.zeros_like(weight))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_gradients_match_finite_differences(padding):
-    x, weight = draw(2, 2, 4, 5).requires_grad_(), draw(2, 1, 3, 3, seed=1).requires_grad_()
+def test_gradients_match_finite_differences(padding, layout):
+    x = draw(2, 2, 4, 5).contiguous(memory_format=layout).requires_grad_()
+    weight = draw(2, 1, 3, 3, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, w: depthwise_conv2d(x, w, padding), (x, weight))
     assert torch.autograd.gradgradcheck(lambda x, w: depthwise_conv2d(x, w, padding), (x, weight))
 
@@ -74,9 +111,11 @@ def test_gradients_of_one_input_alone():
     torch.testing.assert_close(shared, ones)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_the_operations_keep_pytorch_s_rules(padding):
-    x, weight = draw(2, 3, 5, 6, dtype=torch.float32), draw(3, 1, 3, 3, dtype=torch.float32, seed=1)
+def test_the_operations_keep_pytorch_s_rules(padding, layout):
+    x = draw(2, 3, 5, 6, dtype=torch.float32).contiguous(memory_format=layout)
+    weight = draw(3, 1, 3, 3, dtype=torch.float32, seed=1)
     operations = torch.ops.cuda_ext
     torch.library.opcheck(operations.depthwise_conv2d, (x.requires_grad_(), weight.requires_grad_(), padding))
     detached = x.detach(), weight.detach()
