@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from evaluation import vega
@@ -21,8 +22,23 @@ from storage.locks import file_lock
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
+# Files of tests are in memory where there is room for them: on a disk each flush waits for it, thousands of times.
+MEMORY, ROOM = Path("/dev/shm"), 8 << 30
 # What a user may have set, and what must not reach a copy of the project.
 NOT_INHERITED = ("REREAD_", "PREFECT_", "MLFLOW_", "DVC_", "GIT_")
+
+
+def fits_in_memory() -> bool:
+    """Return whether the files of tests fit in memory, and programs may be run from there."""
+    try:
+        free, flags = shutil.disk_usage(MEMORY).free, os.statvfs(MEMORY).f_flag
+    except OSError:
+        return False
+    return min(free, psutil.virtual_memory().available) > ROOM and not flags & os.ST_NOEXEC
+
+
+if fits_in_memory():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -99,6 +99,7 @@ def test_a_server_that_is_killed_stops_no_training_and_gets_everything_once(fold
     never_up = TrackedRun(jobs[2], {}, lines.append)
     stopped = TrackedRun(jobs[3], {}, lines.append)
     stopped.log_epoch(rows[0])
+    time.sleep(0.002)  # times are whole milliseconds
     stopped.fail("KILLED", "stopped from outside")
     tracker = Tracker(lines.append)
     evaluation = evaluate_run(Path(jobs[0]["run_directory"]))
