@@ -71,16 +71,6 @@ __device__ inline void copy_bulk(unsigned to, const void* from, int bytes, unsig
          : "memory");
 }
 
-// A box of a tensor of four dimensions that `map` describes, from these coordinates on, the fastest first; what is outside
-// the tensor is zero. `to` is a multiple of 128.
-__device__ inline void copy_box(unsigned to, const CUtensorMap& map, int c, int x, int y, int n, unsigned barrier) {
-  HOPPER(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
-      "[%6];" ::"r"(to),
-      "l"(&map), "r"(c), "r"(x), "r"(y), "r"(n), "r"(barrier)
-      : "memory");
-}
-
 // The same from shared to global memory, in groups of a thread's own.
 __device__ inline void store_bulk(void* to, const void* from, int bytes) {
   HOPPER("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
@@ -93,6 +83,16 @@ __device__ inline void commit_stores() { HOPPER("cp.async.bulk.commit_group;" ::
 // Until what the thread's stores read may be written again, and until they are done.
 __device__ inline void await_stores_read() { HOPPER("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ inline void await_stores() { HOPPER("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// A box of a tensor of four dimensions that `map` describes, from these coordinates on, the fastest first; what is outside
+// the tensor is zero. `to` is a multiple of 128.
+__device__ inline void copy_box(unsigned to, const CUtensorMap& map, int c, int x, int y, int n, unsigned barrier) {
+  HOPPER(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(to),
+      "l"(&map), "r"(c), "r"(x), "r"(y), "r"(n), "r"(barrier)
+      : "memory");
+}
 
 #undef HOPPER
 
