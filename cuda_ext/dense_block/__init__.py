@@ -220,8 +220,8 @@ def convolutions_fit(x: Tensor, channels: int, growth: int) -> bool:
 
     They take half precision, and images of lines that fit shared memory. On an H200, bf16, both passes with norm and
     statistics, but for the norm's last pass, which ``dense_product_backward`` makes: 177 us, and one by one with that
-    pass 459 (48 channels to 12, 512 images of 32 x 32); 191 and 332 (64 to 16, 128 images of 56 x 56). Of 128 channels to
-    32 (the same images) earlier kernels, which copied no tile ahead, took 188 us forward and 485 backward in three
+    pass 459 (48 channels to 12, 512 images of 32 x 32); 191 and 332 (64 to 16, 128 images of 56 x 56). Of 128 channels
+    to 32 (the same images) earlier kernels, which copied no tile ahead, took 188 us forward and 485 backward in three
     launches; norm, cuDNN and statistics take 237 and 308.
     """
     half = x.dtype in (torch.float16, torch.bfloat16)
