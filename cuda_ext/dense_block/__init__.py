@@ -219,9 +219,10 @@ def convolutions_fit(x: Tensor, channels: int, growth: int) -> bool:
     """Whether the ``dense_convolution`` kernels should run 3x3 convolutions of so many channels of images like x.
 
     They take half precision, and images of lines that fit shared memory. On an H200, bf16, both passes with norm and
-    statistics: 177 us against 459 (48 channels to 12, 512 images of 32 x 32), 191 against 332 (64 to 16, 128 images of
-    56 x 56). Kernels of the same design took 188 us forward and 485 backward for 128 channels to 32 (128 images of
-    56 x 56), where norm, cuDNN and statistics take 237 and 308.
+    statistics, but for the norm's last pass, which ``dense_product_backward`` makes: 177 us, and one by one with that
+    pass 459 (48 channels to 12, 512 images of 32 x 32); 191 and 332 (64 to 16, 128 images of 56 x 56). Of 128 channels
+    to 32 (the same images) earlier kernels, which copied no tile ahead, took 188 us forward and 485 backward in three
+    launches; norm, cuDNN and statistics take 237 and 308.
     """
     half = x.dtype in (torch.float16, torch.bfloat16)
     sizes = channels % 8 == 0 and channels <= 64 and growth <= 16
