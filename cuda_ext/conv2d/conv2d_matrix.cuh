@@ -100,6 +100,8 @@ __global__ void __launch_bounds__(32, warps)
     // What no copy reaches, beyond an image's sides, is multiplied with zeros: it must be finite.
     auto* const packs = reinterpret_cast<int4*>(ring.rows);
     for (int at = threadIdx.x; at < static_cast<int>(sizeof(ring.rows) / 16); at += 32) packs[at] = {};
+    // Other lanes write to the same places next.
+    __syncwarp();
   }
   Strip<T, K, columns, step, slots> strip(ring, from, image, task.left);
 #pragma unroll 1

@@ -385,7 +385,7 @@ def test_two_devices_are_refused_and_so_are_the_compiled_operations_called_wrong
         ((images[0], weight, 0, 0), "2 and 2 dimensions"),
         ((images, weight[:2], 0, 0), "got 2 x 3"),
         ((images, weight, 3, 0), "no such padding or kernel, got 3 and 0"),
-        ((images, weight, 0, 5), "no such padding or kernel, got 0 and 5"),
+        ((images, weight, 0, 6), "no such padding or kernel, got 0 and 6"),
         ((images[:, :1], weight, 1, 0), "larger than k / 2, got 1 x 8"),
         ((images.double(), weight.double(), 0, 3), "dtype must be float32, float16 or bfloat16"),
         ((images.double(), weight.double(), 0, 4), "dtype must be float32, float16 or bfloat16"),

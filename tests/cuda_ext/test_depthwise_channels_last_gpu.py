@@ -29,7 +29,7 @@ def in_channels_last(*tensors):
 
 def launched(function):
     """The names of the kernels that ``function`` launches."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         function()
         torch.cuda.synchronize()
     return [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
