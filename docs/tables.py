@@ -433,8 +433,8 @@ def deletion() -> Table:
 
 
 def kernel(name: str) -> Table:
-    """Return the cases of a kernel in the newest report of cuda_ext/results/ that has it."""
-    for path in sorted((ROOT / "cuda_ext/results").glob("*.json"), reverse=True):
+    """Return the cases of a kernel in the newest report of cuda_ext/results/ that has it; parts/ has those of one."""
+    for path in sorted((ROOT / "cuda_ext/results").rglob("*.json"), key=lambda path: path.name, reverse=True):
         reported = json.loads(path.read_text(encoding="utf-8"))["results"]
         if cases := [one for one in reported if one["kernel"] == name]:
             break
