@@ -7,8 +7,7 @@ import pytest
 from benchmarks import scaling
 from storage.errors import InputError
 
-# Of CUDA graphs (flat-graph) a CPU has none.
-WAYS = ["flat", "flat-bf16", "ddp-1-static"]
+WAYS = ["flat", "flat-graph", "flat-bf16", "ddp-1-static"]
 
 
 def test_two_processes_have_the_losses_of_one_however_gradients_are_summed(tmp_path, monkeypatch, capfd):

@@ -30,7 +30,6 @@ from tracking.registry import registered_name
 from tracking.runs import open_tracking
 from tracking.views import CHARTS, VARIANTS
 
-# The page of DVC's plots reads it.
 SECONDS = 180
 WIDTH, NARROW = 1400, 1000
 
