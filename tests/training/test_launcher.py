@@ -127,6 +127,12 @@ def test_several_processes_are_started_stopped_and_resumed(bare, write_job, text
     assert json.loads((Path(job["run_directory"]) / "environment.json").read_text())["processes"] == 2
 
 
+def test_several_processes_without_their_data_are_an_input_error(bare, write_job, text_directory):
+    job = {**read_job(write_job(text_directory, model="word_average")), "prepared": "nowhere", "processes": 2}
+    with pytest.raises(InputError, match="nowhere"):
+        launcher.run_training(job, lambda event: None)
+
+
 def test_several_processes_that_are_refused_are_an_input_error_and_not_tried_again(bare, write_job, text_directory):
     job = {**read_job(write_job(text_directory, model="word_average"), batch_size=1), "processes": 2}
     events = []
