@@ -48,23 +48,25 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.kernels) - set(KERNELS):
         raise KernelError(f"unknown kernel '{min(unknown)}': choose from {', '.join(KERNELS)}")
-    measured = measure_all(arguments.kernels or KERNELS)
+    for measured in measuring(arguments.kernels or KERNELS):
+        if arguments.json:
+            arguments.json.write_text(json.dumps(measured, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     print(table(measured))
     print(json.dumps(measured))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(measured, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def measure_all(kernels: Sequence[str] = KERNELS) -> dict[str, Any]:
-    """Measure every case of ``kernels``; KernelError if there is no GPU or no library for it."""
+def measuring(kernels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Measure every case of ``kernels``; yield all that is measured after each: a run that is cut keeps it.
+
+    KernelError if there is no GPU or no library for it.
+    """
     refuse_without_kernels()
     torch.manual_seed(0)
     bandwidth = copy_bandwidth()
-    return {
-        "environment": environment(),
-        "copy_bandwidth_gb_s": bandwidth / 1e9,
-        "results": [measure(case, bandwidth) for case in all_cases(kernels)],
-    }
+    measured = {"environment": environment(), "copy_bandwidth_gb_s": bandwidth / 1e9, "results": []}
+    for case in all_cases(kernels):
+        measured["results"].append(measure(case, bandwidth))
+        yield measured
 
 
 def refuse_without_kernels() -> None:

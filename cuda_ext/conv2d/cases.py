@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cuda_ext.case import Case, begin, compiled
+from cuda_ext.case import CUDNN_ALONE, Case, begin, compiled
 from cuda_ext.conv2d import KERNELS, PADDINGS, by_matrix, conv2d, reference
 
 LARGE, MANY, SMALL = (1, 8192, 8192), (64, 512, 512), (1, 1024, 1024)
@@ -57,7 +57,7 @@ def _case(shape: tuple[int, int, int], size: int, dtype: torch.dtype, kernel: st
         if count > 1:
             peers["cuDNN, images as groups"] = _in_cudnn(_images_as_groups)
         peers |= {"FFT": by_fft(), "FFT, filter included": by_fft(kept=False)}
-        peers |= {name: _in_cudnn(peer) for name, peer in compiled(_as_it_is).items()}
+        peers |= {name: _in_cudnn(peer) for name, peer in compiled(_as_it_is, CUDNN_ALONE).items()}
     pixels = count * height * width
     name = f"{count} x {height} x {width}, {size} x {size}" + ("" if kernel == "auto" else f", {kernel}")
     moved = 2 * pixels * dtype.itemsize

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext.case import Case, backward_of, begin, compiled
+from cuda_ext.case import CUDNN_ALONE, Case, backward_of, begin, compiled
 from cuda_ext.depthwise_conv2d import PADDINGS, depthwise_conv2d, reference, reference_backward
 
 Result = TypeVar("Result")
@@ -84,11 +84,11 @@ def _case(
 
     # Benchmark mode times every algorithm of cuDNN on the first call of a shape.
     peers = {"cuDNN channels_last": _in_channels_last(_under(peer(), enabled=True, benchmark=True))}
-    for name, function in compiled(convolution).items():
+    for name, function in compiled(convolution, CUDNN_ALONE).items():
         peers[f"{name}, channels_last"] = _in_channels_last(_under(peer(function), enabled=True, benchmark=True))
     if layout == torch.contiguous_format:
         peers["cuDNN"] = _under(peer(), enabled=True, benchmark=True)
-        for name, function in compiled(convolution).items():
+        for name, function in compiled(convolution, CUDNN_ALONE).items():
             peers[name] = _under(peer(function), enabled=True, benchmark=True)
         # In float32 the first of them is that, and as fast (measured on an H200).
         if dtype != torch.float32:
