@@ -21,6 +21,13 @@ __device__ inline unsigned pack(float2 x) {
   return pack<E>(x.x, x.y);
 }
 
+// Two numbers of half precision as they are.
+template <typename E>
+__device__ inline unsigned pair_of(E low, E high) {
+  return *reinterpret_cast<const unsigned short*>(&low) |
+         static_cast<unsigned>(*reinterpret_cast<const unsigned short*>(&high)) << 16;
+}
+
 template <typename E>
 __device__ inline float2 unpack(unsigned pair) {
   if constexpr (std::is_same_v<E, __half>) {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "copies.cuh"
+#include "halves.cuh"
 
 namespace cuda_ext {
 
@@ -74,6 +75,18 @@ __device__ inline void multiply(float (&c)[4], const unsigned (&a)[2], unsigned 
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(b));
   }
+}
+
+// A lane's register of a banded matrix as the operand b: b[k, n] = tap(first + k - n), 0 outside taps 0 to size - 1.
+template <typename E, typename Tap>
+__device__ inline unsigned band(int lane, int first, int size, Tap tap) {
+  E pair[2];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const int j = first + lane % 4 * 2 + e - lane / 4;
+    pair[e] = j >= 0 && j < size ? tap(j) : static_cast<E>(0.f);
+  }
+  return pair_of(pair[0], pair[1]);
 }
 
 }  // namespace cuda_ext

@@ -29,14 +29,7 @@ __device__ inline void load_bands(const T* weight, unsigned (&bands)[K][3]) {
   for (int a = 0; a < K; ++a) {
 #pragma unroll
     for (int block = 0; block < 3; ++block) {
-      T pair[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int j = 8 * (block - 1) + lane % 4 * 2 + e - lane / 4 + K / 2;
-        pair[e] = j >= 0 && j < K ? weight[a * K + j] : static_cast<T>(0.f);
-      }
-      bands[a][block] = *reinterpret_cast<const unsigned short*>(&pair[0]) |
-                        static_cast<unsigned>(*reinterpret_cast<const unsigned short*>(&pair[1])) << 16;
+      bands[a][block] = band<T>(lane, 8 * (block - 1) + K / 2, K, [&](int j) { return weight[a * K + j]; });
     }
   }
 }
@@ -171,8 +164,7 @@ __global__ void __launch_bounds__(32, warps)
 #pragma unroll
             for (int q = 0; q < 2 * sets; ++q) {
               if (q == p) {
-                pairs[q] = *reinterpret_cast<const unsigned short*>(&pair[0]) |
-                           static_cast<unsigned>(*reinterpret_cast<const unsigned short*>(&pair[1])) << 16;
+                pairs[q] = pair_of(pair[0], pair[1]);
               }
             }
           }

@@ -91,14 +91,6 @@ __device__ inline void add_row(const float (&row)[columns + k - 1][V], const flo
   }
 }
 
-template <int V, int columns, typename T>
-__device__ inline void store_row(T* to, const float (&values)[columns][V], int columns_left, int channels) {
-#pragma unroll
-  for (int c = 0; c < columns; ++c) {
-    if (c < columns_left) store_channels<V>(to + c * channels, values[c]);
-  }
-}
-
 // The places of a thread's results in a tile.
 template <typename T, int columns>
 struct Target {

@@ -49,15 +49,10 @@ __device__ inline void load_bands(const T* taps, bool flip, unsigned (&bands)[k]
   for (int a = 0; a < k; ++a) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      T pair[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int b = lane % 4 * 2 + e + half * 8 - lane / 4 - 4 + k / 2;
+      bands[a][half] = cuda_ext::band<T>(lane, half * 8 - 4 + k / 2, k, [&](int b) {
         const int tap = a * k + b;
-        pair[e] = b >= 0 && b < k ? taps[flip ? k * k - 1 - tap : tap] : static_cast<T>(0.f);
-      }
-      bands[a][half] = *reinterpret_cast<const unsigned short*>(&pair[0]) |
-                       static_cast<unsigned>(*reinterpret_cast<const unsigned short*>(&pair[1])) << 16;
+        return taps[flip ? k * k - 1 - tap : tap];
+      });
     }
   }
 }
