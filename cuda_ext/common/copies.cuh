@@ -12,18 +12,22 @@ __device__ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// 4, 8 or 16 bytes from global to shared memory, without passing registers; zeros instead unless `real`.
+// 4, 8 or 16 bytes from global to shared memory, without passing registers; zeros instead unless `real`, and then `from`
+// is not read.
 template <int bytes>
-__device__ inline void copy_async(void* to, const void* from, bool real) {
+__device__ inline void copy_async(unsigned to, const void* from, bool real) {
   const int read = real ? bytes : 0;
   if constexpr (bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(read)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(bytes),
-                 "r"(read)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(bytes), "r"(read)
                  : "memory");
   }
+}
+
+template <int bytes>
+__device__ inline void copy_async(void* to, const void* from, bool real) {
+  copy_async<bytes>(shared_address(to), from, real);
 }
 
 // Copies are awaited in groups: those since the last one, and all but the last `left`.

@@ -4,7 +4,8 @@
 // `project` makes the gates' sums from the input, and the input's gradient from theirs. `correlate` makes the weights'
 // gradients in slices of M, and `finish` adds those up in order.
 
-#include "correlate.cuh"
+#include "correlate_whole.cuh"
+#include "project_stationary.cuh"
 
 #include <algorithm>
 #include <array>
@@ -21,36 +22,37 @@ using gru::Weights;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+constexpr int finish_threads = 128;
+
 template <typename W>
 struct Gradients {
   W *w_ih[2], *w_hh[2], *b_ih[2], *b_hh[2];
 };
 
-// The slices added up in order, as nn.GRU lays the gradients out: rows r, z, n.
+// The slices added up in order, as nn.GRU lays the gradients out: rows r, z, n. A row of the grid is one of theirs.
 // from_input [slices, d, 3 (n r z), P, I to 4 and 1], from_state [slices, d, 3 (r z m), P, P + 1].
 template <typename W>
-__global__ void finish(const float* from_input, const float* from_state, int slices, int directions, int units, int padded,
-                       int inputs, int wide_inputs, Gradients<W> out) {
-  const int64_t rows = int64_t{directions} * 3 * units, wide = inputs + 1, square = units + 1;
-  const int64_t total = rows * (wide + square);
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < total; i += int64_t{gridDim.x} * blockDim.x) {
-    const bool state = i >= rows * wide;
-    const int64_t j = state ? i - rows * wide : i, columns = state ? square : wide;
-    const int64_t row = j / columns, column = j % columns;
-    const int64_t unit = row % units, gate = row / units % 3, direction = row / units / 3;
-    const int64_t stretch = state ? gate : gate == 2 ? 0 : gate + 1;
-    const int64_t last = state ? padded : wide_inputs, lies = last + 1;
-    const int64_t at = ((direction * 3 + stretch) * padded + unit) * lies + (column == columns - 1 ? last : column);
-    const int64_t slice = int64_t{directions} * 3 * padded * lies;
-    const float* from = state ? from_state : from_input;
-    float sum = 0;
-    for (int s = 0; s < slices; ++s) sum += from[s * slice + at];
-    const int64_t own = row % (3 * units);
-    if (column == columns - 1) {
-      (state ? out.b_hh : out.b_ih)[direction][own] = static_cast<W>(sum);
-    } else {
-      (state ? out.w_hh : out.w_ih)[direction][own * (columns - 1) + column] = static_cast<W>(sum);
-    }
+__global__ void __launch_bounds__(finish_threads)
+    finish(const float* from_input, const float* from_state, int slices, int directions, int units, int padded, int inputs,
+           int wide_inputs, Gradients<W> out) {
+  cuda_ext::wait_for_the_one_before();
+  const int direction = blockIdx.y / (3 * units), row = blockIdx.y % (3 * units), gate = row / units;
+  const int wide = inputs + 1, place = blockIdx.x * finish_threads + threadIdx.x;
+  const bool state = place >= wide;
+  const int column = state ? place - wide : place, own = state ? units : inputs, last = state ? padded : wide_inputs;
+  if (column > own) return;
+  const int stretch = state ? gate : gate == 2 ? 0 : gate + 1;
+  const int64_t at = ((direction * 3 + stretch) * padded + row % units) * int64_t{last + 1} + (column == own ? last : column);
+  const int64_t slice = int64_t{directions} * 3 * padded * (last + 1);
+  const float* const from = (state ? from_state : from_input) + at;
+  float sum = 0;
+#pragma unroll 16
+  for (int s = 0; s < slices; ++s) sum += from[s * slice];
+  const auto of = [direction](W* const (&both)[2]) { return direction == 0 ? both[0] : both[1]; };
+  if (column == own) {
+    (state ? of(out.b_hh) : of(out.b_ih))[row] = static_cast<W>(sum);
+  } else {
+    (state ? of(out.w_hh) : of(out.w_ih))[int64_t{row} * own + column] = static_cast<W>(sum);
   }
 }
 
@@ -71,10 +73,35 @@ void launch_across(const Matrix<const T>& a, const int* a_source, const Weights<
                    static_cast<const float*>(bias), c, c_source, rows, plan, sequences);
 }
 
+template <typename T, int k_steps>
+void launch_stationary(const Matrix<const T>& a, const int* a_source, const Weights<T>& b, const void* bias,
+                       const Matrix<T>& c, const int* c_source, int64_t rows, const Sequence* plan, int sequences,
+                       cudaStream_t stream) {
+  using S = gru::Stationary<k_steps>;
+  const int tiles = (c.columns + 7) / 8, widest = gru::stationary_warps * S::tiles, parts = (tiles + widest - 1) / widest;
+  const int64_t stages = (rows + gru::stationary_rows - 1) / gru::stationary_rows;
+  const auto blocks = std::clamp<int64_t>(cuda_ext::multiprocessors() / parts, 1, stages);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(parts));
+  cuda_ext::launch_early(a.packs ? gru::project_stationary<T, S, 16> : gru::project_stationary<T, S, 8>, grid,
+                         dim3(gru::stationary_threads), S::shared, stream, a, a_source, b,
+                         static_cast<const float*>(bias), c, c_source, rows, plan, sequences);
+}
+
 template <typename T>
 void launch_project(const Matrix<const T>& a, const int* a_source, const Weights<T>& b, const void* bias,
                     const Matrix<T>& c, const int* c_source, int64_t rows, const Sequence* plan, int sequences,
                     cudaStream_t stream) {
+  if constexpr (gru::parts<T> == 1) {
+    const auto stationary = [&](auto k_steps) {
+      launch_stationary<T, decltype(k_steps)::value>(a, a_source, b, bias, c, c_source, rows, plan, sequences, stream);
+    };
+    // Whatever the number of rows: a batch's results are the same bits behind padding.
+    if (a.columns <= 7 * 16) return stationary(std::integral_constant<int, 7>{});
+    if (a.columns <= 13 * 16) return stationary(std::integral_constant<int, 13>{});
+    if (a.columns <= 21 * 16) return stationary(std::integral_constant<int, 21>{});
+    if (a.columns <= 32 * 16) return stationary(std::integral_constant<int, 32>{});
+    if (a.columns <= 48 * 16) return stationary(std::integral_constant<int, 48>{});
+  }
   constexpr int64_t few_rows = 1 << 13;  // too few for a large tile on each multiprocessor
   constexpr int stages = gru::parts<T> == 2 ? 3 : 4;
   if (rows <= few_rows) {
@@ -114,6 +141,21 @@ void launch_correlate(const Correlation<T>& input, const Correlation<T>& state, 
   } else {
     with_state(std::integral_constant<int, 13>{});
   }
+}
+
+template <typename T, int stages = 6>
+void launch_whole(const Correlation<T>& input, const Correlation<T>& state, int width, int slices, const Sequence* plan,
+                  int sequences, cudaStream_t stream) {
+  constexpr int shared = gru::whole_shared<stages>;
+  if constexpr (stages > 3) {
+    if (shared > cuda_ext::shared_memory_of_a_block()) {
+      return launch_whole<T, 3>(input, state, width, slices, plan, sequences, stream);
+    }
+  }
+  cuda_ext::launch_early(
+      input.x.packs ? gru::correlate_whole<T, stages, 16> : gru::correlate_whole<T, stages, 8>,
+      dim3(state.groups * input.column_tiles * slices), dim3(gru::whole_threads), shared, stream, input, state, width,
+      slices, plan, sequences);
 }
 
 // What every product here is told: the rows of x [.., I] that are real steps, and the sizes; I is a multiple of 4.
@@ -216,9 +258,13 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   const int64_t d = of.directions, padded = of.padded;
-  // Three blocks a multiprocessor and more, of which two run at a time, and 96 rows a slice or more.
-  const int64_t most = padded <= 56 && d == 2 ? 66 : 264 / (d * 3);
-  const int64_t slices = std::clamp<int64_t>(of.rows / (3 * gru::depth), 1, most);
+  const bool whole = padded <= gru::whole_units && x.scalar_type() != ScalarType::Float;
+  // A block that makes the whole of a direction's sums fills a multiprocessor, and has 64 rows or more. Of the others there
+  // are three a multiprocessor and more, of which two run at a time, with 96 rows or more.
+  const int64_t wide = of.inputs + 1, column_tiles = (wide + gru::whole_columns - 1) / gru::whole_columns;
+  const int64_t width = (wide + 16 * column_tiles - 1) / (16 * column_tiles) * 16;
+  const int64_t most = whole ? cuda_ext::multiprocessors() / (d * column_tiles) : padded <= 56 && d == 2 ? 66 : 264 / (d * 3);
+  const int64_t slices = std::clamp<int64_t>(of.rows / (whole ? 64 : 3 * gru::depth), 1, std::max<int64_t>(most, 1));
   Tensor from_input = torch::stable::new_empty(x, {slices, d * 3 * padded * (of.inputs + 1)}, ScalarType::Float);
   Tensor from_state = torch::stable::new_empty(x, {slices, d * 3 * padded * (padded + 1)}, ScalarType::Float);
   const ScalarType wanted = w_ih.scalar_type();
@@ -236,15 +282,21 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
     of_state.columns = static_cast<int>(3 * padded);
     of_state.data += padded;
     const T* before = read<T>(gates) + gru::before * padded;
-    launch_correlate<T>(
-        {of_input, {read<T>(x), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0, of.packs(x)}, 0, 0, of.source, 1,
-         static_cast<float*>(from_input.data_ptr())},
-        {of_state, {before, d * 5 * padded, static_cast<int>(padded), INT_MAX, 0, true}, 4 * padded, 5 * padded,
-         nullptr, static_cast<int>(d), static_cast<float*>(from_state.data_ptr())},
-        static_cast<int>(slices), of.plan, of.sequences, stream);
+    const Correlation<T> input{of_input,
+                               {read<T>(x), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0, of.packs(x)},
+                               0, 0, of.source, 1, static_cast<float*>(from_input.data_ptr()),
+                               1, static_cast<int>(column_tiles)};
+    const Correlation<T> state{of_state,
+                               {before, d * 5 * padded, static_cast<int>(padded), INT_MAX, 0, true},
+                               4 * padded, 5 * padded, nullptr, static_cast<int>(d),
+                               static_cast<float*>(from_state.data_ptr()), 1, 1};
+    if constexpr (gru::parts<T> == 1) {
+      if (whole) return launch_whole<T>(input, state, width, slices, of.plan, of.sequences, stream);
+    }
+    launch_correlate<T>(input, state, slices, of.plan, of.sequences, stream);
   });
-  const int64_t total = d * 3 * units * (inputs + units + 2);
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>((total + 127) / 128, 1 << 16));
+  const dim3 blocks(static_cast<unsigned>((inputs + units + 2 + finish_threads - 1) / finish_threads),
+                    static_cast<unsigned>(d * 3 * units));
   const auto add_up = [&](auto w) {
     using W = decltype(w);
     Gradients<W> out{};
@@ -255,8 +307,8 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
       out.b_ih[direction] = data(2);
       out.b_hh[direction] = data(3);
     }
-    cuda_ext::launch(finish<W>, {dim3(blocks), dim3(128), 0, stream}, read<float>(from_input), read<float>(from_state),
-                     slices, d, units, padded, inputs, of.inputs, out);
+    cuda_ext::launch_early(finish<W>, blocks, dim3(finish_threads), 0, stream, read<float>(from_input),
+                           read<float>(from_state), slices, d, units, padded, inputs, of.inputs, out);
   };
   cuda_ext::with_dtype("gru_correlate", wanted, add_up);
   return found;

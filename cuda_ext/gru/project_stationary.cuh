@@ -1,0 +1,207 @@
+// The product of project.cuh in half precision, with the weights stationary: a block keeps all of them, or one part of
+// their columns, in its warps' registers, and its rows stream past them through shared memory. A row of the left operand
+// comes from memory once for each part.
+#pragma once
+
+#include "project.cuh"
+
+namespace gru {
+
+constexpr int stationary_warps = 8, stationary_threads = 32 * stationary_warps;
+constexpr int stationary_rows = 32;  // of a stage
+
+// A block for sums over up to 16 `k_steps`: a warp holds the weights of up to `tiles` times 8 columns. An odd number of
+// 16-byte pieces a row keeps ldmatrix free of bank conflicts. Stages are as many as any GPU has shared memory for.
+template <int steps>
+struct Stationary {
+  static constexpr int k_steps = steps;
+  static constexpr int tiles = steps <= 13 ? 6 : steps <= 21 ? 4 : steps <= 32 ? 3 : 2;
+  static constexpr int stages = steps <= 21 ? 4 : steps <= 32 ? 3 : 2;
+  static constexpr int stride = 2 * k_steps + 1;
+  static constexpr int shared = stages * stationary_rows * stride * 16;
+};
+
+// `from` + index times `row` bytes, by one instruction. (The compiler widens factors ahead of a loop, and then multiplies 64
+// bits by 64.)
+__device__ inline const char* row_at(const char* from, int index, int row) {
+  int64_t to;
+  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(index), "r"(row), "l"(from));
+  return reinterpret_cast<const char*>(to);
+}
+
+// The tiles of 8 columns that a warp makes: pairs from an even one on, where that can be, and of an odd number one alone.
+// Of a pair's 16 columns a thread makes 4 neighbours, so that it stores 8 bytes.
+struct Share {
+  int count, pairs_at, alone;
+
+  __device__ Share(int first, int count) : count(count), pairs_at(first + (first & count & 1)), alone(first) {
+    if (first % 2 == 0) alone = first + count - 1;
+  }
+  // The column that is `place` of 8 of tile j in the matrix instruction.
+  __device__ int column(int j, int place) const {
+    if (count % 2 == 1 && j == count - 1) return 8 * alone + place;
+    return 8 * pairs_at + j / 2 * 16 + place / 2 * 4 + j % 2 * 2 + place % 2;
+  }
+};
+
+// A thread's weights of its warp's columns, as gru_prepare packs them: 16 bytes have those of two k-steps.
+template <typename E, int tiles, int k_steps>
+__device__ __forceinline__ void load_weights(uint32_t (&weights)[tiles][k_steps][2], const E* data, int64_t row,
+                                             int columns, const Share& share) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < tiles; ++j) {
+    const int column = share.column(j, lane / 4);
+    const E* const from = data + column * row + lane % 4 * 8;
+#pragma unroll
+    for (int k = 0; k < k_steps; k += 2) {
+      const bool is = j < share.count && column < columns && 16 * k < row;
+      const uint4 both = is ? *reinterpret_cast<const uint4*>(from + 16 * k) : uint4{};
+      weights[j][k][0] = both.x;
+      weights[j][k][1] = both.y;
+      if (k + 1 < k_steps) {
+        weights[j][k + 1][0] = both.z;
+        weights[j][k + 1][1] = both.w;
+      }
+    }
+  }
+}
+
+// A thread's n neighbours of the bias, or zeros. It lies in stretches of four gates, of which c has three.
+template <int n>
+__device__ __forceinline__ Raw<float, n> bias_of(const float* bias, int column, int columns, int length) {
+  if (bias == nullptr || column >= columns) return {};
+  return load<float, n>(bias + column + (column >= length ? length / 3 : 0));
+}
+
+// c [16, 8 count] of 16 staged rows, of which this thread stores two: row i begins at to[i], null if it is none of c.
+// left: the thread's address for ldmatrix.
+template <typename T, int tiles, int k_steps, int count = tiles>
+__device__ __forceinline__ void project_rows(const uint32_t (&weights)[tiles][k_steps][2], const Share& share,
+                                             unsigned left, const Matrix<T>& c, T* const (&to)[2], const float* bias) {
+  if constexpr (count > 1) {
+    if (share.count < count) {
+      return project_rows<T, tiles, k_steps, count - 1>(weights, share, left, c, to, bias);
+    }
+  }
+  const int pairs_at = 8 * share.pairs_at + threadIdx.x % 4 * 4, alone_at = 8 * share.alone + threadIdx.x % 4 * 2;
+  float sum[count][4];
+#pragma unroll
+  for (int j = 0; j < count; j += 2) {
+    if (j + 1 < count) {
+      const Raw<float, 4> more = bias_of<4>(bias, pairs_at + 8 * j, c.columns, c.length);
+#pragma unroll
+      for (int v = 0; v < 4; ++v) sum[j + v / 2][v % 2] = sum[j + v / 2][v % 2 + 2] = more[v];
+    } else {
+      const Raw<float, 2> more = bias_of<2>(bias, alone_at, c.columns, c.length);
+      sum[j][0] = sum[j][2] = more[0];
+      sum[j][1] = sum[j][3] = more[1];
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < k_steps; ++k) {
+    uint32_t a[4];
+    load_matrices(a, left + 32 * k);
+#pragma unroll
+    for (int j = 0; j < count; ++j) multiply<Element<T>>(sum[j], a, weights[j][k][0], weights[j][k][1]);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (to[i] == nullptr) continue;
+#pragma unroll
+    for (int j = 0; j < count; j += 2) {
+      if (j + 1 < count) {
+        const int column = pairs_at + 8 * j;
+        const float values[4] = {sum[j][2 * i], sum[j][2 * i + 1], sum[j + 1][2 * i], sum[j + 1][2 * i + 1]};
+        if (column < c.columns) store<T, 4>(to[i] + c.at(column), Raw<T, 4>::of(values));
+      } else {
+        const float values[2] = {sum[j][2 * i], sum[j][2 * i + 1]};
+        if (alone_at < c.columns) store<T, 2>(to[i] + c.at(alone_at), Raw<T, 2>::of(values));
+      }
+    }
+  }
+}
+
+// As `project`, of half precision alone. Blocks along x share the rows out, those along y the columns. Rows come in pieces of
+// so many bytes.
+template <typename T, typename S, int bytes>
+__global__ void __launch_bounds__(stationary_threads, 1)
+    project_stationary(Matrix<const T> a, const int* a_source, Weights<T> b, const float* bias, Matrix<T> c,
+                       const int* c_source, int64_t rows, const Sequence* plan, int sequences) {
+  constexpr int own = stationary_rows / stationary_warps;  // rows that a warp brings
+  constexpr int loads = (S::k_steps + bytes - 1) / bytes;  // of a lane in a row
+  extern __shared__ uint4 shared[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // What no copy writes stays zero.
+  for (int i = threadIdx.x; i < S::shared / 8; i += stationary_threads) {
+    if (i % (2 * S::stride) * 4 >= a.columns) reinterpret_cast<uint2*>(shared)[i] = {};
+  }
+  cuda_ext::wait_for_the_one_before();
+  const int origin = plan[sequences].first, last = plan[sequences].length;
+  const int64_t written = c_source ? rows : last, step = int64_t{gridDim.x} * stationary_rows;
+  int64_t first = origin + int64_t{blockIdx.x} * stationary_rows;
+  if (first >= written) return;
+
+  // Where the row lies that a lane names among its warp's, -1 where there is none. It is known a stage before it is used.
+  const auto place_of = [&](int64_t first) {
+    const int64_t m = first + warp * own + lane;
+    return lane < own && m < last ? a_source ? a_source[m] : static_cast<int>(m) : -1;
+  };
+  // Of a lane's pieces, where they come from and go to in a row, in bytes; what is none goes to the padding.
+  int at[loads], to[loads];
+#pragma unroll
+  for (int i = 0; i < loads; ++i) {
+    const int column = (lane + 32 * i) * bytes / 2;
+    at[i] = column < a.columns ? 2 * a.at(column) : -1;
+    to[i] = column < a.columns ? 2 * column : 32 * S::k_steps;
+  }
+  const unsigned base = cuda_ext::shared_address(shared);
+  const int row_bytes = static_cast<int>(2 * a.row);
+  const auto fetch = [&](int stage, int place) {
+    const unsigned rows = base + (stage * stationary_rows + warp * own) * S::stride * 16;
+#pragma unroll
+    for (int r = 0; r < own; ++r) {
+      const int row = __shfl_sync(0xffffffff, place, r);
+      const char* const from = row_at(reinterpret_cast<const char*>(a.data), row, row_bytes);
+#pragma unroll
+      for (int i = 0; i < loads; ++i) {
+        copy_async<bytes>(rows + r * S::stride * 16 + to[i], from + at[i], row >= 0 && at[i] >= 0);
+      }
+    }
+  };
+#pragma unroll
+  for (int s = 0; s < S::stages - 1; ++s) {
+    fetch(s, place_of(first + s * step));
+    commit_copies();
+  }
+  int next = place_of(first + (S::stages - 1) * step);
+
+  const int all = (c.columns + 7) / 8, parts = gridDim.y, part = blockIdx.y;
+  const int first_tile = all * part / parts, tiles = all * (part + 1) / parts - first_tile;
+  const int each = tiles / stationary_warps, more = tiles % stationary_warps;
+  const Share share(first_tile + warp * each + min(warp, more), each + (warp < more));
+  uint32_t weights[S::tiles][S::k_steps][2];
+  load_weights(weights, b.data, b.row, c.columns, share);
+
+  const unsigned left = base + (lane % 16 * S::stride + lane / 16) * 16;
+  for (int stage = 0; first < written; first += step, stage = stage + 1 == S::stages ? 0 : stage + 1) {
+    await_copies<S::stages - 2>();
+    __syncthreads();
+    fetch(stage == 0 ? S::stages - 1 : stage - 1, next);
+    commit_copies();
+    next = place_of(first + S::stages * step);
+    if (share.count == 0) continue;
+#pragma unroll 1
+    for (int half = 0; half < stationary_rows; half += 16) {
+      T* to[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int64_t m = first + half + lane / 4 + 8 * i;
+        to[i] = m < written ? c.data + (c_source ? c_source[m] : m) * c.row : nullptr;
+      }
+      project_rows(weights, share, left + (stage * stationary_rows + half) * S::stride * 16, c, to, bias);
+    }
+  }
+}
+
+}  // namespace gru
