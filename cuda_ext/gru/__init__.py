@@ -304,8 +304,6 @@ def _run_backward(
     kernels.gru_backward(kept, plan, recurrent, of_states, of_final, units, rectified, gradients, of_initial)
     of_x = torch.empty_like(x) if wants_x else x.new_empty(0)
     if wants_x:
-        if x.ndim == 2:
-            kernels.gru_clear(plan, of_x)
         kernels.gru_project_back(gradients, plan, source, weights, of_x)
         of_x = of_x[..., :inputs].contiguous()
     of_initial = x.new_empty(0) if of_initial is None else of_initial

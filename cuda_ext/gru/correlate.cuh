@@ -225,6 +225,7 @@ __device__ void correlate_tile(const Correlation<T>& of, int index, int slices, 
 template <typename T, int input_tiles, int state_tiles>
 __global__ void __launch_bounds__(correlate_threads, 2)
     correlate(Correlation<T> input, Correlation<T> state, int slices, const Sequence* plan, int sequences) {
+  cuda_ext::wait_for_the_one_before();
   const int index = blockIdx.x, inputs = input.blocks() * slices;
   if (index < inputs) {
     correlate_tile<T, input_tiles>(input, index, slices, plan, sequences);

@@ -56,49 +56,48 @@ __device__ __forceinline__ Piece piece_of(int place, const Correlation<T>& input
   return {reinterpret_cast<const char*>(from), static_cast<int>(row * sizeof(T)), 2 * (is ? place : whole_width - 8), is, of_x};
 }
 
-// sum [16 count, 8 tiles] += a^T b of 16 staged rows; a, b: the thread's addresses for ldmatrix.
-template <typename E, int tiles>
-__device__ __forceinline__ void multiply_whole(float (&sum)[most_tiles][4], unsigned a, unsigned b, int count) {
-  uint32_t right[(tiles + 1) / 2][4], left[2][4];
-  load_matrices_transposed(left[0], a);
-  // An odd last column's neighbour is read and not used.
-#pragma unroll
-  for (int j = 0; j < tiles; j += 2) load_matrices_transposed(right[j / 2], b + j * 16);
-#pragma unroll
-  for (int i = 0; i < most_tiles / tiles; ++i) {
-    if (i >= count) break;
-    if (i + 1 < count) load_matrices_transposed(left[(i + 1) % 2], a + (i + 1) * 32);
-#pragma unroll
-    for (int j = 0; j < tiles; ++j) {
-      multiply<E>(sum[i * tiles + j], left[i % 2], right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]);
-    }
-  }
-}
+// What a warp makes: 16 `count` columns of x or of h, from tile `first` on, by the gradients from number `gradient` on. Warps
+// 0 to 2 have the larger half of x's tiles; 6 and 7 have h, of 21 tiles of gradients 11 each.
+struct Job {
+  bool of_h;
+  int first, count, gradient;
 
-// Sums to where the blocks' slices lie, [3 P, columns and 1]. first_column: of a's 16 count; first: of b's gradients,
-// 56 a gate. The first `skipped` tiles another warp writes.
-template <int tiles>
-__device__ __forceinline__ void store_whole(const float (&sum)[most_tiles][4], float* out, int columns, int first_column,
-                                            int first, int skipped, int padded, int count) {
-  const int lane = threadIdx.x % 32;
+  __device__ Job(int warp, int first_column, int width, int inputs, int padded) : of_h(warp >= 6) {
+    const int all = (min(width, inputs + 1 - first_column) + 15) / 16, larger = (all + 1) / 2;
+    first = warp < 3 || of_h ? 0 : larger;
+    count = of_h ? first_column == 0 ? (padded + 16) / 16 : 0 : warp < 3 ? larger : all - larger;
+    gradient = of_h ? whole_units + (warp - 6) * 80 : warp % 3 * whole_units;
+  }
+  __device__ int tiles() const { return of_h ? h_tiles : x_tiles; }
+};
+
+// sum [16 job.count, 8 tiles] += a^T b of a stage; a, b: the thread's addresses for ldmatrix. `count` is known at compile time:
+// a branch between matrix instructions waits for the last of them.
+template <typename E, int tiles, int count = most_tiles / tiles>
+__device__ __forceinline__ void multiply_stage(float (&sum)[most_tiles][4], unsigned a, unsigned b, const Job& job) {
+  if constexpr (count > 0) {
+    if (job.count < count) return multiply_stage<E, tiles, count - 1>(sum, a, b, job);
+#pragma unroll 1
+    for (int half = 0; half < whole_rows; half += 16) {
+      const int offset = half * whole_width * 2;
+      uint32_t right[(tiles + 1) / 2][4];
+      // An odd last column's neighbour is read and not used.
 #pragma unroll
-  for (int i = 0; i < most_tiles / tiles; ++i) {
-    if (i >= count) break;
+      for (int j = 0; j < tiles; j += 2) load_matrices_transposed(right[j / 2], b + offset + j * 16);
 #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int column = first_column + 16 * i + lane / 4 + v / 2 * 8;
-      if (column > columns) continue;
+      for (int i = 0; i < count; ++i) {
+        uint32_t left[4];
+        load_matrices_transposed(left, a + offset + i * 32);
 #pragma unroll
-      for (int j = 0; j < tiles; ++j) {
-        const int place = first + 8 * j + lane % 4 * 2 + v % 2, unit = place % whole_units;
-        if (j < skipped || unit >= padded) continue;
-        out[(place / whole_units * padded + unit) * int64_t{columns + 1} + column] = sum[i * tiles + j][v];
+        for (int j = 0; j < tiles; ++j) {
+          multiply<E>(sum[i * tiles + j], left, right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]);
+        }
       }
     }
   }
 }
 
-// Both correlations, as `correlate` makes them. The blocks of a slice of the rows follow one another: the directions', and
+// Both correlations, out [slices, column tiles, d, warps, most_tiles, 32] float4. The blocks of a slice of the rows follow one another: the directions', and
 // of more columns than one block makes those of each `width`. Rows come in pieces of so many bytes.
 template <typename T, int stages, int bytes>
 __global__ void __launch_bounds__(whole_threads, 1)
@@ -120,11 +119,14 @@ __global__ void __launch_bounds__(whole_threads, 1)
     const int first = (lane + 32 * i) * bytes / 2;
     pieces[i] = piece_of<T, bytes>(first, input, state, direction, first_column, width);
     if (pieces[i].is) continue;
-    const int one_of_x = x_place + input.x.columns - first_column, one_of_h = h_place + padded;
+    // A 1 lies on a multiple of 8 bytes.
+    const int one = first < h_place ? x_place + input.x.columns - first_column : h_place + padded;
+#pragma unroll 1
     for (int row = warp; row < stages * whole_rows; row += whole_warps) {
-      for (int place = first; place < first + bytes / 2; ++place) {
-        const bool one = place == (place < h_place ? one_of_x : one_of_h);
-        staged[row * whole_width + place] = static_cast<E>(one ? 1.f : 0.f);
+#pragma unroll
+      for (int place = first; place < first + bytes / 2; place += 4) {
+        const uint32_t word = place == one ? pack<E>(1.f, 0.f) : 0;
+        *reinterpret_cast<uint2*>(staged + row * whole_width + place) = {word, 0};
       }
     }
   }
@@ -152,23 +154,17 @@ __global__ void __launch_bounds__(whole_threads, 1)
       }
     }
   };
-#pragma unroll
+#pragma unroll 1
   for (int s = 0; s < stages - 1; ++s) {
     fetch(s, begin + s * whole_rows, place_of(begin + s * whole_rows));
     commit_copies();
   }
   int next = place_of(begin + (stages - 1) * whole_rows);
 
-  // Warps 0 to 2 have the larger half of x's tiles; 6 and 7 have h, of 21 tiles of gradients 11 each.
-  const bool of_h = warp >= 6;
-  const int all = (min(width, input.x.columns + 1 - first_column) + 15) / 16, larger = (all + 1) / 2;
-  const int first_tile = warp < 3 || of_h ? 0 : larger;
-  const int count = of_h ? first_column == 0 ? (padded + 16) / 16 : 0 : warp < 3 ? larger : all - larger;
-  const int gradient = of_h ? whole_units + (warp - 6) * 80 : warp % 3 * whole_units;
-  const unsigned a = cuda_ext::shared_address(staged + (lane / 16 * 8 + lane % 8) * whole_width + lane / 8 % 2 * 8 +
-                                              (of_h ? h_place : x_place) + 16 * first_tile);
-  const unsigned b = cuda_ext::shared_address(staged + lane % 16 * whole_width + lane / 16 * 8 + gradient);
-
+  const Job job(warp, first_column, width, input.x.columns, padded);
+  const unsigned a = base + ((lane / 16 * 8 + lane % 8) * whole_width + lane / 8 % 2 * 8 +
+                             (job.of_h ? h_place : x_place) + 16 * job.first) * 2;
+  const unsigned b = base + (lane % 16 * whole_width + lane / 16 * 8 + job.gradient) * 2;
   float sum[most_tiles][4] = {};
   int stage = 0;
   for (unsigned m = begin; m < end; m += whole_rows, stage = stage + 1 == stages ? 0 : stage + 1) {
@@ -177,24 +173,19 @@ __global__ void __launch_bounds__(whole_threads, 1)
     fetch(stage == 0 ? stages - 1 : stage - 1, m + (stages - 1) * whole_rows, next);
     commit_copies();
     next = place_of(m + stages * whole_rows);
-#pragma unroll
-    for (int half = 0; half < whole_rows; half += 16) {
-      const int offset = (stage * whole_rows + half) * whole_width * 2;
-      if (of_h) {
-        multiply_whole<E, h_tiles>(sum, a + offset, b + offset, count);
-      } else {
-        multiply_whole<E, x_tiles>(sum, a + offset, b + offset, count);
-      }
+    const unsigned offset = stage * whole_rows * whole_width * 2;
+    if (job.of_h) {
+      multiply_stage<E, h_tiles>(sum, a + offset, b + offset, job);
+    } else {
+      multiply_stage<E, x_tiles>(sum, a + offset, b + offset, job);
     }
   }
-
-  const int64_t place = int64_t{slice} * directions + direction;
-  if (of_h) {
-    float* const out = state.out + place * 3 * padded * (padded + 1);
-    store_whole<h_tiles>(sum, out, padded, 0, gradient - whole_units, warp - 6, padded, count);
-  } else {
-    float* const out = input.out + place * 3 * padded * (input.x.columns + 1);
-    store_whole<x_tiles>(sum, out, input.x.columns, first_column + 16 * first_tile, gradient, 0, padded, count);
+  // As the matrix units leave them: `finish_whole` finds what each is.
+  float4* const out = reinterpret_cast<float4*>(input.out) + (int64_t{blockIdx.x} * whole_warps + warp) * most_tiles * 32 + lane;
+  const int made = job.count * job.tiles();
+#pragma unroll
+  for (int t = 0; t < most_tiles; ++t) {
+    if (t < made) out[t * 32] = make_float4(sum[t][0], sum[t][1], sum[t][2], sum[t][3]);
   }
 }
 

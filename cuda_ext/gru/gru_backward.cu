@@ -85,9 +85,10 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
   extern __shared__ uint4 shared[];
   auto* const operand = reinterpret_cast<Operands*>(shared);
   const gru::Position<columns, split> at(directions, padded);
+  for (int i = threadIdx.x; i < shared_bytes<T, k_steps> / 16; i += blockDim.x) shared[i] = uint4{};
+  cuda_ext::wait_for_the_one_before();
   uint32_t w[parts][3 * columns][k_steps][2];
   gru::load_fragments(w, weights, warps, at);
-  for (int i = threadIdx.x; i < shared_bytes<T, k_steps> / 16; i += blockDim.x) shared[i] = uint4{};
 
   int length[2], steps = 0;
   Sequence sequence[2];
@@ -209,7 +210,7 @@ void launch(const Arguments& with, int tiles, int warps, cudaStream_t stream) {
   cuda_ext::launch(
       with.rectified ? recur_back<T, k_steps, columns, split, true> : recur_back<T, k_steps, columns, split, false>,
       {dim3(tiles * split), dim3((warps + split - 1) / split * 32),
-       static_cast<std::size_t>(sends ? all : shared_bytes<T, k_steps>), stream, false, split},
+       static_cast<std::size_t>(sends ? all : shared_bytes<T, k_steps>), stream, true, split},
       static_cast<const T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
       static_cast<const uint32_t*>(with.weights.data_ptr()), warps, static_cast<const T*>(with.above),
       static_cast<const T*>(with.last), static_cast<T*>(with.gradients.data_ptr()), static_cast<T*>(with.of_initial),

@@ -152,11 +152,12 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
 
   const Call<T> call{gates, plan, states, final, sequences, units, padded, directions, limit, keep, pairs};
   const gru::Position<columns, split> at(directions, padded);
-  uint32_t w[parts][3 * columns][k_steps][2];
-  gru::load_fragments(w, weights, warps, at);
   for (int i = threadIdx.x; i < 2 * parts * gru::tile * width / 2; i += blockDim.x) {
     reinterpret_cast<uint32_t*>(operand)[i] = 0;
   }
+  cuda_ext::wait_for_the_one_before();
+  uint32_t w[parts][3 * columns][k_steps][2];
+  gru::load_fragments(w, weights, warps, at);
   Rows<T, columns, split> rows(call, at);
   gru::Outgoing<T, 5> outgoing(shared, padded);
   if (sends && threadIdx.x < gru::tile && at.slot + static_cast<int>(threadIdx.x) < sequences) {
@@ -263,7 +264,7 @@ void launch(const Arguments& with, int tiles, int warps, cudaStream_t stream) {
   cuda_ext::launch(
       with.rectified ? recur<T, k_steps, columns, split, true> : recur<T, k_steps, columns, split, false>,
       {dim3(tiles * split), dim3((warps + split - 1) / split * 32), static_cast<std::size_t>(sends ? buffers : 0), stream,
-       false, split},
+       true, split},
       static_cast<T*>(with.gates.data_ptr()), static_cast<const Sequence*>(with.plan.data_ptr()),
       static_cast<const uint32_t*>(with.weights.data_ptr()), warps, static_cast<const float*>(with.bias.data_ptr()),
       static_cast<const T*>(with.initial), static_cast<T*>(with.states.data_ptr()),

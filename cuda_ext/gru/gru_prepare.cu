@@ -69,6 +69,7 @@ __device__ void list_steps(const Limits& of, int64_t index, int64_t stride) {
 }
 
 __global__ void list_all_steps(Limits of) {
+  cuda_ext::wait_for_the_one_before();
   list_steps(of, int64_t{blockIdx.x} * blockDim.x + threadIdx.x, int64_t{gridDim.x} * blockDim.x);
 }
 
@@ -88,6 +89,8 @@ __device__ void sort_by_length(const Limits& of) {
   const int end = static_cast<int>(min(begin + share, int64_t{of.sequences}));
   int64_t sum = 0;
   int most = 0;
+  // Unrolled, so that several loads are on their way.
+#pragma unroll 8
   for (int n = begin + lane; n < end; n += 32) {
     const int length = of.length_of(n);
     sum += length;
@@ -110,6 +113,7 @@ __device__ void sort_by_length(const Limits& of) {
     const int shorter = longest - length;
     return longest < bins ? shorter : static_cast<int>(int64_t{shorter} * (bins - 1) / longest);
   };
+#pragma unroll 4
   for (int n = begin + lane; n < end; n += 32) atomicAdd(&start[warp][bin_of(of.length_of(n))], 1);
   __syncthreads();
   // Counts become places: a thread a bin, whose warps follow one another.
@@ -280,6 +284,7 @@ __device__ void pack(const Packing<T>& of, int64_t i) {
 // The first block sorts, if there is something to sort; the others pack.
 template <typename T, typename W>
 __global__ void __launch_bounds__(threads) prepare(Limits limits, Packing<T> packing) {
+  cuda_ext::wait_for_the_one_before();
   const bool sorts = limits.plan != nullptr;  // of no sequences too, whose lengths lie nowhere
   if (sorts && blockIdx.x == 0) {
     sort_by_length(limits);
@@ -382,7 +387,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
     packing.recurrent = static_cast<uint32_t*>(recurrent.data_ptr());
     const int64_t total = packing.input_size + packing.bias_size + packing.recurrent_size;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>((total + threads - 1) / threads, 1 << 12));
-    cuda_ext::launch(prepare<T, W>, {dim3(blocks + (of.plan != nullptr)), dim3(threads), 0, stream}, of, packing);
+    cuda_ext::launch_early(prepare<T, W>, dim3(blocks + (of.plan != nullptr)), dim3(threads), 0, stream, of, packing);
   };
   STD_TORCH_CHECK(wide == narrow || wide == ScalarType::Float,
                   "gru_prepare: parameters must be of x's dtype, or float32 with an x of half precision");
@@ -395,7 +400,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
   });
   if (listed > 0 && !of.list) {
     const auto blocks = static_cast<unsigned>(std::min<int64_t>((listed + 255) / 256, 1 << 20));
-    cuda_ext::launch(list_all_steps, {dim3(blocks), dim3(256), 0, stream}, of);
+    cuda_ext::launch_early(list_all_steps, dim3(blocks), dim3(256), 0, stream, of);
   }
   return {plan, source, input, bias, recurrent};
 }
@@ -404,6 +409,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_prepare(
 template <typename T>
 __global__ void __launch_bounds__(threads)
     clear(const Sequence* plan, int sequences, T* rows, int64_t count, int64_t width) {
+  cuda_ext::wait_for_the_one_before();
   const Sequence all = plan[sequences];
   const int64_t begin = all.first * width, gap = all.length * width - begin;
   for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < count * width - gap;
@@ -423,9 +429,9 @@ void gru_clear(Tensor plan, Tensor rows) {
       std::min<int64_t>((rows.numel() + threads - 1) / threads, 4 * cuda_ext::multiprocessors()));
   cuda_ext::with_dtype("gru_clear", rows.scalar_type(), [&](auto t) {
     using T = decltype(t);
-    cuda_ext::launch(clear<T>, {dim3(blocks), dim3(threads), 0, stream},
-                     static_cast<const Sequence*>(plan.data_ptr()), static_cast<int>(plan.size(0) - 1),
-                     static_cast<T*>(rows.data_ptr()), rows.size(0), rows.size(1));
+    cuda_ext::launch_early(clear<T>, dim3(blocks), dim3(threads), 0, stream,
+                           static_cast<const Sequence*>(plan.data_ptr()), static_cast<int>(plan.size(0) - 1),
+                           static_cast<T*>(rows.data_ptr()), rows.size(0), rows.size(1));
   });
 }
 

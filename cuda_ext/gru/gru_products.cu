@@ -17,6 +17,7 @@ namespace {
 
 using gru::Correlation;
 using gru::Matrix;
+using gru::Product;
 using gru::Sequence;
 using gru::Weights;
 using torch::headeronly::ScalarType;
@@ -27,9 +28,17 @@ constexpr int finish_threads = 128;
 template <typename W>
 struct Gradients {
   W *w_ih[2], *w_hh[2], *b_ih[2], *b_hh[2];
+
+  // The place of a sum as nn.GRU lays the gradients out, rows r, z, n: `column` of x or of the state, of which `own` are real
+  // and number `last` is the bias; null where it is none.
+  __device__ W* at(bool of_state, int direction, int row, int column, int own, int last) const {
+    const auto of = [direction](W* const (&both)[2]) { return direction == 0 ? both[0] : both[1]; };
+    if (column == last) return (of_state ? of(b_hh) : of(b_ih)) + row;
+    return column < own ? (of_state ? of(w_hh) : of(w_ih)) + int64_t{row} * own + column : nullptr;
+  }
 };
 
-// The slices added up in order, as nn.GRU lays the gradients out: rows r, z, n. A row of the grid is one of theirs.
+// The slices added up in order. A row of the grid is one of a direction's rows r, z, n.
 // from_input [slices, d, 3 (n r z), P, I to 4 and 1], from_state [slices, d, 3 (r z m), P, P + 1].
 template <typename W>
 __global__ void __launch_bounds__(finish_threads)
@@ -37,77 +46,99 @@ __global__ void __launch_bounds__(finish_threads)
            int wide_inputs, Gradients<W> out) {
   cuda_ext::wait_for_the_one_before();
   const int direction = blockIdx.y / (3 * units), row = blockIdx.y % (3 * units), gate = row / units;
-  const int wide = inputs + 1, place = blockIdx.x * finish_threads + threadIdx.x;
-  const bool state = place >= wide;
-  const int column = state ? place - wide : place, own = state ? units : inputs, last = state ? padded : wide_inputs;
-  if (column > own) return;
+  const int place = blockIdx.x * finish_threads + threadIdx.x;
+  const bool state = place > wide_inputs;
+  const int column = state ? place - wide_inputs - 1 : place, last = state ? padded : wide_inputs;
+  W* const to = out.at(state, direction, row, column, state ? units : inputs, last);
+  if (column > last || to == nullptr) return;
   const int stretch = state ? gate : gate == 2 ? 0 : gate + 1;
-  const int64_t at = ((direction * 3 + stretch) * padded + row % units) * int64_t{last + 1} + (column == own ? last : column);
+  const int64_t at = ((direction * 3 + stretch) * padded + row % units) * int64_t{last + 1} + column;
   const int64_t slice = int64_t{directions} * 3 * padded * (last + 1);
   const float* const from = (state ? from_state : from_input) + at;
   float sum = 0;
 #pragma unroll 16
   for (int s = 0; s < slices; ++s) sum += from[s * slice];
-  const auto of = [direction](W* const (&both)[2]) { return direction == 0 ? both[0] : both[1]; };
-  if (column == own) {
-    (state ? of(out.b_hh) : of(out.b_ih))[row] = static_cast<W>(sum);
-  } else {
-    (state ? of(out.w_hh) : of(out.w_ih))[int64_t{row} * own + column] = static_cast<W>(sum);
+  *to = static_cast<W>(sum);
+}
+
+// The same of what correlate_whole left: a block adds up one tile of one of its warps, of which four warps take a quarter of
+// the slices each, and then one number each of the lanes' four.
+template <typename W>
+__global__ void __launch_bounds__(finish_threads)
+    finish_whole(const float4* sums, int slices, int directions, int width, int units, int padded, int inputs,
+                 int wide_inputs, Gradients<W> out) {
+  __shared__ float4 parts[4][32];
+  cuda_ext::wait_for_the_one_before();
+  const int lane = threadIdx.x % 32, own = threadIdx.x / 32, tile = blockIdx.y;
+  const int warp = blockIdx.x % gru::whole_warps, block = blockIdx.x / gru::whole_warps, direction = block % directions;
+  const int first_column = block / directions * width;
+  const gru::Job job(warp, first_column, width, wide_inputs, padded);
+  if (tile >= job.count * job.tiles()) return;
+  const float4* const from = sums + (int64_t{blockIdx.x} * gru::most_tiles + tile) * 32 + lane;
+  const int64_t slice = int64_t{gridDim.x} * gru::most_tiles * 32;
+  float4 sum{};
+#pragma unroll 8
+  for (int s = slices * own / 4; s < slices * (own + 1) / 4; ++s) {
+    const float4 more = from[s * slice];
+    sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
   }
+  parts[own][lane] = sum;
+  __syncthreads();
+  const auto part = [&](int p) { return reinterpret_cast<const float*>(&parts[p][lane])[own]; };
+  const int column = first_column + 16 * (job.first + tile / job.tiles()) + lane / 4 + own / 2 * 8;
+  const int place = job.gradient + tile % job.tiles() * 8 + lane % 4 * 2 + own % 2;
+  const int unit = place % gru::whole_units, gate = (place / gru::whole_units + 2) % 3;
+  if (unit >= units) return;
+  W* const to = job.of_h ? out.at(true, direction, gate * units + unit, column, units, padded)
+                         : out.at(false, direction, gate * units + unit, column, inputs, wide_inputs);
+  if (to != nullptr) *to = static_cast<W>(part(0) + part(1) + part(2) + part(3));
 }
 
 template <typename T, int across, int stages>
-void launch_across(const Matrix<const T>& a, const int* a_source, const Weights<T>& b, const void* bias,
-                 const Matrix<T>& c, const int* c_source, int64_t rows, const Sequence* plan, int sequences,
-                 cudaStream_t stream) {
+void launch_across(const Product<T>& of, cudaStream_t stream) {
   constexpr int shared =
       stages * (2 * 8 * static_cast<int>(sizeof(T)) * gru::project_threads + gru::parts<T> * across * gru::project_width * 2);
-  const int64_t blocks = (rows + gru::tall - 1) / gru::tall * ((c.columns + across - 1) / across);
+  const int64_t blocks = (of.rows + gru::tall - 1) / gru::tall * ((of.c.columns + across - 1) / across);
   if constexpr (stages > 2) {
-    if (shared > cuda_ext::shared_memory_of_a_block()) {
-      return launch_across<T, across, stages - 1>(a, a_source, b, bias, c, c_source, rows, plan, sequences, stream);
-    }
+    if (shared > cuda_ext::shared_memory_of_a_block()) return launch_across<T, across, stages - 1>(of, stream);
   }
-  cuda_ext::launch(gru::project<T, across, stages>,
-                   {dim3(static_cast<unsigned>(blocks)), dim3(gru::project_threads), shared, stream}, a, a_source, b,
-                   static_cast<const float*>(bias), c, c_source, rows, plan, sequences);
+  cuda_ext::launch_early(gru::project<T, across, stages>, dim3(static_cast<unsigned>(blocks)), dim3(gru::project_threads),
+                         shared, stream, of);
 }
 
-template <typename T, int k_steps>
-void launch_stationary(const Matrix<const T>& a, const int* a_source, const Weights<T>& b, const void* bias,
-                       const Matrix<T>& c, const int* c_source, int64_t rows, const Sequence* plan, int sequences,
-                       cudaStream_t stream) {
-  using S = gru::Stationary<k_steps>;
-  const int tiles = (c.columns + 7) / 8, widest = gru::stationary_warps * S::tiles, parts = (tiles + widest - 1) / widest;
-  const int64_t stages = (rows + gru::stationary_rows - 1) / gru::stationary_rows;
+template <typename T, int k_steps, int rows = 64>
+void launch_stationary(const Product<T>& of, cudaStream_t stream) {
+  using S = gru::Stationary<k_steps, rows>;
+  if constexpr (rows > 32) {
+    constexpr int64_t few_rows = 1 << 15;  // too few for several large stages on each multiprocessor
+    if (of.rows <= few_rows || S::shared > cuda_ext::shared_memory_of_a_block()) {
+      return launch_stationary<T, k_steps, 32>(of, stream);
+    }
+  }
+  const int tiles = (of.c.columns + 7) / 8, widest = gru::stationary_warps * S::tiles;
+  const int parts = (tiles + widest - 1) / widest;
+  const int64_t stages = (of.rows + rows - 1) / rows;
   const auto blocks = std::clamp<int64_t>(cuda_ext::multiprocessors() / parts, 1, stages);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(parts));
-  cuda_ext::launch_early(a.packs ? gru::project_stationary<T, S, 16> : gru::project_stationary<T, S, 8>, grid,
-                         dim3(gru::stationary_threads), S::shared, stream, a, a_source, b,
-                         static_cast<const float*>(bias), c, c_source, rows, plan, sequences);
+  cuda_ext::launch_early(of.a.packs ? gru::project_stationary<T, S, 16> : gru::project_stationary<T, S, 8>, grid,
+                         dim3(gru::stationary_threads), S::shared, stream, of);
 }
 
 template <typename T>
-void launch_project(const Matrix<const T>& a, const int* a_source, const Weights<T>& b, const void* bias,
-                    const Matrix<T>& c, const int* c_source, int64_t rows, const Sequence* plan, int sequences,
-                    cudaStream_t stream) {
+void launch_project(const Product<T>& of, cudaStream_t stream) {
   if constexpr (gru::parts<T> == 1) {
-    const auto stationary = [&](auto k_steps) {
-      launch_stationary<T, decltype(k_steps)::value>(a, a_source, b, bias, c, c_source, rows, plan, sequences, stream);
-    };
-    // Whatever the number of rows: a batch's results are the same bits behind padding.
-    if (a.columns <= 7 * 16) return stationary(std::integral_constant<int, 7>{});
-    if (a.columns <= 13 * 16) return stationary(std::integral_constant<int, 13>{});
-    if (a.columns <= 21 * 16) return stationary(std::integral_constant<int, 21>{});
-    if (a.columns <= 32 * 16) return stationary(std::integral_constant<int, 32>{});
-    if (a.columns <= 48 * 16) return stationary(std::integral_constant<int, 48>{});
+    // Whatever the number of rows: those behind a batch change no bit of its results.
+    if (of.a.columns <= 7 * 16) return launch_stationary<T, 7>(of, stream);
+    if (of.a.columns <= 13 * 16) return launch_stationary<T, 13>(of, stream);
+    if (of.a.columns <= 21 * 16) return launch_stationary<T, 21>(of, stream);
+    if (of.a.columns <= 32 * 16) return launch_stationary<T, 32>(of, stream);
   }
   constexpr int64_t few_rows = 1 << 13;  // too few for a large tile on each multiprocessor
   constexpr int stages = gru::parts<T> == 2 ? 3 : 4;
-  if (rows <= few_rows) {
-    launch_across<T, 32, stages>(a, a_source, b, bias, c, c_source, rows, plan, sequences, stream);
+  if (of.rows <= few_rows) {
+    launch_across<T, 32, stages>(of, stream);
   } else {
-    launch_across<T, 112, stages>(a, a_source, b, bias, c, c_source, rows, plan, sequences, stream);
+    launch_across<T, 112, stages>(of, stream);
   }
 }
 
@@ -121,9 +152,8 @@ void launch_tiles(Correlation<T> input, Correlation<T> state, int slices, const 
   share_out(input, input_tiles);
   share_out(state, state_tiles);
   constexpr int shared = gru::correlate_shared<T, std::max(input_tiles, state_tiles)>;
-  cuda_ext::launch(gru::correlate<T, input_tiles, state_tiles>,
-                   {dim3((input.blocks() + state.blocks()) * slices), dim3(gru::correlate_threads), shared, stream}, input,
-                   state, slices, plan, sequences);
+  cuda_ext::launch_early(gru::correlate<T, input_tiles, state_tiles>, dim3((input.blocks() + state.blocks()) * slices),
+                         dim3(gru::correlate_threads), shared, stream, input, state, slices, plan, sequences);
 }
 
 template <typename T>
@@ -221,14 +251,14 @@ void gru_project(Tensor x, Tensor plan, Tensor source, Tensor weights, Tensor bi
     const Matrix<const T> a{read<T>(x), of.inputs, inputs, INT_MAX, 0, of.packs(x)};
     const Weights<T> b = weights_of<T>(weights, packed_of(weights, of, false));
     const Matrix<const T> c = three_gates<T>(gates, of);
-    launch_project<T>(a, of.source, b, bias.data_ptr(),
-                      {static_cast<T*>(gates.data_ptr()), c.row, c.columns, c.length, c.gap, true}, nullptr, of.rows,
-                      of.plan, of.sequences, stream);
+    launch_project<T>({a, of.source, b, read<float>(bias),
+                       {static_cast<T*>(gates.data_ptr()), c.row, c.columns, c.length, c.gap, true}, nullptr, false, of.rows,
+                       of.plan, of.sequences}, stream);
   });
 }
 
-// The gradient of x at real steps, from the gradients of the sums and the weights as gru_prepare packs them,
-// transposed.
+// The gradient of x, from the gradients of the sums and the weights as gru_prepare packs them, transposed; zeros to all
+// rows but real steps.
 void gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weights, Tensor of_x) {
   const Shape of = shape_of("gru_project_back", of_x, gradients, plan, source);
   STD_TORCH_CHECK(weights.is_contiguous() && weights.scalar_type() == of_x.scalar_type() &&
@@ -241,9 +271,9 @@ void gru_project_back(Tensor gradients, Tensor plan, Tensor source, Tensor weigh
     using T = decltype(t);
     const Matrix<const T> a = three_gates<T>(gradients, of);
     const Weights<T> b = weights_of<T>(weights, packed_of(weights, of, true));
-    launch_project<T>(a, nullptr, b, nullptr,
-                      {static_cast<T*>(of_x.data_ptr()), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0, true},
-                      of.source, of.rows, of.plan, of.sequences, stream);
+    launch_project<T>({a, nullptr, b, nullptr,
+                       {static_cast<T*>(of_x.data_ptr()), of.inputs, static_cast<int>(of.inputs), INT_MAX, 0, true},
+                       of.source, true, of.rows, of.plan, of.sequences}, stream);
   });
 }
 
@@ -265,8 +295,11 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
   const int64_t width = (wide + 16 * column_tiles - 1) / (16 * column_tiles) * 16;
   const int64_t most = whole ? cuda_ext::multiprocessors() / (d * column_tiles) : padded <= 56 && d == 2 ? 66 : 264 / (d * 3);
   const int64_t slices = std::clamp<int64_t>(of.rows / (whole ? 64 : 3 * gru::depth), 1, std::max<int64_t>(most, 1));
-  Tensor from_input = torch::stable::new_empty(x, {slices, d * 3 * padded * (of.inputs + 1)}, ScalarType::Float);
-  Tensor from_state = torch::stable::new_empty(x, {slices, d * 3 * padded * (padded + 1)}, ScalarType::Float);
+  const int64_t whole_size = column_tiles * d * gru::whole_warps * gru::most_tiles * 32 * 4;
+  const int64_t input_size = whole ? whole_size : d * 3 * padded * (of.inputs + 1);
+  const int64_t state_size = whole ? 0 : d * 3 * padded * (padded + 1);
+  Tensor from_input = torch::stable::new_empty(x, {slices, input_size}, ScalarType::Float);
+  Tensor from_state = torch::stable::new_empty(x, {slices, state_size}, ScalarType::Float);
   const ScalarType wanted = w_ih.scalar_type();
   std::vector<Tensor> found;
   for (int64_t direction = 0; direction < d; ++direction) {
@@ -295,8 +328,9 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
     }
     launch_correlate<T>(input, state, slices, of.plan, of.sequences, stream);
   });
-  const dim3 blocks(static_cast<unsigned>((inputs + units + 2 + finish_threads - 1) / finish_threads),
-                    static_cast<unsigned>(d * 3 * units));
+  const dim3 rows(static_cast<unsigned>((of.inputs + padded + 2 + finish_threads - 1) / finish_threads),
+                  static_cast<unsigned>(d * 3 * units));
+  const dim3 tiles(static_cast<unsigned>(column_tiles * d * gru::whole_warps), gru::most_tiles);
   const auto add_up = [&](auto w) {
     using W = decltype(w);
     Gradients<W> out{};
@@ -307,8 +341,14 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
       out.b_ih[direction] = data(2);
       out.b_hh[direction] = data(3);
     }
-    cuda_ext::launch_early(finish<W>, blocks, dim3(finish_threads), 0, stream, read<float>(from_input),
-                           read<float>(from_state), slices, d, units, padded, inputs, of.inputs, out);
+    if (whole) {
+      cuda_ext::launch_early(finish_whole<W>, tiles, dim3(finish_threads), 0, stream,
+                             static_cast<const float4*>(from_input.data_ptr()), slices, d, width, units, padded, inputs,
+                             of.inputs, out);
+    } else {
+      cuda_ext::launch_early(finish<W>, rows, dim3(finish_threads), 0, stream, read<float>(from_input),
+                             read<float>(from_state), slices, d, units, padded, inputs, of.inputs, out);
+    }
   };
   cuda_ext::with_dtype("gru_correlate", wanted, add_up);
   return found;

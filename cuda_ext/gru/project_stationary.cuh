@@ -8,25 +8,25 @@
 namespace gru {
 
 constexpr int stationary_warps = 8, stationary_threads = 32 * stationary_warps;
-constexpr int stationary_rows = 32;  // of a stage
 
 // A block for sums over up to 16 `k_steps`: a warp holds the weights of up to `tiles` times 8 columns. An odd number of
-// 16-byte pieces a row keeps ldmatrix free of bank conflicts. Stages are as many as any GPU has shared memory for.
-template <int steps>
+// 16-byte pieces a row keeps ldmatrix free of bank conflicts. Stages of 32 rows are as many as any GPU has shared memory for.
+template <int steps, int rows_of_stage>
 struct Stationary {
-  static constexpr int k_steps = steps;
-  static constexpr int tiles = steps <= 13 ? 6 : steps <= 21 ? 4 : steps <= 32 ? 3 : 2;
-  static constexpr int stages = steps <= 21 ? 4 : steps <= 32 ? 3 : 2;
+  static constexpr int k_steps = steps, rows = rows_of_stage;
+  static constexpr int tiles = steps <= 13 ? 6 : steps <= 21 ? 4 : 3;
+  static constexpr int stages = steps <= 21 ? 4 : 3;
   static constexpr int stride = 2 * k_steps + 1;
-  static constexpr int shared = stages * stationary_rows * stride * 16;
+  static constexpr int shared = stages * rows * stride * 16;
 };
 
-// `from` + index times `row` bytes, by one instruction. (The compiler widens factors ahead of a loop, and then multiplies 64
-// bits by 64.)
-__device__ inline const char* row_at(const char* from, int index, int row) {
-  int64_t to;
-  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(index), "r"(row), "l"(from));
-  return reinterpret_cast<const char*>(to);
+// `from` + index times `row` bytes. (The compiler widens factors ahead of a loop, and then multiplies 64 bits by 64.)
+template <typename C>
+__device__ inline C* row_at(C* from, int index, int row) {
+  static_assert(sizeof(C) == 1);
+  int64_t offset;
+  asm("mul.wide.s32 %0, %1, %2;" : "=l"(offset) : "r"(index), "r"(row));
+  return from + offset;
 }
 
 // The tiles of 8 columns that a warp makes: pairs from an even one on, where that can be, and of an odd number one alone.
@@ -74,14 +74,15 @@ __device__ __forceinline__ Raw<float, n> bias_of(const float* bias, int column, 
   return load<float, n>(bias + column + (column >= length ? length / 3 : 0));
 }
 
-// c [16, 8 count] of 16 staged rows, of which this thread stores two: row i begins at to[i], null if it is none of c.
+// c [16, 8 count] of 16 staged rows, none of them real if `zeros`. This thread stores two: row i begins at to[i], if it `is`.
 // left: the thread's address for ldmatrix.
 template <typename T, int tiles, int k_steps, int count = tiles>
 __device__ __forceinline__ void project_rows(const uint32_t (&weights)[tiles][k_steps][2], const Share& share,
-                                             unsigned left, const Matrix<T>& c, T* const (&to)[2], const float* bias) {
+                                             unsigned left, bool zeros, const Matrix<T>& c, T* const (&to)[2],
+                                             const bool (&is)[2], const float* bias) {
   if constexpr (count > 1) {
     if (share.count < count) {
-      return project_rows<T, tiles, k_steps, count - 1>(weights, share, left, c, to, bias);
+      return project_rows<T, tiles, k_steps, count - 1>(weights, share, left, zeros, c, to, is, bias);
     }
   }
   const int pairs_at = 8 * share.pairs_at + threadIdx.x % 4 * 4, alone_at = 8 * share.alone + threadIdx.x % 4 * 2;
@@ -98,25 +99,31 @@ __device__ __forceinline__ void project_rows(const uint32_t (&weights)[tiles][k_
       sum[j][1] = sum[j][3] = more[1];
     }
   }
+  if (!zeros) {
 #pragma unroll
-  for (int k = 0; k < k_steps; ++k) {
-    uint32_t a[4];
-    load_matrices(a, left + 32 * k);
+    for (int k = 0; k < k_steps; ++k) {
+      uint32_t a[4];
+      load_matrices(a, left + 32 * k);
 #pragma unroll
-    for (int j = 0; j < count; ++j) multiply<Element<T>>(sum[j], a, weights[j][k][0], weights[j][k][1]);
+      for (int j = 0; j < count; ++j) multiply<Element<T>>(sum[j], a, weights[j][k][0], weights[j][k][1]);
+    }
   }
+  // What is stored is made ahead of the condition, which is then a predicate and no branch.
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (to[i] == nullptr) continue;
+  for (int j = 0; j < count; j += 2) {
+    const int column = j + 1 < count ? pairs_at + 8 * j : alone_at, at = c.at(column);
 #pragma unroll
-    for (int j = 0; j < count; j += 2) {
+    for (int i = 0; i < 2; ++i) {
+      T* const place = to[i] + at;
+      const bool really = is[i] && column < c.columns;
       if (j + 1 < count) {
-        const int column = pairs_at + 8 * j;
         const float values[4] = {sum[j][2 * i], sum[j][2 * i + 1], sum[j + 1][2 * i], sum[j + 1][2 * i + 1]};
-        if (column < c.columns) store<T, 4>(to[i] + c.at(column), Raw<T, 4>::of(values));
+        const Raw<T, 4> raw = Raw<T, 4>::of(values);
+        if (really) store<T, 4>(place, raw);
       } else {
         const float values[2] = {sum[j][2 * i], sum[j][2 * i + 1]};
-        if (alone_at < c.columns) store<T, 2>(to[i] + c.at(alone_at), Raw<T, 2>::of(values));
+        const Raw<T, 2> raw = Raw<T, 2>::of(values);
+        if (really) store<T, 2>(place, raw);
       }
     }
   }
@@ -126,9 +133,10 @@ __device__ __forceinline__ void project_rows(const uint32_t (&weights)[tiles][k_
 // so many bytes.
 template <typename T, typename S, int bytes>
 __global__ void __launch_bounds__(stationary_threads, 1)
-    project_stationary(Matrix<const T> a, const int* a_source, Weights<T> b, const float* bias, Matrix<T> c,
-                       const int* c_source, int64_t rows, const Sequence* plan, int sequences) {
-  constexpr int own = stationary_rows / stationary_warps;  // rows that a warp brings
+    project_stationary(Product<T> of) {
+  const Matrix<const T>& a = of.a;
+  const Matrix<T>& c = of.c;
+  constexpr int own = S::rows / stationary_warps;  // rows that a warp brings
   constexpr int loads = (S::k_steps + bytes - 1) / bytes;  // of a lane in a row
   extern __shared__ uint4 shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -137,15 +145,16 @@ __global__ void __launch_bounds__(stationary_threads, 1)
     if (i % (2 * S::stride) * 4 >= a.columns) reinterpret_cast<uint2*>(shared)[i] = {};
   }
   cuda_ext::wait_for_the_one_before();
-  const int origin = plan[sequences].first, last = plan[sequences].length;
-  const int64_t written = c_source ? rows : last, step = int64_t{gridDim.x} * stationary_rows;
-  int64_t first = origin + int64_t{blockIdx.x} * stationary_rows;
-  if (first >= written) return;
+  const int origin = of.plan[of.sequences].first, last = of.plan[of.sequences].length;
+  // Behind the last of 2^31 rows a stage's first is still a number.
+  const unsigned end = of.all ? static_cast<unsigned>(of.rows) : last, step = gridDim.x * S::rows;
+  unsigned first = (of.all ? 0 : origin) + blockIdx.x * S::rows;
+  if (first >= end) return;
 
   // Where the row lies that a lane names among its warp's, -1 where there is none. It is known a stage before it is used.
-  const auto place_of = [&](int64_t first) {
-    const int64_t m = first + warp * own + lane;
-    return lane < own && m < last ? a_source ? a_source[m] : static_cast<int>(m) : -1;
+  const auto place_of = [&](unsigned first) {
+    const unsigned m = first + warp * own + lane;
+    return lane < own && m >= static_cast<unsigned>(origin) && m < static_cast<unsigned>(last) ? of.a_source ? of.a_source[m] : static_cast<int>(m) : -1;
   };
   // Of a lane's pieces, where they come from and go to in a row, in bytes; what is none goes to the padding.
   int at[loads], to[loads];
@@ -158,7 +167,7 @@ __global__ void __launch_bounds__(stationary_threads, 1)
   const unsigned base = cuda_ext::shared_address(shared);
   const int row_bytes = static_cast<int>(2 * a.row);
   const auto fetch = [&](int stage, int place) {
-    const unsigned rows = base + (stage * stationary_rows + warp * own) * S::stride * 16;
+    const unsigned rows = base + (stage * S::rows + warp * own) * S::stride * 16;
 #pragma unroll
     for (int r = 0; r < own; ++r) {
       const int row = __shfl_sync(0xffffffff, place, r);
@@ -176,15 +185,15 @@ __global__ void __launch_bounds__(stationary_threads, 1)
   }
   int next = place_of(first + (S::stages - 1) * step);
 
-  const int all = (c.columns + 7) / 8, parts = gridDim.y, part = blockIdx.y;
-  const int first_tile = all * part / parts, tiles = all * (part + 1) / parts - first_tile;
+  const int whole = (c.columns + 7) / 8, parts = gridDim.y, part = blockIdx.y;
+  const int first_tile = whole * part / parts, tiles = whole * (part + 1) / parts - first_tile;
   const int each = tiles / stationary_warps, more = tiles % stationary_warps;
   const Share share(first_tile + warp * each + min(warp, more), each + (warp < more));
   uint32_t weights[S::tiles][S::k_steps][2];
-  load_weights(weights, b.data, b.row, c.columns, share);
+  load_weights(weights, of.b.data, of.b.row, c.columns, share);
 
   const unsigned left = base + (lane % 16 * S::stride + lane / 16) * 16;
-  for (int stage = 0; first < written; first += step, stage = stage + 1 == S::stages ? 0 : stage + 1) {
+  for (int stage = 0; first < end; first += step, stage = stage + 1 == S::stages ? 0 : stage + 1) {
     await_copies<S::stages - 2>();
     __syncthreads();
     fetch(stage == 0 ? S::stages - 1 : stage - 1, next);
@@ -192,14 +201,18 @@ __global__ void __launch_bounds__(stationary_threads, 1)
     next = place_of(first + S::stages * step);
     if (share.count == 0) continue;
 #pragma unroll 1
-    for (int half = 0; half < stationary_rows; half += 16) {
+    for (int half = 0; half < S::rows; half += 16) {
       T* to[2];
+      bool is[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int64_t m = first + half + lane / 4 + 8 * i;
-        to[i] = m < written ? c.data + (c_source ? c_source[m] : m) * c.row : nullptr;
+        const unsigned m = first + half + lane / 4 + 8 * i;
+        is[i] = m < end;
+        const int row = is[i] && of.c_source ? of.c_source[m] : static_cast<int>(m);
+        to[i] = reinterpret_cast<T*>(row_at(reinterpret_cast<char*>(c.data), row, static_cast<int>(2 * c.row)));
       }
-      project_rows(weights, share, left + (stage * stationary_rows + half) * S::stride * 16, c, to, bias);
+      const bool zeros = first + half >= static_cast<unsigned>(last);
+      project_rows(weights, share, left + (stage * S::rows + half) * S::stride * 16, zeros, c, to, is, of.bias);
     }
   }
 }
