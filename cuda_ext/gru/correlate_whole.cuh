@@ -17,9 +17,9 @@
 namespace gru {
 
 constexpr int whole_warps = 8, whole_threads = 32 * whole_warps;
-constexpr int whole_rows = 32;     // of a stage
-constexpr int whole_units = 56;    // of a gate: 7 tiles of 8
-constexpr int whole_columns = 224; // of x and 1: twice 7 tiles of 16
+constexpr int whole_rows = 32;      // of a stage
+constexpr int whole_units = 56;     // of a gate: 7 tiles of 8
+constexpr int whole_columns = 224;  // of x and 1: twice 7 tiles of 16
 constexpr int x_place = 4 * whole_units, h_place = x_place + whole_columns, whole_width = h_place + 64 + 8;
 constexpr int x_tiles = 7, h_tiles = 11;  // of 8 gradients, of a warp
 constexpr int most_tiles = 49;
@@ -36,28 +36,30 @@ struct Piece {
 };
 
 // The piece of a staged row that begins with number `place`; where there is none, what is brought goes to the padding.
-template <typename T, int bytes>
+template <typename T>
 __device__ __forceinline__ Piece piece_of(int place, const Correlation<T>& input, const Correlation<T>& state,
                                           int direction, int first_column, int columns) {
-  const int gate = place / whole_units, padded = state.x.columns, unit = place < x_place ? place % whole_units : place - h_place;
-  const int column = place - x_place;
-  bool is = unit < padded && (place < x_place || first_column == 0);
-  const T* from = input.g.data + direction * state.g_group + gate * padded + unit;
-  int64_t row = input.g.row;
-  const bool of_x = place >= x_place && place < h_place;
-  if (of_x) {
-    is = column < min(columns, input.x.columns - first_column);
-    from = input.x.data + first_column + column;
-    row = input.x.row;
-  } else if (place >= h_place) {
-    from = state.x.data + direction * state.x_group + unit;
-    row = state.x.row;
+  const auto piece = [place](const T* from, int64_t row, bool is, bool of_x) {
+    return Piece{reinterpret_cast<const char*>(from), static_cast<int>(row * sizeof(T)),
+                 2 * (is ? place : whole_width - 8), is, of_x};
+  };
+  const int padded = state.x.columns;
+  if (place < x_place) {
+    const int gate = place / whole_units, unit = place % whole_units;
+    return piece(input.g.data + direction * state.g_group + gate * padded + unit, input.g.row, unit < padded, false);
   }
-  return {reinterpret_cast<const char*>(from), static_cast<int>(row * sizeof(T)), 2 * (is ? place : whole_width - 8), is, of_x};
+  if (place < h_place) {
+    const int column = place - x_place;
+    const bool is = column < min(columns, input.x.columns - first_column);
+    return piece(input.x.data + first_column + column, input.x.row, is, true);
+  }
+  const int unit = place - h_place;
+  const bool is = unit < padded && first_column == 0;
+  return piece(state.x.data + direction * state.x_group + unit, state.x.row, is, false);
 }
 
-// What a warp makes: 16 `count` columns of x or of h, from tile `first` on, by the gradients from number `gradient` on. Warps
-// 0 to 2 have the larger half of x's tiles; 6 and 7 have h, of 21 tiles of gradients 11 each.
+// What a warp makes: 16 `count` columns of x or of h, from tile `first` on, by the gradients from number `gradient` on.
+// Warps 0 to 2 have the larger half of x's tiles; 6 and 7 have h, of 21 tiles of gradients 11 each.
 struct Job {
   bool of_h;
   int first, count, gradient;
@@ -71,8 +73,8 @@ struct Job {
   __device__ int tiles() const { return of_h ? h_tiles : x_tiles; }
 };
 
-// sum [16 job.count, 8 tiles] += a^T b of a stage; a, b: the thread's addresses for ldmatrix. `count` is known at compile time:
-// a branch between matrix instructions waits for the last of them.
+// sum [16 job.count, 8 tiles] += a^T b of a stage; a, b: the thread's addresses for ldmatrix. `count` is known at compile
+// time: a branch between matrix instructions waits for the last of them.
 template <typename E, int tiles, int count = most_tiles / tiles>
 __device__ __forceinline__ void multiply_stage(float (&sum)[most_tiles][4], unsigned a, unsigned b, const Job& job) {
   if constexpr (count > 0) {
@@ -97,8 +99,9 @@ __device__ __forceinline__ void multiply_stage(float (&sum)[most_tiles][4], unsi
   }
 }
 
-// Both correlations, out [slices, column tiles, d, warps, most_tiles, 32] float4. The blocks of a slice of the rows follow one another: the directions', and
-// of more columns than one block makes those of each `width`. Rows come in pieces of so many bytes.
+// Both correlations, in input.out [slices, column tiles, d, warps, most_tiles, 32] float4. The blocks of a slice of the rows
+// follow one another: the directions', and of more columns than one block makes those of each `width`. Rows come in pieces
+// of so many bytes.
 template <typename T, int stages, int bytes>
 __global__ void __launch_bounds__(whole_threads, 1)
     correlate_whole(Correlation<T> input, Correlation<T> state, int width, int slices, const Sequence* plan,
@@ -117,7 +120,7 @@ __global__ void __launch_bounds__(whole_threads, 1)
 #pragma unroll
   for (int i = 0; i < loads; ++i) {
     const int first = (lane + 32 * i) * bytes / 2;
-    pieces[i] = piece_of<T, bytes>(first, input, state, direction, first_column, width);
+    pieces[i] = piece_of<T>(first, input, state, direction, first_column, width);
     if (pieces[i].is) continue;
     // A 1 lies on a multiple of 8 bytes.
     const int one = first < h_place ? x_place + input.x.columns - first_column : h_place + padded;
@@ -150,7 +153,8 @@ __global__ void __launch_bounds__(whole_threads, 1)
 #pragma unroll
       for (int i = 0; i < loads; ++i) {
         const char* const from = row_at(pieces[i].from, pieces[i].of_x ? of_x : m, pieces[i].row);
-        copy_async<bytes>(to + pieces[i].to + r * whole_width * 2, from, pieces[i].is && static_cast<unsigned>(m) < end);
+        const bool real = pieces[i].is && static_cast<unsigned>(m) < end;
+        copy_async<bytes>(to + pieces[i].to + r * whole_width * 2, from, real);
       }
     }
   };
@@ -181,7 +185,8 @@ __global__ void __launch_bounds__(whole_threads, 1)
     }
   }
   // As the matrix units leave them: `finish_whole` finds what each is.
-  float4* const out = reinterpret_cast<float4*>(input.out) + (int64_t{blockIdx.x} * whole_warps + warp) * most_tiles * 32 + lane;
+  const int64_t first_tile = (int64_t{blockIdx.x} * whole_warps + warp) * most_tiles;
+  float4* const out = reinterpret_cast<float4*>(input.out) + first_tile * 32 + lane;
   const int made = job.count * job.tiles();
 #pragma unroll
   for (int t = 0; t < most_tiles; ++t) {

@@ -29,8 +29,8 @@ template <typename W>
 struct Gradients {
   W *w_ih[2], *w_hh[2], *b_ih[2], *b_hh[2];
 
-  // The place of a sum as nn.GRU lays the gradients out, rows r, z, n: `column` of x or of the state, of which `own` are real
-  // and number `last` is the bias; null where it is none.
+  // The place of a sum as nn.GRU lays the gradients out, rows r, z, n: `column` of x or of the state, of which `own` are
+  // real and number `last` is the bias; null where it is none.
   __device__ W* at(bool of_state, int direction, int row, int column, int own, int last) const {
     const auto of = [direction](W* const (&both)[2]) { return direction == 0 ? both[0] : both[1]; };
     if (column == last) return (of_state ? of(b_hh) : of(b_ih)) + row;
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(finish_threads)
   *to = static_cast<W>(sum);
 }
 
-// The same of what correlate_whole left: a block adds up one tile of one of its warps, of which four warps take a quarter of
-// the slices each, and then one number each of the lanes' four.
+// The same of what correlate_whole left. A block adds up one tile of one of its warps: four warps take a quarter of the
+// slices each, and then one number each of the lanes' four.
 template <typename W>
 __global__ void __launch_bounds__(finish_threads)
     finish_whole(const float4* sums, int slices, int directions, int width, int units, int padded, int inputs,
@@ -252,8 +252,8 @@ void gru_project(Tensor x, Tensor plan, Tensor source, Tensor weights, Tensor bi
     const Weights<T> b = weights_of<T>(weights, packed_of(weights, of, false));
     const Matrix<const T> c = three_gates<T>(gates, of);
     launch_project<T>({a, of.source, b, read<float>(bias),
-                       {static_cast<T*>(gates.data_ptr()), c.row, c.columns, c.length, c.gap, true}, nullptr, false, of.rows,
-                       of.plan, of.sequences}, stream);
+                       {static_cast<T*>(gates.data_ptr()), c.row, c.columns, c.length, c.gap, true}, nullptr, false,
+                       of.rows, of.plan, of.sequences}, stream);
   });
 }
 
@@ -289,11 +289,12 @@ std::vector<Tensor> gru_correlate(Tensor x, Tensor plan, Tensor source, Tensor g
   const cudaStream_t stream = cuda_ext::current_stream(x.get_device_index());
   const int64_t d = of.directions, padded = of.padded;
   const bool whole = padded <= gru::whole_units && x.scalar_type() != ScalarType::Float;
-  // A block that makes the whole of a direction's sums fills a multiprocessor, and has 64 rows or more. Of the others there
-  // are three a multiprocessor and more, of which two run at a time, with 96 rows or more.
+  // A block that makes the whole of a direction's sums fills a multiprocessor, and has 64 rows or more. Of the others
+  // there are three a multiprocessor and more, of which two run at a time, with 96 rows or more.
   const int64_t wide = of.inputs + 1, column_tiles = (wide + gru::whole_columns - 1) / gru::whole_columns;
   const int64_t width = (wide + 16 * column_tiles - 1) / (16 * column_tiles) * 16;
-  const int64_t most = whole ? cuda_ext::multiprocessors() / (d * column_tiles) : padded <= 56 && d == 2 ? 66 : 264 / (d * 3);
+  const int64_t most = whole                       ? cuda_ext::multiprocessors() / (d * column_tiles)
+                       : padded <= 56 && d == 2 ? 66 : 264 / (d * 3);
   const int64_t slices = std::clamp<int64_t>(of.rows / (whole ? 64 : 3 * gru::depth), 1, std::max<int64_t>(most, 1));
   const int64_t whole_size = column_tiles * d * gru::whole_warps * gru::most_tiles * 32 * 4;
   const int64_t input_size = whole ? whole_size : d * 3 * padded * (of.inputs + 1);

@@ -178,9 +178,9 @@ struct Product {
   int sequences;
 };
 
-// A block makes `tall` rows and `across` columns, a warp 16 rows; of 16 columns a thread makes 4 neighbours in two rows. What
-// comes next is on its way `stages` - 1 steps ahead, of a each thread's own 8 numbers of two rows, so that they go from there
-// straight into its operands.
+// A block makes `tall` rows and `across` columns, a warp 16 rows; of 16 columns a thread makes 4 neighbours in two rows.
+// What comes next is on its way `stages` - 1 steps ahead, of a each thread's own 8 numbers of two rows, so that they go from
+// there straight into its operands.
 template <typename T, int across, int stages>
 __global__ void __launch_bounds__(project_threads, 2) project(Product<T> of) {
   using E = Element<T>;

@@ -10,7 +10,7 @@ namespace gru {
 constexpr int stationary_warps = 8, stationary_threads = 32 * stationary_warps;
 
 // A block for sums over up to 16 `k_steps`: a warp holds the weights of up to `tiles` times 8 columns. An odd number of
-// 16-byte pieces a row keeps ldmatrix free of bank conflicts. Stages of 32 rows are as many as any GPU has shared memory for.
+// 16-byte pieces a row keeps ldmatrix free of bank conflicts. Of 32 rows, any GPU has shared memory for the stages.
 template <int steps, int rows_of_stage>
 struct Stationary {
   static constexpr int k_steps = steps, rows = rows_of_stage;
@@ -74,8 +74,8 @@ __device__ __forceinline__ Raw<float, n> bias_of(const float* bias, int column, 
   return load<float, n>(bias + column + (column >= length ? length / 3 : 0));
 }
 
-// c [16, 8 count] of 16 staged rows, none of them real if `zeros`. This thread stores two: row i begins at to[i], if it `is`.
-// left: the thread's address for ldmatrix.
+// c [16, 8 count] of 16 staged rows, none of them real if `zeros`. This thread stores two: row i begins at to[i], if it
+// `is`. left: the thread's address for ldmatrix.
 template <typename T, int tiles, int k_steps, int count = tiles>
 __device__ __forceinline__ void project_rows(const uint32_t (&weights)[tiles][k_steps][2], const Share& share,
                                              unsigned left, bool zeros, const Matrix<T>& c, T* const (&to)[2],
@@ -129,8 +129,8 @@ __device__ __forceinline__ void project_rows(const uint32_t (&weights)[tiles][k_
   }
 }
 
-// As `project`, of half precision alone. Blocks along x share the rows out, those along y the columns. Rows come in pieces of
-// so many bytes.
+// As `project`, of half precision alone. Blocks along x share the rows out, those along y the columns. Rows come in pieces
+// of so many bytes.
 template <typename T, typename S, int bytes>
 __global__ void __launch_bounds__(stationary_threads, 1)
     project_stationary(Product<T> of) {
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(stationary_threads, 1)
     if (i % (2 * S::stride) * 4 >= a.columns) reinterpret_cast<uint2*>(shared)[i] = {};
   }
   cuda_ext::wait_for_the_one_before();
-  const int origin = of.plan[of.sequences].first, last = of.plan[of.sequences].length;
+  const unsigned origin = of.plan[of.sequences].first, last = of.plan[of.sequences].length;
   // Behind the last of 2^31 rows a stage's first is still a number.
   const unsigned end = of.all ? static_cast<unsigned>(of.rows) : last, step = gridDim.x * S::rows;
   unsigned first = (of.all ? 0 : origin) + blockIdx.x * S::rows;
@@ -154,7 +154,8 @@ __global__ void __launch_bounds__(stationary_threads, 1)
   // Where the row lies that a lane names among its warp's, -1 where there is none. It is known a stage before it is used.
   const auto place_of = [&](unsigned first) {
     const unsigned m = first + warp * own + lane;
-    return lane < own && m >= static_cast<unsigned>(origin) && m < static_cast<unsigned>(last) ? of.a_source ? of.a_source[m] : static_cast<int>(m) : -1;
+    if (lane >= own || m < origin || m >= last) return -1;
+    return of.a_source ? of.a_source[m] : static_cast<int>(m);
   };
   // Of a lane's pieces, where they come from and go to in a row, in bytes; what is none goes to the padding.
   int at[loads], to[loads];
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(stationary_threads, 1)
         const int row = is[i] && of.c_source ? of.c_source[m] : static_cast<int>(m);
         to[i] = reinterpret_cast<T*>(row_at(reinterpret_cast<char*>(c.data), row, static_cast<int>(2 * c.row)));
       }
-      const bool zeros = first + half >= static_cast<unsigned>(last);
+      const bool zeros = first + half >= last;
       project_rows(weights, share, left + (stage * S::rows + half) * S::stride * 16, zeros, c, to, is, of.bias);
     }
   }
