@@ -67,8 +67,8 @@ SHAPES = (
 
 
 # Sequences, steps, inputs, units, bidirectional: for compute-sanitizer. The first has more inputs than half precision
-# multiplies past stationary weights; the last more than 132 tiles of 16 sequences and more than 8,192 steps, as only the
-# kernels of large batches take.
+# multiplies past stationary weights; the last more than 132 tiles of 16 sequences and more than 8,192 steps, as only
+# the kernels of large batches take.
 SMALL = (
     (2, 3, 772, 16, False),
     (19, 5, 7, 13, True),

@@ -89,7 +89,6 @@ __global__ void __launch_bounds__(32 * ((2 * k_steps / columns + split - 1) / sp
   cuda_ext::wait_for_the_one_before();
   uint32_t w[parts][3 * columns][k_steps][2];
   gru::load_fragments(w, weights, warps, at);
-
   int length[2], steps = 0;
   Sequence sequence[2];
   float carried[2][own] = {};

@@ -132,25 +132,30 @@ __device__ __forceinline__ void project_rows(const uint32_t (&weights)[tiles][k_
 // As `project`, of half precision alone. Blocks along x share the rows out, those along y the columns. Rows come in pieces
 // of so many bytes.
 template <typename T, typename S, int bytes>
-__global__ void __launch_bounds__(stationary_threads, 1)
-    project_stationary(Product<T> of) {
+__global__ void __launch_bounds__(stationary_threads, 1) project_stationary(Product<T> of) {
   const Matrix<const T>& a = of.a;
   const Matrix<T>& c = of.c;
-  constexpr int own = S::rows / stationary_warps;  // rows that a warp brings
+  constexpr int own = S::rows / stationary_warps;          // rows that a warp brings
   constexpr int loads = (S::k_steps + bytes - 1) / bytes;  // of a lane in a row
   extern __shared__ uint4 shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // What no copy writes stays zero.
-  for (int i = threadIdx.x; i < S::shared / 8; i += stationary_threads) {
-    if (i % (2 * S::stride) * 4 >= a.columns) reinterpret_cast<uint2*>(shared)[i] = {};
+  for (int row = threadIdx.x; row < S::stages * S::rows; row += stationary_threads) {
+    for (int i = a.columns / 4; i < 2 * S::stride; ++i) reinterpret_cast<uint2*>(shared + row * S::stride)[i] = {};
   }
   cuda_ext::wait_for_the_one_before();
   const unsigned origin = of.plan[of.sequences].first, last = of.plan[of.sequences].length;
+  const int whole = (c.columns + 7) / 8, parts = gridDim.y, part = blockIdx.y;
+  const int first_tile = whole * part / parts, tiles = whole * (part + 1) / parts - first_tile;
+  const int each = tiles / stationary_warps, more = tiles % stationary_warps;
+  const Share share(first_tile + warp * each + min(warp, more), each + (warp < more));
+  uint32_t weights[S::tiles][S::k_steps][2];
+  load_weights(weights, of.b.data, of.b.row, c.columns, share);
+
   // Behind the last of 2^31 rows a stage's first is still a number.
   const unsigned end = of.all ? static_cast<unsigned>(of.rows) : last, step = gridDim.x * S::rows;
   unsigned first = (of.all ? 0 : origin) + blockIdx.x * S::rows;
   if (first >= end) return;
-
   // Where the row lies that a lane names among its warp's, -1 where there is none. It is known a stage before it is used.
   const auto place_of = [&](unsigned first) {
     const unsigned m = first + warp * own + lane;
@@ -185,13 +190,6 @@ __global__ void __launch_bounds__(stationary_threads, 1)
     commit_copies();
   }
   int next = place_of(first + (S::stages - 1) * step);
-
-  const int whole = (c.columns + 7) / 8, parts = gridDim.y, part = blockIdx.y;
-  const int first_tile = whole * part / parts, tiles = whole * (part + 1) / parts - first_tile;
-  const int each = tiles / stationary_warps, more = tiles % stationary_warps;
-  const Share share(first_tile + warp * each + min(warp, more), each + (warp < more));
-  uint32_t weights[S::tiles][S::k_steps][2];
-  load_weights(weights, of.b.data, of.b.row, c.columns, share);
 
   const unsigned left = base + (lane % 16 * S::stride + lane / 16) * 16;
   for (int stage = 0; first < end; first += step, stage = stage + 1 == S::stages ? 0 : stage + 1) {
