@@ -174,15 +174,21 @@ __global__ void __launch_bounds__(whole_threads, 1)
   for (unsigned m = begin; m < end; m += whole_rows, stage = stage + 1 == stages ? 0 : stage + 1) {
     await_copies<stages - 2>();
     __syncthreads();
-    fetch(stage == 0 ? stages - 1 : stage - 1, m + (stages - 1) * whole_rows, next);
-    commit_copies();
-    next = place_of(m + stages * whole_rows);
+    const auto fetch_next = [&] {
+      fetch(stage == 0 ? stages - 1 : stage - 1, m + (stages - 1) * whole_rows, next);
+      commit_copies();
+      next = place_of(m + stages * whole_rows);
+    };
+    // Of two warps that share matrix units one fetches while the other multiplies.
+    const bool late = warp >= whole_warps / 2;
+    if (!late) fetch_next();
     const unsigned offset = stage * whole_rows * whole_width * 2;
     if (job.of_h) {
       multiply_stage<E, h_tiles>(sum, a + offset, b + offset, job);
     } else {
       multiply_stage<E, x_tiles>(sum, a + offset, b + offset, job);
     }
+    if (late) fetch_next();
   }
   // As the matrix units leave them: `finish_whole` finds what each is.
   const int64_t first_tile = (int64_t{blockIdx.x} * whole_warps + warp) * most_tiles;

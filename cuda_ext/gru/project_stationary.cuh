@@ -195,12 +195,16 @@ __global__ void __launch_bounds__(stationary_threads, 1) project_stationary(Prod
   for (int stage = 0; first < end; first += step, stage = stage + 1 == S::stages ? 0 : stage + 1) {
     await_copies<S::stages - 2>();
     __syncthreads();
-    fetch(stage == 0 ? S::stages - 1 : stage - 1, next);
-    commit_copies();
-    next = place_of(first + S::stages * step);
-    if (share.count == 0) continue;
+    const auto fetch_next = [&] {
+      fetch(stage == 0 ? S::stages - 1 : stage - 1, next);
+      commit_copies();
+      next = place_of(first + S::stages * step);
+    };
+    // Of two warps that share matrix units one fetches while the other multiplies.
+    const bool late = warp >= stationary_warps / 2;
+    if (!late) fetch_next();
 #pragma unroll 1
-    for (int half = 0; half < S::rows; half += 16) {
+    for (int half = 0; half < S::rows && share.count > 0; half += 16) {
       T* to[2];
       bool is[2];
 #pragma unroll
@@ -213,6 +217,7 @@ __global__ void __launch_bounds__(stationary_threads, 1) project_stationary(Prod
       const bool zeros = first + half >= last;
       project_rows(weights, share, left + (stage * S::rows + half) * S::stride * 16, zeros, c, to, is, of.bias);
     }
+    if (late) fetch_next();
   }
 }
 
