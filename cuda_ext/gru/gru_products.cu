@@ -2,7 +2,8 @@
 // block of other rows ends at once. A library's product would do all N T.
 //
 // `project` makes the gates' sums from the input, and the input's gradient from theirs. `correlate` makes the weights'
-// gradients in slices of M, and `finish` adds those up in order.
+// gradients in slices of M, and `finish` adds those up in order. In half precision, where an operand or the sums fit into a
+// block's registers, `project_stationary`, `correlate_whole` and `finish_whole` do.
 
 #include "correlate_whole.cuh"
 #include "project_stationary.cuh"
