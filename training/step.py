@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from cuda_ext.gradient_norm import gradient_norm
 from cuda_ext.graphs import Graphs
 from models.layers.embedding import word_embedding
 from models.objectives import Objective, scores
@@ -108,7 +109,8 @@ class Step:
         """Clip the gradients and return their norm before that, float32 []."""
         self.scaler.unscale_(self.optimiser)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        total_norm = gradient_norm if self.device.type == "cuda" else torch.nn.utils.get_total_norm
+        norm = total_norm(gradients)
         if self.settings.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.max_grad_norm, norm)
         return norm
