@@ -65,7 +65,7 @@ def words(count: int, rows: int = ROWS, dtype: torch.dtype = torch.int32) -> Ten
 def exercise() -> None:
     """Run the kernels at widths, counts and dtypes that reach every branch, and compare with PyTorch."""
     for table_dtype, dtype in [(torch.float32, one) for one in LARGEST_ERROR] + [(one, one) for one in HALF]:
-        for rows, width, count in [(1, 1, 3), (7, 5, 0), (40, 12, 700), (500, 8, 333), (50, 16, 4099)]:
+        for rows, width, count in [(1, 1, 3), (7, 5, 0), (40, 12, 700), (500, 8, 333), (70_000, 8, 4099), (50, 16, 70_001)]:
             for index in (torch.int32, torch.int64):
                 begin("embedding", table_dtype, dtype, rows, width, count, index)
                 table = torch.randn(rows, width, device="cuda", dtype=table_dtype, requires_grad=True)
