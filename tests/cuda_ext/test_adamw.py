@@ -78,3 +78,16 @@ def test_what_it_does_not_take_is_refused_with_what_came():
 
 def test_no_parameters_are_nothing_to_do():
     adamw([], [], [], [], [], [], [])
+
+
+def test_torch_compile_takes_it_whole():
+    called, compiled = drawn(), drawn()
+    torch._dynamo.reset()
+
+    def step(lists):
+        adamw(*lists, RATES, DECAYS)
+
+    step(called)
+    torch.compile(step, fullgraph=True, backend="aot_eager")(compiled)
+    for given, expected in zip(compiled, called, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(given, expected, strict=True))

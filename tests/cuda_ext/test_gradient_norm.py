@@ -27,3 +27,10 @@ def test_what_it_does_not_take_is_refused_with_what_came():
         gradient_norm([torch.ones(1), torch.ones(1, dtype=torch.float64)])
     with pytest.raises(ValueError, match="got torch.float16 on cpu"):
         gradient_norm([torch.ones(1, dtype=torch.float16)])
+
+
+def test_torch_compile_takes_it_whole():
+    torch._dynamo.reset()
+    tensors = [torch.randn(3), torch.randn(2, 2)]
+    compiled = torch.compile(lambda *given: gradient_norm(given) * 2, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*tensors), gradient_norm(tensors) * 2)
