@@ -156,10 +156,10 @@ void with_dtypes(ScalarType table, ScalarType result, F&& f) {
   });
 }
 
-// Calls f with as many neighbouring numbers as both dtypes move at once: 8, 4 or 1.
+// Calls f with as many neighbouring numbers as both dtypes move at once, 8, 4 or 1, up to `most`.
 template <typename F>
-void with_lanes(int64_t width, bool aligned, F&& f) {
-  if (aligned && width % 8 == 0) f(std::integral_constant<int, 8>{});
+void with_lanes(int64_t width, bool aligned, int most, F&& f) {
+  if (aligned && width % 8 == 0 && most >= 8) f(std::integral_constant<int, 8>{});
   else if (aligned && width % 4 == 0) f(std::integral_constant<int, 4>{});
   else f(std::integral_constant<int, 1>{});
 }
@@ -193,7 +193,7 @@ void embedding(Tensor table, Tensor tokens, Tensor y) {
     using From = decltype(from);
     using To = decltype(to);
     with_index(tokens, [&](auto index) {
-      with_lanes(table.size(1), aligned(table, y), [&](auto lanes) {
+      with_lanes(table.size(1), aligned(table, y), 8, [&](auto lanes) {
         constexpr int V = decltype(lanes)::value;
         cuda_ext::launch(gather<From, To, V, decltype(index)>,
                          {dim3(blocks_for(y.numel() / V)), dim3(threads), 0, stream},
@@ -273,7 +273,10 @@ void embedding_gradient(Tensor gradient, Tensor tokens, int64_t padding, Tensor 
   with_dtypes(of_table.scalar_type(), gradient.scalar_type(), [&](auto to, auto from) {
     using From = decltype(from);
     using To = decltype(to);
-    with_lanes(width, aligned(gradient, of_table), [&](auto lanes) {
+    // Of few tokens most rows are zeros: four numbers of float32 are one store, and threads that are neighbours then fill
+    // the sectors that they write.
+    const int most = count < rows && std::is_same_v<To, float> ? 4 : 8;
+    with_lanes(width, aligned(gradient, of_table), most, [&](auto lanes) {
       constexpr int V = decltype(lanes)::value;
       const Sorted<From> of{static_cast<const From*>(gradient.data_ptr()),
                                static_cast<const int*>(sorted.places.data_ptr()),
