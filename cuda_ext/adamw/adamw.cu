@@ -1,8 +1,8 @@
 // AdamW over all parameters of a network in one launch.
 //
 // `begin` counts each parameter's step and computes what its numbers have in common; `update` moves 28 bytes a number:
-// parameter, gradient and both means are read, all but the gradient written. All are used once a step, so that they are
-// loaded and stored as what leaves the caches first; but the gradients, which may be in them, are not pushed out by it.
+// parameter, gradient and both means are read, all but the gradient written. None is used again in this step, so that they
+// are loaded and stored as what leaves the caches first: the gradients that are still there are not pushed out.
 
 #include "../common/tensor_list.cuh"
 
@@ -38,15 +38,8 @@ struct Factors {
   float decay, step, unbiased;
 };
 
-// A share to keep of a mean, as the sum of two numbers: 0.999 in float32 errs by 1e-8, and what it leaves for the new
-// value, 0.001, by a thousand times that share. rest: 1 less it.
-struct Share {
-  float high, low, rest;
-};
-
-struct Means {
-  Share mean, square;
-  float epsilon;
+struct Shares {
+  float mean, square, epsilon;
 };
 
 template <int most>
@@ -63,12 +56,11 @@ __global__ void begin(const __grid_constant__ TensorList<Setting, most> list, do
   factors[i] = {of.rate * of.weight_decay, static_cast<float>(of.rate / bias1), static_cast<float>(rsqrt(bias2))};
 }
 
-__device__ float moved(const Share& of, float old, float value) {
-  return fmaf(of.high, old, fmaf(of.low, old, of.rest * value));
-}
+// beta old + (1 - beta) value, rounded as PyTorch's kernel does.
+__device__ float moved(float beta, float old, float value) { return fmaf(beta, old, fmaf(-beta, value, value)); }
 
 __device__ void step(float& value, float gradient, float& mean, float& square, const Factors& factors,
-                     const Means& of) {
+                     const Shares& of) {
   mean = moved(of.mean, mean, gradient);
   square = moved(of.square, square, gradient * gradient);
   float root;
@@ -80,7 +72,7 @@ __device__ void step(float& value, float gradient, float& mean, float& square, c
 // scale: what the gradients are divided by, and are stored so.
 template <int most>
 __global__ void __launch_bounds__(threads)
-    update(const __grid_constant__ TensorList<Parameter, most> list, const Factors* all_factors, Means means,
+    update(const __grid_constant__ TensorList<Parameter, most> list, const Factors* all_factors, Shares shares,
            const float* scale, const float* overflow) {
   const int i = list.of_block(blockIdx.x);
   const Parameter& of = list.items[i];
@@ -92,7 +84,7 @@ __global__ void __launch_bounds__(threads)
   const bool packs = aligned(of.values) && aligned(of.gradient) && aligned(of.mean) && aligned(of.square);
   if (packs && first + tile <= of.size) {
     const int64_t at = first / 4 + threadIdx.x;
-    float4 gradient = reinterpret_cast<const float4*>(of.gradient)[at];
+    float4 gradient = __ldcs(reinterpret_cast<const float4*>(of.gradient) + at);
     float4 value = __ldcs(reinterpret_cast<const float4*>(of.values) + at);
     float4 mean = __ldcs(reinterpret_cast<const float4*>(of.mean) + at);
     float4 square = __ldcs(reinterpret_cast<const float4*>(of.square) + at);
@@ -101,26 +93,22 @@ __global__ void __launch_bounds__(threads)
       gradient = make_float4(gradient.x / by, gradient.y / by, gradient.z / by, gradient.w / by);
       reinterpret_cast<float4*>(of.gradient)[at] = gradient;
     }
-    step(value.x, gradient.x, mean.x, square.x, factors, means);
-    step(value.y, gradient.y, mean.y, square.y, factors, means);
-    step(value.z, gradient.z, mean.z, square.z, factors, means);
-    step(value.w, gradient.w, mean.w, square.w, factors, means);
+    step(value.x, gradient.x, mean.x, square.x, factors, shares);
+    step(value.y, gradient.y, mean.y, square.y, factors, shares);
+    step(value.z, gradient.z, mean.z, square.z, factors, shares);
+    step(value.w, gradient.w, mean.w, square.w, factors, shares);
     __stcs(reinterpret_cast<float4*>(of.values) + at, value);
     __stcs(reinterpret_cast<float4*>(of.mean) + at, mean);
     __stcs(reinterpret_cast<float4*>(of.square) + at, square);
     return;
   }
   const int64_t end = min(first + tile, of.size);
+#pragma unroll 1
   for (int64_t at = first + threadIdx.x; at < end; at += threads) {
     float gradient = of.gradient[at];
     if (scale) of.gradient[at] = gradient /= *scale;
-    step(of.values[at], gradient, of.mean[at], of.square[at], factors, means);
+    step(of.values[at], gradient, of.mean[at], of.square[at], factors, shares);
   }
-}
-
-Share share_of(double beta) {
-  const auto high = static_cast<float>(beta);
-  return {high, static_cast<float>(beta - high), static_cast<float>(1 - beta)};
 }
 
 // One number of float32 beside `like`, or none.
@@ -177,14 +165,15 @@ void adamw(std::vector<Tensor> parameters, std::vector<Tensor> gradients, std::v
   auto* factors = static_cast<Factors*>(room.data_ptr());
   cuda_ext::for_each_list(settings, 1, [&](const auto& list, int first) {
     cuda_ext::launch(begin<std::decay_t<decltype(list)>::capacity>, {dim3(1), dim3(list.capacity), 0, stream}, list,
-                     std::log(beta1), std::log(beta2), skip, factors + first);
+                     std::log(double{static_cast<float>(beta1)}), std::log(double{static_cast<float>(beta2)}), skip,
+                     factors + first);
   });
-  const Means all{share_of(beta1), share_of(beta2), static_cast<float>(epsilon)};
+  const Shares shares{static_cast<float>(beta1), static_cast<float>(beta2), static_cast<float>(epsilon)};
   bool early = true;
   cuda_ext::for_each_list(items, tile, [&](const auto& list, int first) {
     cuda_ext::launch(update<std::decay_t<decltype(list)>::capacity>,
                      {dim3(list.begins[list.count]), dim3(threads), 0, stream, early}, list,
-                     static_cast<const Factors*>(factors + first), all, by, skip);
+                     static_cast<const Factors*>(factors + first), shares, by, skip);
     early = false;
   });
 }

@@ -20,7 +20,7 @@ struct Pairs {
 };
 
 constexpr int cluster = 8, sort_threads = 1024, sort_warps = sort_threads / 32;
-// Tokens of a thread, whose numbers it has in registers.
+// Tokens of a thread.
 constexpr int most_each = 8;
 constexpr int few_tokens = cluster * sort_threads * most_each;
 constexpr int digit_bits = 8, digits = 1 << digit_bits;
@@ -35,19 +35,31 @@ __device__ unsigned number_of(Index token, int64_t rows) {
 // ranges [rows]: of the sorted tokens those of a number, (0, 0) for none; zeros beforehand.
 __device__ inline void mark_range(const unsigned* numbers, int i, int count, int2* ranges) {
   const unsigned number = numbers[i];
-  if (i == 0 || numbers[i - 1] != number) ranges[number].x = i;
-  if (i + 1 == count || numbers[i + 1] != number) ranges[number].y = i + 1;
+  const bool begins = i == 0 || numbers[i - 1] != number, ends = i + 1 == count || numbers[i + 1] != number;
+  if (begins && ends) ranges[number] = make_int2(i, i + 1);
+  else if (begins) ranges[number].x = i;
+  else if (ends) ranges[number].y = i + 1;
 }
 
-// `passes` digits from the lowest on; the last pass writes `sorted`, those before it that and `spare` in turn.
+// What a block has of a pass. numbers, before: of a thread's token in each round, and how many of its warp's tokens in front
+// of it have its digit. counts: of a warp's tokens with a digit, then of those of the warps in front of it.
+struct Work {
+  unsigned numbers[most_each][sort_threads];
+  uint16_t before[most_each][sort_threads];
+  uint16_t counts[sort_warps][digits];
+  int totals[digits], begins[digits];
+  typename cub::BlockScan<int, sort_threads>::TempStorage scan;
+};
+
+// `passes` digits from the lowest on; the last pass writes `sorted`, those before it that and `spare` in turn. The loops are
+// kept short: a kernel that runs once waits for its instructions too.
 template <typename Index>
 __global__ void __launch_bounds__(sort_threads, 1)
     sort_few(const Index* __restrict__ tokens, int count, int64_t rows, int passes, Pairs spare, Pairs sorted,
              int2* ranges) {
 #if __CUDA_ARCH__ >= 900
-  __shared__ int counts[sort_warps][digits], totals[digits], begins[digits];
-  using Scan = cub::BlockScan<int, sort_threads>;
-  __shared__ typename Scan::TempStorage room;
+  extern __shared__ __align__(16) unsigned char room[];
+  Work& work = *reinterpret_cast<Work*>(room);
   const auto blocks = cooperative_groups::this_cluster();
   const int block = static_cast<int>(blocks.block_rank()), thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32, warp = thread / 32;
@@ -55,63 +67,83 @@ __global__ void __launch_bounds__(sort_threads, 1)
 
   const int each = (count + cluster * sort_threads - 1) / (cluster * sort_threads);
   const int first = (block * sort_warps + warp) * each * 32 + lane;
-  unsigned numbers[most_each];
-  int before[most_each];
   for (int pass = 0; pass < passes; ++pass) {
     const bool even = (passes - 1 - pass) % 2 == 0;
     const Pairs from = even ? spare : sorted, to = even ? sorted : spare;
-    const auto digit_of = [&](int j) { return static_cast<int>(numbers[j] >> pass * digit_bits) & (digits - 1); };
-    const auto is = [&](int j) { return j < each && first + 32 * j < count; };
-#pragma unroll
-    for (int j = 0; j < most_each; ++j) {
-      if (!is(j)) continue;
+    const auto digit_of = [&](int j) {
+      return static_cast<int>(work.numbers[j][thread] >> pass * digit_bits) & (digits - 1);
+    };
+    const int own = min(each, (count - first + 31) / 32);  // rounds in which the thread has a token
+#pragma unroll 4
+    for (int j = 0; j < own; ++j) {
       const int i = first + 32 * j;
-      numbers[j] = pass == 0 ? number_of(tokens[i], rows) : from.numbers[i];
+      work.numbers[j][thread] = pass == 0 ? number_of(tokens[i], rows) : from.numbers[i];
     }
-    for (int digit = lane; digit < digits; digit += 32) counts[warp][digit] = 0;
+    for (int digit = lane; digit < digits; digit += 32) work.counts[warp][digit] = 0;
     __syncwarp();
-#pragma unroll
-    for (int j = 0; j < most_each; ++j) {
-      if (j >= each) break;
-      const int digit = is(j) ? digit_of(j) : -1;
+#pragma unroll 1
+    for (int j = 0; j < each; ++j) {
+      const int digit = j < own ? digit_of(j) : -1;
       const unsigned alike = __match_any_sync(0xffffffff, digit);
       const int in_front = __popc(alike & ((1u << lane) - 1));
-      before[j] = is(j) ? counts[warp][digit] + in_front : 0;
+      const int before = j < own ? work.counts[warp][digit] + in_front : 0;
+      work.before[j][thread] = static_cast<uint16_t>(before);
       __syncwarp();
-      if (is(j) && in_front == 0) counts[warp][digit] = before[j] + __popc(alike);
+      if (j < own && in_front == 0) work.counts[warp][digit] = static_cast<uint16_t>(before + __popc(alike));
       __syncwarp();
     }
     __syncthreads();
-    if (thread < digits) {
-      int sum = 0;
-      for (int w = 0; w < sort_warps; ++w) {
-        const int of_warp = counts[w][thread];
-        counts[w][thread] = sum;
-        sum += of_warp;
+    // Four threads have a digit, each a quarter of the warps, and then of the blocks.
+    const int digit = thread / 4, quarter = thread % 4;
+    const auto in_quarters_before = [&](int sum) {
+      int up_to = sum;
+#pragma unroll
+      for (int distance = 1; distance < 4; distance *= 2) {
+        const int other = __shfl_up_sync(0xffffffff, up_to, distance, 4);
+        if (quarter >= distance) up_to += other;
       }
-      totals[thread] = sum;
+      return up_to - sum;
+    };
+    constexpr int share = sort_warps / 4;
+    int sum = 0;
+#pragma unroll
+    for (int w = 0; w < share; ++w) sum += work.counts[quarter * share + w][digit];
+    int running = in_quarters_before(sum);
+    if (quarter == 3) work.totals[digit] = running + sum;
+#pragma unroll
+    for (int w = 0; w < share; ++w) {
+      uint16_t& of_warp = work.counts[quarter * share + w][digit];
+      const int here = of_warp;
+      of_warp = static_cast<uint16_t>(running);
+      running += here;
     }
     blocks.sync();
-    int of_blocks_before = 0, of_all = 0;
-    for (int b = 0; thread < digits && b < cluster; ++b) {
-      const int total = *blocks.map_shared_rank(&totals[thread], b);
-      if (b < block) of_blocks_before += total;
+    int in_front = 0, of_all = 0;
+#pragma unroll
+    for (int b = quarter; b < cluster; b += 4) {
+      const int total = *blocks.map_shared_rank(&work.totals[digit], b);
+      if (b < block) in_front += total;
       of_all += total;
     }
-    int begin;
-    Scan(room).ExclusiveSum(of_all, begin);
-    if (thread < digits) begins[thread] = begin + of_blocks_before;
-    __syncthreads();
 #pragma unroll
-    for (int j = 0; j < most_each; ++j) {
-      if (!is(j)) continue;
-      const int digit = digit_of(j), place = begins[digit] + counts[warp][digit] + before[j];
-      to.numbers[place] = numbers[j];
-      const int i = first + 32 * j;
+    for (int distance = 1; distance < 4; distance *= 2) {
+      in_front += __shfl_xor_sync(0xffffffff, in_front, distance);
+      of_all += __shfl_xor_sync(0xffffffff, of_all, distance);
+    }
+    int begin;
+    cub::BlockScan<int, sort_threads>(work.scan).ExclusiveSum(quarter == 0 ? of_all : 0, begin);
+    if (quarter == 0) work.begins[digit] = begin + in_front;
+    __syncthreads();
+#pragma unroll 2
+    for (int j = 0; j < own; ++j) {
+      const int i = first + 32 * j, of = digit_of(j);
+      const int place = work.begins[of] + work.counts[warp][of] + work.before[j][thread];
+      to.numbers[place] = work.numbers[j][thread];
       to.places[place] = pass == 0 ? i : from.places[i];
     }
     blocks.sync();
   }
+#pragma unroll 1
   for (int i = block * sort_threads + thread; i < count; i += cluster * sort_threads) {
     mark_range(sorted.numbers, i, count, ranges);
   }
