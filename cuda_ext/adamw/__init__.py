@@ -33,6 +33,8 @@ def adamw(
     weight_decays: Sequence[float],
     betas: tuple[float, float] = (0.9, 0.999),
     epsilon: float = 1e-8,
+    norm: Tensor | None = None,
+    largest_norm: float = 0.0,
     scale: Tensor | None = None,
     overflow: Tensor | None = None,
 ) -> None:
@@ -41,8 +43,9 @@ def adamw(
     All lists have an entry for each parameter. parameters, gradients, means, squares: float32, or any dtype that the
     reference takes; a parameter's four have equal sizes and strides, without gaps, on one device. steps: float32 [] on
     that device, how often each was updated before. rates, weight_decays: numbers; a CUDA graph keeps those of its
-    capture. scale: float32 [], by which gradients are divided first, and stored so. overflow: float32 []; where it is
-    1, nothing changes. Both are read on the device.
+    capture. norm: float32 [], of all gradients together, which then count as if clipped to largest_norm; they stay as
+    they are. scale: float32 [], by which gradients are divided first, and stored so. overflow: float32 []; where it is
+    1, nothing changes. These three are read on the device.
     Raises ValueError, naming what came, for anything else.
 
     >>> parameter, gradient = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 0.0])
@@ -55,8 +58,9 @@ def adamw(
     """
     if parameters:
         torch.ops.cuda_ext.adamw(
-            parameters, gradients, means, squares, steps, rates, weight_decays, *betas, epsilon, scale, overflow
-        )
+            parameters, gradients, means, squares, steps, rates, weight_decays,
+            *betas, epsilon, norm, largest_norm, scale, overflow,
+        )  # fmt: skip
 
 
 def reference(
@@ -70,10 +74,20 @@ def reference(
     beta1: float,
     beta2: float,
     epsilon: float,
+    norm: Tensor | None,
+    largest_norm: float,
     scale: Tensor | None,
     overflow: Tensor | None,
 ) -> None:
-    """Equals ``torch.optim.AdamW(fused=True)`` of groups with these rates and weight decays."""
+    """Equals ``torch.optim.AdamW(fused=True)`` of groups with these rates and weight decays.
+
+    With a norm, behind ``torch.nn.utils.clip_grads_with_norm_``.
+    """
+    if norm is not None:
+        if scale is not None:
+            torch._foreach_div_(gradients, scale)
+            scale = None
+        gradients = torch._foreach_mul(gradients, (largest_norm / (norm + 1e-6)).clamp(max=1.0))
     torch._foreach_add_(steps, 1)
     lists = list(zip(parameters, gradients, means, squares, steps, strict=True))
     settings = list(zip(rates, weight_decays, strict=True))
@@ -126,7 +140,7 @@ def _run(parameters: list[Tensor], *others: list[Tensor] | list[float] | float |
 define(
     "adamw(Tensor(a!)[] parameters, Tensor(b!)[] gradients, Tensor(c!)[] means, Tensor(d!)[] squares, "
     "Tensor(e!)[] steps, float[] rates, float[] weight_decays, float beta1, float beta2, float epsilon, "
-    "Tensor? scale, Tensor? overflow) -> ()",
+    "Tensor? norm, float largest_norm, Tensor? scale, Tensor? overflow) -> ()",
     _run,
     check,
 )

@@ -32,10 +32,22 @@ struct Parameter {
   int64_t size;
 };
 
-// decay: taken off the parameter, as a share of it. step: of the mean over the root of the mean square, both without
-// their bias: the root is multiplied by `unbiased`.
+// gradient: what clipping leaves of it. decay: taken off the parameter, as a share of it. step: of the mean over the root of
+// the mean square, both without their bias: the root is multiplied by `unbiased`.
 struct Factors {
-  float decay, step, unbiased;
+  float gradient, decay, step, unbiased;
+};
+
+// The norm of all gradients, or none, and the largest that they may have.
+struct Clipping {
+  const float* norm;
+  float largest;
+
+  // As torch.nn.utils.clip_grads_with_norm_ has it; of a norm that is not a number too.
+  __device__ float factor() const {
+    const float share = norm ? largest / (*norm + 1e-6f) : 1.0f;
+    return share > 1 ? 1.0f : share;
+  }
 };
 
 struct Shares {
@@ -44,7 +56,7 @@ struct Shares {
 
 template <int most>
 __global__ void begin(const __grid_constant__ TensorList<Setting, most> list, double log_beta1, double log_beta2,
-                      const float* overflow, Factors* factors) {
+                      Clipping clipping, const float* overflow, Factors* factors) {
   cuda_ext::let_the_next_start();
   const int i = static_cast<int>(threadIdx.x);
   if (i >= list.count || (overflow && *overflow == 1)) return;
@@ -53,7 +65,7 @@ __global__ void begin(const __grid_constant__ TensorList<Setting, most> list, do
   *of.step = step;
   // 1 - beta^step
   const double bias1 = -expm1(step * log_beta1), bias2 = -expm1(step * log_beta2);
-  factors[i] = {of.rate * of.weight_decay, static_cast<float>(of.rate / bias1), static_cast<float>(rsqrt(bias2))};
+  factors[i] = {clipping.factor(), of.rate * of.weight_decay, static_cast<float>(of.rate / bias1), static_cast<float>(rsqrt(bias2))};
 }
 
 // beta old + (1 - beta) value, rounded as PyTorch's kernel does.
@@ -61,6 +73,7 @@ __device__ float moved(float beta, float old, float value) { return fmaf(beta, o
 
 __device__ void step(float& value, float gradient, float& mean, float& square, const Factors& factors,
                      const Shares& of) {
+  gradient *= factors.gradient;
   mean = moved(of.mean, mean, gradient);
   square = moved(of.square, square, gradient * gradient);
   float root;
@@ -116,7 +129,7 @@ const float* number_of(const std::optional<Tensor>& tensor, const Tensor& like) 
   if (!tensor.has_value()) return nullptr;
   STD_TORCH_CHECK(tensor->is_cuda() && tensor->get_device_index() == like.get_device_index() && tensor->numel() == 1 &&
                       tensor->scalar_type() == ScalarType::Float,
-                  "adamw: scale and overflow must be one float32 on the parameters' GPU");
+                  "adamw: norm, scale and overflow must be one float32 on the parameters' GPU");
   return static_cast<const float*>(tensor->data_ptr());
 }
 
@@ -134,8 +147,8 @@ bool laid_out_alike(const Tensor& a, const Tensor& b) {
 // Lists of one length: of each parameter its gradient, its means, its step float32 [], its rate and its weight decay.
 void adamw(std::vector<Tensor> parameters, std::vector<Tensor> gradients, std::vector<Tensor> means,
            std::vector<Tensor> squares, std::vector<Tensor> steps, std::vector<double> rates,
-           std::vector<double> weight_decays, double beta1, double beta2, double epsilon, std::optional<Tensor> scale,
-           std::optional<Tensor> overflow) {
+           std::vector<double> weight_decays, double beta1, double beta2, double epsilon, std::optional<Tensor> norm,
+           double largest_norm, std::optional<Tensor> scale, std::optional<Tensor> overflow) {
   const std::size_t count = parameters.size();
   STD_TORCH_CHECK(gradients.size() == count && means.size() == count && squares.size() == count &&
                       steps.size() == count && rates.size() == count && weight_decays.size() == count,
@@ -158,6 +171,7 @@ void adamw(std::vector<Tensor> parameters, std::vector<Tensor> gradients, std::v
   }
   const torch::stable::accelerator::DeviceGuard guard(parameters[0].get_device_index());
   const cudaStream_t stream = cuda_ext::current_stream(parameters[0].get_device_index());
+  const Clipping clipping{number_of(norm, parameters[0]), static_cast<float>(largest_norm)};
   const float* by = number_of(scale, parameters[0]);
   const float* skip = number_of(overflow, parameters[0]);
   const Tensor room = torch::stable::new_empty(parameters[0], {static_cast<int64_t>(count * sizeof(Factors))},
@@ -165,8 +179,8 @@ void adamw(std::vector<Tensor> parameters, std::vector<Tensor> gradients, std::v
   auto* factors = static_cast<Factors*>(room.data_ptr());
   cuda_ext::for_each_list(settings, 1, [&](const auto& list, int first) {
     cuda_ext::launch(begin<std::decay_t<decltype(list)>::capacity>, {dim3(1), dim3(list.capacity), 0, stream}, list,
-                     std::log(double{static_cast<float>(beta1)}), std::log(double{static_cast<float>(beta2)}), skip,
-                     factors + first);
+                     std::log(double{static_cast<float>(beta1)}), std::log(double{static_cast<float>(beta2)}),
+                     clipping, skip, factors + first);
   });
   const Shares shares{static_cast<float>(beta1), static_cast<float>(beta2), static_cast<float>(epsilon)};
   bool early = true;
@@ -184,7 +198,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cuda_ext_kernels, m) {
   m.def(
       "adamw(Tensor(a!)[] parameters, Tensor(b!)[] gradients, Tensor(c!)[] means, Tensor(d!)[] squares, "
       "Tensor(e!)[] steps, float[] rates, float[] weight_decays, float beta1, float beta2, float epsilon, "
-      "Tensor? scale, Tensor? overflow) -> ()");
+      "Tensor? norm, float largest_norm, Tensor? scale, Tensor? overflow) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cuda_ext_kernels, CUDA, m) {

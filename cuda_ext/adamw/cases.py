@@ -89,7 +89,7 @@ def ours(*tensors: Tensor) -> tuple[Tensor, ...]:
 def by_group(*tensors: Tensor) -> tuple[Tensor, ...]:
     lists = lists_of(tensors)
     lists[4] = [step.float() for step in lists[4]]
-    reference(*lists, *settings_of(lists[0]), *BETAS, EPSILON, None, None)
+    reference(*lists, *settings_of(lists[0]), *BETAS, EPSILON, None, 0.0, None, None)
     return tuple(itertools.chain(*lists[:1], *lists[2:4]))
 
 
@@ -115,6 +115,8 @@ def exercise() -> None:
             begin("adamw", len(shapes), offset, scaled, overflow)
             tensors = [_shifted(tensor, offset) for tensor in drawn(shapes)]
             extra = [
+                torch.full((), 5.0, device="cuda") if offset else None,
+                2.0,
                 torch.full((), 8.0, device="cuda") if scaled else None,
                 None if overflow is None else torch.full((), overflow, device="cuda"),
             ]
@@ -141,5 +143,5 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.cpu().flatten() for tensor in tensors])
 
 
-def _on_cpu(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.cpu()
+def _on_cpu(given: Tensor | float | None) -> Tensor | float | None:
+    return given.cpu() if isinstance(given, Tensor) else given

@@ -62,8 +62,22 @@ def test_gradients_are_divided_by_the_scale():
         assert all(torch.equal(a, b) for a, b in zip(given, expected, strict=True))
 
 
+@pytest.mark.parametrize("largest", [0.5, 100.0])
+def test_gradients_count_as_if_clipped_and_stay(largest):
+    clipped, plain = drawn(), drawn()
+    norm = torch.nn.utils.get_total_norm(plain[1])
+    kept = [gradient.clone() for gradient in plain[1]]
+    adamw(*plain, RATES, DECAYS, norm=norm, largest_norm=largest)
+    assert all(torch.equal(a, b) for a, b in zip(plain[1], kept, strict=True))
+    for one in clipped[1]:
+        one.mul_((largest / (norm + 1e-6)).clamp(max=1))
+    adamw(*clipped, RATES, DECAYS)
+    for i in (0, 2, 3):
+        assert all(torch.equal(a, b) for a, b in zip(clipped[i], plain[i], strict=True))
+
+
 def test_the_operation_keeps_pytorch_s_rules():
-    torch.library.opcheck(torch.ops.cuda_ext.adamw, (*drawn(), RATES, DECAYS, 0.9, 0.999, 1e-8, None, None))
+    torch.library.opcheck(torch.ops.cuda_ext.adamw, (*drawn(), RATES, DECAYS, 0.9, 0.999, 1e-8, None, 0.0, None, None))
 
 
 def test_what_it_does_not_take_is_refused_with_what_came():

@@ -69,6 +69,31 @@ def test_tensors_that_begin_anywhere(offset):
     assert all(torch.equal(a, b) for a, b in zip(of_copies(*tensors), ours(*shifted), strict=True))
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("largest", [0.5, 1e4])
+def test_gradients_count_as_if_clipped_and_stay(largest, scaled):
+    plain = drawn(LISTS[2])
+    clipped = [tensor.clone() for tensor in plain]
+    settings = [0.1] * len(LISTS[2]), [0.1] * len(LISTS[2])
+    lists, others = lists_of(plain), lists_of(clipped)
+    norm = torch.nn.utils.get_total_norm(lists[1])
+    scale = torch.full((), 8.0, device="cuda") if scaled else None
+    if scaled:
+        torch._foreach_mul_(lists[1], scale)
+    torch._foreach_mul_(others[1], (largest / (norm + 1e-6)).clamp(max=1))
+    adamw(*others, *settings)
+    adamw(*lists, *settings, norm=norm, largest_norm=largest, scale=scale)
+    for i in (0, 2, 3):
+        torch.testing.assert_close(lists[i], others[i], rtol=1e-5, atol=1e-6)
+    assert rules.relative_error(torch.nn.utils.get_total_norm(lists[1]), norm) < 1e-6
+
+
+def test_a_norm_that_is_not_a_number_shows():
+    tensors = drawn(LISTS[0])
+    adamw(*lists_of(tensors), [0.1], [0.1], norm=torch.full((), float("nan"), device="cuda"), largest_norm=1.0)
+    assert tensors[0].isnan().all()
+
+
 def test_an_overflow_changes_nothing():
     tensors = drawn(LISTS[2])
     before = [tensor.clone() for tensor in tensors]

@@ -29,9 +29,16 @@ class Settings:
 class AdamW(torch.optim.AdamW):
     """PyTorch's AdamW, with its state; on a GPU one kernel updates the parameters of all groups (cuda_ext/adamw)."""
 
+    clips = True
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update the parameters that have a gradient; nothing is read from the device."""
+    def step(
+        self, closure: Callable[[], float] | None = None, norm: Tensor | None = None, largest_norm: float = 0.0
+    ) -> float | None:
+        """Update the parameters that have a gradient; nothing is read from the device.
+
+        norm: of all gradients, float32 [], on a GPU alone: they then count as if clipped to ``largest_norm``.
+        """
         if not self.param_groups[0]["params"][0].is_cuda:
             return super().step(closure)
         loss = None
@@ -52,7 +59,10 @@ class AdamW(torch.optim.AdamW):
         # A scaler sets these while it calls this.
         scale, overflow = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         betas, epsilon = self.param_groups[0]["betas"], self.param_groups[0]["eps"]
-        adamw(parameters, gradients, means, squares, steps, rates, weight_decays, betas, epsilon, scale, overflow)
+        adamw(
+            parameters, gradients, means, squares, steps, rates, weight_decays,
+            betas, epsilon, norm, largest_norm, scale, overflow,
+        )  # fmt: skip
         return loss
 
 
