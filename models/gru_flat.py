@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
 from cuda_ext.gru import MOST_UNITS
@@ -20,7 +19,7 @@ from models.layers.embedding import Vectors, WordEmbedding
 from models.layers.parameter_groups import parameter_groups
 from models.layers.pooling import pooling
 from models.layers.recurrent import BidirectionalGRU
-from models.layers.sequences import real_steps
+from models.layers.sequences import offsets_of, real_steps
 from storage.settings import Range
 
 KIND = "text"
@@ -103,9 +102,9 @@ class FlatGRU(nn.Module):
 
     def read_ragged(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
         """tokens int [M], word_counts int [N, S] -> one vector per document, float [N, 2H]."""
-        offsets = functional.pad(word_counts.sum(dim=1).cumsum(0), (1, 0))
+        offsets = offsets_of(word_counts.sum(dim=1, dtype=word_counts.dtype))
         states, last = self.gru.read_ragged(self.dropout(self.embedding(tokens)), offsets)
-        return last if self.pooling is None else self.pooling.read_ragged(states, offsets)
+        return last.transpose(0, 1).flatten(1) if self.pooling is None else self.pooling.read_ragged(states, offsets)
 
 
 class FlatGRUWithAttention(FlatGRU):

@@ -22,6 +22,7 @@ from models.layers import pooling as pool
 from models.layers.embedding import Vectors, WordEmbedding
 from models.layers.parameter_groups import parameter_groups
 from models.layers.recurrent import BidirectionalGRU
+from models.layers.sequences import offsets_of
 from storage.settings import Range
 
 KIND = "text"
@@ -124,7 +125,7 @@ class HierarchicalAttentionNetwork(nn.Module):
 
     def read_ragged_sentences(self, tokens: Tensor, word_counts: Tensor) -> Tensor:
         """tokens int [M], sentence after sentence, word_counts int [N S] -> sentence vectors [N S, 2H]."""
-        offsets = functional.pad(word_counts.cumsum(0), (1, 0))
+        offsets = offsets_of(word_counts)
         states, _ = self.word_gru.read_ragged(self.dropout(self.embedding(tokens)), offsets)
         return self.word_pooling.read_ragged(states, offsets)
 

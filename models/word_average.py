@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from models.layers.embedding import PADDING, Vectors, WordEmbedding
 from models.layers.parameter_groups import parameter_groups
-from models.layers.sequences import real_steps, sums_of_sequences
+from models.layers.sequences import offsets_of, real_steps, sums_of_sequences
 from storage.settings import Range
 
 KIND = "text"
@@ -61,7 +60,7 @@ class WordAverage(nn.Module):
         """
         counts = word_counts.sum(dim=1)
         if tokens.ndim == 1:
-            sums = sums_of_sequences(self.embedding(tokens), functional.pad(counts.cumsum(0), (1, 0)))
+            sums = sums_of_sequences(self.embedding(tokens), offsets_of(counts))
         else:
             # Padding between the sentences has a vector of zeros, which adds nothing to a sum.
             real = real_steps(word_counts, tokens.shape[2])

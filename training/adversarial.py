@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.layers.embedding import PADDING, WordEmbedding
-from models.layers.sequences import owners, sums_of_sequences
+from models.layers.sequences import offsets_of, owners, sums_of_sequences
 
 
 class Places:
@@ -52,7 +52,7 @@ def worst(gradient: Tensor, tokens: Tensor, word_counts: Tensor, norm: float) ->
     It has the gradient's direction and the Euclidean norm ``norm`` over each document; 0 where the gradient is 0."""
     squares = gradient.square().sum(dim=-1, keepdim=True)
     if tokens.ndim == 1:
-        offsets = functional.pad(word_counts.sum(dim=1).cumsum(0), (1, 0))
+        offsets = offsets_of(word_counts.sum(dim=1))
         of_document = sums_of_sequences(squares, offsets)[owners(offsets, len(tokens))]
     else:
         of_document = squares.view(len(tokens), -1, 1).sum(dim=1, keepdim=True).expand(-1, tokens[0].numel(), -1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from cuda_ext.gradient_norm import gradient_norm
 from cuda_ext.graphs import Graphs
 from models.layers.embedding import word_embedding
 from models.objectives import Objective, scores
@@ -58,6 +59,10 @@ class Step:
         # Gradients that are summed over processes, or scaled, are finished after the graph: the scaler records on the
         # host which gradients it has checked. A fused optimiser skips an overflow without a read from the device.
         self.finishes_apart = processes.several or self.scaler.is_enabled()
+        # Clipping on its own reads and writes every gradient once more.
+        self.optimiser_clips = (
+            device.type == "cuda" and settings.max_grad_norm > 0 and getattr(optimiser, "clips", False)
+        )
         self.parameters = list(network.parameters())
         self.words = word_embedding(network, "adversarial_epsilon", 0) if settings.adversarial_epsilon else None
         self._graphs = Graphs(self._with_gradients, "this network's step", device) if self.graphed else None
@@ -73,7 +78,8 @@ class Step:
             self._add_up(outcome, share)
         if self.finishes_apart:
             outcome = replace(outcome, norm=self._clipped())
-        self.scaler.step(self.optimiser)
+        clipping = {"norm": outcome.norm, "largest_norm": self.settings.max_grad_norm} if self.optimiser_clips else {}
+        self.scaler.step(self.optimiser, **clipping)
         self.scaler.update()
         return outcome
 
@@ -105,11 +111,12 @@ class Step:
         self.processes.add_up([*gradients, outcome.loss, outcome.correct], share)
 
     def _clipped(self) -> Tensor:
-        """Clip the gradients and return their norm before that, float32 []."""
+        """Clip the gradients, unless the optimiser does, and return their norm before that, float32 []."""
         self.scaler.unscale_(self.optimiser)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if self.settings.max_grad_norm:
+        total_norm = gradient_norm if self.device.type == "cuda" else torch.nn.utils.get_total_norm
+        norm = total_norm(gradients)
+        if self.settings.max_grad_norm and not self.optimiser_clips:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.max_grad_norm, norm)
         return norm
 

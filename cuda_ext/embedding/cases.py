@@ -13,6 +13,8 @@ from cuda_ext.embedding import HALF, embedding
 ROWS, WIDTH = 50_000, 200
 # Words of 64 and of 1024 documents of 20 sentences of 3 to 30 words.
 TOKENS = (21_120, 337_920)
+# Rows, numbers a row, tokens: of one, two and three digits, and more tokens than one launch sorts.
+SMALL = ((1, 1, 3), (7, 5, 0), (40, 12, 700), (500, 8, 333), (70_000, 8, 4099), (50, 16, 70_001))
 LARGEST_ERROR = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
@@ -65,7 +67,14 @@ def words(count: int, rows: int = ROWS, dtype: torch.dtype = torch.int32) -> Ten
 def exercise() -> None:
     """Run the kernels at widths, counts and dtypes that reach every branch, and compare with PyTorch."""
     for table_dtype, dtype in [(torch.float32, one) for one in LARGEST_ERROR] + [(one, one) for one in HALF]:
-        for rows, width, count in [(1, 1, 3), (7, 5, 0), (40, 12, 700), (500, 8, 333), (50, 16, 4099)]:
+        for rows, width, count in [
+            (1, 1, 3),
+            (7, 5, 0),
+            (40, 12, 700),
+            (500, 8, 333),
+            (70_000, 8, 4099),
+            (50, 16, 70_001),
+        ]:
             for index in (torch.int32, torch.int64):
                 begin("embedding", table_dtype, dtype, rows, width, count, index)
                 table = torch.randn(rows, width, device="cuda", dtype=table_dtype, requires_grad=True)

@@ -48,9 +48,8 @@ class BidirectionalGRU(nn.Module):
 
     def read_ragged(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """x float [M, I], sequence n in rows offsets[n] to offsets[n + 1] (int [N + 1]) -> states float [M, 2H] and
-        the last state of each direction, float [N, 2H]; rows that no sequence has are not read."""
-        states, last = gru_ragged(x, offsets, self.flat_parameters(), bidirectional=True, rectified=self.rectified)
-        return states, last.transpose(0, 1).flatten(1)
+        the last state of each direction, float [2, N, H]; rows that no sequence has are not read."""
+        return gru_ragged(x, offsets, self.flat_parameters(), bidirectional=True, rectified=self.rectified)
 
     def flat_parameters(self) -> list[Tensor]:
         """Return the parameters in the order of a bidirectional ``nn.GRU``."""

@@ -9,6 +9,14 @@ import torch
 from torch import Tensor
 
 
+def offsets_of(lengths: Tensor) -> Tensor:
+    """Return where sequences of ``lengths``, int [N], begin and end one behind the other, int [N + 1]."""
+    offsets = lengths.new_zeros(len(lengths) + 1)
+    # In their own dtype, and in place: a cast and a copy would each be a launch on a GPU.
+    torch.cumsum(lengths, 0, dtype=lengths.dtype, out=offsets[1:])
+    return offsets
+
+
 def real_steps(lengths: Tensor, steps: int) -> Tensor:
     """Return the mask bool [N, T] that is true at the first ``lengths[n]`` of ``steps`` steps."""
     return torch.arange(steps, device=lengths.device) < lengths.unsqueeze(-1)
@@ -35,7 +43,7 @@ def sums_of_sequences(x: Tensor, offsets: Tensor) -> Tensor:
 
 def owners(offsets: Tensor, rows: int) -> Tensor:
     """Return the sequence of each of ``rows`` rows, int64 [rows]; rows after the last sequence count to it."""
-    row = torch.arange(rows, device=offsets.device)
+    row = torch.arange(rows, dtype=offsets.dtype, device=offsets.device)
     return (torch.searchsorted(offsets, row, right=True) - 1).clamp(max=len(offsets) - 2)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cuda_ext.cross_entropy import cross_entropy
 from models.objectives import scores
 from storage.errors import InputError
 from storage.settings import Range
@@ -54,6 +55,8 @@ class Classification:
         return self._smoothed(scores, target, None if self.weights is None else self.weights.to(scores.device))
 
     def _smoothed(self, logits: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
+        if not self.several and logits.is_cuda:
+            return cross_entropy(logits, target, self.label_smoothing)
         if not self.several:
             return functional.cross_entropy(logits, target, label_smoothing=self.label_smoothing)
         smooth = target * (1 - self.label_smoothing) + self.label_smoothing / 2

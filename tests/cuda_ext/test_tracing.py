@@ -7,6 +7,7 @@ from torch import nn
 from cuda_ext.attention_pooling import attention_pooling, attention_pooling_ragged
 from cuda_ext.batch_norm_activation import batch_norm_activation
 from cuda_ext.conv2d import conv2d
+from cuda_ext.cross_entropy import cross_entropy
 from cuda_ext.dense_block import Halves, dense_block
 from cuda_ext.depthwise_conv2d import depthwise_conv2d
 from cuda_ext.embedding import embedding
@@ -33,7 +34,7 @@ def block(x, *of):
 
 
 OFFSETS, LENGTHS = torch.tensor([0, 4, 6]), torch.tensor([2, 3])
-TOKENS = torch.tensor([[0, 2], [4, 2]])
+TOKENS, LABELS = torch.tensor([[0, 2], [4, 2]]), torch.tensor([3, 0, 1])
 # name: a function of float tensors, their shapes, and its operation in the graph.
 CASES = {
     "vector_add": (vector_add, [(4,), (4,)], "vector_add"),
@@ -51,6 +52,7 @@ CASES = {
         "attention_pooling",
     ),
     "batch_norm_activation": (norm, [(2, 3, 4, 4), (3,), (3,)], "batch_norm_activation"),
+    "cross_entropy": (lambda x: cross_entropy(x, LABELS, 0.1), [(3, 4)], "cross_entropy"),
     "dense_block": (block, [(2, 3, 4, 4), (3,), (8,), (3,), (8,), (8, 3, 1, 1), (4, 8, 3, 3)], "dense_block"),
     "embedding": (lambda table: embedding(table, TOKENS, padding=0), [(5, 4)], "embedding"),
     "gru": (lambda x, *of: gru(x, LENGTHS, of)[0], [(2, 3, 3), (12, 3), (12, 4), (12,), (12,)], "gru"),
@@ -91,7 +93,7 @@ def test_torch_compile_takes_it_whole_in_both_passes(name):
 def test_export_keeps_it_one_operation_for_any_batch(name):
     module, inputs, operation = prepared(name)
     # The others share their first size with another tensor, which is fixed here.
-    shared = operation in ("vector_add", "attention_pooling", "gru")
+    shared = operation in ("vector_add", "attention_pooling", "cross_entropy", "gru")
     first = {} if shared else {0: torch.export.Dim.AUTO}
     others = [tuple({} for _ in inputs[1:])] if inputs[1:] else []
     with torch.no_grad():

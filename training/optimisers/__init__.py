@@ -4,7 +4,8 @@
     build      build(groups, learning_rate, settings) -> torch.optim.Optimizer
 
 ``groups`` are those of models/layers/parameter_groups.py, or what the network's own ``parameter_groups()`` returns. An
-optimiser keeps ``lr_scale`` in its groups, from which each group's learning rate is set at every step.
+optimiser keeps ``lr_scale`` in its groups, from which each group's learning rate is set at every step. If it has an
+attribute ``clips`` that is true, its step takes ``norm`` and ``largest_norm`` on a GPU, and clips the gradients itself.
 """
 
 from typing import TYPE_CHECKING, Any

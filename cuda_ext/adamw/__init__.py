@@ -1,0 +1,146 @@
+"""AdamW's step over all parameters at once, for ``torch.optim.AdamW``.
+
+Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2, as PyTorch has it, of a
+parameter p with gradient g at step t, rate r and weight decay w:
+
+    p = p - r w p
+    m = beta1 m + (1 - beta1) g
+    v = beta2 v + (1 - beta2) g g
+    p = p - r / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
+
+PyTorch launches a kernel for each group of parameters, of few large blocks, and another to count the steps. Here all
+groups are one launch, behind a short one that counts.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cuda_ext.library import kernel
+from cuda_ext.operation import define
+
+DTYPES = (torch.float64, torch.float32)
+
+
+def adamw(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    rates: Sequence[float],
+    weight_decays: Sequence[float],
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+    norm: Tensor | None = None,
+    largest_norm: float = 0.0,
+    scale: Tensor | None = None,
+    overflow: Tensor | None = None,
+) -> None:
+    """Update parameters, their means of the gradient (m) and of its square (v), and their steps, in place.
+
+    All lists have an entry for each parameter. parameters, gradients, means, squares: float32, or any dtype that the
+    reference takes; a parameter's four have equal sizes and strides, without gaps, on one device. steps: float32 [] on
+    that device, how often each was updated before. rates, weight_decays: numbers; a CUDA graph keeps those of its
+    capture. norm: float32 [], of all gradients together, which then count as if clipped to largest_norm; they stay as
+    they are. scale: float32 [], by which gradients are divided first, and stored so. overflow: float32 []; where it is
+    1, nothing changes. These three are read on the device.
+    Raises ValueError, naming what came, for anything else.
+
+    >>> parameter, gradient = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 0.0])
+    >>> mean, square, step = torch.zeros(2), torch.zeros(2), torch.zeros(())
+    >>> adamw([parameter], [gradient], [mean], [square], [step], [0.1], [0.01])
+    >>> parameter
+    tensor([ 0.8990, -1.9980])
+    >>> mean, step
+    (tensor([0.0500, 0.0000]), tensor(1.))
+    """
+    if parameters:
+        torch.ops.cuda_ext.adamw(
+            parameters, gradients, means, squares, steps, rates, weight_decays,
+            *betas, epsilon, norm, largest_norm, scale, overflow,
+        )  # fmt: skip
+
+
+def reference(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+    rates: list[float],
+    weight_decays: list[float],
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    norm: Tensor | None,
+    largest_norm: float,
+    scale: Tensor | None,
+    overflow: Tensor | None,
+) -> None:
+    """Equals ``torch.optim.AdamW(fused=True)`` of groups with these rates and weight decays.
+
+    With a norm, behind ``torch.nn.utils.clip_grads_with_norm_``.
+    """
+    if norm is not None:
+        if scale is not None:
+            torch._foreach_div_(gradients, scale)
+            scale = None
+        gradients = torch._foreach_mul(gradients, (largest_norm / (norm + 1e-6)).clamp(max=1.0))
+    torch._foreach_add_(steps, 1)
+    lists = list(zip(parameters, gradients, means, squares, steps, strict=True))
+    settings = list(zip(rates, weight_decays, strict=True))
+    for rate, weight_decay in dict.fromkeys(settings):
+        group = [one for one, setting in zip(lists, settings, strict=True) if setting == (rate, weight_decay)]
+        values, slopes, first, second, counts = map(list, zip(*group, strict=True))
+        torch._fused_adamw_(
+            values, slopes, first, second, [], counts,
+            lr=rate, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=epsilon, amsgrad=False, maximize=False,
+            grad_scale=scale, found_inf=overflow,
+        )  # fmt: skip
+    if overflow is not None:
+        torch._foreach_sub_(steps, [overflow] * len(steps))
+
+
+def check(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+    rates: list[float],
+    weight_decays: list[float],
+    *_: float | Tensor | None,
+) -> None:
+    """Refuse what the kernel does not take; it compares strides itself."""
+    lists = {"gradients": gradients, "means": means, "squares": squares}
+    for name, given in (lists | {"steps": steps, "rates": rates, "weight_decays": weight_decays}).items():
+        if len(given) != len(parameters):
+            raise ValueError(f"adamw takes {name} of as many parameters, got {len(given)} and {len(parameters)}")
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+    if len(kinds) > 1 or any(dtype not in DTYPES for dtype, _ in kinds):
+        came = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ValueError(f"adamw takes parameters all of float32, or all of float64, on one device, got {came}")
+    for name, given in lists.items():
+        for parameter, one in zip(parameters, given, strict=True):
+            if (one.shape, one.dtype, one.device) != (parameter.shape, parameter.dtype, parameter.device):
+                raise ValueError(
+                    f"adamw takes {name} of their parameter's shape, dtype and device, got {tuple(one.shape)} of "
+                    f"{one.dtype} on {one.device} for {tuple(parameter.shape)} of {parameter.dtype} on "
+                    f"{parameter.device}"
+                )
+
+
+def _run(parameters: list[Tensor], *others: list[Tensor] | list[float] | float | Tensor | None) -> None:
+    check(parameters, *others)
+    (kernel("adamw", parameters[0]) or reference)(parameters, *others)
+
+
+define(
+    "adamw(Tensor(a!)[] parameters, Tensor(b!)[] gradients, Tensor(c!)[] means, Tensor(d!)[] squares, "
+    "Tensor(e!)[] steps, float[] rates, float[] weight_decays, float beta1, float beta2, float epsilon, "
+    "Tensor? norm, float largest_norm, Tensor? scale, Tensor? overflow) -> ()",
+    _run,
+    check,
+)

@@ -1,0 +1,56 @@
+"""The norm of a network's gradients together, as ``torch.nn.utils.get_total_norm``.
+
+PyTorch computes a norm of each tensor, by few large blocks, and the norm of those. Here a launch adds the squares of
+all tensors, and a second one of one block takes the root.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cuda_ext.library import kernel
+from cuda_ext.operation import define
+
+DTYPES = (torch.float64, torch.float32)
+
+
+def gradient_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the root of the sum of all squares, []: of float32 or float64, as the tensors, without a gradient.
+
+    tensors: at least one, of any shapes without gaps in memory, of one dtype and on one device. Squares are added in
+    float32 within a tile of 8192 numbers, and tiles in float64.
+    Raises ValueError, naming what came, for anything else.
+
+    >>> gradient_norm([torch.tensor([3.0]), torch.tensor([[0.0], [-4.0]])])
+    tensor(5.)
+    """
+    if not tensors:
+        raise ValueError("gradient_norm takes at least one tensor, got none")
+    return torch.ops.cuda_ext.gradient_norm(tensors)
+
+
+def reference(tensors: list[Tensor]) -> Tensor:
+    """Equals ``torch.nn.utils.get_total_norm(tensors)``."""
+    return torch.nn.utils.get_total_norm(tensors)
+
+
+def check(tensors: list[Tensor]) -> None:
+    """Refuse what the kernel does not take."""
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    if len(kinds) > 1 or any(dtype not in DTYPES for dtype, _ in kinds):
+        came = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ValueError(f"gradient_norm takes tensors all of float32, or all of float64, on one device, got {came}")
+
+
+def _run(tensors: list[Tensor]) -> Tensor:
+    check(tensors)
+    return (kernel("gradient_norm", tensors[0]) or reference)(tensors)
+
+
+def _shape(tensors: list[Tensor]) -> Tensor:
+    check(tensors)
+    return tensors[0].new_empty(())
+
+
+define("gradient_norm(Tensor[] tensors) -> Tensor", _run, _shape)

@@ -1,0 +1,73 @@
+"""Cross entropy's kernel on a GPU, in strict mode: the reference can not stand in for it."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from cuda_ext.cross_entropy import MOST_SCORES, cross_entropy
+from cuda_ext.cross_entropy.cases import LARGEST_ERROR, SMOOTHING, drawn
+from tests.cuda_ext import rules
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
+
+
+def both_passes(function, scores, targets, smoothing=SMOOTHING):
+    scores = scores.detach().requires_grad_()
+    loss = function(scores, targets, label_smoothing=smoothing)
+    return loss.detach(), *torch.autograd.grad(loss, scores)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, SMOOTHING])
+@pytest.mark.parametrize("size", [(1, 2), (64, 5), (130, 8), (40, 9), (33, 32), (7, 33), (1300, 100), (8192, 20)])
+def test_the_error_against_float64_is_rounding(size, smoothing):
+    torch.manual_seed(0)
+    scores, targets = drawn(*size)
+    exact = both_passes(functional.cross_entropy, scores.double(), targets, smoothing)
+    assert rules.relative_error(both_passes(cross_entropy, scores, targets, smoothing), exact) <= LARGEST_ERROR
+
+
+def test_large_scores_neither_overflow_nor_vanish():
+    scores, targets = drawn(64, 5)
+    scores = scores.detach() * 1e4
+    exact = both_passes(functional.cross_entropy, scores.double(), targets)
+    assert rules.relative_error(both_passes(cross_entropy, scores, targets), exact) <= LARGEST_ERROR
+
+
+@pytest.mark.parametrize("size", [(0, 5), (MOST_SCORES // 4 + 1, 4)])
+def test_more_scores_and_none_take_pytorch_s(size):
+    scores, targets = drawn(*size)
+    found, expected = (both_passes(one, scores, targets) for one in (cross_entropy, functional.cross_entropy))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
+def ours(scores, targets):
+    return both_passes(cross_entropy, scores, targets)
+
+
+def test_scores_of_any_strides():
+    scores, targets = drawn(64, 6)
+    assert all(torch.equal(a, b) for a, b in zip(
+        ours(scores.detach()[:, ::2], targets % 3), ours(scores.detach()[:, ::2].contiguous(), targets % 3), strict=True
+    ))  # fmt: skip
+
+
+def test_fifty_runs_give_the_same_bits():
+    rules.fifty_runs_give_the_same_bits(ours, drawn(1300, 20))
+
+
+def test_a_graph_replays_it_on_new_values():
+    scores, targets = drawn(64, 5)
+    rules.a_graph_replays_it_on_new_values(ours, (scores, targets), torch.randn_like(scores))
+
+
+def test_it_runs_on_the_current_stream():
+    scores, targets = drawn(64, 5)
+    rules.it_runs_on_the_current_stream(ours, (scores, targets), torch.randn_like(scores))
+
+
+def test_torch_compile_takes_it_whole():
+    scores, targets = drawn(64, 5)
+    rules.torch_compile_takes_it_whole(
+        lambda x: cross_entropy(x, targets, SMOOTHING), (scores.detach(),), LARGEST_ERROR
+    )
