@@ -13,7 +13,7 @@ from cuda_ext.embedding import HALF, embedding
 ROWS, WIDTH = 50_000, 200
 # Words of 64 and of 1024 documents of 20 sentences of 3 to 30 words.
 TOKENS = (21_120, 337_920)
-# Rows, numbers a row, tokens: of one, two and three digits, and more tokens than one launch sorts.
+# Rows, numbers a row, tokens: numbers of one, two and three digits, and many tokens of a row.
 SMALL = ((1, 1, 3), (7, 5, 0), (40, 12, 700), (500, 8, 333), (70_000, 8, 4099), (50, 16, 70_001))
 LARGEST_ERROR = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 

@@ -6,11 +6,9 @@
 // The tokens of a frequent number are first summed in chunks, so that no thread adds thousands of rows.
 
 #include "../batch_norm_activation/channels.cuh"
-#include "sort.cuh"
 
 #include <cub/device/device_radix_sort.cuh>
 
-#include <algorithm>
 #include <climits>
 
 namespace {
@@ -29,26 +27,10 @@ int chunk_of(int count) { return count < 1 << 16 ? 32 : 128; }
 
 __device__ int64_t thread_number() { return int64_t{blockIdx.x} * threads + threadIdx.x; }
 
-unsigned blocks_for(int64_t count, int64_t of_block = threads) {
-  const int64_t blocks = (count + of_block - 1) / of_block;
+unsigned blocks_for(int64_t count) {
+  const int64_t blocks = (count + threads - 1) / threads;
   STD_TORCH_CHECK(blocks <= INT_MAX, "embedding: more numbers than a grid has threads");
   return static_cast<unsigned>(blocks);
-}
-
-// Threads along x have a row's columns, `lanes` times V or fewer, and go on if it has more; those along y have rows: no
-// thread divides to know its place.
-cuda_ext::Launch over_rows(int64_t rows, int64_t lanes, cudaStream_t stream) {
-  const unsigned x = static_cast<unsigned>(std::min<int64_t>(lanes, threads)), y = threads / x;
-  return {dim3(blocks_for(rows, y)), dim3(x, y), 0, stream};
-}
-
-__device__ int64_t row_number() { return int64_t{blockIdx.x} * blockDim.y + threadIdx.y; }
-
-template <int V, typename F>
-__device__ __forceinline__ void for_columns(int width, F&& f) {
-  for (int column = static_cast<int>(threadIdx.x) * V; column < width; column += static_cast<int>(blockDim.x) * V) {
-    f(column);
-  }
 }
 
 // A thread copies V numbers of a row. A token outside of the table stops the program, as PyTorch's own does.
@@ -56,14 +38,15 @@ template <typename From, typename To, int V, typename Index>
 __global__ void __launch_bounds__(threads)
     gather(const From* __restrict__ table, const Index* __restrict__ tokens, To* __restrict__ y, int64_t count,
            int64_t rows, int width) {
-  const int64_t token = row_number();
-  if (token >= count) return;
-  const int64_t row = cuda_ext::embedding::number_of(tokens[token], rows);
-  for_columns<V>(width, [&](int column) {
-    float values[V];
-    cuda_ext::channels::unpack(cuda_ext::channels::load<From, V>(table + row * width + column), values);
-    cuda_ext::channels::store(y + token * width + column, cuda_ext::channels::packed<To, V>(values));
-  });
+  const int lanes = width / V;
+  const int64_t i = thread_number();
+  if (i >= count * lanes) return;
+  const int64_t token = i / lanes, column = i % lanes * V;
+  const int64_t row = tokens[token];
+  if (row < 0 || row >= rows) __trap();
+  float values[V];
+  cuda_ext::channels::unpack(cuda_ext::channels::load<From, V>(table + row * width + column), values);
+  cuda_ext::channels::store(y + token * width + column, cuda_ext::channels::packed<To, V>(values));
 }
 
 template <typename Index>
@@ -71,13 +54,19 @@ __global__ void __launch_bounds__(threads)
     number(const Index* __restrict__ tokens, unsigned* numbers, int* places, int count, int64_t rows) {
   const int64_t i = thread_number();
   if (i >= count) return;
-  numbers[i] = cuda_ext::embedding::number_of(tokens[i], rows);
+  if (tokens[i] < 0 || tokens[i] >= rows) __trap();
+  numbers[i] = static_cast<unsigned>(tokens[i]);
   places[i] = static_cast<int>(i);
 }
 
+// ranges [rows]: of the sorted tokens those of a number, (0, 0) for none; zeros beforehand.
 __global__ void __launch_bounds__(threads) mark_ranges(const unsigned* __restrict__ numbers, int count, int2* ranges) {
-  const int64_t i = thread_number();
-  if (i < count) cuda_ext::embedding::mark_range(numbers, static_cast<int>(i), count, ranges);
+  const int64_t at = thread_number();
+  if (at >= count) return;
+  const int i = static_cast<int>(at);
+  const unsigned number = numbers[i];
+  if (i == 0 || numbers[i - 1] != number) ranges[number].x = i;
+  if (i + 1 == count || numbers[i + 1] != number) ranges[number].y = i + 1;
 }
 
 // Adds V numbers of each of `count` rows to the sum, in order; from(i): where those of row i are.
@@ -121,21 +110,20 @@ template <typename From, int V>
 __global__ void __launch_bounds__(threads)
     sum_chunks(Sorted<From> sorted, const unsigned* __restrict__ numbers, int count, int64_t padding,
                float* __restrict__ partial) {
-  const int chunk = sorted.chunk;
-  const int64_t number = row_number();
-  if (number * chunk >= count) return;
-  const int first = static_cast<int>(number) * chunk, last = min(first + chunk, count);
+  const int lanes = sorted.width / V, chunk = sorted.chunk;
+  const int64_t i = thread_number(), chunks = (count + chunk - 1) / chunk;
+  if (i >= chunks * lanes) return;
+  const int column = static_cast<int>(i % lanes) * V, first = static_cast<int>(i / lanes) * chunk;
+  const int last = min(first + chunk, count);
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
     const unsigned row = numbers[side == 0 ? first : last - 1];
-    const int begin = sorted.ranges[row].x, end = sorted.ranges[row].y;
+    const auto [begin, end] = sorted.ranges[row];
     if (end - begin <= chunk || row == padding || (side == 1 && begin <= first)) continue;
-    for_columns<V>(sorted.width, [&](int column) {
-      float sum[V] = {};
-      sorted.add(sum, max(begin, first), min(end, last), column);
-      cuda_ext::channels::store(partial + (number * 2 + side) * sorted.width + column,
-                                cuda_ext::channels::packed<float, V>(sum));
-    });
+    float sum[V] = {};
+    sorted.add(sum, max(begin, first), min(end, last), column);
+    cuda_ext::channels::store(partial + (i / lanes * 2 + side) * sorted.width + column,
+                              cuda_ext::channels::packed<float, V>(sum));
   }
 }
 
@@ -143,24 +131,24 @@ template <typename From, typename To, int V>
 __global__ void __launch_bounds__(threads)
     sum_rows(Sorted<From> sorted, const float* __restrict__ partial, int64_t padding, To* __restrict__ y,
              int64_t rows) {
-  const int chunk = sorted.chunk;
-  const int64_t row = row_number();
-  if (row >= rows) return;
-  const int2 range = sorted.ranges[row];
-  for_columns<V>(sorted.width, [&](int column) {
-    float sum[V] = {};
-    // The vector of padding is never trained.
-    if (row != padding && range.y - range.x <= chunk) {
-      sorted.add(sum, range.x, range.y, column);
-    } else if (row != padding) {
-      const int first = range.x / chunk;
-      add_rows<float>(sum, (range.y - 1) / chunk - first + 1, [&](int at) {
-        const int side = (first + at) * chunk < range.x;
-        return partial + (int64_t{first + at} * 2 + side) * sorted.width + column;
-      });
-    }
-    cuda_ext::channels::store(y + row * sorted.width + column, cuda_ext::channels::packed<To, V>(sum));
-  });
+  const int lanes = sorted.width / V, chunk = sorted.chunk;
+  const int64_t i = thread_number();
+  if (i >= rows * lanes) return;
+  const int64_t row = i / lanes;
+  const int column = static_cast<int>(i % lanes) * V;
+  const auto [begin, end] = sorted.ranges[row];
+  float sum[V] = {};
+  // The vector of padding is never trained.
+  if (row != padding && end - begin <= chunk) {
+    sorted.add(sum, begin, end, column);
+  } else if (row != padding) {
+    const int first = begin / chunk;
+    add_rows<float>(sum, (end - 1) / chunk - first + 1, [&, begin = begin](int at) {
+      const int side = (first + at) * chunk < begin;
+      return partial + (int64_t{first + at} * 2 + side) * sorted.width + column;
+    });
+  }
+  cuda_ext::channels::store(y + row * sorted.width + column, cuda_ext::channels::packed<To, V>(sum));
 }
 
 // Calls f(table's T{}, result's T{}): of one dtype, or a table of float32 with a result of half precision.
@@ -213,7 +201,7 @@ void embedding(Tensor table, Tensor tokens, Tensor y) {
       with_lanes(table.size(1), aligned(table, y), [&](auto lanes) {
         constexpr int V = decltype(lanes)::value;
         cuda_ext::launch(gather<From, To, V, decltype(index)>,
-                         over_rows(tokens.numel(), table.size(1) / V, stream),
+                         {dim3(blocks_for(y.numel() / V)), dim3(threads), 0, stream},
                          static_cast<const From*>(table.data_ptr()),
                          static_cast<const decltype(index)*>(tokens.data_ptr()), static_cast<To*>(y.data_ptr()),
                          tokens.numel(), table.size(0), static_cast<int>(table.size(1)));
@@ -236,26 +224,13 @@ Order sorted_by_number(const Tensor& tokens, int64_t rows, cudaStream_t stream) 
   const auto unsigned_of = [](const Tensor& tensor) { return static_cast<unsigned*>(tensor.data_ptr()); };
   const auto int_of = [](const Tensor& tensor) { return static_cast<int*>(tensor.data_ptr()); };
   auto* const ranges = static_cast<int2*>(sorted.ranges.data_ptr());
-  int bits = 1;
-  while (int64_t{1} << bits < rows) ++bits;
-  namespace own = cuda_ext::embedding;
-  if (count <= own::few_tokens && cuda_ext::has_hopper_code()) {
-    with_index(tokens, [&](auto index) {
-      cuda_ext::launch(own::sort_few<decltype(index)>,
-                       {dim3(own::cluster), dim3(own::sort_threads), sizeof(own::Work), stream, false,
-                        own::cluster},
-                       static_cast<const decltype(index)*>(tokens.data_ptr()), count, rows,
-                       (bits + own::digit_bits - 1) / own::digit_bits,
-                       own::Pairs{unsigned_of(numbers), int_of(places)},
-                       own::Pairs{unsigned_of(sorted.numbers), int_of(sorted.places)}, ranges);
-    });
-    return sorted;
-  }
   with_index(tokens, [&](auto index) {
     cuda_ext::launch(number<decltype(index)>, {dim3(blocks_for(count)), dim3(threads), 0, stream},
                      static_cast<const decltype(index)*>(tokens.data_ptr()), unsigned_of(numbers), int_of(places),
                      count, rows);
   });
+  int bits = 1;
+  while (int64_t{1} << bits < rows) ++bits;
   std::size_t bytes = 0;
   const auto sort = [&](void* workspace) {
     STD_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(workspace, bytes, unsigned_of(numbers), unsigned_of(sorted.numbers),
@@ -296,9 +271,9 @@ void embedding_gradient(Tensor gradient, Tensor tokens, int64_t padding, Tensor 
       const Sorted<From> of{static_cast<const From*>(gradient.data_ptr()),
                                static_cast<const int*>(sorted.places.data_ptr()),
                                static_cast<const int2*>(sorted.ranges.data_ptr()), static_cast<int>(width), chunk};
-      cuda_ext::launch(sum_chunks<From, V>, over_rows(chunks, width / V, stream), of,
+      cuda_ext::launch(sum_chunks<From, V>, {dim3(blocks_for(chunks * width / V)), dim3(threads), 0, stream}, of,
                        numbers, count, padding, partials);
-      cuda_ext::launch(sum_rows<From, To, V>, over_rows(rows, width / V, stream), of,
+      cuda_ext::launch(sum_rows<From, To, V>, {dim3(blocks_for(rows * width / V)), dim3(threads), 0, stream}, of,
                        static_cast<const float*>(partials), padding, static_cast<To*>(of_table.data_ptr()), rows);
     });
   });

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 PAIRS = [(torch.float32, torch.float32), *((torch.float32, one) for one in HALF), *((one, one) for one in HALF)]
 LARGEST_ERROR = {torch.float64: 0.0, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 # Rows, numbers a row, tokens: one of each, none, no whole pack, packs of 4 and of 8, more tokens of a row than a chunk,
-# tokens that end within one and at its end; the most that one launch sorts, and more; numbers of three digits.
+# tokens that end within one and at its end; numbers of three digits.
 SIZES = [
     (1, 1, 1),
     (9, 3, 0),
@@ -23,7 +23,6 @@ SIZES = [
     (50, 200, 4097),
     (3000, 104, 20_000),
     (2, 8, 640),
-    (500, 8, 65_536),
     (500, 8, 70_000),
     (70_000, 8, 3000),
 ]
