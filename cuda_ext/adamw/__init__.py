@@ -141,7 +141,8 @@ def _run(parameters: list[Tensor], *others: list[Tensor] | list[float] | float |
     try:
         run(parameters, *others)
     except RuntimeError:
-        # The kernel checks all of this itself. Here it takes 50 us for 25 parameters, and a small step waits for its host.
+        # The kernel checks all of this itself. Here it takes 50 us for 25 parameters, and a small step waits for its
+        # host.
         check(parameters, *others)
         raise
 
