@@ -18,6 +18,7 @@ namespace gru {
 
 constexpr int whole_warps = 8, whole_threads = 32 * whole_warps;
 constexpr int whole_rows = 32;      // of a stage
+constexpr int whole_stages = 3;     // six were no faster
 constexpr int whole_units = 56;     // of a gate: 7 tiles of 8
 constexpr int whole_columns = 224;  // of x and 1: twice 7 tiles of 16
 constexpr int x_place = 4 * whole_units, h_place = x_place + whole_columns, whole_width = h_place + 64 + 8;
@@ -25,8 +26,7 @@ constexpr int x_tiles = 7, h_tiles = 11;  // of 8 gradients, of a warp
 constexpr int most_tiles = 49;
 static_assert(x_tiles * whole_columns / 32 <= most_tiles && h_tiles * 4 <= most_tiles);
 
-template <int stages>
-constexpr int whole_shared = stages * whole_rows * whole_width * 2;
+constexpr int whole_shared = whole_stages * whole_rows * whole_width * 2;
 
 // `bytes` of each row, as one lane brings them to shared memory.
 struct Piece {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void multiply_stage(float (&sum)[most_tiles][4], unsi
 // Both correlations, in input.out [slices, column tiles, d, warps, most_tiles, 32] float4. The blocks of a slice of the rows
 // follow one another: the directions', and of more columns than one block makes those of each `width`. Rows come in pieces
 // of so many bytes.
-template <typename T, int stages, int bytes>
+template <typename T, int bytes>
 __global__ void __launch_bounds__(whole_threads, 1)
     correlate_whole(Correlation<T> input, Correlation<T> state, int width, int slices, const Sequence* plan,
                     int sequences) {
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(whole_threads, 1)
     // A 1 lies on a multiple of 8 bytes.
     const int one = first < h_place ? x_place + input.x.columns - first_column : h_place + padded;
 #pragma unroll 1
-    for (int row = warp; row < stages * whole_rows; row += whole_warps) {
+    for (int row = warp; row < whole_stages * whole_rows; row += whole_warps) {
 #pragma unroll
       for (int place = first; place < first + bytes / 2; place += 4) {
         const uint32_t word = place == one ? pack<E>(1.f, 0.f) : 0;
@@ -159,11 +159,11 @@ __global__ void __launch_bounds__(whole_threads, 1)
     }
   };
 #pragma unroll 1
-  for (int s = 0; s < stages - 1; ++s) {
+  for (int s = 0; s < whole_stages - 1; ++s) {
     fetch(s, begin + s * whole_rows, place_of(begin + s * whole_rows));
     commit_copies();
   }
-  int next = place_of(begin + (stages - 1) * whole_rows);
+  int next = place_of(begin + (whole_stages - 1) * whole_rows);
 
   const Job job(warp, first_column, width, input.x.columns, padded);
   const unsigned a = base + ((lane / 16 * 8 + lane % 8) * whole_width + lane / 8 % 2 * 8 +
@@ -171,13 +171,13 @@ __global__ void __launch_bounds__(whole_threads, 1)
   const unsigned b = base + (lane % 16 * whole_width + lane / 16 * 8 + job.gradient) * 2;
   float sum[most_tiles][4] = {};
   int stage = 0;
-  for (unsigned m = begin; m < end; m += whole_rows, stage = stage + 1 == stages ? 0 : stage + 1) {
-    await_copies<stages - 2>();
+  for (unsigned m = begin; m < end; m += whole_rows, stage = stage + 1 == whole_stages ? 0 : stage + 1) {
+    await_copies<whole_stages - 2>();
     __syncthreads();
     const auto fetch_next = [&] {
-      fetch(stage == 0 ? stages - 1 : stage - 1, m + (stages - 1) * whole_rows, next);
+      fetch(stage == 0 ? whole_stages - 1 : stage - 1, m + (whole_stages - 1) * whole_rows, next);
       commit_copies();
-      next = place_of(m + stages * whole_rows);
+      next = place_of(m + whole_stages * whole_rows);
     };
     // Of two warps that share matrix units one fetches while the other multiplies.
     const bool late = warp >= whole_warps / 2;

@@ -104,21 +104,16 @@ void launch_across(const Product<T>& of, cudaStream_t stream) {
     if (shared > cuda_ext::shared_memory_of_a_block()) return launch_across<T, across, stages - 1>(of, stream);
   }
   cuda_ext::launch_early(gru::project<T, across, stages>, dim3(static_cast<unsigned>(blocks)), dim3(gru::project_threads),
-                         shared, stream, of);
+                         shared, stream, of.a, of.a_source, of.b, of.bias, of.c, of.c_source, of.all, of.rows, of.plan,
+                         of.sequences);
 }
 
-template <typename T, int k_steps, int rows = 64>
+template <typename T, int k_steps>
 void launch_stationary(const Product<T>& of, cudaStream_t stream) {
-  using S = gru::Stationary<k_steps, rows>;
-  if constexpr (rows > 32) {
-    constexpr int64_t few_rows = 1 << 15;  // too few for several large stages on each multiprocessor
-    if (of.rows <= few_rows || S::shared > cuda_ext::shared_memory_of_a_block()) {
-      return launch_stationary<T, k_steps, 32>(of, stream);
-    }
-  }
+  using S = gru::Stationary<k_steps>;
   const int tiles = (of.c.columns + 7) / 8, widest = gru::stationary_warps * S::tiles;
   const int parts = (tiles + widest - 1) / widest;
-  const int64_t stages = (of.rows + rows - 1) / rows;
+  const int64_t stages = (of.rows + S::rows - 1) / S::rows;
   const auto blocks = std::clamp<int64_t>(cuda_ext::multiprocessors() / parts, 1, stages);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(parts));
   cuda_ext::launch_early(of.a.packs ? gru::project_stationary<T, S, 16> : gru::project_stationary<T, S, 8>, grid,
@@ -174,19 +169,12 @@ void launch_correlate(const Correlation<T>& input, const Correlation<T>& state, 
   }
 }
 
-template <typename T, int stages = 6>
+template <typename T>
 void launch_whole(const Correlation<T>& input, const Correlation<T>& state, int width, int slices, const Sequence* plan,
                   int sequences, cudaStream_t stream) {
-  constexpr int shared = gru::whole_shared<stages>;
-  if constexpr (stages > 3) {
-    if (shared > cuda_ext::shared_memory_of_a_block()) {
-      return launch_whole<T, 3>(input, state, width, slices, plan, sequences, stream);
-    }
-  }
-  cuda_ext::launch_early(
-      input.x.packs ? gru::correlate_whole<T, stages, 16> : gru::correlate_whole<T, stages, 8>,
-      dim3(state.groups * input.column_tiles * slices), dim3(gru::whole_threads), shared, stream, input, state, width,
-      slices, plan, sequences);
+  cuda_ext::launch_early(input.x.packs ? gru::correlate_whole<T, 16> : gru::correlate_whole<T, 8>,
+                         dim3(state.groups * input.column_tiles * slices), dim3(gru::whole_threads), gru::whole_shared,
+                         stream, input, state, width, slices, plan, sequences);
 }
 
 // What every product here is told: the rows of x [.., I] that are real steps, and the sizes; I is a multiple of 4.

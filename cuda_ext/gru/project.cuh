@@ -180,9 +180,11 @@ struct Product {
 
 // A block makes `tall` rows and `across` columns, a warp 16 rows; of 16 columns a thread makes 4 neighbours in two rows.
 // What comes next is on its way `stages` - 1 steps ahead, of a each thread's own 8 numbers of two rows, so that they go from
-// there straight into its operands.
+// there straight into its operands. The arguments are a Product's: as one struct they take more registers than there are.
 template <typename T, int across, int stages>
-__global__ void __launch_bounds__(project_threads, 2) project(Product<T> of) {
+__global__ void __launch_bounds__(project_threads, 2)
+    project(Matrix<const T> a, const int* a_source, Weights<T> b, const float* bias, Matrix<T> c, const int* c_source,
+            bool all, int64_t rows, const Sequence* plan, int sequences) {
   using E = Element<T>;
   constexpr int parts = gru::parts<T>;
   constexpr int numbers = 16 / sizeof(T), pieces = 8 / numbers;  // of a load, and loads of a thread in a row
@@ -190,8 +192,6 @@ __global__ void __launch_bounds__(project_threads, 2) project(Product<T> of) {
   constexpr int b_part = across * project_width;
   constexpr int b_loads = (across * chunks + project_threads - 1) / project_threads;
   constexpr int pairs = across / 16;
-  const Matrix<const T>& a = of.a;
-  const Matrix<T>& c = of.c;
   extern __shared__ uint4 shared[];
   using Pieces = uint4[2][pieces][project_threads];
   using Parts = E[parts][across][project_width];
@@ -201,9 +201,9 @@ __global__ void __launch_bounds__(project_threads, 2) project(Product<T> of) {
   // Blocks of one tile of rows follow one another, so that the rows are read from memory once.
   const int column_tiles = (c.columns + across - 1) / across;
   cuda_ext::wait_for_the_one_before();
-  const int origin = of.plan[of.sequences].first, last = of.plan[of.sequences].length;
+  const int origin = plan[sequences].first, last = plan[sequences].length;
   const int64_t first_row = int64_t{blockIdx.x / column_tiles} * tall;
-  const int64_t begin = of.all ? 0 : origin, end = of.all ? of.rows : last;
+  const int64_t begin = all ? 0 : origin, end = all ? rows : last;
   if (first_row >= end || first_row + tall <= begin) return;
   const int first_column = blockIdx.x % column_tiles * across;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(project_threads, 2) project(Product<T> of) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int64_t m = first_row + warp * 16 + lane / 4 + 8 * i;
-    a_row[i] = m >= origin && m < last ? a.data + (of.a_source ? of.a_source[m] : m) * a.row : nullptr;
+    a_row[i] = m >= origin && m < last ? a.data + (a_source ? a_source[m] : m) * a.row : nullptr;
   }
   const int chunk = threadIdx.x % chunks * 8;
   const E* b_row[b_loads];
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(project_threads, 2) project(Product<T> of) {
   for (int i = 0; i < b_loads; ++i) {
     const int row = (threadIdx.x + i * project_threads) / chunks;
     const bool is = row < across && first_column + row < c.columns;
-    b_row[i] = is ? of.b.data + (first_column + row) * of.b.row + chunk : nullptr;
+    b_row[i] = is ? b.data + (first_column + row) * b.row + chunk : nullptr;
   }
   const auto fetch = [&](int step) {
 #pragma unroll
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(project_threads, 2) project(Product<T> of) {
       const int place = row / 16 * 16 + row / 2 % 2 * 8 + row / 4 % 4 * 2 + row % 2;
 #pragma unroll
       for (int p = 0; p < parts; ++p) {
-        const E* from = b_row[i] ? b_row[i] + p * of.b.part + step * depth : of.b.data;
+        const E* from = b_row[i] ? b_row[i] + p * b.part + step * depth : b.data;
         copy_async<16>(&b_staged[step % stages][p][place][chunk], from, b_row[i] != nullptr);
       }
     }
@@ -272,14 +272,14 @@ __global__ void __launch_bounds__(project_threads, 2) project(Product<T> of) {
   for (int i = 0; i < 2; ++i) {
     const int64_t m = first_row + warp * 16 + lane / 4 + 8 * i;
     if (m < begin || m >= end) continue;
-    T* row = c.data + (of.c_source ? of.c_source[m] : m) * c.row;
+    T* row = c.data + (c_source ? c_source[m] : m) * c.row;
 #pragma unroll
     for (int j = 0; j < pairs; ++j) {
       const int column = first_column + 16 * j + lane % 4 * 4;
       float values[4] = {sum[2 * j][2 * i], sum[2 * j][2 * i + 1], sum[2 * j + 1][2 * i], sum[2 * j + 1][2 * i + 1]};
       if (column >= c.columns) continue;
       const int at = c.at(column);
-      store_sums<T>(row + at, values, column, c.length, of.b.inverse, of.bias);
+      store_sums<T>(row + at, values, column, c.length, b.inverse, bias);
     }
   }
 }

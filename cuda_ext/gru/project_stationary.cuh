@@ -10,10 +10,10 @@ namespace gru {
 constexpr int stationary_warps = 8, stationary_threads = 32 * stationary_warps;
 
 // A block for sums over up to 16 `k_steps`: a warp holds the weights of up to `tiles` times 8 columns. An odd number of
-// 16-byte pieces a row keeps ldmatrix free of bank conflicts. Of 32 rows, any GPU has shared memory for the stages.
-template <int steps, int rows_of_stage>
+// 16-byte pieces a row keeps ldmatrix free of bank conflicts. Any GPU has shared memory for the stages; 64 rows were slower.
+template <int steps>
 struct Stationary {
-  static constexpr int k_steps = steps, rows = rows_of_stage;
+  static constexpr int k_steps = steps, rows = 32;
   static constexpr int tiles = steps <= 13 ? 6 : steps <= 21 ? 4 : 3;
   static constexpr int stages = steps <= 21 ? 4 : 3;
   static constexpr int stride = 2 * k_steps + 1;
