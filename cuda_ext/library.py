@@ -21,12 +21,12 @@ from cuda_ext.errors import KernelError
 # have less: sm_80 has 166,912, sm_86, sm_89 and sm_120 have 101,376, sm_90 and sm_100 have 232,448.
 SHARED_MEMORY = {
     # attention_pooling/kernels.cuh: needed_shared_memory of each class of widths.
-    "attention_pooling of half precision to 64 wide": 87_984,
-    "attention_pooling of half precision to 104 wide": 79_408,
-    "attention_pooling of half precision to 128 wide": 109_936,
-    "attention_pooling of float32 to 64 wide": 95_088,
-    "attention_pooling of float32 to 104 wide": 154_288,
-    "attention_pooling of float32 to 128 wide": 214_384,
+    "attention_pooling of half precision to 64 wide": 41_984,
+    "attention_pooling of half precision to 104 wide": 85_824,
+    "attention_pooling of half precision to 128 wide": 99_840,
+    "attention_pooling of float32 to 64 wide": 93_008,
+    "attention_pooling of float32 to 104 wide": 161_168,
+    "attention_pooling of float32 to 128 wide": 210_256,
 }
 
 

@@ -16,20 +16,19 @@ using torch::stable::Tensor;
 
 constexpr int summing_groups = 16, summing_packs = 32;
 // The blocks' parts of the parameters' gradients, added in the order of the blocks: `summing_groups` runs of them for
-// each pack of numbers, and the runs' sums. Of blocks that each take 16 rows, those beyond the index's last wrote nothing.
+// each pack of numbers, and the runs' sums.
 template <typename T>
-__global__ void __launch_bounds__(summing_packs* summing_groups) sum_parts(const void* partials, int blocks,
-                                                                           const int32_t* index, Parameters p,
-                                                                           void* weight, void* bias, void* context) {
+__global__ void __launch_bounds__(summing_packs* summing_groups) sum_parts(const __grid_constant__ Backward call) {
   after_the_kernel_before();
   using Pack = cuda_ext::Pack<float>;
+  const Parameters& p = call.parameters;
+  const int blocks = call.blocks;
   __shared__ Pack sums[summing_groups][summing_packs];
   const int64_t pack = int64_t{blockIdx.x} * summing_packs + threadIdx.x, stride = p.part() / Pack::size;
   Pack sum{};
-  if (index) blocks = min(blocks, (index[1] - index[0] + unit_rows - 1) / unit_rows);
   if (pack < stride) {
     const int from = blocks * threadIdx.y / summing_groups, to = blocks * (threadIdx.y + 1) / summing_groups;
-    const Pack* part = static_cast<const Pack*>(partials) + pack;
+    const Pack* part = static_cast<const Pack*>(call.partials) + pack;
     // The blocks wrote of the last pack what belongs to a parameter.
     const int64_t left = p.count() - pack * Pack::size;
 #pragma unroll 8
@@ -55,18 +54,14 @@ __global__ void __launch_bounds__(summing_packs* summing_groups) sum_parts(const
   float whole = 0;
 #pragma unroll
   for (const auto& group : sums) whole += group[own / Pack::size].values[own % Pack::size];
-  void* place = weight;
+  void* place = call.of_weight;
   int64_t at = i;
   if (i >= int64_t{p.units} * p.width) {
     at -= int64_t{p.units} * p.width;
-    place = at < p.units ? bias : context;
+    place = at < p.units ? call.of_bias : call.of_context;
     at %= p.units;
   }
-  if (p.single) {
-    static_cast<float*>(place)[at] = static_cast<float>(whole);
-  } else {
-    static_cast<T*>(place)[at] = static_cast<T>(whole);
-  }
+  store_parameter<T>(p, place, at, whole);
 }
 
 // What the two operations have in common: the checks of what would be read outside of a tensor, and the description.
@@ -119,7 +114,7 @@ Call describe(const Tensor& states, const Tensor& bounds, bool ragged, const Ten
                ragged ? bounds.size(0) - 1 : states.size(0), ragged ? 0 : states.size(1), total};
   call.parameters = {weight.data_ptr(), bias.data_ptr(), context.data_ptr(), single, static_cast<int>(width),
                      static_cast<int>(units)};
-  call.packs = width % 4 == 0 && aligned_for(states, half ? 8 : 16);
+  call.packs = width % 4 == 0 && aligned_for(states, half ? 8 : 16) && aligned_for(weight, 16);
   return call;
 }
 
@@ -195,7 +190,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
     return {states_gradient, weight_gradient, bias_gradient, context_gradient};
   }
   const int64_t pieces = (call.rows.total + unit_rows - 1) / unit_rows;
-  const int blocks = static_cast<int>(std::min<int64_t>(pieces, call.processors));
+  const int blocks = pieces <= call.processors ? 0 : call.processors;
   const int64_t part = call.parameters.part(), at_once = summing_packs * cuda_ext::Pack<float>::size;
   Tensor partials = torch::stable::new_empty(states, {blocks * part}, ScalarType::Float);
   const int64_t pack_bytes = call.dtype == ScalarType::Float ? 16 : 8;
@@ -209,6 +204,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
                           gradient.data_ptr(),
                           weights_gradient ? weights_gradient->data_ptr() : nullptr,
                           states_gradient.data_ptr(),
+                          weight_gradient.data_ptr(),
+                          bias_gradient.data_ptr(),
+                          context_gradient.data_ptr(),
                           partials.data_ptr(),
                           blocks,
                           packs};
@@ -216,9 +214,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_pooling_backward(Tensor gra
   cuda_ext::with_dtype("attention_pooling", call.dtype, [&](auto t) {
     using T = decltype(t);
     launch_backward<T>(backward, stream);
-    launch(sum_parts<T>, (part + at_once - 1) / at_once, dim3(summing_packs, summing_groups), 0, stream,
-           partials.data_ptr(), blocks, blocks == pieces ? backward.index : nullptr, call.parameters,
-           weight_gradient.data_ptr(), bias_gradient.data_ptr(), context_gradient.data_ptr());
+    if (blocks > 0) {
+      launch(sum_parts<T>, (part + at_once - 1) / at_once, dim3(summing_packs, summing_groups), 0, stream, backward);
+    }
   });
   return {states_gradient, weight_gradient, bias_gradient, context_gradient};
 }

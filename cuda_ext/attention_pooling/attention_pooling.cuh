@@ -54,7 +54,7 @@ struct Forward {
   void* pooled;
   void* weights;  // float
   int32_t* index;
-  bool packs;  // Rows of states begin where four elements can be moved at once.
+  bool packs;  // Rows of states and weight begin where four elements can be moved at once.
 };
 
 struct Backward {
@@ -67,10 +67,22 @@ struct Backward {
   const void* gradient;          // of pooled
   const void* weights_gradient;  // or null
   void* states_gradient;
-  void* partials;  // [blocks, part()], A D + 2 A in each: the parameters' gradients, a part from each block.
-  int blocks;
+  void* of_weight;  // The parameters' gradients.
+  void* of_bias;
+  void* of_context;
+  void* partials;  // [blocks, part()], A D + 2 A in each: a part of the parameters' gradients from each block.
+  int blocks;      // 0 for few rows, whose kernel needs no parts.
   bool packs;
 };
+
+template <typename T>
+__device__ void store_parameter(const Parameters& p, void* to, int64_t at, float value) {
+  if (p.single) {
+    static_cast<float*>(to)[at] = value;
+  } else {
+    static_cast<T*>(to)[at] = static_cast<T>(value);
+  }
+}
 
 // A kernel that `launch` starts may be started while the one before it on the stream still runs, if that allows it; it waits
 // here, and allows the next one to start. For a small batch a launch takes as long as a kernel.

@@ -1,4 +1,4 @@
-// The forward pass: it reads the states once, with a running maximum, and lists the real steps.
+// The forward pass: scores of 64 rows at a time, of whichever sequences they are, then softmax and sum of each sequence.
 #pragma once
 
 #include "tile.cuh"
@@ -7,35 +7,25 @@
 
 namespace cuda_ext::attention {
 
-// The pooled vector of a sequence: a thread's sums over its rows, times `whole`.
-template <typename T, int eighths>
-__device__ void store_pooled(const Forward& call, float (&sums)[2 * eighths], float whole, int64_t n, int lane) {
-  constexpr int half = eighths, quarter = (half + 1) / 2, eighth = (quarter + 1) / 2;
-  const int width = call.parameters.width;
-  scatter_over_rows<2 * eighths>(sums, lane);
-  T* out = static_cast<T*>(call.pooled) + n * width;
-  const int second = lane & 8 ? quarter : 0, third = lane & 4 ? eighth : 0;
-#pragma unroll
-  for (int i = 0; i < eighth; ++i) {
-    // Which of the sums this one is, unless it is the padding of a half.
-    const int inner = third + i, middle = second + inner, which = (lane & 16 ? half : 0) + middle;
-    if (inner < quarter && middle < half) {
-      const int c = Tile<T, eighths>::column(which / 2, lane % 4) + which % 2;
-      if (c < width) out[c] = static_cast<T>(sums[i] * whole);
-    }
-  }
-}
+// A block's rows whose scores are in shared memory at a time; it reads these rows twice, the second time from its cache.
+constexpr int kept_rows = 1024;
+
+// As many as registers allow.
+template <typename T>
+constexpr int forward_threads = Units<T>::planes == 2 ? 384 : 512;
 
 template <typename T, int eighths>
 struct ForwardShared {
+  static constexpr int threads = forward_threads<T>;
   alignas(16) typename Units<T>::Element weight[Units<T>::planes * Tile<T, eighths>::weight_plane];
   Vectors<eighths> vectors;
-  float scores[Units<T>::planes == 2 ? forward_threads<T> / 32 : 1][kept_scores];
-  int lengths[forward_threads<T>];
-  int before[forward_threads<T>];
-  short order[forward_threads<T>];
-  int sums[forward_threads<T> / 32];
-  int next;
+  float scores[kept_rows];
+  // Where the rows are among all.
+  int places[kept_rows];
+  int lengths[threads];
+  // Rows of the block's sequences from `base` on that come before each.
+  int before[threads];
+  int sums[threads / 32];
 };
 
 // The sum of `x` over the block, and over the threads before this one.
@@ -60,284 +50,164 @@ __device__ int2 scan(int x, int (&sums)[threads / 32]) {
   return make_int2(before, all);
 }
 
-// What a warp makes of a sequence: the pooled vector and the weights, softmax with a running maximum. Float: 16 steps at a
-// time. `scores`: room for the sequence's scores.
+// The scores of a warp's 16 rows, which are rows g and g + 8 of a thread; the warps of a warpgroup come together.
 template <typename T, int eighths>
-__device__ void pool_float(const Forward& call, const Vectors<eighths>& vectors, unsigned weight, float weight_scale,
-                           float* scores, int64_t n, int64_t first, int length, int lane) {
+__device__ __forceinline__ float2 scores_of_rows(const Row<T, eighths> (&x)[2], const Vectors<eighths>& vectors,
+                                                 unsigned weight, float weight_scale, int lane) {
   using Shape = Tile<T, eighths>;
-  const int width = call.parameters.width, g = lane / 4, q = lane % 4;
-  const T* states = static_cast<const T*>(call.states) + first * width;
-  float* weights = static_cast<float*>(call.weights) + first;
-  float largest = -INFINITY, sum = 0;
-  float pooled[2 * eighths] = {};
-  for (int start = 0; start < length; start += unit_rows) {
-    const int t0 = start + g, t1 = t0 + 8;
-    Row<T, eighths> x[2];
-    x[0].load(states + int64_t{t0} * width, t0 < length, width, call.packs, q);
-    x[1].load(states + int64_t{t1} * width, t1 < length, width, call.packs, q);
-    const float scale = scale_for<60>(most_of_warp(fmaxf(x[0].largest(), x[1].largest())));
-    const float inverse = tangent_scale<T> * (inverse_of(scale) * inverse_of(weight_scale));
-    const Operands<T, eighths> operands(x, scale);
-    float s0 = 0, s1 = 0;
-    float u[eighths][4];
-    operands.project(u, 0, weight, lane);
+  const int q = lane % 4;
+  float scales[2] = {1, 1}, inverses[2] = {1, 1};
+  if constexpr (Shape::planes == 2) {
 #pragma unroll
-    for (int pair = 0; pair < eighths; ++pair) {
-      const int c = Shape::column(pair, q);
-      const float2 bias = *reinterpret_cast<const float2*>(vectors.bias + c);
-      const float2 context = *reinterpret_cast<const float2*>(vectors.context + c);
-      s0 = fmaf(tangent<T>(u[pair][0], inverse, bias.x), context.x, s0);
-      s0 = fmaf(tangent<T>(u[pair][1], inverse, bias.y), context.y, s0);
-      s1 = fmaf(tangent<T>(u[pair][2], inverse, bias.x), context.x, s1);
-      s1 = fmaf(tangent<T>(u[pair][3], inverse, bias.y), context.y, s1);
-    }
-    s0 = over_quad(s0);
-    s1 = over_quad(s1);
-    s0 = t0 < length ? s0 : s0 * 0 - INFINITY;
-    s1 = t1 < length ? s1 : s1 * 0 - INFINITY;
-    if (q == 0) {
-      if (t0 < length) scores[t0] = s0;
-      if (t1 < length) scores[t1] = s1;
-    }
-    float highest = fmaxf(s0, s1);
-#pragma unroll
-    for (int step = 4; step < 32; step *= 2) highest = fmaxf(highest, __shfl_xor_sync(all_lanes, highest, step));
-    highest = fmaxf(highest, largest);
-    const float shrink = expf(largest - highest), p0 = expf(s0 - highest), p1 = expf(s1 - highest);
-    largest = highest;
-    sum = sum * shrink + p0 + p1;
-#pragma unroll
-    for (int pair = 0; pair < eighths; ++pair) {
-      const float2 a = x[0].at(pair), b = x[1].at(pair);
-      pooled[2 * pair] = pooled[2 * pair] * shrink + p0 * a.x + p1 * b.x;
-      pooled[2 * pair + 1] = pooled[2 * pair + 1] * shrink + p0 * a.y + p1 * b.y;
+    for (int i = 0; i < 2; ++i) {
+      scales[i] = scale_for<60>(most_of_quad(x[i].largest()));
+      inverses[i] = tangent_scale<T> * (inverse_of(scales[i]) * inverse_of(weight_scale));
     }
   }
-  const float whole = length > 0 ? 1.0f / over_rows(sum) : 0.0f;
-  store_pooled<T, eighths>(call, pooled, whole, n, lane);
-  __syncwarp();
-  for (int t = lane; t < length; t += 32) weights[t] = expf(scores[t] - largest) * whole;
-  __syncwarp();
-}
-
-// Half precision: up to 32 steps at a time, in eights, the scores of `tiles` eights by a product with the units along its
-// rows: its second operand is the states' registers as they were loaded. Returns to lane 4 g + q the score of step
-// 8 (g / 2) + 2 q + g % 2.
-template <typename T, int eighths, int tiles>
-__device__ float scores_in_eights(const Row<T, eighths> (&x)[4], const Vectors<eighths>& vectors, unsigned weight, int lane) {
-  using Shape = Tile<T, eighths>;
-  constexpr int strips = (eighths + 1) / 2;
-  const int g = lane / 4;
-  float s[8] = {};
-#pragma unroll 1
-  for (int strip = 0; strip < strips; ++strip) {
-    // The last strip may have 8 units only; the rows beyond are the last one's, and come times 0.
-    const bool whole = strip < Shape::blocks;
-    const int unit = 16 * strip + (whole ? g / 2 * 4 + g % 2 : g);
-    const float bias[2] = {vectors.bias[unit], whole ? vectors.bias[unit + 2] : 0.0f};
-    const float context[2] = {vectors.context[unit], whole ? vectors.context[unit + 2] : 0.0f};
-    const float start[4] = {bias[0], bias[0], bias[1], bias[1]};
-    const int row = min(16 * strip + lane % 16, Shape::width - 1);
-    const unsigned from = weight + 2 * (row * Shape::pitch + (lane >> 4) * 8);
-    float u[tiles][4];
+  const Operands<T, eighths> operands(x, scales);
+  float u[eighths][4];
+  operands.template multiply_all<false>(u, weight, lane);
+  await_products<0>(u);
+  float scores[2] = {};
+  const auto add = [&](int pair, float2 bias, float2 context) {
 #pragma unroll
-    for (int block = 0; block < Shape::blocks; ++block) {
-      unsigned a[4];
-      load_matrices(a, from + 32 * block);
-#pragma unroll
-      for (int j = 0; j < tiles; ++j) {
-        if (block == 0) {
-          multiply<T>(u[j], a, x[j].pairs[0], x[j].pairs[1], start);
-        } else {
-          multiply<T>(u[j], a, x[j].pairs[2 * block], x[j].pairs[2 * block + 1]);
-        }
-      }
+    for (int i = 0; i < 2; ++i) {
+      scores[i] = fmaf(tangent<T>(u[pair][2 * i], inverses[i], bias.x), context.x, scores[i]);
+      scores[i] = fmaf(tangent<T>(u[pair][2 * i + 1], inverses[i], bias.y), context.y, scores[i]);
     }
-    if constexpr (Shape::tail) {
-      unsigned m[4];
-      load_matrices(m, from + 32 * Shape::blocks);
-      const unsigned a[2] = {m[0], m[1]};
-#pragma unroll
-      for (int j = 0; j < tiles; ++j) multiply<T>(u[j], a, x[j].pairs[eighths - 1]);
-    }
-#pragma unroll
-    for (int j = 0; j < tiles; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        s[2 * j + i] = fmaf(tangent<T>(u[j][i], 1.0f, 0.0f), context[0], s[2 * j + i]);
-        s[2 * j + i] = fmaf(tangent<T>(u[j][2 + i], 1.0f, 0.0f), context[1], s[2 * j + i]);
-      }
-    }
-  }
-  scatter_over_rows<8>(s, lane);
-  return s[0];
-}
-
-// Adds to the pooled vectors of a thread's columns `tiles` eights of steps; `power` is that of the step of `scores_in_eights`.
-template <typename T, int eighths, int tiles>
-__device__ void pool_eights(float (&pooled)[2 * eighths], const Row<T, eighths> (&x)[4], float power, int lane) {
-  const int g = lane / 4;
-#pragma unroll
-  for (int j = 0; j < tiles; ++j) {
-    const float p = __shfl_sync(all_lanes, power, (2 * j + g % 2) * 4 + g / 2);
-#pragma unroll
-    for (int pair = 0; pair < eighths; ++pair) {
-      const float2 a = x[j].at(pair);
-      pooled[2 * pair] = fmaf(p, a.x, pooled[2 * pair]);
-      pooled[2 * pair + 1] = fmaf(p, a.y, pooled[2 * pair + 1]);
-    }
-  }
-}
-
-// f(number of eights that hold `count` steps, 4 at most), a constant.
-template <typename F>
-__device__ void with_tiles(int count, F&& f) {
-  if (count > 24) {
-    f(std::integral_constant<int, 4>{});
-  } else if (count > 16) {
-    f(std::integral_constant<int, 3>{});
-  } else if (count > 8) {
-    f(std::integral_constant<int, 2>{});
-  } else {
-    f(std::integral_constant<int, 1>{});
-  }
-}
-
-template <typename T, int eighths>
-__device__ void pool_half(const Forward& call, const Vectors<eighths>& vectors, unsigned weight, int64_t n, int64_t first,
-                          int length, int lane) {
-  const int width = call.parameters.width, g = lane / 4, q = lane % 4;
-  const T* states = static_cast<const T*>(call.states) + first * width;
-  float* weights = static_cast<float*>(call.weights) + first;
-  const int own = 8 * (g / 2) + 2 * q + g % 2;
-  float largest = -INFINITY, sum = 0, score = 0;
-  float pooled[2 * eighths] = {};
-  for (int start = 0; start < length; start += 32) {
-    Row<T, eighths> x[4];
-    with_tiles(length - start, [&](auto tiles) {
-#pragma unroll
-      for (int j = 0; j < decltype(tiles)::value; ++j) {
-        const int t = start + 8 * j + g;
-        x[j].load(states + int64_t{t} * width, t < length, width, call.packs, q);
-      }
-      score = scores_in_eights<T, eighths, decltype(tiles)::value>(x, vectors, weight, lane);
-      // A score that is not a number makes all of its sequence so.
-      const bool real = start + own < length;
-      score = real ? score : score * 0 - INFINITY;
-      const float highest = fmaxf(largest, most_of_warp(score)), power = expf(score - highest);
-      if (start > 0) {
-        const float shrink = expf(largest - highest);
-        sum *= shrink;
-#pragma unroll
-        for (int i = 0; i < 2 * eighths; ++i) pooled[i] *= shrink;
-      }
-      largest = highest;
-      sum += power;
-      pool_eights<T, eighths, decltype(tiles)::value>(pooled, x, power, lane);
-    });
-    // Kept until the sum is known; the last ones in registers.
-    if (start + 32 < length) weights[start + own] = score;
-  }
-  const float whole = length > 0 ? 1.0f / over_rows(over_quad(sum)) : 0.0f;
-  for (int t = own; t < length; t += 32) weights[t] = expf((t + 32 - own < length ? weights[t] : score) - largest) * whole;
-  store_pooled<T, eighths>(call, pooled, whole, n, lane);
-}
-
-// Each block takes a run of sequences, each warp one at a time. It also writes the index that lets the backward pass skip
-// padding.
-template <typename T, int eighths>
-__global__ void __launch_bounds__(forward_threads<T>, 1) forward_kernel(const Forward call) {
-  after_the_kernel_before();
-  constexpr int threads = forward_threads<T>;
-  extern __shared__ __align__(16) unsigned char memory[];
-  auto& shared = *reinterpret_cast<ForwardShared<T, eighths>*>(memory);
-  const Rows& rows = call.rows;
-  const int width = call.parameters.width, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t begin = rows.sequences * blockIdx.x / gridDim.x, end = rows.sequences * (blockIdx.x + 1) / gridDim.x;
-  // Ask for a sequence's states before they are needed.
-  const auto fetch = [&](int64_t n, int length) {
-    const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + rows.first(n) * width);
-    const int64_t bytes = int64_t{length} * width * static_cast<int64_t>(sizeof(T));
-    for (int64_t at = lane * 128; at < bytes; at += 32 * 128) fetch_ahead(states + at);
   };
-  Weight<T, eighths, threads> loaded;
-  loaded.load(call.parameters);
-  const int64_t early = begin + threadIdx.x;
-  shared.lengths[threadIdx.x] = early < end ? static_cast<int>(rows.length(early)) : 0;
-  int before = 0;
-  if (!rows.ragged) {
-    // Many loads under way, for they are on the way to everything else.
-    for (int64_t n = threadIdx.x; n < begin; n += 12 * threads) {
-      int lengths[12];
 #pragma unroll
-      for (int i = 0; i < 12; ++i) {
-        const int64_t other = n + i * threads;
-        lengths[i] = other < begin ? static_cast<int>(rows.length(other)) : 0;
-      }
+  for (int block = 0; block < Shape::blocks; ++block) {
+    const float4 bias = *reinterpret_cast<const float4*>(vectors.bias + 16 * block + 4 * q);
+    const float4 context = *reinterpret_cast<const float4*>(vectors.context + 16 * block + 4 * q);
+    add(2 * block, make_float2(bias.x, bias.y), make_float2(context.x, context.y));
+    add(2 * block + 1, make_float2(bias.z, bias.w), make_float2(context.z, context.w));
+  }
+  if constexpr (Shape::tail) {
+    const int column = Shape::column(eighths - 1, q);
+    add(eighths - 1, *reinterpret_cast<const float2*>(vectors.bias + column),
+        *reinterpret_cast<const float2*>(vectors.context + column));
+  }
+  return make_float2(over_quad(scores[0]), over_quad(scores[1]));
+}
+
+// The columns 4 * lane to 4 * lane + 3 of a row, which has them.
+template <typename T, bool packs>
+__device__ __forceinline__ float4 columns_of_lane(const T* row, int width, int lane) {
+  const int c = 4 * lane;
+  if constexpr (!packs) {
+    return make_float4(static_cast<float>(row[c]), c + 1 < width ? static_cast<float>(row[c + 1]) : 0.0f,
+                       c + 2 < width ? static_cast<float>(row[c + 2]) : 0.0f,
+                       c + 3 < width ? static_cast<float>(row[c + 3]) : 0.0f);
+  } else if constexpr (std::is_same_v<T, float>) {
+    return *reinterpret_cast<const float4*>(row + c);
+  } else {
+    const uint2 four = *reinterpret_cast<const uint2*>(row + c);
+    const float2 first = unpack<T>(four.x), second = unpack<T>(four.y);
+    return make_float4(first.x, first.y, second.x, second.y);
+  }
+}
+
+// Adds `count` rows, 32 at most, times their weights, of which each lane has one.
+template <typename T, bool packs>
+__device__ __forceinline__ void add_rows(float4& pooled, const T* rows, int count, float weight, int width, int lane) {
+  constexpr int at_once = 8;
+  // A lane without columns goes along with the first.
+  const int column = 4 * lane < width ? lane : 0;
+#pragma unroll 1
+  for (int step = 0; step < count; step += at_once) {
+    float4 x[at_once];
+    // Beyond the last row the weight is 0.
 #pragma unroll
-      for (int length : lengths) before += length;
+    for (int j = 0; j < at_once; ++j) {
+      x[j] = columns_of_lane<T, packs>(rows + min(step + j, count - 1) * width, width, column);
+    }
+#pragma unroll
+    for (int j = 0; j < at_once; ++j) {
+      const float share = __shfl_sync(all_lanes, weight, step + j);
+      pooled.x = fmaf(share, x[j].x, pooled.x);
+      pooled.y = fmaf(share, x[j].y, pooled.y);
+      pooled.z = fmaf(share, x[j].z, pooled.z);
+      pooled.w = fmaf(share, x[j].w, pooled.w);
     }
   }
-  __syncthreads();
-  for (int i = warp; i < fetched_at_once && begin + i < end; i += threads / 32) fetch(begin + i, shared.lengths[i]);
-  const float weight_scale = loaded.store(shared.weight, shared.vectors).x;
-  const unsigned weight = shared_address(shared.weight);
-  if (!rows.ragged) before = scan<threads>(before, shared.sums).y;
-  for (int64_t base = begin; base < end; base += threads) {
-    const int64_t own = base + threadIdx.x;
-    const int own_length = own < end ? static_cast<int>(rows.length(own)) : 0;
-    const int2 sums = scan<threads>(own_length, shared.sums);
-    // The longest first, in three classes, for the warps to end together: a count of ten bits for each.
-    static_assert(threads < 1024);
-    const int shift = own_length > 24 ? 0 : own_length > 16 ? 10 : 20;
-    const int2 classes = scan<threads>(own < end ? 1 << shift : 0, shared.sums);
-    const int longer = shift == 0 ? 0 : (classes.y & 1023) + (shift == 20 ? classes.y >> 10 & 1023 : 0);
-    shared.lengths[threadIdx.x] = own_length;
-    shared.before[threadIdx.x] = before + sums.x;
-    if (own < end) shared.order[longer + (classes.x >> shift & 1023)] = static_cast<short>(threadIdx.x);
-    if (threadIdx.x == 0) shared.next = 0;
-    before += sums.y;
-    __syncthreads();
-    const int count = static_cast<int>(end - base < threads ? end - base : threads);
-    const auto take = [&] {
-      int turn = 0;
-      if (lane == 0) turn = atomicAdd(&shared.next, 1);
-      return __shfl_sync(all_lanes, turn, 0);
-    };
-    for (int turn = take(), then; turn < count; turn = then) {
-      // Its own next sequence, too.
-      then = take();
-      if (then < count && (base > begin || shared.order[then] >= fetched_at_once)) {
-        fetch(base + shared.order[then], shared.lengths[shared.order[then]]);
-      }
-      const int taken = shared.order[turn];
-      const int64_t n = base + taken, first = rows.first(n);
-      const int length = shared.lengths[taken];
-      float* weights = static_cast<float*>(call.weights) + first;
-      if constexpr (Units<T>::planes == 1) {
-        pool_half<T, eighths>(call, shared.vectors, weight, n, first, length, lane);
-      } else {
-        float* scores = length <= kept_scores ? shared.scores[warp] : weights;
-        pool_float<T, eighths>(call, shared.vectors, weight, weight_scale, scores, n, first, length, lane);
-      }
-      for (int64_t t = length + lane; t < rows.steps; t += 32) weights[t] = 0;
-      int32_t* index = call.index + index_head;
-      if (rows.ragged) {
-        for (int t = lane; t < length; t += 32) index[first + t] = static_cast<int32_t>(n);
-      } else {
-        const int real = shared.before[taken];
-        for (int t = lane; t < length; t += 32) index[real + t] = static_cast<int32_t>(first + t);
-        // From the end on, as many as there is padding.
-        for (int64_t t = length + lane; t < rows.steps; t += 32) {
-          index[rows.total - 1 - (first - real) - (t - length)] = -1;
-        }
-      }
+}
+
+// What a warp makes of a sequence's scores: its weights and its pooled vector. The scores may be where the weights go.
+template <typename T>
+__device__ void pool(const Forward& call, const float* scores, int64_t n, int64_t first, int length, int lane) {
+  const int width = call.parameters.width;
+  const T* const states = static_cast<const T*>(call.states) + first * width;
+  float* const weights = static_cast<float*>(call.weights) + first;
+  float largest = -INFINITY, sum = 0;
+#pragma unroll 1
+  for (int t = lane; t < length; t += 32) largest = fmaxf(largest, scores[t]);
+  largest = most_of_warp(largest);
+#pragma unroll 1
+  for (int t = lane; t < length; t += 32) sum += expf(scores[t] - largest);
+  const float whole = length > 0 ? 1.0f / over_rows(over_quad(sum)) : 0.0f;
+  float4 pooled{};
+#pragma unroll 1
+  for (int start = 0; start < length; start += 32) {
+    const int t = start + lane, count = min(32, length - start);
+    const float weight = t < length ? expf(scores[t] - largest) * whole : 0.0f;
+    if (t < length) weights[t] = weight;
+    const T* const rows = states + int64_t{start} * width;
+    if (call.packs) {
+      add_rows<T, true>(pooled, rows, count, weight, width, lane);
+    } else {
+      add_rows<T, false>(pooled, rows, count, weight, width, lane);
     }
-    __syncthreads();
   }
+  const int c = 4 * lane;
+  T* const out = static_cast<T*>(call.pooled) + n * width;
+  if (c < width) out[c] = static_cast<T>(pooled.x);
+  if (c + 1 < width) out[c + 1] = static_cast<T>(pooled.y);
+  if (c + 2 < width) out[c + 2] = static_cast<T>(pooled.z);
+  if (c + 3 < width) out[c + 3] = static_cast<T>(pooled.w);
+}
+
+// A sequence's part of the index that lets the backward pass skip padding, and the weights of padding. real: the real rows
+// before it.
+__device__ inline void list_rows(const Forward& call, int64_t n, int64_t first, int length, int64_t real, int lane) {
+  const Rows& rows = call.rows;
+  int32_t* const index = call.index + index_head;
+  const int64_t steps = rows.ragged ? length : rows.steps;
+#pragma unroll 1
+  for (int64_t t = lane; t < steps; t += 32) {
+    if (rows.ragged) {
+      index[first + t] = static_cast<int32_t>(n);
+    } else if (t < length) {
+      index[real + t] = static_cast<int32_t>(first + t);
+    } else {
+      // From the end on, as many as there is padding.
+      index[rows.total - 1 - (first - real) - (t - length)] = -1;
+      static_cast<float*>(call.weights)[first + t] = 0;
+    }
+  }
+}
+
+// A thread's part of the sum of the first `count` lengths. Many loads are under way, for they are on the way to all else.
+template <int threads, typename Length>
+__device__ int sum_lengths(const Length* lengths, int64_t steps, int64_t count) {
+  constexpr int at_once = 16;
+  int sum = 0;
+#pragma unroll 1
+  for (int64_t n = threadIdx.x; n < count; n += at_once * threads) {
+    Length some[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) some[i] = n + i * threads < count ? lengths[n + i * threads] : 0;
+#pragma unroll
+    for (Length length : some) sum += static_cast<int>(Rows::within(length, steps));
+  }
+  return sum;
+}
+
+// What is outside of all sequences, and where the index's rows begin and end. real: the real rows of all sequences.
+template <int threads>
+__device__ void finish_index(const Forward& call, int64_t real, bool last) {
+  const Rows& rows = call.rows;
   if (rows.ragged) {
-    // Rows of no sequence.
     const int64_t from = rows.first(0), to = rows.within(rows.bound(rows.sequences), rows.total);
     const int64_t stride = int64_t{gridDim.x} * threads, thread = int64_t{blockIdx.x} * threads + threadIdx.x;
     for (int64_t row = thread; row < rows.total; row += stride) {
@@ -350,10 +220,118 @@ __global__ void __launch_bounds__(forward_threads<T>, 1) forward_kernel(const Fo
       call.index[0] = static_cast<int32_t>(from);
       call.index[1] = static_cast<int32_t>(to > from ? to : from);
     }
-  } else if (end == rows.sequences && threadIdx.x == 0) {
+  } else if (last && threadIdx.x == 0) {
     call.index[0] = 0;
-    call.index[1] = before;
+    call.index[1] = static_cast<int32_t>(real);
   }
+}
+
+// The scores of the block's rows `begin` to `end`, which are numbered over sequences `from` to `to` of those from `base`
+// on, at most `kept_rows`: to shared memory, and to the weights' places if `spill`.
+template <typename T, int eighths>
+__device__ __forceinline__ void score_rows(const Forward& call, ForwardShared<T, eighths>& shared, float weight_scale,
+                                           int64_t base, int from, int to, int begin, int end, bool spill) {
+  constexpr int threads = forward_threads<T>;
+  const int width = call.parameters.width, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll 1
+  for (int i = from + warp; i < to; i += threads / 32) {
+    const int before = shared.before[i] - shared.before[from] - begin;
+    const int first = static_cast<int>(call.rows.first(base + i));
+#pragma unroll 1
+    for (int t = max(0, -before) + lane; t < min(shared.lengths[i], end - begin - before); t += 32) {
+      shared.places[before + t] = first + t;
+    }
+  }
+  __syncthreads();
+  const unsigned weight = shared_address(shared.weight);
+  const int g = lane / 4, q = lane % 4;
+  for (int tile = warp / 4 * 64; tile < end - begin; tile += threads / 2) {
+    int row[2];
+    int place[2];
+    Row<T, eighths> x[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      row[i] = tile + warp % 4 * unit_rows + g + 8 * i;
+      // Beyond the last row some row, whose scores are dropped.
+      place[i] = shared.places[min(row[i], end - begin - 1)];
+      x[i].load(static_cast<const T*>(call.states) + int64_t{place[i]} * width, true, width, call.packs, q);
+    }
+    const float2 scores = scores_of_rows<T, eighths>(x, shared.vectors, weight, weight_scale, lane);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (q == 0 && row[i] < end - begin) {
+        const float score = i ? scores.y : scores.x;
+        shared.scores[row[i]] = score;
+        if (spill) static_cast<float*>(call.weights)[place[i]] = score;
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// Each block takes a run of sequences, as many at a time as have room for their scores.
+template <typename T, int eighths, bool packs>
+__global__ void __launch_bounds__(forward_threads<T>, 1) forward_kernel(const __grid_constant__ Forward given) {
+  Forward call = given;
+  call.packs = packs;
+  after_the_kernel_before();
+  extern __shared__ __align__(16) unsigned char memory[];
+  constexpr int threads = forward_threads<T>;
+  auto& shared = *reinterpret_cast<ForwardShared<T, eighths>*>(memory);
+  const Rows& rows = call.rows;
+  const int width = call.parameters.width, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t begin = rows.sequences * blockIdx.x / gridDim.x, end = rows.sequences * (blockIdx.x + 1) / gridDim.x;
+  // Ask for a sequence's states before they are needed.
+  const auto fetch = [&](int64_t n, int length) {
+    const auto* states = reinterpret_cast<const char*>(static_cast<const T*>(call.states) + rows.first(n) * width);
+    const int64_t bytes = int64_t{length} * width * static_cast<int64_t>(sizeof(T));
+#pragma unroll 1
+    for (int64_t at = lane * 128; at < bytes; at += 32 * 128) fetch_ahead(states + at);
+  };
+  Weight<T, eighths, threads> loaded;
+  loaded.load(call.parameters, call.packs);
+  const auto length_of = [&](int64_t n) { return n < end ? static_cast<int>(rows.length(n)) : 0; };
+  int own_length = length_of(begin + threadIdx.x);
+  shared.lengths[threadIdx.x] = own_length;
+  int before = 0;
+  if (!rows.ragged) {
+    before = rows.wide ? sum_lengths<threads>(static_cast<const int64_t*>(rows.bounds), rows.steps, begin)
+                       : sum_lengths<threads>(static_cast<const int32_t*>(rows.bounds), rows.steps, begin);
+  }
+  __syncthreads();
+  for (int i = warp; i < min(fetched_at_once, threads) && begin + i < end; i += threads / 32) {
+    fetch(begin + i, shared.lengths[i]);
+  }
+  const float weight_scale = loaded.store(shared.weight, shared.vectors).x;
+  int64_t real = scan<threads>(before, shared.sums).y;
+  for (int64_t base = begin; base < end; base += threads) {
+    const int2 sums = scan<threads>(own_length, shared.sums);
+    shared.lengths[threadIdx.x] = own_length;
+    shared.before[threadIdx.x] = sums.x;
+    __syncthreads();
+    const int count = static_cast<int>(end - base < threads ? end - base : threads);
+    for (int from = 0, to; from < count; from = to) {
+      const int first_row = shared.before[from];
+      const bool fits = threadIdx.x >= from && threadIdx.x < count && sums.x + own_length - first_row <= kept_rows;
+      to = from + max(1, __syncthreads_count(fits));
+      const int all = shared.before[to - 1] + shared.lengths[to - 1] - first_row;
+      for (int i = to + warp; i < min(count, 2 * to - from); i += threads / 32) fetch(base + i, shared.lengths[i]);
+      for (int start = 0; start < all; start += kept_rows) {
+        score_rows(call, shared, weight_scale, base, from, to, start, min(all, start + kept_rows), all > kept_rows);
+      }
+      for (int i = from + warp; i < to; i += threads / 32) {
+        const int64_t n = base + i, first = rows.first(n);
+        const int before = shared.before[i] - first_row;
+        const float* scores = all > kept_rows ? static_cast<const float*>(call.weights) + first : shared.scores + before;
+        pool<T>(call, scores, n, first, shared.lengths[i], lane);
+        list_rows(call, n, first, shared.lengths[i], real + shared.before[i], lane);
+      }
+      __syncthreads();
+    }
+    real += sums.y;
+    own_length = length_of(base + threads + threadIdx.x);
+  }
+  finish_index<threads>(call, real, end == rows.sequences);
 }
 
 }  // namespace cuda_ext::attention

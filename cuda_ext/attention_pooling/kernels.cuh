@@ -1,8 +1,10 @@
 // The kernels on the matrix units, for states of float, half and bfloat16; one .cu file each instantiates them.
 #pragma once
 
+#include "backward_float.cuh"
+#include "backward_half.cuh"
+#include "backward_small_batch.cuh"
 #include "forward.cuh"
-#include "small_batch.cuh"
 
 #include <algorithm>
 
@@ -20,21 +22,18 @@ void with_eighths(int width, F&& f) {
   }
 }
 
-// As many threads as there is use for, and, of dtypes and widths for which a GPU may have too little shared memory for
-// so many, 256.
 template <typename T, int eighths>
-constexpr int least_backward_threads =
-    sizeof(BackwardShared<T, eighths, backward_threads<T, eighths>>) <= 99 * 1024 ? backward_threads<T, eighths> : 256;
+using BackwardShared = std::conditional_t<std::is_same_v<T, float>, FloatShared<eighths>, HalfShared<T, eighths>>;
 
 // Bytes of shared memory of a block that a GPU must have: SHARED_MEMORY in library.py holds the same numbers.
 template <typename T, int eighths>
-constexpr std::size_t needed_shared_memory = sizeof(BackwardShared<T, eighths, least_backward_threads<T, eighths>>);
-static_assert(needed_shared_memory<__half, 8> == 87984);
-static_assert(needed_shared_memory<__half, 13> == 79408);
-static_assert(needed_shared_memory<__half, 16> == 109936);
-static_assert(needed_shared_memory<float, 8> == 95088);
-static_assert(needed_shared_memory<float, 13> == 154288);
-static_assert(needed_shared_memory<float, 16> == 214384);
+constexpr std::size_t needed_shared_memory = sizeof(BackwardShared<T, eighths>);
+static_assert(needed_shared_memory<__half, 8> == 41984);
+static_assert(needed_shared_memory<__half, 13> == 85824);
+static_assert(needed_shared_memory<__half, 16> == 99840);
+static_assert(needed_shared_memory<float, 8> == 93008);
+static_assert(needed_shared_memory<float, 13> == 161168);
+static_assert(needed_shared_memory<float, 16> == 210256);
 
 template <typename T>
 void launch_forward(const Forward& call, int processors, cudaStream_t stream) {
@@ -42,11 +41,13 @@ void launch_forward(const Forward& call, int processors, cudaStream_t stream) {
   with_eighths(std::max(call.parameters.width, call.parameters.units), [&](auto eighths) {
     constexpr int e = decltype(eighths)::value;
     if (!call.rows.ragged && call.rows.steps <= few_steps && sequences <= 2 * processors) {
-      launch(forward_few_kernel<T, e>, sequences, few_threads, 0, stream, call);
+      launch(call.packs ? forward_few_kernel<T, e, true> : forward_few_kernel<T, e, false>, sequences, few_threads, 0,
+             stream, call);
       return;
     }
     const int64_t blocks = std::min<int64_t>(sequences, processors);
-    launch(forward_kernel<T, e>, blocks, forward_threads<T>, sizeof(ForwardShared<T, e>), stream, call);
+    launch(call.packs ? forward_kernel<T, e, true> : forward_kernel<T, e, false>, blocks, forward_threads<T>,
+           sizeof(ForwardShared<T, e>), stream, call);
   });
 }
 
@@ -54,20 +55,23 @@ template <typename T>
 void launch_backward(const Backward& call, cudaStream_t stream) {
   with_eighths(std::max(call.parameters.width, call.parameters.units), [&](auto eighths) {
     constexpr int e = decltype(eighths)::value;
-    // A block for 16 rows: few enough of them to share the rows of each among its warps.
-    if (call.blocks == (call.rows.total + unit_rows - 1) / unit_rows) {
-      launch(backward_few_kernel<T, e>, call.blocks, few_threads, sizeof(BackwardFewShared<T, e>), stream, call);
+    const bool plain = call.packs && !call.weights_gradient;
+    if (call.blocks == 0) {
+      const int ranks = cuda_ext::has_hopper_code() ? few_ranks : 1;
+      const int64_t pieces = (call.rows.total + unit_rows - 1) / unit_rows;
+      const int64_t clusters = Strip<T, e>::count + (pieces + ranks - 1) / ranks;
+      const dim3 grid(static_cast<unsigned>(clusters * ranks));
+      cuda_ext::launch(plain ? backward_few_kernel<T, e, true> : backward_few_kernel<T, e, false>,
+                       {grid, few_threads, sizeof(BackwardFewShared<T, e>), stream, true, ranks}, call, ranks);
       return;
     }
-    constexpr int most = backward_threads<T, e>, least = least_backward_threads<T, e>;
-    constexpr std::size_t bytes = sizeof(BackwardShared<T, e, most>);
-    if constexpr (least < most) {
-      if (bytes > static_cast<std::size_t>(cuda_ext::shared_memory_of_a_block())) {
-        launch(backward_kernel<T, e, least>, call.blocks, least, needed_shared_memory<T, e>, stream, call);
-        return;
-      }
+    constexpr std::size_t bytes = needed_shared_memory<T, e>;
+    if constexpr (std::is_same_v<T, float>) {
+      launch(plain ? backward_float_kernel<e, true> : backward_float_kernel<e, false>, call.blocks, backward_threads,
+             bytes, stream, call);
+    } else {
+      launch(backward_half_kernel<T, e>, call.blocks, backward_threads, bytes, stream, call);
     }
-    launch(backward_kernel<T, e, most>, call.blocks, most, bytes, stream, call);
   });
 }
 

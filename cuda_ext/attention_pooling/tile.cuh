@@ -14,7 +14,7 @@
 
 #include "../common/functions.cuh"
 #include "../common/halves.cuh"
-#include "../common/mma.cuh"
+#include "../common/wgmma.cuh"
 #include "attention_pooling.cuh"
 
 namespace cuda_ext::attention {
@@ -44,18 +44,8 @@ __device__ void split(float2 x, unsigned (&planes)[Units<T>::planes]) {
 }
 
 constexpr unsigned all_lanes = 0xffffffffu;
-// As many as registers allow; backward so many that each warp has one or two of the strips of the weight's gradient.
-template <typename T>
-constexpr int forward_threads = Units<T>::planes == 2 ? 384 : 512;
-template <typename T, int eighths>
-constexpr int backward_threads = Units<T>::planes == 2 ? (eighths == 8 ? 384 : 256)
-                                 : eighths == 8        ? 512
-                                 : eighths == 13       ? 448
-                                                       : 256;
 // So many of a block's sequences are asked for at its beginning; fewer than a forward block has threads.
 constexpr int fetched_at_once = 64;
-// Float: a sequence's scores stay in shared memory up to this length, beyond it in its weights.
-constexpr int kept_scores = 128;
 
 // Widths up to 8 * eighths; `pairs` of columns a thread holds of a row.
 template <typename T, int eighths>
@@ -68,13 +58,23 @@ struct Tile {
   static constexpr int width = eighths * 8;
   // An odd number of 16 bytes: eight rows of a matrix lie in different banks.
   static constexpr int pitch = (eighths | 1) * 8;
-  static constexpr int weight_plane = width * pitch;
+  // The weight in shared memory is in panels of 8 columns, 16 bytes a row, one row after the other; as many of both as
+  // products of 16 take.
+  static constexpr int padded = (eighths + 1) / 2 * 16;
+  static constexpr int panel = padded * 8;
+  static constexpr int weight_plane = padded * padded;
 
   // Where a column stands in shared memory.
   __device__ static int place(int column) {
     if (column >= 16 * blocks) return column;
     const int inside = column % 16;
     return column - inside + (inside / 2) % 2 * 8 + inside / 4 * 2 + inside % 2;
+  }
+  // Which column, or unit, that is in this place.
+  __device__ static int unit(int place) {
+    if (place >= 16 * blocks) return place;
+    const int inside = place % 16;
+    return place - inside + inside % 8 / 2 * 4 + inside / 8 * 2 + inside % 2;
   }
   // The first column of a thread's pair.
   __device__ static int column(int pair, int q) {
@@ -212,14 +212,14 @@ template <typename T, int eighths, int threads>
 struct Weight {
   using Shape = Tile<T, eighths>;
   using E = typename Shape::Element;
-  static constexpr int fours = Shape::width / 4, at_once = threads / fours, each = (Shape::width + at_once - 1) / at_once;
+  static constexpr int fours = Shape::padded / 4, at_once = threads / fours,
+                       each = (Shape::padded + at_once - 1) / at_once;
   float values[each][4];
   float bias, context;
 
-  // Zeros fill it up.
-  __device__ void load(const Parameters& p) {
+  // Zeros fill it up. packs: four of a row at once.
+  __device__ void load(const Parameters& p, bool packs) {
     static_assert(threads >= Shape::width);
-    const bool aligned = p.width % 4 == 0 && reinterpret_cast<std::uintptr_t>(p.weight) % 16 == 0;
     const int row = threadIdx.x / fours, d = threadIdx.x % fours * 4;
     const auto each_four = [&](auto&& read) {
 #pragma unroll
@@ -228,13 +228,13 @@ struct Weight {
         read(values[i], row < at_once && a < p.units && d < p.width, a * p.width + d);
       }
     };
-    if (aligned && (std::is_same_v<T, float> || p.single)) {
+    if (packs && (std::is_same_v<T, float> || p.single)) {
       each_four([&](float(&four)[4], bool inside, int from) {
         float4 x{};
         if (inside) x = *reinterpret_cast<const float4*>(static_cast<const float*>(p.weight) + from);
         four[0] = x.x, four[1] = x.y, four[2] = x.z, four[3] = x.w;
       });
-    } else if (aligned) {
+    } else if (packs) {
       each_four([&](float(&four)[4], bool inside, int from) {
         uint2 x{};
         if (inside) x = *reinterpret_cast<const uint2*>(static_cast<const T*>(p.weight) + from);
@@ -287,12 +287,13 @@ struct Weight {
 #pragma unroll
     for (int i = 0; i < each; ++i) {
       const int a = row + i * at_once;
-      if (row < at_once && a < Shape::width) {
+      if (row < at_once && a < Shape::padded) {
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
           unsigned planes[Shape::planes];
           split<T>(make_float2(values[i][j] * scale, values[i][j + 1] * scale), planes);
-          E* place = weight + Shape::place(a) * Shape::pitch + Shape::place(d + j);
+          const int column = Shape::place(d + j);
+          E* place = weight + column / 8 * Shape::panel + Shape::place(a) * 8 + column % 8;
 #pragma unroll
           for (int plane = 0; plane < Shape::planes; ++plane) {
             *reinterpret_cast<unsigned*>(place + plane * Shape::weight_plane) = planes[plane];
@@ -300,24 +301,27 @@ struct Weight {
         }
       }
     }
+    // The matrix units read it past the caches, if they are Hopper's.
+    order_with_bulk_copies();
     return make_float2(scale, largest_context);
   }
 };
 
 template <typename T, int eighths, int threads>
-__device__ float2 load_parameters(const Parameters& p, typename Units<T>::Element* weight, Vectors<eighths>& vectors) {
+__device__ float2 load_parameters(const Parameters& p, bool packs, typename Units<T>::Element* weight,
+                                  Vectors<eighths>& vectors) {
   Weight<T, eighths, threads> loaded;
-  loaded.load(p);
+  loaded.load(p, packs);
   const float2 scales = loaded.store(weight, vectors);
   __syncthreads();
   return scales;
 }
 
-// out [16, 8 count] += a [16, 16 columns of `block`] times the weight, transposed (down = false: to the projection) or as it
-// is (down = true: back to the states), for its tiles of 8 from `start` on. The float's small products come first.
+// out [16, 8 eighths] += a [16, 16 columns of `block`] times the weight, transposed (down = false: to the projection) or as it
+// is (down = true: back to the states). The float's small products come first.
 // fresh: out is written, not added to.
-template <typename T, int eighths, bool down, bool fresh, int count>
-__device__ void multiply_block(float (&out)[count][4], const unsigned (&a)[Units<T>::planes][4], int block, int start,
+template <typename T, int eighths, bool down, bool fresh>
+__device__ void multiply_block(float (&out)[eighths][4], const unsigned (&a)[Units<T>::planes][4], int block,
                                unsigned weight, int lane) {
   using Shape = Tile<T, eighths>;
   using E = typename Shape::Element;
@@ -327,29 +331,29 @@ __device__ void multiply_block(float (&out)[count][4], const unsigned (&a)[Units
   const int far = Shape::planes == 2 ? other * Shape::weight_plane : 0;
   const int next = Shape::planes == 2 ? 0 : other;
 #pragma unroll
-  for (int first = 0; first < count; first += group) {
+  for (int first = 0; first < eighths; first += group) {
     unsigned b[group][4];
 #pragma unroll
     for (int i = 0; i < group; i += 3 - Shape::planes) {
-      if (first + i < count) {
-        const int wanted = start + first + i, tile = wanted + (wanted + 1 < eighths ? next : 0);
+      if (first + i < eighths) {
+        const int wanted = first + i, tile = wanted + (wanted + 1 < eighths ? next : 0);
         if constexpr (down) {
-          load_matrices_transposed(b[i], weight + 2 * (far + (16 * block + 8 * upper + r) * Shape::pitch + 8 * tile));
+          load_matrices_transposed(b[i], weight + 2 * (far + tile * Shape::panel + (16 * block + 8 * upper + r) * 8));
         } else {
-          load_matrices(b[i], weight + 2 * (far + (8 * tile + r) * Shape::pitch + 16 * block + 8 * upper));
+          load_matrices(b[i], weight + 2 * (far + (2 * block + upper) * Shape::panel + (8 * tile + r) * 8));
         }
       }
     }
     if constexpr (Shape::planes == 2) {
 #pragma unroll
-      for (int i = 0; i < group && first + i < count; ++i) multiply<E, fresh>(out[first + i], a[1], b[i][0], b[i][1]);
+      for (int i = 0; i < group && first + i < eighths; ++i) multiply<E, fresh>(out[first + i], a[1], b[i][0], b[i][1]);
 #pragma unroll
-      for (int i = 0; i < group && first + i < count; ++i) multiply<E>(out[first + i], a[0], b[i][2], b[i][3]);
+      for (int i = 0; i < group && first + i < eighths; ++i) multiply<E>(out[first + i], a[0], b[i][2], b[i][3]);
 #pragma unroll
-      for (int i = 0; i < group && first + i < count; ++i) multiply<E>(out[first + i], a[0], b[i][0], b[i][1]);
+      for (int i = 0; i < group && first + i < eighths; ++i) multiply<E>(out[first + i], a[0], b[i][0], b[i][1]);
     } else {
 #pragma unroll
-      for (int i = 0; i < group && first + i < count; ++i) {
+      for (int i = 0; i < group && first + i < eighths; ++i) {
         multiply<E, fresh>(out[first + i], a[0], b[i - i % 2][2 * (i % 2)], b[i - i % 2][2 * (i % 2) + 1]);
       }
     }
@@ -357,8 +361,8 @@ __device__ void multiply_block(float (&out)[count][4], const unsigned (&a)[Units
 }
 
 // The same with the last 8 columns of the sum, when their number is odd.
-template <typename T, int eighths, bool down, int count>
-__device__ void multiply_tail(float (&out)[count][4], const unsigned (&a)[Units<T>::planes][2], int start, unsigned weight,
+template <typename T, int eighths, bool down>
+__device__ void multiply_tail(float (&out)[eighths][4], const unsigned (&a)[Units<T>::planes][2], unsigned weight,
                               int lane) {
   using Shape = Tile<T, eighths>;
   using E = typename Shape::Element;
@@ -367,16 +371,16 @@ __device__ void multiply_tail(float (&out)[count][4], const unsigned (&a)[Units<
   const int far = Shape::planes == 2 ? (lane >> 3) % 2 * Shape::weight_plane : 0;
   const int next = Shape::planes == 2 ? lane >> 4 : lane >> 3;
 #pragma unroll
-  for (int first = 0; first < count; first += each) {
-    const int wanted = start + first + next, tile = wanted < eighths ? wanted : eighths - 1;
+  for (int first = 0; first < eighths; first += each) {
+    const int wanted = first + next, tile = wanted < eighths ? wanted : eighths - 1;
     unsigned m[4];
     if constexpr (down) {
-      load_matrices_transposed(m, weight + 2 * (far + (along + lane % 8) * Shape::pitch + 8 * tile));
+      load_matrices_transposed(m, weight + 2 * (far + tile * Shape::panel + (along + lane % 8) * 8));
     } else {
-      load_matrices(m, weight + 2 * (far + (8 * tile + lane % 8) * Shape::pitch + along));
+      load_matrices(m, weight + 2 * (far + 2 * Shape::blocks * Shape::panel + (8 * tile + lane % 8) * 8));
     }
 #pragma unroll
-    for (int i = 0; i < each && first + i < count; ++i) {
+    for (int i = 0; i < each && first + i < eighths; ++i) {
       if constexpr (Shape::planes == 2) {
         multiply<E>(out[first + i], a[1], m[2 * i]);
         multiply<E>(out[first + i], a[0], m[2 * i + 1]);
@@ -393,44 +397,62 @@ struct Operands {
   static constexpr int planes = Shape::planes;
   unsigned parts[eighths][2][planes];
 
-  __device__ Operands(const Row<T, eighths> (&x)[2], float scale, unsigned nothing = 0) {
+  __device__ Operands(const Row<T, eighths> (&x)[2], const float (&scales)[2]) {
 #pragma unroll
     for (int pair = 0; pair < eighths; ++pair) {
-      x[0].operand(pair, scale, parts[pair][0]);
-      x[1].operand(pair, scale, parts[pair][1]);
-      // Registers of its own, in the order of the instructions': else they are moved there again for every product.
-      if constexpr (planes == 1) {
-        parts[pair][0][0] ^= nothing;
-        parts[pair][1][0] ^= nothing;
-      }
+      x[0].operand(pair, scales[0], parts[pair][0]);
+      x[1].operand(pair, scales[1], parts[pair][1]);
     }
   }
 
-  // The projection's tiles from `start` on.
-  template <int count>
-  __device__ void project(float (&out)[count][4], int start, unsigned weight, int lane) const {
+  // Their products with the weight, transposed or as it is, as `multiply_block`. The warps of a warpgroup come together, and
+  // await them.
+  template <bool down>
+  __device__ void multiply_all(float (&out)[eighths][4], unsigned weight, int lane) const {
+    if constexpr (has_warpgroups) {
+      begin_products();
+      // Float's small products come first.
 #pragma unroll
-    for (int block = 0; block < Shape::blocks; ++block) {
-      unsigned a[planes][4];
+      for (int product = planes == 2 ? 0 : 2; product < 3; ++product) {
+        const unsigned plane = weight + 2 * (product == 1 ? Shape::weight_plane : 0);
 #pragma unroll
-      for (int plane = 0; plane < planes; ++plane) {
+        for (int block = 0; block < Shape::padded / 16; ++block) {
+          unsigned a[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[plane][i] = parts[2 * block + i / 2][i % 2][plane];
+          for (int i = 0; i < 4; ++i) {
+            const int pair = 2 * block + i / 2;
+            a[i] = pair < eighths ? parts[pair < eighths ? pair : 0][i % 2][product == 0 ? planes - 1 : 0] : 0;
+          }
+          const auto b = down ? describe_panels(plane + 256 * block, 128, 2 * Shape::panel)
+                              : describe_panels(plane + 4 * Shape::panel * block, 2 * Shape::panel, 128);
+          cuda_ext::multiply_rows<typename Shape::Element, down>(out, a, b, block > 0 || product > (planes == 2 ? 0 : 2));
+        }
       }
-      if (block == 0) {
-        multiply_block<T, eighths, false, true>(out, a, block, start, weight, lane);
-      } else {
-        multiply_block<T, eighths, false, false>(out, a, block, start, weight, lane);
-      }
-    }
-    if constexpr (Shape::tail) {
-      unsigned a[planes][2];
+      commit_products();
+    } else {
 #pragma unroll
-      for (int plane = 0; plane < planes; ++plane) {
-        a[plane][0] = parts[2 * Shape::blocks][0][plane];
-        a[plane][1] = parts[2 * Shape::blocks][1][plane];
+      for (int block = 0; block < Shape::blocks; ++block) {
+        unsigned a[planes][4];
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) a[plane][i] = parts[2 * block + i / 2][i % 2][plane];
+        }
+        if (block == 0) {
+          multiply_block<T, eighths, down, true>(out, a, block, weight, lane);
+        } else {
+          multiply_block<T, eighths, down, false>(out, a, block, weight, lane);
+        }
       }
-      multiply_tail<T, eighths, false>(out, a, start, weight, lane);
+      if constexpr (Shape::tail) {
+        unsigned a[planes][2];
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+          a[plane][0] = parts[2 * Shape::blocks][0][plane];
+          a[plane][1] = parts[2 * Shape::blocks][1][plane];
+        }
+        multiply_tail<T, eighths, down>(out, a, weight, lane);
+      }
     }
   }
 };
@@ -452,6 +474,11 @@ __device__ float tangent(float product, float scale, float bias) {
 
 // Ask for what lies at `from`, in the multiprocessors' common cache, before it is needed.
 __device__ inline void fetch_ahead(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
+__device__ inline float most_of_quad(float x) {
+  x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
+}
 
 __device__ inline float over_quad(float x) {
   x += __shfl_xor_sync(all_lanes, x, 1);
