@@ -31,17 +31,16 @@ constexpr int whole_shared = whole_stages * whole_rows * whole_width * 2;
 // `bytes` of each row, as one lane brings them to shared memory.
 struct Piece {
   const char* from;
-  int row, to;  // in bytes: from one row to the next, and the place in a staged row
+  int row;  // in bytes, from one row to the next
   bool is, of_x;
 };
 
-// The piece of a staged row that begins with number `place`; where there is none, what is brought goes to the padding.
+// The piece of a staged row that begins with number `place`, if there is one.
 template <typename T>
 __device__ __forceinline__ Piece piece_of(int place, const Correlation<T>& input, const Correlation<T>& state,
                                           int direction, int first_column, int columns) {
-  const auto piece = [place](const T* from, int64_t row, bool is, bool of_x) {
-    return Piece{reinterpret_cast<const char*>(from), static_cast<int>(row * sizeof(T)),
-                 2 * (is ? place : whole_width - 8), is, of_x};
+  const auto piece = [](const T* from, int64_t row, bool is, bool of_x) {
+    return Piece{reinterpret_cast<const char*>(from), static_cast<int>(row * sizeof(T)), is, of_x};
   };
   const int padded = state.x.columns;
   if (place < x_place) {
@@ -146,15 +145,15 @@ __global__ void __launch_bounds__(whole_threads, 1)
   };
   const unsigned base = cuda_ext::shared_address(staged);
   const auto fetch = [&](int stage, unsigned first, int place) {
-    const unsigned to = base + (stage * whole_rows + warp * own) * whole_width * 2;
+    const unsigned to = base + (stage * whole_rows + warp * own) * whole_width * 2 + lane * bytes;
 #pragma unroll
     for (int r = 0; r < own; ++r) {
       const int m = static_cast<int>(first) + warp * own + r, of_x = __shfl_sync(0xffffffff, place, r);
 #pragma unroll
       for (int i = 0; i < loads; ++i) {
+        if (!pieces[i].is) continue;
         const char* const from = row_at(pieces[i].from, pieces[i].of_x ? of_x : m, pieces[i].row);
-        const bool real = pieces[i].is && static_cast<unsigned>(m) < end;
-        copy_async<bytes>(to + pieces[i].to + r * whole_width * 2, from, real);
+        copy_async<bytes>(to + r * whole_width * 2 + 32 * i * bytes, from, static_cast<unsigned>(m) < end);
       }
     }
   };

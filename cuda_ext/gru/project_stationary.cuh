@@ -162,25 +162,24 @@ __global__ void __launch_bounds__(stationary_threads, 1) project_stationary(Prod
     if (lane >= own || m < origin || m >= last) return -1;
     return of.a_source ? of.a_source[m] : static_cast<int>(m);
   };
-  // Of a lane's pieces, where they come from and go to in a row, in bytes; what is none goes to the padding.
-  int at[loads], to[loads];
+  // Where a lane's pieces come from in a row, in bytes; -1 where there is none.
+  int at[loads];
 #pragma unroll
   for (int i = 0; i < loads; ++i) {
     const int column = (lane + 32 * i) * bytes / 2;
     at[i] = column < a.columns ? 2 * a.at(column) : -1;
-    to[i] = column < a.columns ? 2 * column : 32 * S::k_steps;
   }
   const unsigned base = cuda_ext::shared_address(shared);
   const int row_bytes = static_cast<int>(2 * a.row);
   const auto fetch = [&](int stage, int place) {
-    const unsigned rows = base + (stage * S::rows + warp * own) * S::stride * 16;
+    const unsigned rows = base + (stage * S::rows + warp * own) * S::stride * 16 + lane * bytes;
 #pragma unroll
     for (int r = 0; r < own; ++r) {
       const int row = __shfl_sync(0xffffffff, place, r);
       const char* const from = row_at(reinterpret_cast<const char*>(a.data), row, row_bytes);
 #pragma unroll
       for (int i = 0; i < loads; ++i) {
-        copy_async<bytes>(rows + r * S::stride * 16 + to[i], from + at[i], row >= 0 && at[i] >= 0);
+        if (at[i] >= 0) copy_async<bytes>(rows + r * S::stride * 16 + 32 * i * bytes, from + at[i], row >= 0);
       }
     }
   };
