@@ -127,28 +127,27 @@ def measure(batch: int) -> dict[str, Any]:
     rows = {f"reread, {amp}": our_step(amp, tokens, word_counts, labels) for amp in AMPS}
     failures: dict[str, str] = {}
 
-    def add_peers(amp: str, compiled: bool, choices: Sequence[int]) -> dict[str, int]:
-        """Add the peer's steps for each choice of groups; return their numbers by the captured steps' names."""
-        added = {}
-        for groups in choices:
-            parts = ["torch.compile" if compiled else "", f"sorted, {groups} groups" if groups > 1 else "", amp]
-            name = ", ".join(filter(None, parts))
-            try:
-                called, captured = peer_steps(amp, *grouped(tokens.cuda().long(), groups), labels, compiled)
-            except RuntimeError as error:  # What cannot be compiled or captured is no reason to lose the rest.
-                failures[name] = str(error)[:500]
-                continue
-            rows[f"CUDA graph, {name}"] = captured
-            added[f"CUDA graph, {name}"] = groups
-            if groups == 1 and not compiled:
-                rows[f"eager, {name}"] = called
-        return added
+    words = tokens.cuda().long()
+
+    def add_peer(amp: str, groups: int, compiled: bool) -> str | None:
+        """Add the peer's steps; return the name of the captured one, None where it failed."""
+        parts = ["torch.compile" if compiled else "", f"sorted, {groups} groups" if groups > 1 else "", amp]
+        name = ", ".join(filter(None, parts))
+        try:
+            called, captured = peer_steps(amp, *grouped(words, groups), labels, compiled)
+        except RuntimeError as error:  # What cannot be compiled or captured is no reason to lose the rest.
+            failures[name] = str(error)[:500]
+            return None
+        if groups == 1 and not compiled:
+            rows[f"eager, {name}"] = called
+        rows[f"CUDA graph, {name}"] = captured
+        return f"CUDA graph, {name}"
 
     for amp in AMPS:
-        added = add_peers(amp, False, GROUPS)
+        added = {name: groups for groups in GROUPS if (name := add_peer(amp, groups, compiled=False))}
         timed = time_in_turn({name: Run(rows[name], 1, True) for name in added}, FEW_SAMPLES)
-        fastest = min(timed, key=lambda name: timed[name]["median_ms"])
-        add_peers(amp, True, [added[fastest]])
+        if timed:
+            add_peer(amp, added[min(timed, key=lambda name: timed[name]["median_ms"])], compiled=True)
     timed = time_in_turn({name: Run(step, 1, "graph" in name) for name, step in rows.items()})
     best, own = (
         min((name for name in timed if name.startswith("reread") is ours), key=lambda name: timed[name]["median_ms"])

@@ -60,7 +60,7 @@ def test_what_does_not_fit_runs_the_reference_and_says_so_once(limit, monkeypatc
     "shape", [(70, 30, 200, 50, True), (40, 12, 20, 128, True), (2200, 8, 24, 112, True), (4400, 8, 24, 50, True)]
 )
 def test_the_gru_gives_the_same_bits_with_fewer_stages_and_without_bulk_copies(limit, shape, dtype):
-    """The last two have more steps than 8,192 and than 32,768, whose products take the most shared memory."""
+    """The last two have more than 8,192 steps, whose products take the most shared memory."""
     x, lengths, _, ours = batch(*shape, dtype=dtype)
     x.requires_grad_()
     expected = both_passes(ours, x, lengths)
