@@ -9,6 +9,7 @@ captures have a stream of their own, so that libraries have made their workspace
 are ordered by the streams: whatever the caller has issued comes first, and whatever it issues later comes after.
 """
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,7 +84,7 @@ class Graphs:
             torch.cuda.empty_cache()
         places = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
-        with self._on_own_stream():
+        with self._on_own_stream(), _no_garbage_collection():
             # Other threads may use CUDA meanwhile: a checkpoint's writer waits for its copies, NCCL for its peers.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -100,6 +101,18 @@ class Graphs:
         with torch.cuda.stream(self._stream):
             yield
         current.wait_stream(self._stream)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep Python's garbage during the block: destroying a CUDA graph that is part of it would end a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _draw_outside_of_graphs() -> None:

@@ -1,11 +1,12 @@
 """Register an operation with PyTorch: on the CPU and the GPU, for tracing, for gradients and for autocast."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+FLOATS = (torch.float64, torch.float32)
 # The library keeps what it registers for as long as it lives.
 _library = torch.library.Library("cuda_ext", "FRAGMENT")
 
@@ -36,6 +37,14 @@ def define(
     torch.library.register_fake(f"cuda_ext::{name}", shape, lib=_library)
     if backward is not None:
         torch.library.register_autograd(f"cuda_ext::{name}", backward, setup_context=setup_context, lib=_library)
+
+
+def refuse_mixed(name: str, what: str, tensors: Sequence[Tensor]) -> None:
+    """Raise ValueError unless all ``tensors``, ``what`` the operation ``name`` takes, are alike: FLOATS, one device."""
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    if len(kinds) > 1 or any(dtype not in FLOATS for dtype, _ in kinds):
+        came = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ValueError(f"{name} takes {what} all of float32, or all of float64, on one device, got {came}")
 
 
 def in_autocast(device: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from cuda_ext.library import kernel
-from cuda_ext.operation import define
+from cuda_ext.operation import FLOATS, define, refuse_mixed
 
-DTYPES = (torch.float64, torch.float32)
+DTYPES = FLOATS
 
 
 def adamw(
@@ -118,10 +118,7 @@ def check(
     for name, given in (lists | {"steps": steps, "rates": rates, "weight_decays": weight_decays}).items():
         if len(given) != len(parameters):
             raise ValueError(f"adamw takes {name} of as many parameters, got {len(given)} and {len(parameters)}")
-    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
-    if len(kinds) > 1 or any(dtype not in DTYPES for dtype, _ in kinds):
-        came = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise ValueError(f"adamw takes parameters all of float32, or all of float64, on one device, got {came}")
+    refuse_mixed("adamw", "parameters", parameters)
     for name, given in lists.items():
         for parameter, one in zip(parameters, given, strict=True):
             if (one.shape, one.dtype, one.device) != (parameter.shape, parameter.dtype, parameter.device):

@@ -159,10 +159,9 @@ void adamw(std::vector<Tensor> parameters, std::vector<Tensor> gradients, std::v
   const auto data = [](const Tensor& tensor) { return static_cast<float*>(tensor.data_ptr()); };
   for (std::size_t i = 0; i < count; ++i) {
     const Tensor& of = parameters[i];
-    STD_TORCH_CHECK(laid_out_alike(parameters[0], parameters[0]) && laid_out_alike(of, of) &&
-                        of.get_device_index() == parameters[0].get_device_index() && cuda_ext::fills_its_memory(of) &&
-                        laid_out_alike(of, gradients[i]) && laid_out_alike(of, means[i]) &&
-                        laid_out_alike(of, squares[i]),
+    STD_TORCH_CHECK(laid_out_alike(of, of) && of.get_device_index() == parameters[0].get_device_index() &&
+                        cuda_ext::fills_its_memory(of) && laid_out_alike(of, gradients[i]) &&
+                        laid_out_alike(of, means[i]) && laid_out_alike(of, squares[i]),
                     "adamw: parameter ", i, ", its gradient and its means must be float32 on one GPU, of equal sizes "
                     "and strides, without gaps");
     number_of(steps[i], of);

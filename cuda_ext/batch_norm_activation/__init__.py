@@ -17,7 +17,7 @@ from cuda_ext.library import kernel
 from cuda_ext.operation import define
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-ACTIVATIONS = ("none", "relu", "swish")
+ACTIVATIONS = ("none", "relu", "swish", "gelu")
 
 
 def batch_norm_activation(
@@ -42,8 +42,8 @@ def batch_norm_activation(
     weight, bias: [C]; running_mean, running_variance: [C], or None, which always takes the batch's.
     training: normalise by the batch's mean and variance, and move the running ones, which then follow
     ``nn.BatchNorm2d``: running + momentum (batch - running), the variance unbiased.
-    activation: "none", "relu" or "swish", z sigmoid(beta z); beta: a scalar tensor, which gets a gradient if it asks
-    for one, or None, which is 1.
+    activation: "none", "relu", "gelu", z times the normal distribution function of z, or "swish", z sigmoid(beta z);
+    beta: a scalar tensor, which gets a gradient if it asks for one, or None, which is 1.
     pooled: x is [N, C, H, W], and the result the average of each 2 x 2, [N, C, H // 2, W // 2], as ``nn.AvgPool2d(2)``
     gives.
     statistics: the batch's mean and biased variance, if they are known: they are not computed again.
@@ -162,13 +162,15 @@ def reference(
     height: int = 0,
     width: int = 0,
 ) -> Tensor:
-    """Equals ``F.relu`` (or z sigmoid(beta z)) of ``F.batch_norm(x, mean, variance, weight, bias, False, 0, epsilon)``,
+    """Equals the activation of ``F.batch_norm(x, mean, variance, weight, bias, False, 0, epsilon)``,
     with columns of zeros put to it; with a height and width, ``F.avg_pool2d(..., 2)`` of it."""
     z = (_computed(x, x) - mean) * (weight * (variance + epsilon).rsqrt()) + bias
     if ACTIVATIONS[activation] == "relu":
         z = z.relu()
     elif ACTIVATIONS[activation] == "swish":
         z = z * torch.sigmoid(z if beta is None else beta * z)
+    elif ACTIVATIONS[activation] == "gelu":
+        z = nn.functional.gelu(z)
     if height:
         image = z.unflatten(0, (-1, height, width)).movedim(-1, 1)
         return rows_of(nn.functional.avg_pool2d(image, 2)).to(x.dtype)
@@ -200,6 +202,8 @@ def _reference_gradients(
         if beta is not None:
             to_beta = (dz * z * gate * rest).sum().reshape(1)
         dz = dz * gate * (1 + (rest if beta is None else beta * rest))
+    elif ACTIVATIONS[activation] == "gelu":
+        dz = torch.ops.aten.gelu_backward(dz, z)
     plain, product = dz.sum(dim=0), (dz * centred).sum(dim=0)
     share = -weight * inverse / x.shape[0] if training and x.shape[0] else torch.zeros_like(weight)
     return weight * inverse * dz, product * inverse, plain, to_beta, share * inverse.square() * product, share * plain

@@ -19,7 +19,8 @@ def bench_cases() -> Iterator[Case]:
     for shape, dtype in ((WIDE, torch.bfloat16), (NARROW, torch.bfloat16), (NARROW, torch.float32)):
         yield _case(shape, dtype, "swish", backward=False)
         yield _case(shape, dtype, "swish", backward=True)
-    yield _case(WIDE, torch.bfloat16, "relu", backward=True)
+    for activation in ("relu", "gelu"):
+        yield _case(WIDE, torch.bfloat16, activation, backward=True)
 
 
 def _operation(activation: str) -> Callable[..., Tensor]:
@@ -30,9 +31,10 @@ def _operation(activation: str) -> Callable[..., Tensor]:
 
 
 def _eager(activation: str) -> Callable[..., Tensor]:
+    activate = {"relu": functional.relu, "swish": functional.silu, "gelu": functional.gelu}[activation]
+
     def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        z = functional.batch_norm(x, None, None, weight, bias, True)
-        return functional.relu(z) if activation == "relu" else functional.silu(z)
+        return activate(functional.batch_norm(x, None, None, weight, bias, True))
 
     return run
 
@@ -79,7 +81,7 @@ def _exercise_parts(dtype: torch.dtype, rows: int, channels: int, stride: int, c
     x = torch.randn(rows, stride, device="cuda").to(dtype)[:, :channels]
     dy = torch.randn(rows, columns, device="cuda").to(dtype)
     weight, bias, mean, variance = torch.rand(4, channels, device="cuda") + 0.5
-    for activation in (ACTIVATIONS.index("relu"), ACTIVATIONS.index("swish")):
+    for activation in (ACTIVATIONS.index("relu"), ACTIVATIONS.index("swish"), ACTIVATIONS.index("gelu")):
         beta = torch.tensor(1.2, device="cuda") if ACTIVATIONS[activation] == "swish" else None
         given = (weight, bias, mean, variance, beta, activation, 1e-5)
         _compare("batch_norm_activation", x, *given, columns)

@@ -6,7 +6,7 @@
 
 namespace cuda_ext::channels {
 
-enum Activation : int { none = 0, relu = 1, swish = 2 };
+enum Activation : int { none = 0, relu = 1, swish = 2, gelu = 3 };
 
 // What a channel's norm is made of, and the activation; `mean`, `variance`, `weight` and `bias` are a number a channel.
 struct Norm {
@@ -52,10 +52,34 @@ struct Swish {
   }
 };
 
+// z times the normal distribution function of z. Its tail beyond |z| is a polynomial of t = 1 / (1 + p |z|) times e^(-z^2 / 2)
+// (Abramowitz and Stegun 1964, 7.1.26), right to 3e-7. The density needs the same exponential.
+struct Gelu {
+  __device__ explicit Gelu(const Norm&) {}
+  // The distribution function, and the density but for its factor.
+  __device__ static float2 distribution(float z) {
+    constexpr float p = 0.3275911f * 0.70710678f;
+    const float bell = cuda_ext::power_of_two(z * z * (-0.5f * log2_e));
+    const float t = cuda_ext::reciprocal(fmaf(p, fabsf(z), 1.0f));
+    float tail = fmaf(t, 0.5f * 1.061405429f, 0.5f * -1.453152027f);
+    tail = fmaf(t, tail, 0.5f * 1.421413741f);
+    tail = fmaf(t, tail, 0.5f * -0.284496736f);
+    tail = fmaf(t, tail, 0.5f * 0.254829592f) * t * bell;
+    return {z > 0 ? 1.0f - tail : tail, bell};
+  }
+  __device__ float value(float z) const { return z * distribution(z).x; }
+  __device__ float through(float dy, float z, float&) const {
+    constexpr float density = 0.39894228f;  // 1 / sqrt(2 pi)
+    const float2 found = distribution(z);
+    return dy * fmaf(z * density, found.y, found.x);
+  }
+};
+
 // Calls `function` with the activation; the loops over rows stand within it, so that none decides again.
 template <typename Function>
 __device__ void with_activation(const Norm& norm, Function function) {
   if (norm.activation == swish) function(Swish(norm));
+  else if (norm.activation == gelu) function(Gelu(norm));
   else function(Floored(norm));
 }
 
@@ -137,7 +161,7 @@ inline const dim3 finish_block(finish_channels, finish_parts);
 
 inline Norm norm_of(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean, const Tensor& variance,
                 const std::optional<Tensor>& beta, int64_t activation, double epsilon) {
-  STD_TORCH_CHECK(activation >= none && activation <= swish, "batch_norm_activation: activation must be 0, 1 or 2");
+  STD_TORCH_CHECK(activation >= none && activation <= gelu, "batch_norm_activation: activation must be 0 to 3");
   const int64_t channels = x.size(1);
   return {vector(x, mean, channels, "mean"),
           vector(x, variance, channels, "variance"),

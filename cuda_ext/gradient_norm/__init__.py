@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from cuda_ext.library import kernel
-from cuda_ext.operation import define
+from cuda_ext.operation import FLOATS, define, refuse_mixed
 
-DTYPES = (torch.float64, torch.float32)
+DTYPES = FLOATS
 
 
 def gradient_norm(tensors: Sequence[Tensor]) -> Tensor:
@@ -37,10 +37,7 @@ def reference(tensors: list[Tensor]) -> Tensor:
 
 def check(tensors: list[Tensor]) -> None:
     """Refuse what the kernel does not take."""
-    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
-    if len(kinds) > 1 or any(dtype not in DTYPES for dtype, _ in kinds):
-        came = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise ValueError(f"gradient_norm takes tensors all of float32, or all of float64, on one device, got {came}")
+    refuse_mixed("gradient_norm", "tensors", tensors)
 
 
 def _run(tensors: list[Tensor]) -> Tensor:

@@ -16,8 +16,12 @@ class Settings:
     approximate: Literal["none", "tanh"] = "none"
 
 
-KERNEL = None
+KERNEL = "gelu"
 
 
 def build(channels: int, settings: Settings) -> nn.Module:
-    return nn.GELU(settings.approximate)
+    gelu = nn.GELU(settings.approximate)
+    if settings.approximate != "none":
+        # The kernel computes the exact one.
+        gelu.kernel = None
+    return gelu

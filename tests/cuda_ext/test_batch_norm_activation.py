@@ -33,9 +33,9 @@ def plain(x, weight, bias, mean, variance, training, activation, beta=None, pool
     if pooled:
         return functional.avg_pool2d(plain(x, weight, bias, mean, variance, training, activation, beta), 2)
     z = functional.batch_norm(x, mean, variance, weight, bias, training, 0.1, 1e-5)
-    if activation == "relu":
-        return z.relu()
-    return z * torch.sigmoid(z if beta is None else beta * z) if activation == "swish" else z
+    if activation == "swish":
+        return z * torch.sigmoid(z if beta is None else beta * z)
+    return {"none": lambda z: z, "relu": functional.relu, "gelu": functional.gelu}[activation](z)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -184,7 +184,7 @@ def test_what_it_does_not_take_is_refused_with_what_came():
         run(x, weight[:2])
     with pytest.raises(ValueError, match="scalar beta, got shape \\(3,\\)"):
         run(x, weight, activation="swish", beta=weight)
-    with pytest.raises(ValueError, match="activation of none, relu, swish, got 'tanh'"):
+    with pytest.raises(ValueError, match="activation of none, relu, swish, gelu, got 'tanh'"):
         run(x, weight, activation="tanh")
     with pytest.raises(ValueError, match="x of float64, .*, got torch.int64"):
         run(x.long(), weight)

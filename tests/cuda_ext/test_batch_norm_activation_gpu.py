@@ -42,7 +42,8 @@ def both(x, weight, bias, mean, variance, beta, activation, training, pooled=Fal
         a, w, b, s = (tensor.requires_grad_() for tensor in copies)
         if exact:
             z = functional.batch_norm(a, mean.double().clone(), variance.double().clone(), w, b, training, 0.1, 1e-5)
-            y = {"none": z, "relu": z.relu(), "swish": z * torch.sigmoid(s * z)}[activation]
+            activated = {"none": z, "relu": z.relu(), "swish": z * torch.sigmoid(s * z), "gelu": functional.gelu(z)}
+            y = activated[activation]
             y = functional.avg_pool2d(y, 2) if pooled else y
         else:
             options = {"training": training, "activation": activation, "beta": s, "pooled": pooled}

@@ -1,7 +1,9 @@
 """A function that replays from CUDA graphs gives the bits of one that is called, and the host waits for nothing."""
 
+import gc
 import threading
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -55,6 +57,30 @@ def test_steps_of_several_shapes_and_random_numbers_have_the_bits_of_called_ones
     assert training.compute._captured.keys() == training.compute._called
     for one, other in zip(*ends, strict=True):
         assert torch.equal(one, other)
+
+
+def test_garbage_that_holds_a_graph_does_not_end_a_capture():
+    def collecting(x):
+        gc.set_threshold(1)
+        return x + len([[] for _ in range(100)])
+
+    graphs, x = Graphs(collecting, "the sum", GPU), inputs(16)
+    thresholds = gc.get_threshold()
+    try:
+        graphs(x)
+        # Nothing is collected until the function sets its threshold, within the capture.
+        gc.set_threshold(0)
+        other = Training(graphed=True)
+        for seed in range(3):
+            other.step(inputs(16, seed))
+        other.itself, gone = other, weakref.ref(other)
+        del other
+        assert torch.equal(graphs(x), x + 100)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert not graphs.failed
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_shape_is_called_then_captured_without_waiting_for_the_gpu():

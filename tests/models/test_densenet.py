@@ -206,7 +206,7 @@ def named(name, **settings):
     return {"name": name, **settings}
 
 
-WITH_KERNEL = {"relu": "relu", "swish": "swish", "swish_beta": "swish"}
+WITH_KERNEL = {"relu": "relu", "gelu": "gelu", "swish": "swish", "swish_beta": "swish"}
 BY_HAND = {
     "relu": lambda x: x.clamp(min=0),
     "leaky_relu": lambda x: torch.where(x > 0, x, 0.01 * x),
@@ -229,7 +229,11 @@ def test_an_activation_is_what_its_name_says(name):
 
 @pytest.mark.parametrize(
     "activation",
-    [*({"name": name} for name in REGISTRY.available()), {"name": "swish_beta", "per": "channel"}],
+    [
+        *({"name": name} for name in REGISTRY.available()),
+        {"name": "swish_beta", "per": "channel"},
+        {"name": "gelu", "approximate": "tanh"},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("name", ["densenet", "densenet_imagenet"])
@@ -246,7 +250,7 @@ def test_no_activation_runs_as_another_where_kernels_are(by_references, name, ac
     found = network(images)
     with norm_activation.by_modules():
         torch.testing.assert_close(network(images), found, rtol=1e-9, atol=1e-9)
-    kernel = activation["name"] in WITH_KERNEL and "per" not in activation
+    kernel = activation["name"] in WITH_KERNEL and len(activation) == 1
     assert kernels(network).startswith("reference") == (kernel or activation["name"] == "swish_beta")
 
 

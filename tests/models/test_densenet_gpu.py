@@ -53,7 +53,7 @@ def errors(found, exact):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("activation", ["swish", "swish_beta"])
+@pytest.mark.parametrize("activation", ["swish", "swish_beta", "gelu"])
 def test_in_float32_a_step_is_that_of_pytorch_s_modules(name, activation):
     built, images = network(name, activation={"name": activation})
     exact = step(built, images, False, torch.float64)
@@ -67,7 +67,7 @@ def test_in_float32_a_step_is_that_of_pytorch_s_modules(name, activation):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("activation", ["relu", "swish"])
+@pytest.mark.parametrize("activation", ["relu", "swish", "gelu"])
 def test_in_bfloat16_its_error_is_no_larger_than_that_of_pytorch_s_modules(name, activation):
     built, images = network(name, activation={"name": activation})
     exact = step(built, images, False, torch.float64)
