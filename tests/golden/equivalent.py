@@ -32,7 +32,11 @@ def source(case: Case) -> dict:
 def main() -> int:
     path = record.recording()
     if not path.is_file():
-        print(f"error: no golden run is recorded for this machine ({path.name})", file=sys.stderr)
+        print(
+            f"error: no golden run is recorded for this machine ({path.name}): record them by `python -m "
+            "tests.golden.record` in a checkout without your changes, and copy the file",
+            file=sys.stderr,
+        )
         return 2
     recorded = read_json(path)
     unchanged, digests = defaultdict(lambda: True), {}

@@ -2,11 +2,13 @@
 
 recorded/CPU-torch-VERSION.json holds, per case, the loss of each step, the validation metrics of each epoch (floats in
 hexadecimal, which is exact), and the sha256 of the final weights. One file per kind of CPU and version of torch: bits
-agree within one file alone. Record again only where a change of the numbers is meant.
+agree within one file alone. Record again only where a change of the numbers is meant, and for another kind of CPU from
+a source without changes.
 """
 
 import argparse
 import hashlib
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -23,6 +25,7 @@ from tests.golden.cases import CASES, job
 from tests.golden.data import WRITERS
 from training import loop
 from training.device import configure
+from training.machine import cpu
 from training.progress import Progress
 from training.settings import Job
 from training.step import Step
@@ -33,7 +36,7 @@ VALIDATION = ("validation_loss", "validation_accuracy", "validation_score")
 
 def recording() -> Path:
     """The file for this kind of CPU and this version of torch."""
-    return FOLDER / f"{torch.backends.cpu.get_cpu_capability()}-torch-{torch.__version__}.json"
+    return FOLDER / f"{re.sub(r'[^A-Za-z0-9]+', '-', cpu())}-torch-{torch.__version__}.json"
 
 
 def run(name: str, directory: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Golden runs: the losses, the validation metrics and the weights of small runs do not change.
 
-On a kind of CPU and a version of torch that were recorded, the last bit counts. Elsewhere, values agree with another
+On a kind of CPU and a version of torch that were recorded, the last bit counts. On others, values agree with another
 recording within TOLERANCE.
 """
 

@@ -5,7 +5,7 @@ import torch
 
 from storage.errors import InputError
 from training import device
-from training.machine import machine
+from training.machine import cpu, machine
 from training.settings import Settings
 
 CPU = torch.device("cpu")
@@ -42,6 +42,19 @@ def test_a_gpu_is_named_in_the_environment():
     with device.acquire_device() as gpu:
         found = device.environment(gpu)
     assert found["gpu"] and found["cuda"] and found["driver"]
+
+
+def test_a_cpu_is_named_by_what_the_system_says_of_it(tmp_path):
+    """Two CPUs of one instruction set give other last bits: their runs have other keys."""
+    path, capability = tmp_path / "cpuinfo", torch.backends.cpu.get_cpu_capability()
+    assert cpu(path) == capability
+    path.write_text(
+        "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\n"
+        "processor\t: 1\nvendor_id\t: Other\n"
+    )
+    assert cpu(path) == f"{capability}, AuthenticAMD family 26 model 2"
+    path.write_text("processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n")
+    assert cpu(path) == f"{capability}, implementer 0x41 part 0xd40"
 
 
 def test_visible_gpus_of_several_kinds_are_refused(monkeypatch):
