@@ -114,7 +114,8 @@ class Step:
         """Clip the gradients, unless the optimiser does, and return their norm before that, float32 []."""
         self.scaler.unscale_(self.optimiser)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm = gradient_norm(gradients)
+        total_norm = gradient_norm if self.device.type == "cuda" else torch.nn.utils.get_total_norm
+        norm = total_norm(gradients)
         if self.settings.max_grad_norm and not self.optimiser_clips:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.max_grad_norm, norm)
         return norm

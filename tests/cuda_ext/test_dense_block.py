@@ -190,7 +190,7 @@ def test_what_it_does_not_take_is_refused_with_what_came():
     whole = parameters()
     refused("x \\[N, C, H, W\\] of floating point, got \\(2, 5, 4\\)", x=images()[..., 0])
     refused("got .* of torch.int64", x=images().long())
-    refused("activation of none, relu, swish, got 'tanh'", activation="tanh")
+    refused("activation of none, relu, swish, gelu, got 'tanh'", activation="tanh")
     refused("two kernels for each layer, got 3", kernels=whole.kernels[:3])
     refused("beta for each of 4 activations or None, got 1", betas=whole.biases[:1])
     refused(
