@@ -33,6 +33,9 @@ def failing(error: BaseException):
             2,
             "error: data cannot be used (Permission denied)",
         ),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "data/xxx"), 2, "error: data/xxx cannot be used"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "the disk has no room"),
+        (OSError("5801 requested and 4080 written"), 2, "the disk has no room"),  # of numpy.save
         (
             KeyboardInterrupt(),
             130,
