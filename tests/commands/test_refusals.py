@@ -30,6 +30,7 @@ def written(folder):
         ("reproduce 3f2a", "'3f2a'"),
         ("predict --data docstrings --variant han --version 1 text", "--version"),
         ("predict --data docstrings --lines text", "--lines"),
+        ("data add ../评论.csv", "--name"),
         ("prune --json", "--dry-run"),
     ],
 )
