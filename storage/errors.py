@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 BREAKS = "\n\t"
+MOST_NAMES = 50  # in a message: a grid has thousands of trials
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A folder without write permission, a full disk, a file in place of a folder and vice versa, a name that is too long.
 OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, *FULL)
@@ -36,7 +37,8 @@ def nearest(name: object, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"choose from: {', '.join(names)}"
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"did you mean '{close[0]}'?" if close else f"choose from: {', '.join(names[:MOST_NAMES])}{more}"
 
 
 def refuse_unknown(given: Iterable[object], known: Iterable[str], where: str) -> None:
