@@ -99,7 +99,7 @@ def files(version: Version, root: Path = Path()) -> Path:
     if address.scheme == "file":
         folder = Path(unquote(address.path))
         # MLflow's addresses are absolute, and the project's folder may have been moved or copied since.
-        here = root / ARTIFACTS / str(folder).rpartition(f"/{ARTIFACTS}/")[2]
+        here = root.resolve() / ARTIFACTS / str(folder).rpartition(f"/{ARTIFACTS}/")[2]
         return here if here.is_dir() else folder
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
