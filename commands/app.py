@@ -1,6 +1,7 @@
 """The command ``reread``. Its subcommands are the files of this folder, and only the one that is called is imported."""
 
 import importlib
+import io
 import sys
 from typing import Any
 
@@ -74,6 +75,8 @@ def make_app() -> typer.Typer:
 def main(arguments: list[str] | None = None) -> int | None:
     """Run the command. A usage error is one line and exit code 2, as any other bad input is."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that is not UTF-8 gets \\u2501 for a letter that it lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = make_app()(arguments or ["--help"], prog_name="reread", standalone_mode=False)
     except typer.TyperException as error:

@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import typer
 
 from commands.options import AsJson, print_json, progress
+from storage.errors import InputError
 
 CARD = "card.md"
 
@@ -61,7 +62,8 @@ def command(
     from preprocessing.own_data import add_table, open_table
     from storage.files import write_text
 
-    name = name or name_of(path)
+    if name is None and not (name := name_of(path)):
+        raise InputError(f"'{path.name}' has no letter of a to z and no digit: name the data set by --name")
     with progress(as_json):
         table = open_table(path, split, content=text, labels=label or (), group=group, identity=identity, task=task)
         for line in table.lines():

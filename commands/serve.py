@@ -25,7 +25,7 @@ from storage.errors import InputError
 
 def command(
     prefect_port: Annotated[
-        int, typer.Option("--prefect-port", metavar="PORT", help="The port of Prefect's page.")
+        int, typer.Option("--prefect-port", min=1, max=65535, metavar="PORT", help="The port of Prefect's page.")
     ] = 4200,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Flow runs at a time (each trains several).")] = 1,
     service: Annotated[bool, typer.Option("--service", help="Start the servers of a team.")] = False,

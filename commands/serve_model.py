@@ -33,7 +33,10 @@ def command(
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = HOST,
 ) -> None:
     if not is_free(port, host):
-        raise InputError(f"port {port} on {host} is not free: stop what listens there, or choose another with --port")
+        raise InputError(
+            f"port {port} of {host} is not free, or {host} is no address of this machine: choose another by --port or "
+            "--host"
+        )
     import uvicorn
 
     from tracking.registry import load_model

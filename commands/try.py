@@ -66,29 +66,36 @@ def command(
     runs = len(first["variants"]) * seeds
     before = {path: path.read_text(encoding="utf-8") if path.is_file() else None
               for path in map(path_of, (name, tuning_name(name)))}  # fmt: skip
-    files = [write_experiment(name, first), write_experiment(tuning_name(name), tuning_of(name, first))]
-    print(f"{'would write' if dry_run else 'wrote'} {files[1]}, then {files[0]}")
+    try:
+        files = [write_experiment(name, first), write_experiment(tuning_name(name), tuning_of(name, first))]
+        print(f"{'would write' if dry_run else 'wrote'} {files[1]}, then {files[0]}")
 
-    from tasks.board import duration
-    from tasks.estimate import training_seconds
-    from tasks.preprocess import preprocess
+        from tasks.board import duration
+        from tasks.estimate import training_seconds
+        from tasks.preprocess import preprocess
 
-    tuning, final = plan_of(tuning_name(name)), plan_of(name)
-    prepared = {key: preprocess.fn(about) for key, about in {**tuning.preparations(), **final.preparations()}.items()}
-    jobs = [*tuning.jobs(prepared), *final.jobs(prepared)]
-    training = training_seconds(jobs, final.environment.workers)
-    whole = sum(training.values()) + RUN_SECONDS * len(jobs) / final.environment.workers + WHOLE_SECONDS
-    parts = ", ".join(f"{variant} {duration(seconds)}" for variant, seconds in training.items())
-    print(f"{len(jobs)} runs ({len(jobs) - runs} to tune, {runs} of {seeds} seeds): at most about {duration(whole)} on "
-          f"this machine; training: {parts}")  # fmt: skip
-    if whole > LONG_SECONDS:
-        print(f"shorter: `reread try {name} --epochs N`, or --variant NAME for one network alone, or a GPU")
-    rows = entry.splits["test"]
-    asked = metric_words(first["comparisons"][0]["metric"])
-    print(f"{rows:,} test rows can show a difference of about {smallest_difference(rows):.3f} or more in {asked}")
+        tuning, final = plan_of(tuning_name(name)), plan_of(name)
+        prepared = {
+            key: preprocess.fn(about) for key, about in {**tuning.preparations(), **final.preparations()}.items()
+        }
+        jobs = [*tuning.jobs(prepared), *final.jobs(prepared)]
+        training = training_seconds(jobs, final.environment.workers)
+        whole = sum(training.values()) + RUN_SECONDS * len(jobs) / final.environment.workers + WHOLE_SECONDS
+        parts = ", ".join(f"{variant} {duration(seconds)}" for variant, seconds in training.items())
+        print(
+            f"{len(jobs)} runs ({len(jobs) - runs} to tune, {runs} of {seeds} seeds): at most about "
+            f"{duration(whole)} on this machine; training: {parts}"
+        )
+        if whole > LONG_SECONDS:
+            print(f"shorter: `reread try {name} --epochs N`, or --variant NAME for one network alone, or a GPU")
+        rows = entry.splits["test"]
+        asked = metric_words(first["comparisons"][0]["metric"])
+        print(f"{rows:,} test rows can show a difference of about {smallest_difference(rows):.3f} or more in {asked}")
+    finally:
+        if dry_run:
+            for file, content in before.items():
+                write_text(file, content) if content is not None else file.unlink(missing_ok=True)
     if dry_run:
-        for file, content in before.items():
-            write_text(file, content) if content is not None else file.unlink()
         return
 
     from commands.servers import prefect_session

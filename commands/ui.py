@@ -15,16 +15,19 @@ import typer
 from rich.console import Console
 
 from commands.servers import Server, Servers, mlflow_server, prefect_server
+from storage.errors import InputError
 
 
 def command(
     mlflow_port: Annotated[
-        int, typer.Option("--mlflow-port", metavar="PORT", help="The port of MLflow's page.")
+        int, typer.Option("--mlflow-port", min=1, max=65535, metavar="PORT", help="The port of MLflow's page.")
     ] = 5000,
     prefect_port: Annotated[
-        int, typer.Option("--prefect-port", metavar="PORT", help="The port of Prefect's page.")
+        int, typer.Option("--prefect-port", min=1, max=65535, metavar="PORT", help="The port of Prefect's page.")
     ] = 4200,
 ) -> None:
+    if mlflow_port == prefect_port:
+        raise InputError(f"port {mlflow_port} is given to MLflow and to Prefect: choose two ports")
     from tracking.runs import tracking_uri
 
     console = Console(highlight=False, soft_wrap=True)

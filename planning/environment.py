@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from storage.errors import InputError
 
@@ -20,7 +20,10 @@ Count = Annotated[int, Field(ge=1)]
 class Environment(BaseSettings):
     """The variables; the name of one is REREAD_ and the field's name in capitals."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", populate_by_name=True)
+    # An empty variable counts as none: an empty REREAD_RUNS would be the project's folder itself.
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="ignore", populate_by_name=True
+    )
 
     runs: Path = Field(Path("runs"), description="folder of the runs")
     prepared: Path = Field(Path("prepared"), description="folder of the prepared arrays")
@@ -65,6 +68,10 @@ def read_environment() -> Environment:
     """Read the variables; InputError names the first that is wrong."""
     try:
         return Environment()
+    except SettingsError:  # of the one variable that holds JSON
+        raise InputError(
+            f"{variable('slurm')} is not JSON: it has {Environment.model_fields['slurm'].description}"
+        ) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = variable(str(first["loc"][0]))

@@ -19,6 +19,7 @@ from storage.settings import Tagged, alternatives, markers, to_json
 
 CONFIG = ConfigDict(strict=True, extra="forbid")
 QUOTED = re.compile("'([^']*)'")
+EXPONENT = re.compile(r"[+-]?[\d.]+[eE][+-]?\d+")
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -38,6 +39,10 @@ def validate(kind: Any, value: Any, where: str) -> Any:
         # By way of JSON: there pydantic takes mappings for dataclasses and lists for tuples also where it is strict.
         return _adapter(kind).validate_json(json.dumps({where: value}, default=str))[where]
     except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            raise InputError(
+                f"{where} has a character that UTF-8 cannot encode, or is nested too deeply: remove that"
+            ) from None
         raise InputError(_one_line(error, kind)) from None
 
 
@@ -101,7 +106,8 @@ def _one_line(error: ValidationError, kind: Any) -> str:
     problem = f"{place} is {first['input']!r}"
     if first["type"] == "literal_error":
         return f"{problem}: {nearest(str(first['input']), QUOTED.findall(first['ctx']['expected']))}"
-    hint = " (YAML reads 1e-3 as text: write 1.0e-3)" if first["type"] == "float_type" else ""
+    exponent = isinstance(first["input"], str) and EXPONENT.fullmatch(first["input"])
+    hint = " (YAML reads 1e-3 as text: write 1.0e-3)" if exponent else ""
     return f"{problem}: {first['msg'].replace('Input', 'it', 1)}{hint}"
 
 

@@ -28,6 +28,7 @@ from preprocessing.manifest import (
     STORED,
     DataSetEntry,
     FileEntry,
+    Manifest,
     check_census,
     record,
 )
@@ -120,6 +121,8 @@ def guess_columns(
     )
     given = [one for one in (content, *labels, split, group, identity) if one is not None]
     refuse_unknown(given, known, f"the columns of {where}")
+    if content in labels:
+        raise InputError(f"column '{content}' of {where} is given as text and as label: choose another for one of them")
     free = [name for name in known if name not in given]
 
     def by_name(part: str) -> str | None:
@@ -156,7 +159,10 @@ def guess_columns(
         unique = found is not None and _distinct(head, found) == len(head)
         identity = taken(found) if unique else content if content == "file" else None
     values = [str(row.get(content) or "") for row in head]
-    images = all(Path(value).suffix.lower() in IMAGES for value in values)
+    others = [value for value in values if Path(value).suffix.lower() not in IMAGES]
+    images = not others
+    if content == "file" and 0 < len(others) < len(values):
+        raise InputError(f"{where} has images and other files, such as {others[0]}: remove those of one kind")
     separator = None
     if len(labels) > 1:
         task = task or "multi-label"
@@ -368,6 +374,7 @@ def add_table(
         raise InputError(f"data set name {name!r}: use letters, digits, '-' and '_', a letter or digit first")
     if name in SOURCES.available():
         raise InputError(f"'{name}' is the name of a published data set: give yours another by --name")
+    Manifest.load(manifest_path)  # a broken one is refused before the data set of that name is replaced
     scan = _scan(table)
     for why, where in scan.first_left_out.items():
         say(f"left out: {_rows(scan.left_out[why])} {why}, the first is {where}")
@@ -596,14 +603,19 @@ def _add_images(
             try:
                 with Image.open(table.file_of(document.text)) as opened:
                     image = opened.convert("L" if opened.mode in ("1", "L", "I", "I;16") else "RGB")
-            except (UnidentifiedImageError, OSError) as error:
+            except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
                 raise InputError(f"{where}: {document.text} is no image that can be read ({error})") from None
             if size is not None:
                 image = image.resize((size, size), Image.Resampling.BILINEAR)
             pixels = np.asarray(image).reshape(image.height, image.width, -1)
             if images is None:
                 shape = (count, *pixels.shape)
-                images = np.lib.format.open_memmap(Path(working) / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
+                file = Path(working) / "images.npy"
+                images = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
+                # On a full disk a write to mapped memory kills the process: the room is reserved before.
+                if hasattr(os, "posix_fallocate"):  # macOS lacks it
+                    with open(file, "r+b") as reserved:
+                        os.posix_fallocate(reserved.fileno(), 0, file.stat().st_size)
             if pixels.shape != images.shape[1:]:
                 raise InputError(
                     f"{where}: {document.text} is {list(pixels.shape)} and the first {list(images.shape[1:])}: resize "

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 BREAKS = "\n\t"
-# A folder without write permission, a full disk, a file in place of a folder and vice versa.
-OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR)
+MOST_NAMES = 50  # in a message: a grid has thousands of trials
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# A folder without write permission, a full disk, a file in place of a folder and vice versa, a name that is too long.
+OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, *FULL)
 
 
 class InputError(ValueError):
@@ -35,7 +37,8 @@ def nearest(name: object, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"choose from: {', '.join(names)}"
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"did you mean '{close[0]}'?" if close else f"choose from: {', '.join(names[:MOST_NAMES])}{more}"
 
 
 def refuse_unknown(given: Iterable[object], known: Iterable[str], where: str) -> None:
@@ -54,6 +57,11 @@ def printable(text: object, kept: str = "") -> str:
     return "".join(
         one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in str(text)
     )
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Return whether a write failed for want of room. Such an error names no file, and numpy's has no number either."""
+    return error.errno in FULL or (error.errno is None and "requested and" in str(error))
 
 
 def command(main: Callable[..., int | None]) -> Callable[..., None]:
@@ -88,9 +96,12 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
             sys.exit(128 + signal.SIGPIPE)
         except OSError as error:
             # A file that cannot be used is the user's problem; any other error is a defect of ours.
-            if error.errno not in OF_THE_PLACE or error.filename is None:
+            if error.filename is not None and error.errno in OF_THE_PLACE:
+                problem = f"{error.filename} cannot be used ({error.strerror})"
+            elif is_full_disk(error):
+                problem = f"the disk has no room for a file ({error.strerror or error})"
+            else:
                 raise
-            problem = f"{error.filename} cannot be used ({error.strerror})"
             print(f"error: {printable(problem)}: correct that, and run the same command again", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:

@@ -116,3 +116,9 @@ def test_data_is_verified_and_printed_as_json(reread):
     versions = json.loads(reread("data", "digits", "--json"))
     manifest = json.loads((ROOT / "data.manifest.json").read_text())
     assert versions == {"digits": manifest["datasets"]["digits"]["version"]}
+
+
+def test_a_terminal_without_the_letters_of_a_table_gets_their_escapes(shared_folder):
+    arguments = ["run", "--experiment", "tiny", "--dry-run"]
+    done = python("-m", "commands", *arguments, cwd=shared_folder, PYTHONPATH=str(ROOT), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and "\\u2501" in done.stdout, done.stderr

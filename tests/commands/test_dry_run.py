@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from commands.app import main
 from storage.files import write_json
 from storage.run_folder import RESULT
 from tasks.preprocess import preprocess
@@ -55,3 +56,10 @@ def test_data_that_is_not_ingested_leaves_the_reach_unknown(reread, folder):
     assert json.loads(reread(*ARGUMENTS, "--json"))["reach"] is None
     # Variants of the other data set are not concerned.
     assert "swish: " in reread(*ARGUMENTS, "--variant", "densenet-relu", "--variant", "densenet-swish")
+
+
+def test_a_try_that_is_refused_half_way_leaves_no_experiment(folder):
+    (folder / "prepared").touch()  # a file in place of the folder
+    with pytest.raises(SystemExit, match="2"):
+        main(["try", "digits", "--dry-run"])
+    assert not list(folder.glob("experiments/*digits*"))

@@ -546,3 +546,11 @@ def test_a_port_in_use_and_a_model_that_is_not_there_are_one_line(folder):
         said = refused("snippets", "--port", port)
         assert f"port {port}" in said and "--port" in said
     assert "did you mean 'snippets'?" in refused("snipets", "--port", port)
+
+
+def test_a_copy_of_the_folder_answers_with_its_own_files(folder, tmp_path):
+    shutil.copytree(folder.directory, tmp_path / "copy")
+    for file in tmp_path.glob("copy/mlartifacts/**/*.safetensors"):
+        file.write_bytes(b"of the copy")
+    copy = replace(folder, directory=tmp_path / "copy")
+    assert "does not load" in copy.predict("--data", "snippets", TEXT, code=2)

@@ -30,6 +30,11 @@ def written(folder):
         ("reproduce 3f2a", "'3f2a'"),
         ("predict --data docstrings --variant han --version 1 text", "--version"),
         ("predict --data docstrings --lines text", "--lines"),
+        ("data add ../评论.csv", "--name"),
+        ("ui --mlflow-port 4321 --prefect-port 4321", "port 4321"),
+        ("ui --mlflow-port 0", "--mlflow-port"),
+        ("serve --prefect-port 65536", "--prefect-port"),
+        ("serve model digits --host 192.0.2.1", "--host"),
         ("prune --json", "--dry-run"),
     ],
 )
@@ -77,6 +82,13 @@ def test_a_wrong_parameter_is_refused_before_anything_starts(reread, changed, ol
 def test_a_wrong_variable_of_the_environment_is_refused(reread, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     assert f"{variable}={value}" in reread("train", "--experiment", "tiny", code=2)
+
+
+def test_a_variable_that_is_not_json_is_refused_and_an_empty_one_counts_as_none(reread, monkeypatch):
+    monkeypatch.setenv("REREAD_RUNS", "")
+    assert "runs/" in reread("compare", code=2)
+    monkeypatch.setenv("REREAD_SLURM", "{")
+    assert "REREAD_SLURM" in reread("compare", code=2)
 
 
 def test_training_on_data_that_is_not_here_names_the_command_that_fetches_it(reread, changed):

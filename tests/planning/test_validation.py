@@ -1,5 +1,6 @@
 """Settings are checked against their annotations, and what is wrong is named in one line with its place."""
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -54,6 +55,8 @@ class Settings:
         ({"steps": [1, "a"]}, "params.steps.1 is 'a'", "integer"),
         ({5: 1}, "'5' in params", "units"),
         (5, "params is 5", "object"),
+        ({"pooling": "\ud800"}, "params has a character", "UTF-8"),
+        ({"steps": functools.reduce(lambda inner, _: [inner], range(300), [])}, "params", "nested"),
         ({"first": "flap"}, "params.first: unknown", "'flip'"),
         ({"first": {"name": "shift", "pixel": 1}}, "'pixel' in params.first", "pixels"),
         ({"first": 3}, "params.first is 3", "name"),
@@ -84,3 +87,9 @@ def test_a_member_of_a_registry_is_named_alone_or_with_its_settings():
     assert flip["name"] == "flip" and len(flip) > 1 and settings.list == (flip, whole)
     # Settings without a name are of the usual member.
     assert read(Settings, {"first": {"probability": 0.1}}, "params").first == {"name": "flip", "probability": 0.1}
+
+
+def test_a_value_that_is_no_number_gets_no_advice_on_exponents():
+    with pytest.raises(InputError) as refused:
+        read(Settings, {"rate": "fast"}, "params")
+    assert "params.rate is 'fast'" in str(refused.value) and "1e-3" not in str(refused.value)

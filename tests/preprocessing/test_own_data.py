@@ -1,7 +1,9 @@
 """A user's table or folder becomes a data set: columns, splits, duplicates, several labels, images, refusals."""
 
 import csv
+import errno
 import json
+import os
 import random
 import subprocess
 import sys
@@ -192,6 +194,42 @@ def test_a_folder_per_class_of_texts_and_of_images():
     assert sorted(path.name for path in Path("data").iterdir()) == ["mine", "photos"]
 
 
+def pictures(folder):
+    for number in range(8):
+        file = Path(folder, "ab"[number % 2], f"{number}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), number).save(file)
+    return Path(folder)
+
+
+def test_a_text_among_images_and_a_picture_of_too_many_pixels_are_named():
+    Path(pictures("mixed"), "a", "notes.txt").write_text("of no class")
+    with pytest.raises(InputError, match=r"mixed.*notes\.txt"):
+        add(Path("mixed"))
+    Image.new("1", (20_000, 20_000)).save(pictures("huge") / "a" / "huge.png")
+    with pytest.raises(InputError, match=r"huge\.png.*pixels"):
+        add(Path("huge"))
+
+
+def test_images_that_a_full_disk_has_no_room_for_are_refused_before_they_are_read(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        add(pictures("photos"))
+    assert list(Path("data").iterdir()) == []
+
+
+def test_a_broken_manifest_leaves_the_data_set_as_it_was():
+    add(write(reviews()))
+    before = Path("data/mine/documents.jsonl").read_bytes()
+    Path("data.manifest.json").write_text("<<<<<<< HEAD")
+    with pytest.raises(InputError, match="data.manifest.json"):
+        add(write(reviews(90)))
+    assert Path("data/mine/documents.jsonl").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("content", "options", "named"),
     [
@@ -203,6 +241,7 @@ def test_a_folder_per_class_of_texts_and_of_images():
         ("body,stars,split\nx,y,middle\n", {}, "line 2, column 'split'.*'middle'"),
         ("body,a,b\nx,0,1\ny,2,1\n", {"labels": ["a", "b"]}, "line 3, column 'a'.*'2'"),
         ("body,stars\nx,y\nz,y\n", {}, "one class"),
+        ("body,stars\nx,y\nz,w\n", {"content": "body", "labels": ["body"]}, "'body'.*text.*label"),
     ],
 )
 def test_a_fault_is_named_by_line_and_column(content, options, named):

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from storage.errors import InputError, PassingError, WorkFailed, command
+from storage.errors import InputError, PassingError, WorkFailed, command, nearest
 from storage.files import write_text
 
 
@@ -33,6 +33,9 @@ def failing(error: BaseException):
             2,
             "error: data cannot be used (Permission denied)",
         ),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "data/xxx"), 2, "error: data/xxx cannot be used"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "the disk has no room"),
+        (OSError("5801 requested and 4080 written"), 2, "the disk has no room"),  # of numpy.save
         (
             KeyboardInterrupt(),
             130,
@@ -46,6 +49,10 @@ def test_an_error_is_one_line_and_a_code(error, code, message, capsys):
     assert ended.value.code == code
     printed = capsys.readouterr().err
     assert message in printed and printed.count("\n") == 1 and printed.endswith("\n")
+
+
+def test_many_names_are_counted_and_not_listed():
+    assert nearest("x", [f"trial-{number}" for number in range(1000)]).endswith(" and 950 more")
 
 
 def test_a_file_where_a_folder_is_meant_is_refused(tmp_path, capsys):
