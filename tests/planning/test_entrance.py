@@ -20,6 +20,7 @@ def test_few_seeds_are_warned_of():
     tiny = read_experiment("tiny", None, None, ())
     (line,) = undecidable(tiny, None, [0, 1])
     assert "2 seeds decide nothing" in line and "needs 7" in line
+    assert "1 seed decides nothing" in undecidable(tiny, None, [0])[0]
     (line,) = undecidable(tiny, None, list(range(6)))
     assert "equivalence" in line
     assert undecidable(tiny, None, list(range(7))) == []
