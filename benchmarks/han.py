@@ -24,7 +24,7 @@ import models
 from batches.text import concatenate
 from cuda_ext import library
 from cuda_ext.bench import GPU_STATE, Run, environment, gpu_values, time_in_turn, warmed_up
-from cuda_ext.case import STRONGEST
+from cuda_ext.case import compiled_strongest
 from models.objectives import make_objective
 from storage.errors import InputError, command
 from storage.files import write_json
@@ -196,8 +196,7 @@ def peer_steps(
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """The peer's step, called and captured."""
     network = PeerHAN().cuda()
-    strongest = torch._inductor.list_mode_options(STRONGEST) | CUBLAS_ALONE
-    forward = torch.compile(network, dynamic=False, options=strongest) if compiled else network
+    forward = compiled_strongest(network, CUBLAS_ALONE) if compiled else network
     half = AMPS[amp]
     optimiser = torch.optim.Adam(network.parameters(), fused=True, capturable=True)
 

@@ -46,18 +46,22 @@ def begin(kernel: str, *case: object) -> None:
     print(kernel, *case, flush=True)
 
 
+def compiled_strongest(function: Callable[..., Tensor], options: dict[str, Any] | None = None) -> Callable[..., Tensor]:
+    """``function`` by torch.compile in its strongest mode, with ``options`` of its backend beside the mode's own.
+
+    The benchmark captures it in a CUDA graph, so the mode makes none of its own.
+    """
+    strongest = torch._inductor.list_mode_options(STRONGEST) | (options or {})
+    return torch.compile(function, dynamic=False, options=strongest)
+
+
 def compiled(
     function: Callable[..., Tensor], options: dict[str, Any] | None = None
 ) -> dict[str, Callable[..., Tensor]]:
-    """``function`` by torch.compile, by peer's name: as it comes and in its strongest mode.
-
-    The benchmark captures it in a CUDA graph, so the mode makes none of its own. options: settings of torch.compile's
-    backend that the strongest mode gets beside its own.
-    """
-    strongest = torch._inductor.list_mode_options(STRONGEST) | (options or {})
+    """``function`` by torch.compile, by peer's name: as it comes, and as ``compiled_strongest``."""
     return {
         "torch.compile": torch.compile(function, dynamic=False),
-        "torch.compile, max-autotune": torch.compile(function, dynamic=False, options=strongest),
+        "torch.compile, max-autotune": compiled_strongest(function, options),
     }
 
 

@@ -41,7 +41,7 @@ def undecidable(experiment: Experiment, variants: list[str] | None, seeds: list[
     if not count or number >= needed:
         return []
     of_them = f"{number} seed{'s' * (number != 1)}"
-    nothing = "decides nothing" if number == 1 else "decide nothing"
-    what = nothing if number < for_equivalence else "can show equivalence and no difference"
+    decides = f"decide{'s' * (number == 1)} nothing"
+    what = decides if number < for_equivalence else "can show equivalence and no difference"
     comparisons = f"{count} comparison{'s' * (count != 1)}"
     return [f"{of_them} {what}: a difference needs {needed} of each variant ({comparisons}, alpha {experiment.alpha})"]
