@@ -254,6 +254,25 @@ def test_a_constant_schedule_that_ends_at_its_best_epoch_was_still_improving(tmp
     assert found[records[0].variant]["still_improving_seeds"] == []
 
 
+def test_settings_that_differ_begin_with_the_name_of_the_file_that_they_select(tmp_path, texts):
+    experiment, records = texts
+    training = {
+        "augmentation": [{"deviation": 0.1, "name": "noise"}, {"name": "flip"}],
+        "optimizer": {"momentum": 0.9, "name": "sgd", "nesterov": True},
+    }
+    for record in records:
+        job = read_json(record.run_directory / "job.json")
+        mine = training if record.variant == "han" else {"augmentation": [], "optimizer": {"name": "adamw"}}
+        write_json(record.run_directory / "job.json", {**job, "training": mine})
+    evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")
+    page = (tmp_path / "trial" / "report.html").read_text()
+    for name, han, flat in (
+        ("augmentation", "noise, deviation: 0.1; flip", "none"),
+        ("optimizer", "sgd, momentum: 0.9, nesterov: yes", "adamw"),
+    ):
+        assert f"training.<wbr>{name}</code></th><td>{han}</td><td>{flat}</td>" in page
+
+
 def test_seconds_and_peak_memory_of_runs_on_a_gpu_are_shown_beside_accuracy(tmp_path, texts):
     experiment, records = texts
     evaluate_experiment(experiment, records, {}, tmp_path / "trial")
