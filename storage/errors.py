@@ -68,8 +68,8 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
     """Make ``main`` a command that prints errors as one line on stderr.
 
     Exit codes: 2 for InputError, for a ValueError of another package that has an ``exit_code`` (cuda_ext's
-    KernelError), and for a file or folder that cannot be used; 1 for WorkFailed and PassingError; 130 for an
-    interrupt.
+    KernelError), for a source file with a syntax error, and for a file or folder that cannot be used; 1 for WorkFailed
+    and PassingError; 130 for an interrupt.
     """
 
     @functools.wraps(main)
@@ -82,6 +82,10 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
                 raise
             print(f"error: {printable(error)}", file=sys.stderr)
             sys.exit(exit_code)
+        except SyntaxError as error:
+            # Every file of a registry is parsed to list its members: a new network, a new optimiser.
+            print(f"error: {printable(f'{error.filename}, line {error.lineno}: {error.msg}')}", file=sys.stderr)
+            sys.exit(2)
         except WorkFailed as error:
             print(f"error: {printable(error, BREAKS)}", file=sys.stderr)
             sys.exit(1)

@@ -26,6 +26,11 @@ def failing(error: BaseException):
         (OfAnotherPackage("no kernel"), 2, "error: no kernel"),
         # Of a name or a document: it moves no cursor and makes no second line.
         (InputError("no 'a\nb\x1b[2J\u202e'"), 2, r"error: no 'a\nb\x1b[2J\u202e'"),
+        (
+            SyntaxError("invalid syntax", ("models/mine.py", 7, 1, "def", 7, 4)),
+            2,
+            "error: models/mine.py, line 7: invalid syntax",
+        ),
         (WorkFailed("training failed"), 1, "error: training failed"),
         (PassingError("no answer"), 1, "no answer"),
         (
