@@ -133,10 +133,13 @@ def _train(job: dict[str, Any], lock: TextIO | None) -> None:
     try:
         run_training(job, follow, lock)
     except (InputError, TrainingFailed) as error:
-        status, message = "KILLED" if isinstance(error, TrainingStopped) else "FAILED", str(error)
+        status = "KILLED" if isinstance(error, TrainingStopped) else "FAILED"
+        message = str(error).removeprefix(f"{name_of(job)}: ")
         track(lambda: (tracked.result() or TrackedRun(job, about, say)).fail(status, message))
         how = "stopped" if status == "KILLED" else "failed"
         progress.finish(f"{name_of(job)}: {how}: {message}", trained=False)
+        if isinstance(error, InputError):
+            raise InputError(f"{name_of(job)}: {message}") from None
         raise
     finally:
         ended.set()

@@ -43,7 +43,7 @@ def test_a_disk_that_becomes_full_leaves_the_checkpoint_and_the_run_resumes(empt
     folder = Path(job["run_directory"])
 
     monkeypatch.setattr(tasks.train, "RunProgress", Filling)
-    with pytest.raises(InputError, match=f"{folder} cannot be written .*make room"):
+    with pytest.raises(InputError, match=f"^densenet-relu seed 0: .*{folder} cannot be written .*make room"):
         train.fn(job)
     kept = checkpoints(folder)
     assert len(kept) == 2 and int(kept[-1].name) >= 2 and not (folder / "result.json").exists()
