@@ -185,7 +185,7 @@ def reach(design: Design) -> Reach:
     if design.spread is None:
         sentences.append(
             f"{design.name}: the spread between seeds is not known, so neither power nor a smallest detectable "
-            "difference can be computed before the runs; tuning with two seeds, or tuning.spread, would tell."
+            "difference can be computed before the runs; publish a tuning of two seeds, or give tuning.spread."
         )
         fits = design.room is None or design.room >= design.margin
         if not fits:
@@ -230,7 +230,7 @@ def reach(design: Design) -> Reach:
 
 def no_room(design: Design, least: float) -> str:
     return (
-        f"{design.name} cannot be supported: at most {design.room:.4f} can be gained over {design.control}, "
+        f"{design.name}: cannot be supported: at most {design.room:.4f} can be gained over {design.control}, "
         f"and a mean difference of at least {least:.4f} is required."
     )
 

@@ -32,7 +32,7 @@ from evaluation.metrics import (
 from evaluation.page import VEGA, render
 from evaluation.records import RunRecord
 from evaluation.statistics import finite
-from evaluation.summary import champion_of, rounded, summarise
+from evaluation.summary import at_an_end, champion_of, rounded, summarise
 from evaluation.verdicts import RULE, Comparison, Measured, Verdict, judge
 from storage.errors import InputError, refuse_unknown
 from storage.files import published_directory, write_json, write_text
@@ -165,6 +165,7 @@ def report_page(
         explanations=explanations,
         title=metric_title,
         words_of=metric_words,
+        at_an_end=at_an_end,
         higher=higher_is_better,
         rule=RULE,
         margin=experiment["equivalence_margin"],

@@ -4,6 +4,7 @@ The champion of a data set is the variant with the best mean score on the valida
 its best there. Neither reads the test split.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from evaluation.records import RunRecord
 from evaluation.statistics import mean_interval
 
 DIGITS = 10
+# "learning_rate=0.01" of "han/learning_rate=0.01,cell=gru".
+NUMBER_OF_A_TRIAL = re.compile(r"(?<=[/,])([\w.]+)=([-+\d.e]*\d)(?=,|$)")
 
 
 def summarise(
@@ -181,6 +184,18 @@ def tuned(trials: Mapping[str, Sequence[str]], variants: Mapping[str, Mapping[st
         scores = {one: variants[one]["validation"][variants[one]["score"]]["mean"] for one in names if one in variants}
         if scores:
             found[name] = {"chosen": best_variant(list(scores), variants), "trials": scores}
+    return found
+
+
+def at_an_end(choice: Mapping[str, Any]) -> list[str]:
+    """Return which numbers of the chosen trial of ``tuned`` are the lowest or the highest that were tried, of at least
+    three: "highest learning_rate"."""
+    tried = {name: dict(NUMBER_OF_A_TRIAL.findall(name)) for name in choice["trials"]}
+    found = []
+    for setting, value in tried[choice["chosen"]].items():
+        values = sorted({float(one[setting]) for one in tried.values() if setting in one})
+        if len(values) > 2 and float(value) in (values[0], values[-1]):
+            found.append(f"{'lowest' if float(value) == values[0] else 'highest'} {setting}")
     return found
 
 

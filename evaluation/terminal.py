@@ -10,7 +10,7 @@ from rich.text import Text
 
 from evaluation.metrics import higher_is_better, metric_names, metric_title
 from evaluation.page import half_width, interval, number, p_value, signed
-from evaluation.summary import champion_of
+from evaluation.summary import at_an_end, champion_of
 from evaluation.verdicts import EQUIVALENT, INCONCLUSIVE, REFUTED, SUPPORTED
 
 # The report has the others.
@@ -27,7 +27,10 @@ def terminal_table(metrics: Mapping[str, Any], verdicts: Sequence[Mapping[str, A
     parts.append(Text("★ champion: the best mean on the validation split", style="dim"))
     for name, choice in metrics.get("tuned", {}).items():
         score = number(choice["trials"][choice["chosen"]])
-        parts.append(Text(f"{name}: the best of {len(choice['trials'])} trials is {choice['chosen']}, {score}"))
+        line = Text(f"{name}: the best of {len(choice['trials'])} trials is {choice['chosen']}, {score}")
+        if ends := at_an_end(choice):
+            line.append(f" (the {' and the '.join(ends)} tried)", style="yellow")
+        parts.append(line)
     for verdict in verdicts:
         parts.append(verdict_text(verdict))
     return Group(*parts)

@@ -36,8 +36,13 @@ def plan_reach(plan: Plan, root: Path = Path()) -> list[Reach]:
 
 
 def reach_lines(reaches: list[Reach]) -> list[str]:
-    """Return what is printed of each comparison: its sentences, then its warnings."""
-    return [line for one in reaches for line in (*one.sentences, *(f"warning: {line}" for line in one.warnings))]
+    """Return what is printed of the comparisons: sentences and warnings, once where several have the same."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for one in reaches:
+        for kind, lines in (("", one.sentences), ("warning: ", one.warnings)):
+            for line in lines:
+                names.setdefault((kind, line.removeprefix(f"{one.name}: ")), []).append(one.name)
+    return [f"{kind}{', '.join(of)}: {line}" for (kind, line), of in names.items()]
 
 
 def evidence(plan: Plan, root: Path = Path()) -> list[Mapping[str, Any]]:

@@ -20,7 +20,7 @@ from evaluation.ledger import record_read
 from evaluation.metrics import metrics_of_splits
 from evaluation.page import TEMPLATES
 from evaluation.report import evaluate_experiment, judge_experiment
-from evaluation.summary import champion_of
+from evaluation.summary import at_an_end, champion_of
 from evaluation.tables import differences
 from evaluation.terminal import terminal_table
 from storage.errors import InputError
@@ -337,6 +337,19 @@ def test_a_grid_says_which_trial_of_each_variant_is_best_and_draws_that_one(tmp_
         rows = chart_of(page, f"{kind}-1")["data"]["values"]
         assert {row["variant"].partition("|")[0] for row in rows} == {"han"}
     assert "reader: 2 trials; the best mean on validation has <strong>han</strong>" in page
+
+
+def test_a_trial_at_an_end_of_its_grid_says_so(tools, tmp_path, texts, text_data):
+    names = [f"han/learning_rate={rate},cell={cell}" for rate in (0.003, 0.01, 3e-05) for cell in ("gru", "rnn")]
+    for chosen, ends in ((names[0], []), (names[3], ["highest learning_rate"]), (names[4], ["lowest learning_rate"])):
+        assert at_an_end({"chosen": chosen, "trials": dict.fromkeys(names, 0.5)}) == ends
+    assert at_an_end({"chosen": names[3], "trials": dict.fromkeys(names[:4], 0.5)}) == []  # of two values
+    experiment, records = texts
+    found = evaluate_experiment(experiment, records, {}, tmp_path / "trial")
+    metrics = found["metrics"] | {"tuned": {"han": {"chosen": names[4], "trials": dict.fromkeys(names, 0.5)}}}
+    console = Console(width=200, record=True)
+    console.print(terminal_table(metrics, []))
+    assert "learning_rate=3e-05,cell=gru, 0.5000 (the lowest learning_rate tried)" in console.export_text()
 
 
 def test_learnt_betas_are_drawn_by_layer_of_the_variants_that_have_them(tools, tmp_path, image_data):

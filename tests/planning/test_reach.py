@@ -1,6 +1,7 @@
 """What verdicts a plan can reach: its rows, what its tuning saw, and the claims of the default experiment."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,9 @@ def test_the_results_of_the_tuning_give_the_spread_and_the_room(tmp_path):
     # A selection of seeds is what is judged, and too few are warned of.
     few = reach(tmp_path, seeds=[0, 1])
     assert not few.supported and reach_lines([few])[-2].startswith("warning: p: 2 seeds")
+    # Comparisons of which the same is said share a line.
+    first, *_ = reach_lines([wide, replace(wide, name="q", sentences=["q: " + wide.sentences[0].removeprefix("p: ")])])
+    assert first == f"p, q: {wide.sentences[0].removeprefix('p: ')}"
     write_json(tmp_path / "results/trial-tuning/metrics.json", {"champions": {}})
     with pytest.raises(InputError, match="variants"):
         reach(tmp_path)
