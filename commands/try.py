@@ -1,9 +1,10 @@
-"""Try every network and baseline on a data set.
+"""Try networks and baselines on a data set.
 
 reread try reviews
 reread try reviews --dry-run          what it would train, how long that takes, and what it can show
 reread try reviews --epochs 10 --seeds 8
 reread try reviews --variant word-average         one network alone, and the baselines
+reread try reviews --variant han --variant mine   HAN and models/mine.py
 
 Tunes, trains and compares them, and registers the best. Writes experiments/NAME-tuning.yaml and experiments/NAME.yaml.
 Sizes and learning rates are chosen on the validation split by one seed of its own; the test split is read at the end

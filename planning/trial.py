@@ -13,9 +13,11 @@ import scipy
 import yaml
 
 import kinds
+import models
 from evaluation.power import ITEM_SHARE_OF_A_BASELINE, POWER
-from planning.experiment import EXPERIMENTS, merged
+from planning.experiment import EXPERIMENTS, PARAMETERS_FILE, merged
 from planning.plan import Plan
+from planning.schema import read_yaml
 from preprocessing.manifest import DataSetEntry
 from storage.errors import InputError, refuse_unknown
 from storage.files import write_text
@@ -50,7 +52,7 @@ def experiment_of(
 ) -> dict[str, Any]:
     """Return the experiment before tuning; InputError for a kind of data that no network here reads.
 
-    only: the variants that it has; none: all of the kind.
+    only: the variants that it has, or other networks of models/; none: all variants of the kind.
     epochs: at most so many; None: those of params.yaml. Several labels are trained without label smoothing: it lifts
     the probability of every absent class.
     """
@@ -59,11 +61,14 @@ def experiment_of(
     training: dict[str, Any] = {} if epochs is None else {"max_epochs": epochs}
     if entry.task == "multi-label":
         training["objective"] = {"name": "classification", "label_smoothing": 0.0}
-    refuse_unknown(only, VARIANTS[entry.kind], f"the variants for {entry.kind} data")
-    variants = {one: about for one, about in VARIANTS[entry.kind].items() if not only or one in only}
+    known = VARIANTS[entry.kind]
+    refuse_unknown(only, {*known, *models.available()}, "the networks")
+    variants = {one: known.get(one, {"model": one}) for one in dict.fromkeys(only or known)}
+    for about in variants.values():
+        models.refuse_other_kind(about["model"], name, entry.kind)
     baseline = kinds.kind(entry.kind).baselines[0].name
     return {
-        "title": f"{name}: every network and baseline that reads it",
+        "title": f"{name}: networks and baselines that read it",
         "defaults": {"data": name, "training": training},
         "variants": {variant: dict(settings) for variant, settings in variants.items()},
         "seeds": list(range(seeds)),
@@ -93,12 +98,24 @@ def comparison(name: str, network: str, baseline: str, metric: str) -> dict[str,
     }
 
 
+def grid_of(variant: str, model: str, root: Path = Path()) -> dict[str, Any]:
+    """Return what is tried of a variant; of one that GRIDS lacks two learning rates, the greater from params.yaml."""
+    if variant in GRIDS:
+        return GRIDS[variant]
+    parameters = read_yaml(root / PARAMETERS_FILE)
+    of_model = parameters.get("models", {}).get(model, {})
+    rate = merged(parameters["training"], of_model.get("training", {}))["learning_rate"]
+    return {"training": {"learning_rate": [float(f"{0.3 * rate:.3g}"), rate]}}
+
+
 def tuning_of(name: str, experiment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the experiment that tunes each variant by its own grid, on validation, by one other seed."""
     return {
         "title": f"Which size and learning rate does each network want on {name}?",
         "tunes": name,
-        "variants": {variant: {"grid": GRIDS[variant]} for variant in experiment["variants"]},
+        "variants": {
+            variant: {"grid": grid_of(variant, section["model"])} for variant, section in experiment["variants"].items()
+        },
         "seeds": [TUNING_SEED],
     }
 
@@ -112,7 +129,7 @@ def tuned(experiment: Mapping[str, Any], tuning: Plan, metrics: Mapping[str, Any
     chosen = {name: about["chosen"] for name, about in metrics["tuned"].items()}
     variants = {}
     for name, section in experiment["variants"].items():
-        best, grid = tuning.variants[chosen[name]], GRIDS[name]
+        best, grid = tuning.variants[chosen[name]], grid_of(name, section["model"])
         settings = {part: {one: getattr(best, part)[one] for one in values} for part, values in grid.items()}
         variants[name] = merged(section, settings)
     metric = experiment["comparisons"][0]["metric"]
@@ -120,10 +137,11 @@ def tuned(experiment: Mapping[str, Any], tuning: Plan, metrics: Mapping[str, Any
     baselines = metrics["baselines"][data]
     baseline = max(baselines, key=lambda name: baselines[name]["validation"][metric] or 0.0)
     sides = [comparison(data, network, baseline, metric)]
+    trials = sorted({len(one["trials"]) for one in metrics["tuned"].values()})
     notes = {
         "experiment": tuning_name(experiment["defaults"]["data"]),
-        "budget": f"of each network {len(next(iter(metrics['tuned'].values()))['trials'])} sizes and learning rates, "
-        f"by one seed ({TUNING_SEED}), the best on validation chosen",
+        "budget": f"of each network {' or '.join(map(str, trials))} sizes and learning rates, by one seed "
+        f"({TUNING_SEED}), the best on validation chosen",
     }
     return {**experiment, "variants": variants, "comparisons": sides, "tuning": notes}
 

@@ -61,8 +61,17 @@ def test_tuning_chooses_settings_and_the_two_sides(task, smoothing, metric):
 def test_some_of_the_networks_can_be_chosen():
     about = entry("single-label")
     assert list(experiment_of("mine", about, 6, None, ["word-average"])["variants"]) == ["word-average"]
-    with pytest.raises(InputError, match="'word-average'"):
-        experiment_of("mine", about, 6, None, ["word_averge"])
+    # Another network of models/ is tuned over its learning rate.
+    first = experiment_of("mine", entry("multi-label"), 6, None, ["word_average", "han"])
+    write_experiment("mine", first)
+    write_experiment(tuning_name("mine"), tuning_of("mine", first))
+    trials = make_plan(tuning_name("mine")).trials
+    assert trials["word_average"] == [f"word_average/learning_rate={rate}" for rate in (0.003, 0.01)]
+    assert len(trials["han"]) == 4
+    with pytest.raises(InputError, match="densenet reads image, and mine is text data"):
+        experiment_of("mine", about, 6, None, ["densenet"])
+    with pytest.raises(InputError, match="'word-avereg'.*'word-average'"):
+        experiment_of("mine", about, 6, None, ["word-avereg"])
 
 
 def test_an_experiment_of_the_user_s_own_is_left_alone():
