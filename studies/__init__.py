@@ -6,8 +6,8 @@ A study, studies/NAME.py, defines
     DEBUG       Settings of a size for tests
     EXPERIMENT  the experiment whose runs it reads where the command names no other; None: it reads no run
     VARIANT     the variant whose networks it reads; None: it reads an evaluated experiment as a whole
-    study       study(settings, input, device) -> Findings. The input is load_runs.TrainedNetworks of a variant,
-                load_runs.EvaluatedExperiment, or None
+    study       study(settings, input, device) -> study_io.Findings. The input is load_runs.TrainedNetworks of a
+                variant, load_runs.EvaluatedExperiment, or None
     draw_figure draw_figure(folder, path): draws the figure from the tables in ``folder`` alone
 
 A study trains nothing. The other files are what several studies share.

@@ -34,7 +34,7 @@ CELL_COLOURS = dict(zip(NAMES, (BLUE, ORANGE, SKY, GREY, INK, VERMILLION), stric
 class Findings:
     """The findings of a study.
 
-    results: for results.json, with ``claims``, each of them with ``claim``, ``verdict``, ``says`` and ``measured``.
+    results: for results.json; ``claims``, if it judges any, each with ``claim``, ``verdict``, ``says`` and ``measured``.
     tables: NAME.csv each.
     """
 
@@ -163,5 +163,5 @@ def claims(verdicts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def summary(results: Mapping[str, Any], place: Path) -> str:
     """Return what a study prints: the verdict of each claim, and the folder of its evidence."""
-    lines = [f"{one['verdict']}: {one['claim']}\n    {one['says']}" for one in results["claims"]]
+    lines = [f"{one['verdict']}: {one['claim']}\n    {one['says']}" for one in results.get("claims", [])]
     return "\n".join([*lines, f"evidence: {place}"])

@@ -145,3 +145,7 @@ def test_a_report_of_other_settings_and_runs_that_are_not_trained_are_refused(pl
     elsewhere = plan.environment.model_copy(update={"reports": plan.environment.reports / "none"})
     with pytest.raises(InputError, match="not evaluated.*reread run"):
         evaluated_experiment(replace(plan, environment=elsewhere))
+
+
+def test_a_study_that_judges_no_claim_prints_its_folder():
+    assert study_io.summary({"n": 3}, Path("results/studies/mine")) == "evidence: results/studies/mine"
