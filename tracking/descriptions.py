@@ -14,8 +14,9 @@ from storage.files import read_json
 
 NOTE = "mlflow.note.content"
 RESULT, VERDICT = "result", "verdict"
-# What is a row of an experiment's table: "variant" or "baseline".
-ROLE = "role"
+# What a run is on the pages of an experiment: "variant" or "baseline" in the table, "seed" in the charts. Runs that the
+# report no longer has, of settings that have changed, lose it.
+ROLE, SEED = "role", "seed"
 METRICS, VERDICTS, PLAN, PAGE = "metrics.json", "verdicts.json", "plan.json", "report.html"
 
 
@@ -69,6 +70,12 @@ class Results:
         files = list(files)
         wanted = {METRICS, VERDICTS, PLAN}
         return cls(files) if wanted <= {path.name for path in files if path.is_file()} else None
+
+    @property
+    def run_keys(self) -> set[str]:
+        """The keys of the report's runs."""
+        variants = self.metrics["variants"].values()
+        return {seed["run_key"] for about in variants for seed in about["seeds"].values()}
 
     @property
     def split(self) -> str:

@@ -28,7 +28,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -51,7 +51,7 @@ from storage.run_folder import (
     evaluate_again,
 )
 from tracking import descriptions
-from tracking.descriptions import NOTE
+from tracking.descriptions import NOTE, ROLE, SEED
 from tracking.pages import run_page, server_of
 from tracking.views import views
 
@@ -299,6 +299,7 @@ class Tracking:
                 **_flat(about),
                 "folder": self._workspace_id(),
                 "seed": str(job["seed"]),
+                ROLE: SEED,
                 "task": description["task"],
             }
             self._log_params_and_tags(run, parameters, tags)
@@ -391,6 +392,7 @@ class Tracking:
             "mlflow.parentRunId": parent_id,
             "folder": self._workspace_id(),
             "seed": str(job["seed"]),
+            ROLE: SEED,
             "task": description["task"],
         }
         tags |= _flat(_environment(tags, folder) | {"kernels": result.get("kernels")})
@@ -511,10 +513,9 @@ class Tracking:
         return run.info.run_id
 
     def parents(self, experiment: str) -> dict[str, str]:
-        """Return the id of each variant's parent run in an experiment, the newest of several data versions."""
-        runs = self._search([self.experiment(experiment)], "tags.variant_key != ''")
-        newest_last = sorted(runs, key=lambda run: run.info.start_time)
-        return {run.data.params["variant"]: run.info.run_id for run in newest_last}
+        """Return the id of the parent run of each variant in an experiment's report."""
+        runs = self._search([self.experiment(experiment)], f"tags.{ROLE} = 'variant'")
+        return {run.data.params["variant"]: run.info.run_id for run in runs}
 
     def update_parent(self, parent_id: str) -> None:
         """Log the mean and 95 % interval of each final metric over the finished seeds, and their number.
@@ -592,10 +593,24 @@ class Tracking:
         for key, value in {NOTE: note, **views(results.split, results.scores)}.items():
             self.client.set_experiment_tag(experiment_id, key, value)
         self._log_params_and_tags(report, {}, {NOTE: note})
-        for variant, parent_id in self.parents(experiment).items():
-            if variant in results.metrics["variants"]:
-                tags = results.variant_tags(variant, f"{link}{results.model_link(variant)}")
-                self._log_params_and_tags(self.client.get_run(parent_id), {}, tags)
+        variants = self._show_runs_of_report(experiment_id, results.run_keys)
+        for variant, parent_id in variants.items():
+            tags = results.variant_tags(variant, f"{link}{results.model_link(variant)}")
+            self._log_params_and_tags(self.client.get_run(parent_id), {}, tags)
+
+    def _show_runs_of_report(self, experiment_id: str, run_keys: Collection[str]) -> dict[str, str]:
+        """Show the runs of the report and those that train, and hide those of earlier settings; return the id of each
+        variant's parent. A baseline is shown again when it is logged."""
+        seeds = self._search([experiment_id], "tags.run_key != ''")
+        shown = [run for run in seeds if run.data.tags["run_key"] in run_keys]
+        parents = {run.data.params["variant"]: run.data.tags["mlflow.parentRunId"] for run in shown}
+        for run in shown:
+            self._log_params_and_tags(run, {}, {ROLE: SEED})
+        kept = {*parents.values(), *(run.info.run_id for run in shown)}
+        for run in self._search([experiment_id], f"tags.{ROLE} != ''"):
+            if run.info.run_id not in kept and run.info.status != "RUNNING":
+                self.client.delete_tag(run.info.run_id, ROLE)
+        return parents
 
     def _locked(self) -> contextlib.AbstractContextManager[TextIO | None]:
         """Lock MLflow for one process: to find or create a run, or to read metrics and replace them. Never nested."""

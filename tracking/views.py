@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tracking.descriptions import ROLE
+from tracking.descriptions import ROLE, SEED
 
 TAG = "mlflow.sharedViewState."
 VARIANTS, CHARTS = "variants", "charts"
@@ -41,7 +41,7 @@ def variants_view(split: str, scores: Sequence[str]) -> dict[str, Any]:
         "attributes.`Dataset`",
     ]
     return {
-        "searchFilter": f"tags.{ROLE} != ''",
+        "searchFilter": f"tags.{ROLE} != '{SEED}'",
         "orderByKey": f"metrics.`{split}.{scores[0]}.mean`",
         "orderByAsc": False,
         "selectedColumns": columns,
@@ -51,11 +51,11 @@ def variants_view(split: str, scores: Sequence[str]) -> dict[str, Any]:
 
 
 def charts_view(split: str, scores: Sequence[str]) -> dict[str, Any]:
-    """Return the charts of all seeds, grouped by variant."""
+    """Return the charts of the report's seeds and of those that train, grouped by variant."""
     bars = [_chart(f"bar-{score}", "BAR", f"{split}.{score}") for score in scores]
     lines = [_line(metric) for metric in CURVES]
     return {
-        "searchFilter": "tags.seed != ''",
+        "searchFilter": f"tags.{ROLE} = '{SEED}'",
         "orderByKey": "attributes.start_time",
         "orderByAsc": False,
         "selectedColumns": [f"metrics.`{split}.{score}`" for score in scores],

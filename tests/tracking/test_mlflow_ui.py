@@ -3,6 +3,7 @@
 import os
 import shutil
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,12 @@ pytestmark = [
 ]
 
 
-def report_files(folder: Path) -> list[Path]:
-    """What a report has of two variants with one verdict."""
+def report_files(folder: Path, run_keys: Mapping[str, Sequence[str]]) -> list[Path]:
+    """What a report has of two variants with one verdict, of the runs with these keys."""
     scores = {"han": (0.9, 0.6459, 1.0), "gru-flat": (0.8, 0.5459, 1.0)}
     variants = {
         name: {"data": "snippets", "score": "accuracy", "n": 2, "parameters": 1234,
+               "seeds": {str(seed): {"run_key": key} for seed, key in enumerate(run_keys[name])},
                "test": {"accuracy": dict(zip(("mean", "low", "high"), found, strict=True))}}
         for name, found in scores.items()
     }  # fmt: skip
@@ -65,15 +67,23 @@ def test_the_pages_of_two_variants(tmp_path, monkeypatch, empty_databases):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     prepared = prepared_text(tmp_path)
     tracking = open_tracking()
-    for variant, rate, scores in (("han", 0.01, (0.88, 0.92)), ("gru-flat", 0.02, (0.78, 0.82))):
+    run_keys: dict[str, list[str]] = {}
+    # The first han, with another rate, was in an earlier report, which the second replaces.
+    for variant, rate, scores in (
+        ("gru-flat", 0.02, (0.78, 0.82)), ("han", 0.3, (0.28, 0.32)), ("han", 0.01, (0.88, 0.92))
+    ):  # fmt: skip
+        run_keys[variant] = []
         for seed, score in enumerate(scores):
             job = make_job(tmp_path, prepared, variant.replace("-", "_"), seed, variant, learning_rate=rate)
             write_json(finish_run(job, score) / "timing.json", {"seconds": 2.5})
             tracking.record(Path(job["run_directory"]), evaluate_run(Path(job["run_directory"]), score))
+            run_keys[variant].append(job["run_key"])
+        if rate == 0.3:
+            tracking.report("trial", report_files(tmp_path, run_keys))
+    tracking.report("trial", report_files(tmp_path, run_keys))
     parents = tracking.parents("trial")
     run_ids = [parents["han"], parents["gru-flat"]]
     experiment_id = tracking.experiment("trial")
-    tracking.report("trial", report_files(tmp_path))
     about = read_json(prepared / "prepared.json")
     tracking.baseline("trial", "snippets", "tf-idf", ({"C": 1.0}, {"test.accuracy": 0.85, "parameters": 7.0}), about)
 
@@ -111,6 +121,8 @@ def test_the_pages_of_two_variants(tmp_path, monkeypatch, empty_databases):
         text = page_text(driver, experiment_page(address, experiment_id, CHARTS, charts=True), "Group: gru-flat")
         assert "By variant, over seeds" in text
         assert all(chart in text for chart in ("test.accuracy", "validation_loss", "training_loss"))
+        # MLflow counts the variants of the seeds, too.
+        assert "6 matching runs" in text, text
 
         text = page_text(driver, run_page(address, experiment_id, parents["han"]), "Duration")
         assert "han on snippets: Accuracy 0.9000" in text and "models of snippets" in text
