@@ -34,7 +34,7 @@ CELL_COLOURS = dict(zip(NAMES, (BLUE, ORANGE, SKY, GREY, INK, VERMILLION), stric
 class Findings:
     """The findings of a study.
 
-    results: for results.json; ``claims``, if it judges any, each with ``claim``, ``verdict``, ``says`` and ``measured``.
+    results: for results.json. ``claims``, where it judges any: each has ``claim``, ``verdict``, ``says``, ``measured``.
     tables: NAME.csv each.
     """
 

@@ -27,8 +27,8 @@ DEFAULT = {"name": "classification"}
 class Objective(Protocol):
     """Loss, probabilities and right answers of a network's outputs.
 
-    An objective whose ``loss`` smooths or weighs labels also has ``comparable_loss(scores, target)``: that loss of rows
-    that were not trained on, float32 []. A learning curve shows it beside the loss of training.
+    An objective whose ``loss`` is not its ``held_out_loss``, such as one that smooths or weighs labels, also has
+    ``comparable_loss(scores, target)``: that loss of rows that were not trained on, float32 []. A learning curve shows it beside the loss of training.
     """
 
     def loss(
