@@ -28,7 +28,8 @@ class Objective(Protocol):
     """Loss, probabilities and right answers of a network's outputs.
 
     An objective whose ``loss`` is not its ``held_out_loss``, such as one that smooths or weighs labels, also has
-    ``comparable_loss(scores, target)``: that loss of rows that were not trained on, float32 []. A learning curve shows it beside the loss of training.
+    ``comparable_loss(scores, target)``: that loss of rows that were not trained on, float32 []. A learning curve shows
+    it beside the loss of training.
     """
 
     def loss(
