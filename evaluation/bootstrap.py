@@ -183,7 +183,8 @@ def resampled_metric(
     matches = exact_matches(probabilities, truth) if metric == "exact_match" else None
     if matches is not None:
         return mean_of(matches)
-    raise InputError(f"no bootstrap of '{metric}' on a {task} data set: {nearest(metric, all_metric_names(task))}")
+    others = [name for name in all_metric_names(task) if name != metric]
+    raise InputError(f"no bootstrap of '{metric}' on these {task} rows: {nearest(metric, others)}")
 
 
 def item_counts(

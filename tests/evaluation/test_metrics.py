@@ -75,7 +75,7 @@ def test_rows_of_two_labels_match_where_these_are_the_most_probable():
     drawn = np.array([[4.0, 0, 0, 0], [0, 2, 1, 1]])
     found = resampled_metric("exact_match", probabilities, labels, "multi-label")(drawn)
     assert found.tolist() == [1, 0.25]
-    with pytest.raises(InputError, match="exact_match"):
+    with pytest.raises(InputError, match=r"'exact_match' on these .*rows: (?!did you mean 'exact_match')"):
         resampled_metric("exact_match", probabilities, np.eye(4, dtype=np.uint8) | labels, "multi-label")
 
 
