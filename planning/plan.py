@@ -31,6 +31,8 @@ from training.settings import Settings as TrainingSettings
 
 # Settings of preprocessing that choose rows. Variants of one data set agree in them, so that they are comparable.
 ROW_SETTINGS = ("rows_per_class",)
+# The plan beside a report and beside published results.
+PLAN = "plan.json"
 
 
 @dataclass(frozen=True)

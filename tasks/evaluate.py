@@ -21,7 +21,7 @@ from evaluation.report import evaluate_experiment
 from evaluation.run import evaluate_run
 from evaluation.summary import champion_of
 from planning.experiment import networks
-from planning.plan import Plan, make_plan
+from planning.plan import PLAN, Plan, make_plan
 from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
 from storage.files import write_json
@@ -33,8 +33,6 @@ from tasks.progress import say
 from tasks.provenance import described
 from tasks.step import step
 from tracking.journal import Tracker
-
-PLAN = "plan.json"
 
 
 @step(task_run_name="evaluate-{plan[name]}")
