@@ -63,7 +63,7 @@ def command(
 
 def plans_of_trials(plan: "Plan", tuning: str) -> "Iterator[tuple[str, Plan]]":
     """Yield each trial of a tuning with the plan of its variant that has the settings of the trial."""
-    from planning.plan import make_plan
+    from planning.resolve import make_plan
     from planning.tuning import differing, flow
 
     tried = make_plan(tuning)

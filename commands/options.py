@@ -99,7 +99,7 @@ def plan_of(
 
     refuse_unknown([on] if on else [], EXECUTORS, "--on")
     read_experiment(experiment, variants or None, seeds or None, overrides or ())
-    from planning.plan import make_plan
+    from planning.resolve import make_plan
 
     environment = read_environment()
     if on:

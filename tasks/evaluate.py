@@ -21,7 +21,8 @@ from evaluation.report import evaluate_experiment
 from evaluation.run import evaluate_run
 from evaluation.summary import champion_of
 from planning.experiment import networks
-from planning.plan import PLAN, Plan, make_plan
+from planning.plan import PLAN, Plan
+from planning.resolve import make_plan
 from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
 from storage.files import write_json

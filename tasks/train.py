@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from planning.keys import this_machine
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from planning.runs import RESULTS, RUNS, run_records
 from planning.search import rounds
 from storage.errors import InputError, command

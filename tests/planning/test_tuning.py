@@ -9,7 +9,7 @@ import yaml
 from commands.jobs import plans_of_trials
 from planning.environment import Environment
 from planning.experiment import merged
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from planning.tuning import chosen_lines, other_settings, published
 from storage.errors import InputError
 from storage.files import write_json
