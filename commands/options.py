@@ -129,6 +129,17 @@ def results_of(report: Path) -> dict[str, Any]:
     return {"report": str(report), "metrics": metrics, "verdicts": verdicts}
 
 
+def print_results(report: Path) -> None:
+    """Print the tables and verdicts of a report and, of a tuning, its choices as an experiment has them."""
+    from evaluation.terminal import terminal_table
+    from planning.tuning import choices, chosen_lines
+
+    results = results_of(report)
+    print_table(terminal_table(results["metrics"], results["verdicts"]))
+    if lines := chosen_lines(choices(report)):
+        print("To train with these, write them under `variants` of the experiment that is tuned:", *lines, sep="\n  ")
+
+
 def print_table(table: RenderableType) -> None:
     """Print a table: as wide as the terminal, or, where stdout is none, as wide as its cells and without padding."""
     if sys.stdout.isatty():

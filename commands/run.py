@@ -31,6 +31,7 @@ from commands.options import (
     Variants,
     plan_of,
     print_json,
+    print_results,
     print_table,
     progress,
     results_of,
@@ -67,20 +68,15 @@ def command(
     start = time.monotonic()
 
     from commands.servers import prefect_session
-    from evaluation.terminal import terminal_table
     from flows.pipeline import pipeline
-    from planning.tuning import choices, chosen_lines
     from tasks.progress import say
 
     with progress(as_json), prefect_session():
         report = Path(pipeline(experiment, plan=plan.to_json(), fresh=no_cache, wait=not no_wait))
-    results = results_of(report)
     if as_json:
-        print_json(results)
+        print_json(results_of(report))
         return
-    print_table(terminal_table(results["metrics"], results["verdicts"]))
-    if lines := chosen_lines(choices(report)):
-        print("To train with these, write them under `variants` of the experiment that is tuned:", *lines, sep="\n  ")
+    print_results(report)
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
     say(f"\n{minutes} min {seconds} s. Report: {report / 'report.html'}")
     say("Next:  reread ui      MLflow and Prefect in the browser, runs to compare")
