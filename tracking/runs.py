@@ -22,6 +22,7 @@ import math
 import os
 import re
 import shutil
+import sqlite3
 import tempfile
 import threading
 import time
@@ -51,6 +52,7 @@ from storage.run_folder import (
     evaluate_again,
 )
 from tracking import descriptions
+from tracking.addresses import ARTIFACTS, correct_addresses
 from tracking.descriptions import NOTE
 from tracking.pages import run_page, server_of
 from tracking.views import views
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 DATABASE = Path("mlflow.db")
-ARTIFACTS = Path("mlartifacts")
 LOCKS = Path(".locks")
 MAXIMUM_METRICS = 25
 METRICS_PER_BATCH = 1000
@@ -129,11 +130,14 @@ def open_tracking(root: Path = Path()) -> "Tracking":
         _refuse_silent_server(uri)
     with file_lock(root / LOCKS / "mlflow.lock"):
         try:
-            if uri == f"sqlite:///{(root / DATABASE).resolve()}":
+            own = uri == f"sqlite:///{(root / DATABASE).resolve()}"
+            if own:
                 _create_database(root)
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
-        except (MlflowException, SQLAlchemyError) as error:
+            if own:
+                correct_addresses(root / DATABASE)
+        except (MlflowException, SQLAlchemyError, sqlite3.Error) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             full = any(one in reason for one in FULL_DISK)
             mend = "Make room on the disk" if full else "Move that file away: finished runs are logged again"
