@@ -1,9 +1,9 @@
 """The only door to MLflow for runs: parameters, metrics, reports.
 
 Each of our experiments is one MLflow experiment. In it, a child run is one (variant, seed), found by the tag
-``run_key``. Its parent is one variant on one data version, found by ``variant_key``, so that seeds trained later join
-it. One more run, tagged ``report``, holds the experiment's report. Code names runs by explicit ids: no active run, no
-autolog. Models go through tracking/registry.py.
+``run_key`` and the variant's name. Its parent is one variant on one data version, found by ``variant_key``, so that
+seeds trained later join it. One more run, tagged ``report``, holds the experiment's report. Code names runs by explicit
+ids: no active run, no autolog. Models go through tracking/registry.py.
 
 MLflow is a log and decides nothing. If its database is deleted, ``record`` writes the finished runs of runs/ again. A
 process that tracks a run holds a lock, which the kernel frees however the process dies. From free locks ``reconcile``
@@ -290,7 +290,7 @@ class Tracking:
         RUN_LOCKS.acquire(self._run_lock(experiment_id, job["run_key"]))
         parent_id = self.parent(job, began)
         with self._locked():
-            run = self._find(experiment_id, "run_key", job["run_key"])
+            run = self._find_run(experiment_id, job)
             if run is None:
                 tags = {"run_key": job["run_key"], "mlflow.parentRunId": parent_id, "folder": self._workspace_id()}
                 name = f"{job['variant']}-seed-{job['seed']}"
@@ -368,7 +368,7 @@ class Tracking:
         lock = self._run_lock(experiment_id, job["run_key"])
         RUN_LOCKS.acquire(lock)
         try:
-            run = self._find(experiment_id, "run_key", job["run_key"])
+            run = self._find_run(experiment_id, job)
             if run is None:
                 return self._record_new(run_directory, evaluation_directory, job, experiment_id)
             began, ended = _when(run_directory)
@@ -441,13 +441,13 @@ class Tracking:
             self.stale_parents.discard(parent_id)
             self.update_parent(parent_id)
 
-    def recorded(self, experiment: str) -> set[str]:
-        """Return the keys of an experiment's runs that are FINISHED."""
+    def recorded(self, experiment: str) -> set[tuple[str, str]]:
+        """Return (variant, run key) of an experiment's runs that are FINISHED."""
         found = self.client.get_experiment_by_name(experiment)
         if found is None:
             return set()
         runs = self._search([found.experiment_id], "attributes.status = 'FINISHED' and tags.run_key != ''")
-        return {run.data.tags["run_key"] for run in runs}
+        return {(run.data.params["variant"], run.data.tags["run_key"]) for run in runs}
 
     def reconcile(self, runs_root: Path) -> dict[str, str]:
         """Set the final status of RUNNING runs that no process of this folder trains; return {run id: status}.
@@ -627,6 +627,11 @@ class Tracking:
             token = page.token
             if not token:
                 return runs
+
+    def _find_run(self, experiment_id: str, job: Mapping[str, Any]) -> "Run | None":
+        """Find the run of a job. A variant that was renamed has the same keys: its runs are logged under each name."""
+        found = self._search([experiment_id], f"tags.run_key = '{job['run_key']}'")
+        return next((run for run in found if run.data.params.get("variant", job["variant"]) == job["variant"]), None)
 
     def _find(self, experiment_id: str, tag: str, value: str) -> "Run | None":
         found = self._search([experiment_id], f"tags.{tag} = '{value}'")
