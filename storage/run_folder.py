@@ -11,6 +11,7 @@ evaluation/KEY/     metrics.json, latency.json and SPLIT.npy, the probabilities 
 """
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,9 +30,38 @@ LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
 CHECKPOINT = "training.safetensors"
 WEIGHTS = "best.safetensors"
+# What each entry of a job is.
+ENTRIES = {
+    "run_key": str,
+    "experiment": str,
+    "variant": str,
+    "model": str,
+    "data": str,
+    "seed": int,
+    "network": dict,
+    "training": dict,
+    "prepared": str,
+    "run_directory": str,
+    "key_parts": dict,
+    "source": dict,
+    "machine": dict,
+}
 EVALUATION = "evaluation"
 METRICS = "metrics.json"
 LATENCY = "latency.json"
+
+
+class Entries(dict[str, Any]):
+    """The entries of job.json, or of an object in it; InputError for one that is missing."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+        super().__init__(
+            {name: Entries(value, path) if isinstance(value, dict) else value for name, value in values.items()}
+        )
+        self.path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise InputError(f"{self.path} has no '{name}': {_restore(self.path)}")
 
 
 @dataclass(frozen=True)
@@ -55,8 +85,13 @@ class RunFolder:
 
     @cached_property
     def job(self) -> dict[str, Any]:
-        """job.json; InputError where it is missing."""
-        return read_json(self.directory / JOB)
+        """job.json; InputError where it is missing or is no job."""
+        path = self.directory / JOB
+        job = read_object(path)
+        for name, kind in ENTRIES.items():
+            if name in job and not isinstance(job[name], kind):
+                raise InputError(f"{path}: '{name}' is {job[name]!r}: {_restore(path)}")
+        return Entries(job, path)
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -127,7 +162,11 @@ class RunFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.directory / name
-        return read_json(path) if path.is_file() else {}
+        return read_object(path) if path.is_file() else {}
+
+
+def _restore(path: Path) -> str:
+    return f"restore the file, or remove {path.parent} and run again"
 
 
 def write_result(run_directory: Path, result: dict[str, Any]) -> None:

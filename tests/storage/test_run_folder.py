@@ -20,6 +20,22 @@ def test_a_run_is_finished_when_it_has_a_result(tmp_path):
         _ = run.job
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([], "is no JSON object"),
+        ({}, "has no 'variant'"),
+        ({"variant": 5}, "'variant' is 5"),
+        ({"variant": "han", "key_parts": []}, r"'key_parts' is \[\]"),
+        ({"variant": "han", "key_parts": {"model": "han"}}, "has no 'data'"),
+    ],
+)
+def test_a_job_of_other_content_is_named(tmp_path, content, said):
+    write_json(tmp_path / "job.json", content)
+    with pytest.raises(InputError, match=rf"{tmp_path}/job\.json:? {said}: restore"):
+        _ = RunFolder(tmp_path).job["variant"] and RunFolder(tmp_path).job["key_parts"]["data"]
+
+
 def test_the_history_is_a_list_of_epochs(tmp_path):
     run, file = RunFolder(tmp_path), tmp_path / "history.csv"
     with pytest.raises(InputError, match=r"history\.csv is missing"):
