@@ -25,7 +25,8 @@ from rich.text import Text
 
 from commands.options import AsJson, print_json
 from commands.servers import is_free, port_lock
-from preprocessing.manifest import MANIFEST_PATH, DataSetEntry, Manifest
+from planning.manifest import read_manifest
+from preprocessing.manifest import MANIFEST_PATH, DataSetEntry
 from storage.errors import InputError
 from storage.files import sha256_file
 from storage.locks import is_held
@@ -156,7 +157,7 @@ def dvc_remote() -> Check:
 def data(thorough: bool) -> Iterator[Check]:
     """The files of each data set against the manifest, by size or by sha256."""
     try:
-        datasets = Manifest.load().datasets
+        datasets = read_manifest().datasets
     except InputError as error:
         datasets = {}
         yield Check("data", MISSING, str(error), f"git checkout {MANIFEST_PATH}")

@@ -43,9 +43,9 @@ def command(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; train nothing.")] = False,
 ) -> None:
-    from preprocessing.manifest import Manifest
+    from planning.manifest import read_manifest
 
-    entry = Manifest.load().entry(name)  # before slow imports
+    entry = read_manifest().entry(name)  # before slow imports
 
     from evaluation.metric_names import metric_words
     from planning.trial import (

@@ -15,11 +15,12 @@ import models
 from planning import keys
 from planning.environment import Environment
 from planning.experiment import Design
+from planning.validation import read
 from preprocessing.manifest import Manifest
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, read_json, read_object
 from storage.prepared import DESCRIPTION
-from storage.run_folder import RunFolder
+from storage.run_folder import JOB, RunFolder
 from storage.settings import from_json
 from training.settings import Settings as TrainingSettings
 
@@ -227,9 +228,10 @@ class Plan(Design):
 
 
 def job_settings(job: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the settings of the network and of training that a job has, as their dataclasses."""
-    network = from_json(models.settings_class(job["model"]), job["network"])
-    return network, from_json(TrainingSettings, job["training"])
+    """Return the settings of the network and of training that a job has, as their dataclasses, checked."""
+    where = Path(job["run_directory"]) / JOB
+    network = read(models.settings_class(job["model"]), job["network"], f"{where}: network")
+    return network, read(TrainingSettings, job["training"], f"{where}: training")
 
 
 def _plain(value: Any) -> Any:

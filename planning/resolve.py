@@ -12,6 +12,7 @@ from evaluation.metrics import comparison_metrics, higher_is_better
 from planning import keys
 from planning.environment import Environment, read_environment
 from planning.experiment import Experiment, VariantSettings, load_experiment, networks
+from planning.manifest import read_manifest
 from planning.plan import Plan, Variant
 from planning.schema import SEEDS
 from planning.search import with_known_trials
@@ -46,7 +47,7 @@ def make_plan(
     whole = load_experiment(experiment, root, names, overrides)
     chosen = _select(whole, names, seeds)
     manifest_path = root / MANIFEST_PATH
-    known = Manifest.load(manifest_path).datasets
+    known = read_manifest(manifest_path).datasets
     resolved = {}
     for name, settings in chosen.variants.items():
         with _naming(f"experiment '{experiment}', variant '{name}'"):

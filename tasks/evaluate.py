@@ -192,7 +192,7 @@ def _register(
     champions = {data: champion_of(data, metrics)[0] for data in metrics["champions"]}
     for name, about in metrics["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
-        job = {**best.job, "experiment": experiment.name}
+        job = {**best.job, "variant": name, "experiment": experiment.name}
         if kinds.kind(best.description["kind"]).reader is None:
             continue  # models of this kind are not served
         if not best.run.weights.is_file():

@@ -1,9 +1,9 @@
 """The only door to MLflow for runs: parameters, metrics, reports.
 
 Each of our experiments is one MLflow experiment. In it, a child run is one (variant, seed), found by the tag
-``run_key``. Its parent is one variant on one data version, found by ``variant_key``, so that seeds trained later join
-it. One more run, tagged ``report``, holds the experiment's report. Code names runs by explicit ids: no active run, no
-autolog. Models go through tracking/registry.py.
+``run_key`` and the variant's name. Its parent is one variant on one data version, found by ``variant_key``, so that
+seeds trained later join it. One more run, tagged ``report``, holds the experiment's report. Code names runs by explicit
+ids: no active run, no autolog. Models go through tracking/registry.py.
 
 MLflow is a log and decides nothing. If its database is deleted, ``record`` writes the finished runs of runs/ again. A
 process that tracks a run holds a lock, which the kernel frees however the process dies. From free locks ``reconcile``
@@ -22,6 +22,7 @@ import math
 import os
 import re
 import shutil
+import sqlite3
 import tempfile
 import threading
 import time
@@ -51,6 +52,7 @@ from storage.run_folder import (
     evaluate_again,
 )
 from tracking import descriptions
+from tracking.addresses import ARTIFACTS, correct_addresses
 from tracking.descriptions import NOTE
 from tracking.pages import run_page, server_of
 from tracking.views import views
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 DATABASE = Path("mlflow.db")
-ARTIFACTS = Path("mlartifacts")
 LOCKS = Path(".locks")
 MAXIMUM_METRICS = 25
 METRICS_PER_BATCH = 1000
@@ -129,11 +130,14 @@ def open_tracking(root: Path = Path()) -> "Tracking":
         _refuse_silent_server(uri)
     with file_lock(root / LOCKS / "mlflow.lock"):
         try:
-            if uri == f"sqlite:///{(root / DATABASE).resolve()}":
+            own = uri == f"sqlite:///{(root / DATABASE).resolve()}"
+            if own:
                 _create_database(root)
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
-        except (MlflowException, SQLAlchemyError) as error:
+            if own:
+                correct_addresses(root / DATABASE)
+        except (MlflowException, SQLAlchemyError, sqlite3.Error) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             full = any(one in reason for one in FULL_DISK)
             mend = "Make room on the disk" if full else "Move that file away: finished runs are logged again"
@@ -286,7 +290,7 @@ class Tracking:
         RUN_LOCKS.acquire(self._run_lock(experiment_id, job["run_key"]))
         parent_id = self.parent(job, began)
         with self._locked():
-            run = self._find(experiment_id, "run_key", job["run_key"])
+            run = self._find_run(experiment_id, job)
             if run is None:
                 tags = {"run_key": job["run_key"], "mlflow.parentRunId": parent_id, "folder": self._workspace_id()}
                 name = f"{job['variant']}-seed-{job['seed']}"
@@ -364,7 +368,7 @@ class Tracking:
         lock = self._run_lock(experiment_id, job["run_key"])
         RUN_LOCKS.acquire(lock)
         try:
-            run = self._find(experiment_id, "run_key", job["run_key"])
+            run = self._find_run(experiment_id, job)
             if run is None:
                 return self._record_new(run_directory, evaluation_directory, job, experiment_id)
             began, ended = _when(run_directory)
@@ -437,13 +441,13 @@ class Tracking:
             self.stale_parents.discard(parent_id)
             self.update_parent(parent_id)
 
-    def recorded(self, experiment: str) -> set[str]:
-        """Return the keys of an experiment's runs that are FINISHED."""
+    def recorded(self, experiment: str) -> set[tuple[str, str]]:
+        """Return (variant, run key) of an experiment's runs that are FINISHED."""
         found = self.client.get_experiment_by_name(experiment)
         if found is None:
             return set()
         runs = self._search([found.experiment_id], "attributes.status = 'FINISHED' and tags.run_key != ''")
-        return {run.data.tags["run_key"] for run in runs}
+        return {(run.data.params["variant"], run.data.tags["run_key"]) for run in runs}
 
     def reconcile(self, runs_root: Path) -> dict[str, str]:
         """Set the final status of RUNNING runs that no process of this folder trains; return {run id: status}.
@@ -623,6 +627,11 @@ class Tracking:
             token = page.token
             if not token:
                 return runs
+
+    def _find_run(self, experiment_id: str, job: Mapping[str, Any]) -> "Run | None":
+        """Find the run of a job. A variant that was renamed has the same keys: its runs are logged under each name."""
+        found = self._search([experiment_id], f"tags.run_key = '{job['run_key']}'")
+        return next((run for run in found if run.data.params.get("variant", job["variant"]) == job["variant"]), None)
 
     def _find(self, experiment_id: str, tag: str, value: str) -> "Run | None":
         found = self._search([experiment_id], f"tags.{tag} = '{value}'")

@@ -154,7 +154,7 @@ def test_a_run_that_is_recorded_as_a_whole_is_as_one_that_was_logged_live(folder
     assert open_tracking() is not tracking
     parent = tracking.client.get_run(tracking.parent(live))
     assert parent.data.metrics["variant.seeds"] == 2
-    assert tracking.recorded(live["experiment"]) == {live["run_key"], whole["run_key"]}
+    assert tracking.recorded(live["experiment"]) == {("han", live["run_key"]), ("han", whole["run_key"])}
 
     def content(run_id):
         run = tracking.client.get_run(run_id)
