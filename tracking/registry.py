@@ -32,8 +32,10 @@ from storage.locks import file_lock
 from storage.prepared import DESCRIPTION, Prepared
 from storage.run_folder import METRICS, RunFolder
 from tracking.baseline_predictor import SERVED
+from tracking.connection import LOCKS
 from tracking.descriptions import NOTE, registered_name
-from tracking.runs import LOCKS, SCORES, SEEDS, Tracking
+from tracking.figures import SCORES, SEEDS
+from tracking.runs import Tracking
 from tracking.serving import (
     BASELINE,
     CARD,

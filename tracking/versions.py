@@ -13,8 +13,9 @@ from urllib.parse import unquote, urlsplit
 
 from storage.errors import InputError, nearest
 from tracking.addresses import place_now
+from tracking.connection import DATABASE, tracking_uri
 from tracking.descriptions import registered_name
-from tracking.runs import DATABASE, open_tracking, tracking_uri
+from tracking.runs import open_tracking
 
 TRAIN = "an experiment on that data (`make run` or `make run EXPERIMENT=NAME`) trains some and registers the best"
 # What MLflow's database calls a version that was deleted.
