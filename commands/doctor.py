@@ -30,6 +30,7 @@ from preprocessing.manifest import MANIFEST_PATH, DataSetEntry
 from storage.errors import InputError
 from storage.files import sha256_file
 from storage.locks import is_held
+from storage.source import ROOT
 from tasks.dvc_cache import remotes
 
 OK, MISSING, OPTIONAL = "ok", "missing", "optional"
@@ -68,6 +69,7 @@ def command(
 def examine(thorough: bool = False) -> Iterator[Check]:
     """Make every check; ``thorough`` reads the bytes of data/."""
     yield Check("Python", OK, f"{sys.version.split()[0]} in {sys.prefix}")
+    yield source()
     yield packages()
     yield from accelerator()
     for name in ("git", "make"):
@@ -79,6 +81,13 @@ def examine(thorough: bool = False) -> Iterator[Check]:
     yield port("Prefect", 4200, "--prefect-port")
     yield port("MLflow", 5000, "--mlflow-port")
     yield from machine()
+
+
+def source() -> Check:
+    """The code of this command: in a copied project it may be that of the original."""
+    if Path("commands").is_dir() and Path.cwd() != ROOT:
+        return Check("source", MISSING, f"{ROOT}, not of this folder", "rm -rf .venv && make install")
+    return Check("source", OK, str(ROOT))
 
 
 def packages(site: list[str] | None = None) -> Check:
