@@ -486,7 +486,9 @@ class Tracking:
         """Return this folder's unique id. Only processes of this folder can see by its locks which runs live."""
         path = self.root / LOCKS / "folder"
         if not path.is_file():
-            write_text(path, uuid.uuid4().hex)
+            with file_lock(path.with_suffix(".lock")):
+                if not path.is_file():
+                    write_text(path, uuid.uuid4().hex)
         return path.read_text(encoding="utf-8")
 
     def _run_lock(self, experiment_id: str, run_key: str) -> Path:

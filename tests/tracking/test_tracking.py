@@ -97,6 +97,7 @@ def test_eight_processes_meet_no_database_and_all_finish(folder):
     for job in jobs:
         (found,) = runs_with(tracking, "run_key", job["run_key"])
         assert found.info.status == "FINISHED"
+        assert found.data.tags["folder"] == (folder / ".locks/folder").read_text()
         assert steps(tracking, found.info.run_id, "training_loss") == [1, 2, 3]
     assert recorded[0] == found.info.run_id and steps(tracking, found.info.run_id, "test.accuracy") == [0]
     (parent,) = runs_with(tracking, "mlflow.runName", "han")
