@@ -10,7 +10,7 @@ from storage.prepared import SPLITS
 
 
 def read_manifest(path: Path = MANIFEST_PATH) -> Manifest:
-    """Read the manifest as ``Manifest.load`` does; InputError names a value of another type, or a split that lacks."""
+    """Read the manifest as ``Manifest.load`` does; InputError names a wrong value or split."""
     manifest = Manifest.load(path)
     for name, entry in manifest.datasets.items():
         try:

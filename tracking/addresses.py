@@ -20,9 +20,9 @@ COLUMNS = (
 
 
 def place_now(folder: Path, root: Path) -> Path:
-    """Return where a folder of artifacts is now: in the project ``root`` if it is there, or in its old place no more.
+    """Return where a folder of artifacts is now: in the project ``root``, unless it is only in its old place.
 
-    Another project that logs to this database may have its artifacts in a place of its own.
+    Another project that logs to this database has its artifacts in a place of its own.
     """
     here = root.resolve() / ARTIFACTS / str(folder).rpartition(f"/{ARTIFACTS}/")[2]
     return here if here.is_dir() or not folder.is_dir() else folder
