@@ -44,7 +44,7 @@ def simple_commands(line: str) -> Iterator[list[str]]:
             words.append(word)
             continue
         if words and words[0] == "ssh":
-            yield from simple_commands(words[-1])
+            yield from simple_commands(" ".join(words[2:]))  # after the host
         elif words:
             yield [one for before, one in zip(["", *words], words, strict=False) if not {before, one} & {"<", ">"}]
         words = []
