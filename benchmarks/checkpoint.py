@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from benchmarks.end_to_end import IMAGES, drawn_images, timed_run
-from planning.plan import Variant, make_plan
+from planning.plan import Variant
+from planning.resolve import make_plan
 from storage.errors import InputError, command, refuse_unknown
 from storage.files import write_json
 from storage.prepared import Prepared

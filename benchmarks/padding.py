@@ -37,7 +37,8 @@ from batches import collation
 from batches.order import batches
 from cuda_ext import library
 from models.objectives import make_objective
-from planning.plan import Plan, make_plan
+from planning.plan import Plan
+from planning.resolve import make_plan
 from runtime.gpu_lease import acquire_gpu
 from storage.errors import InputError, command
 from storage.files import write_json

@@ -25,7 +25,8 @@ from typing import Any
 
 from storage.errors import InputError, WorkFailed, command
 from storage.files import write_json
-from tracking.runs import Tracking, open_tracking, tracking_uri
+from tracking.connection import tracking_uri
+from tracking.runs import Tracking, open_tracking
 
 EXPERIMENT = "tracking-load"
 EPOCHS = 100

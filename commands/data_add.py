@@ -13,6 +13,8 @@ Then: `dvc add data`, and commit data.dvc and data.manifest.json.
 
 import re
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,8 +22,11 @@ import typer
 
 from commands.options import AsJson, print_json, progress
 from storage.errors import InputError
+from storage.files import content_key, write_text
+from storage.locks import file_lock
 
 CARD = "card.md"
+LOCKS = Path(".locks")
 
 
 def name_of(path: Path) -> str:
@@ -29,6 +34,15 @@ def name_of(path: Path) -> str:
     plain = unicodedata.normalize("NFKD", path.resolve().stem.replace("ß", "ss"))
     plain = "".join(letter for letter in plain if not unicodedata.combining(letter))
     return re.sub(r"[^A-Za-z0-9_-]+", "_", plain).strip("_-")
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Hold the lock of a data set, whose files, entry and card belong together; InputError where another holds it."""
+    with file_lock(LOCKS / f"data-{content_key(name)}.lock", blocking=False) as held:
+        if not held:
+            raise InputError(f"another process adds '{name}': wait until it ends, or choose another --name")
+        yield
 
 
 def command(
@@ -57,21 +71,24 @@ def command(
     licence: Annotated[str, typer.Option(metavar="TEXT", help="Its licence, for its card.")] = "unknown",
     as_json: AsJson = False,
 ) -> None:
+    from planning.manifest import read_manifest
     from preprocessing.ingest import absent_classes, data_card, sizes
     from preprocessing.manifest import DATA_DIRECTORY, open_data_set
     from preprocessing.own_data import add_table, open_table
-    from storage.files import write_text
 
     if name is None and not (name := name_of(path)):
         raise InputError(f"'{path.name}' has no letter of a to z and no digit: name the data set by --name")
-    with progress(as_json):
+    read_manifest()
+    card = DATA_DIRECTORY / name / CARD
+    with progress(as_json), _alone(name):
         table = open_table(path, split, content=text, labels=label or (), group=group, identity=identity, task=task)
+        if size is not None and table.columns.kind != "image":
+            raise InputError(f"--size resizes images, and {path} has texts: leave it out")
         for line in table.lines():
             print(line)
         entry = add_table(name, table, source, licence, size, say=print)
-    card = DATA_DIRECTORY / name / CARD
-    data = open_data_set(name)
-    write_text(card, data_card(data))
+        data = open_data_set(name)
+        write_text(card, data_card(data))
     if as_json:
         print_json({"name": name, "card": str(card), **entry.to_json()})
         return

@@ -25,10 +25,12 @@ from rich.text import Text
 
 from commands.options import AsJson, print_json
 from commands.servers import is_free, port_lock
-from preprocessing.manifest import MANIFEST_PATH, DataSetEntry, Manifest
+from planning.manifest import read_manifest
+from preprocessing.manifest import MANIFEST_PATH, DataSetEntry
 from storage.errors import InputError
 from storage.files import sha256_file
 from storage.locks import is_held
+from storage.source import ROOT
 from tasks.dvc_cache import remotes
 
 OK, MISSING, OPTIONAL = "ok", "missing", "optional"
@@ -67,6 +69,7 @@ def command(
 def examine(thorough: bool = False) -> Iterator[Check]:
     """Make every check; ``thorough`` reads the bytes of data/."""
     yield Check("Python", OK, f"{sys.version.split()[0]} in {sys.prefix}")
+    yield source()
     yield packages()
     yield from accelerator()
     for name in ("git", "make"):
@@ -78,6 +81,13 @@ def examine(thorough: bool = False) -> Iterator[Check]:
     yield port("Prefect", 4200, "--prefect-port")
     yield port("MLflow", 5000, "--mlflow-port")
     yield from machine()
+
+
+def source() -> Check:
+    """The code of this command: in a copied project it may be that of the original."""
+    if Path("commands").is_dir() and Path.cwd() != ROOT:
+        return Check("source", MISSING, f"{ROOT}, not of this folder", "rm -rf .venv && make install")
+    return Check("source", OK, str(ROOT))
 
 
 def packages(site: list[str] | None = None) -> Check:
@@ -156,7 +166,7 @@ def dvc_remote() -> Check:
 def data(thorough: bool) -> Iterator[Check]:
     """The files of each data set against the manifest, by size or by sha256."""
     try:
-        datasets = Manifest.load().datasets
+        datasets = read_manifest().datasets
     except InputError as error:
         datasets = {}
         yield Check("data", MISSING, str(error), f"git checkout {MANIFEST_PATH}")

@@ -15,6 +15,7 @@ from commands.options import (
     Variants,
     plan_of,
     print_json,
+    print_results,
     progress,
     results_of,
 )
@@ -36,3 +37,5 @@ def command(
         report = Path(evaluate(experiment, plan=plan.to_json()))
     if as_json:
         print_json(results_of(report))
+    else:
+        print_results(report)

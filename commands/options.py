@@ -99,7 +99,7 @@ def plan_of(
 
     refuse_unknown([on] if on else [], EXECUTORS, "--on")
     read_experiment(experiment, variants or None, seeds or None, overrides or ())
-    from planning.plan import make_plan
+    from planning.resolve import make_plan
 
     environment = read_environment()
     if on:
@@ -127,6 +127,17 @@ def results_of(report: Path) -> dict[str, Any]:
     """Return what a report's folder has for a program: its path, its metrics and its verdicts."""
     metrics, verdicts = read_json(report / "metrics.json"), read_json(report / "verdicts.json")["verdicts"]
     return {"report": str(report), "metrics": metrics, "verdicts": verdicts}
+
+
+def print_results(report: Path) -> None:
+    """Print the tables and verdicts of a report and, of a tuning, its choices as an experiment has them."""
+    from evaluation.terminal import terminal_table
+    from planning.tuning import choices, chosen_lines
+
+    results = results_of(report)
+    print_table(terminal_table(results["metrics"], results["verdicts"]))
+    if lines := chosen_lines(choices(report)):
+        print("To train with these, write them under `variants` of the experiment that is tuned:", *lines, sep="\n  ")
 
 
 def print_table(table: RenderableType) -> None:

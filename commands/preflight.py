@@ -14,11 +14,13 @@ OLDEST = (3, 11)
 def problem(venv: str = ".venv") -> "tuple[str, str] | None":
     """Return the first problem and the command that fixes it, or None."""
     made, settings = os.path.isdir(venv), os.path.join(venv, "pyvenv.cfg")
-    version = sys.version_info[:2]
+    version, command = sys.version_info[:2], None
     if os.path.isfile(settings):
         with open(settings) as file:
-            found = re.search(r"^version(?:_info)? *= *(\d+)\.(\d+)", file.read(), re.MULTILINE)
+            text = file.read()
+        found = re.search(r"^version(?:_info)? *= *(\d+)\.(\d+)", text, re.MULTILINE)
         version = (int(found.group(1)), int(found.group(2))) if found else version
+        command = re.search("^command *= *(.+)", text, re.MULTILINE)
     if version < OLDEST:
         removed = f"rm -rf {venv}; " if made else ""
         fix = removed + "apt-get install python3.11 python3.11-venv (or: pyenv install 3.11), then make install"
@@ -29,6 +31,9 @@ def problem(venv: str = ".venv") -> "tuple[str, str] | None":
         return "the virtual environment is not made yet", "make install"
     if not os.access(os.path.join(venv, "bin", "python"), os.X_OK):
         return f"{venv}/bin/python does not start", f"rm -rf {venv} && make install"
+    # Its programs start the Python, and the code, of the folder that it was made in.
+    if command and not command.group(1).endswith(os.path.abspath(venv)):
+        return f"{venv} was made in another folder: this one was moved or copied", f"rm -rf {venv} && make install"
     if not os.path.isfile(os.path.join(venv, "installed")):
         return "the packages are not all installed", "make install"
     return None

@@ -89,7 +89,7 @@ def command(
 
 def find() -> list[Item]:
     """Return every item that can be removed, kinds in the order above. InputError if an experiment cannot be read."""
-    from planning.plan import make_plan  # torch
+    from planning.resolve import make_plan  # torch
 
     wanted = {name: make_plan(name).parts() for name in experiments()}
     prepared_root = read_environment().prepared

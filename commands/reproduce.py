@@ -142,7 +142,7 @@ def forget(again: RunFolder) -> None:
 
 def _how_to_prepare(run: RunFolder) -> str:
     """The command that makes the prepared arrays of ``run`` again, or the reason why none can."""
-    from planning.plan import make_plan
+    from planning.resolve import make_plan
 
     data, key = run.job["data"], Path(run.job["prepared"]).name
     for name in experiments():

@@ -31,6 +31,7 @@ from commands.options import (
     Variants,
     plan_of,
     print_json,
+    print_results,
     print_table,
     progress,
     results_of,
@@ -67,17 +68,15 @@ def command(
     start = time.monotonic()
 
     from commands.servers import prefect_session
-    from evaluation.terminal import terminal_table
     from flows.pipeline import pipeline
     from tasks.progress import say
 
     with progress(as_json), prefect_session():
         report = Path(pipeline(experiment, plan=plan.to_json(), fresh=no_cache, wait=not no_wait))
-    results = results_of(report)
     if as_json:
-        print_json(results)
+        print_json(results_of(report))
         return
-    print_table(terminal_table(results["metrics"], results["verdicts"]))
+    print_results(report)
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
     say(f"\n{minutes} min {seconds} s. Report: {report / 'report.html'}")
     say("Next:  reread ui      MLflow and Prefect in the browser, runs to compare")
@@ -88,6 +87,7 @@ def command(
 def print_plan(plan: "Plan", as_json: bool) -> None:
     """Print each run of the plan, with its key where the arrays are prepared, and what the comparisons can decide."""
     from planning.reach import plan_reach, reach_lines
+    from planning.tuning import other_settings, published
 
     runs = planned_runs(plan)
     try:
@@ -108,7 +108,7 @@ def print_plan(plan: "Plan", as_json: bool) -> None:
     print(f"{len(runs)} runs: {cached} cached, {len(runs) - cached} to train")
     if plan.search is not None:
         print(f"each variant has {plan.search['trials']} trials: further ones depend on the results of these")
-    for line in [missing] if missing else reach_lines(reaches):
+    for line in [*([missing] if missing else reach_lines(reaches)), *other_settings(plan, published(plan))]:
         print(line)
 
 

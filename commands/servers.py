@@ -84,7 +84,9 @@ def prefect_server(port: int) -> Server:
 
 def mlflow_server(port: int) -> Server:
     """MLflow's server on the project's database, which is created where it is missing."""
-    from tracking.runs import ARTIFACTS, open_tracking, tracking_uri
+    from tracking.addresses import ARTIFACTS
+    from tracking.connection import tracking_uri
+    from tracking.runs import open_tracking
 
     open_tracking()
     command = module_command(

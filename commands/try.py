@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from commands.options import completion, plan_of, print_table
+from commands.options import completion, plan_of, print_results
 
 FEWEST_SEEDS = 6  # with which one comparison can be decided
 RUN_SECONDS = 6  # beside training: to import torch, to open the arrays, to evaluate
@@ -44,9 +44,9 @@ def command(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; train nothing.")] = False,
 ) -> None:
-    from preprocessing.manifest import Manifest
+    from planning.manifest import read_manifest
 
-    entry = Manifest.load().entry(name)  # before slow imports
+    entry = read_manifest().entry(name)  # before slow imports
 
     from evaluation.metric_names import metric_words
     from planning.trial import (
@@ -100,7 +100,6 @@ def command(
         return
 
     from commands.servers import prefect_session
-    from evaluation.terminal import terminal_table
     from flows.pipeline import pipeline
     from storage.files import read_json
     from tracking.registry import champion_tags
@@ -110,7 +109,7 @@ def command(
         write_experiment(name, tuned(first, tuning, read_json(report / "metrics.json")))
         report = Path(pipeline(name, plan=plan_of(name).to_json()))
     metrics = read_json(report / "metrics.json")
-    print_table(terminal_table(metrics, read_json(report / "verdicts.json")["verdicts"]))
+    print_results(report)
     champion = champion_tags(name)
     metric = metrics["champions"][name]["metric"]
     print(f"\nReport: {report / 'report.html'}")

@@ -28,7 +28,7 @@ def command(
 ) -> None:
     if mlflow_port == prefect_port:
         raise InputError(f"port {mlflow_port} is given to MLflow and to Prefect: choose two ports")
-    from tracking.runs import tracking_uri
+    from tracking.connection import tracking_uri
 
     console = Console(highlight=False, soft_wrap=True)
 

@@ -119,8 +119,20 @@ def published(experiment: str, name: str) -> Any:
     return read_json(path) if (ROOT / path).exists() else None
 
 
+def claims(experiment: str) -> list[str]:
+    """Return the claims that an experiment compares."""
+    sys.path.insert(0, str(ROOT))
+    from planning.experiment import load_experiment
+
+    return [one["claim"] for one in load_experiment(experiment, ROOT).comparisons]
+
+
 def not_run(experiment: str) -> str:
-    return f"Not run yet: `reread run --experiment {experiment}`\n"
+    """Return what is written in place of an experiment's results: its command, and the claims that it compares."""
+    command, compared = f"`reread run --experiment {experiment}`", claims(experiment)
+    if not compared:
+        return f"Not run yet: {command}\n"
+    return "".join(f"{line}\n" for line in [f"Not run yet. {command} compares:", "", *(f"- {one}" for one in compared)])
 
 
 def verdicts(experiment: str) -> Table | str:
@@ -144,7 +156,8 @@ def accuracies(experiment: str) -> Table | str:
     """Return what each variant and baseline reaches on the test split, in the experiment's own metric, and its cost."""
     metrics = published(experiment, "metrics.json")
     if metrics is None:
-        return not_run(experiment)
+        # Where an experiment compares claims, the page says it in place of their verdicts.
+        return "" if claims(experiment) else not_run(experiment)
     rows = []
     for data, baselines in metrics["baselines"].items():
         for name, variant in metrics["variants"].items():

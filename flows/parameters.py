@@ -7,7 +7,8 @@ from prefect.context import FlowRunContext
 from pydantic import Field
 
 from planning.experiment import experiments
-from planning.plan import Plan, make_plan
+from planning.plan import Plan
+from planning.resolve import make_plan
 
 MOST_NAMES = 4  # that a flow run's name lists
 

@@ -7,6 +7,7 @@ from flows.evaluate import evaluate
 from flows.ingest import ingest
 from flows.parameters import Experiment, Fresh, Overrides, PlanValue, Seeds, Variants, Wait, plan_of
 from flows.train import train
+from planning.resolve import with_data
 from tasks.show import show_results
 
 
@@ -28,7 +29,7 @@ def pipeline(
     """
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
     ingest(plan=chosen.to_json())
-    value = chosen.with_data().to_json()
+    value = with_data(chosen).to_json()
     train(plan=value, fresh=fresh, wait=wait)
     report = evaluate(plan=value)
     show_results(Path(report))

@@ -17,6 +17,7 @@ from flows.preprocess import preprocess
 from planning.environment import Environment
 from planning.reach import plan_reach, reach_lines
 from planning.search import rounds
+from planning.tuning import other_settings, published
 from tasks.background import tracking_in_background
 from tasks.board import BOARD
 from tasks.liveness import close_dead_flow_runs
@@ -46,7 +47,7 @@ def train(
     """
     allow_training()
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
-    for line in reach_lines(plan_reach(chosen)):
+    for line in [*reach_lines(plan_reach(chosen)), *other_settings(chosen, published(chosen))]:
         say(line, summary=True)
     # What a kill left running in Prefect and MLflow is closed first, and what waited in journals is sent.
     close_dead_flow_runs(say)

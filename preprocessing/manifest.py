@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import kinds
-from preprocessing.sources import SOURCES
+from preprocessing.sources import SOURCES, how_to_make
 from storage.errors import InputError, nearest, refuse_unknown
 from storage.files import read_json, sha256_file, write_json
 from storage.locks import file_lock
@@ -176,15 +176,15 @@ def verify_files(directory: Path, entry: DataSetEntry) -> None:
     """Check each file of data/NAME against the manifest: InputError names the one that is missing or changed."""
     directory = Path(directory)
     if not directory.is_dir():
-        raise InputError(f"{directory} is missing: run 'make data' to make it")
+        raise InputError(f"{directory} is missing: {how_to_make(directory.name)}")
     for name, about in entry.files.items():
         path = directory / name
         if not path.is_file():
-            raise InputError(f"{path} is missing: remove {directory} and run 'make data' to make it again")
+            raise InputError(f"{path} is missing: remove {directory} and {how_to_make(directory.name)}")
         if path.stat().st_size != about.bytes or sha256_file(path) != about.sha256:
             raise InputError(
                 f"{path} is not the file that the manifest names: its sha256 is {sha256_file(path)[:12]}…, and "
-                f"{about.sha256[:12]}… is expected: remove {directory} and run 'make data' to make it again"
+                f"{about.sha256[:12]}… is expected: remove {directory} and {how_to_make(directory.name)}"
             )
 
 

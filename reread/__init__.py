@@ -21,7 +21,7 @@ import pandas as pd
 
 import tasks  # noqa: F401  (settles the process's environment: nothing is sent to anybody)
 from commands.compare import compare as _compare
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from planning.runs import all_runs, find_run
 from storage.errors import InputError
 from storage.files import read_json

@@ -29,6 +29,16 @@ LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
 CHECKPOINT = "training.safetensors"
 WEIGHTS = "best.safetensors"
+# Entries of a job, which training/settings.py reads with those that training needs.
+JOB_ENTRIES = {
+    "run_key": str,
+    "variant": str,
+    "model": str,
+    "data": str,
+    "seed": int,
+    "network": dict,
+    "training": dict,
+}
 EVALUATION = "evaluation"
 METRICS = "metrics.json"
 LATENCY = "latency.json"
@@ -55,8 +65,13 @@ class RunFolder:
 
     @cached_property
     def job(self) -> dict[str, Any]:
-        """job.json; InputError where it is missing."""
-        return read_json(self.directory / JOB)
+        """job.json; InputError where it is missing or is no job."""
+        path = self.directory / JOB
+        job = read_object(path, "model", "network")
+        for name, kind in JOB_ENTRIES.items():
+            if not isinstance(job.get(name, kind()), kind):
+                raise InputError(f"{path}: '{name}' is {job[name]!r}: restore it or remove it and run again")
+        return job
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -127,7 +142,7 @@ class RunFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.directory / name
-        return read_json(path) if path.is_file() else {}
+        return read_object(path) if path.is_file() else {}
 
 
 def write_result(run_directory: Path, result: dict[str, Any]) -> None:

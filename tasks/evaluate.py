@@ -21,7 +21,8 @@ from evaluation.report import evaluate_experiment
 from evaluation.run import evaluate_run
 from evaluation.summary import champion_of
 from planning.experiment import networks
-from planning.plan import Plan, make_plan
+from planning.plan import PLAN, Plan
+from planning.resolve import make_plan
 from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
 from storage.files import write_json
@@ -33,8 +34,6 @@ from tasks.progress import say
 from tasks.provenance import described
 from tasks.step import step
 from tracking.journal import Tracker
-
-PLAN = "plan.json"
 
 
 @step(task_run_name="evaluate-{plan[name]}")
@@ -193,7 +192,7 @@ def _register(
     champions = {data: champion_of(data, metrics)[0] for data in metrics["champions"]}
     for name, about in metrics["variants"].items():
         best = next(record for record in records if record.variant == name and record.seed == about["best_seed"])
-        job = {**best.job, "experiment": experiment.name}
+        job = {**best.job, "variant": name, "experiment": experiment.name}
         if kinds.kind(best.description["kind"]).reader is None:
             continue  # models of this kind are not served
         if not best.run.weights.is_file():

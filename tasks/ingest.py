@@ -8,6 +8,7 @@ from pathlib import Path
 
 from planning.environment import read_environment
 from planning.experiment import load_experiment
+from planning.manifest import read_manifest
 from preprocessing.ingest import data_card, sizes
 from preprocessing.ingest import ingest as ingest_source
 from preprocessing.manifest import Manifest, open_data_set
@@ -22,6 +23,7 @@ from tasks.step import publish_results, step
 def ingest(data: str, accept_new_version: bool = False, mirror: str | None = None) -> str:
     """Make data set ``data``, or verify it; return the version that the manifest knows it by."""
     folder = Path(mirror) if mirror else None
+    read_manifest()
     try:
         entry = ingest_source(data, accept_new_version=accept_new_version, mirror=folder, progress=say)
     except InputError as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from preprocessing.prepare import prepare, summary
 from preprocessing.workers import Workers, use_workers
 from storage.errors import command, refuse_unknown

@@ -8,6 +8,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 
 from evaluation.metrics import metric_title
 from evaluation.page import interval, number
+from planning.plan import PLAN
 from storage.files import read_json
 from tasks.progress import artifact_key, in_outermost_flow, log
 from tracking.runs import report_page
@@ -20,7 +21,7 @@ def show_results(report: Path) -> None:
     """
     if not in_outermost_flow():
         return
-    metrics, plan = read_json(report / "metrics.json"), read_json(report / "plan.json")
+    metrics, plan = read_json(report / "metrics.json"), read_json(report / PLAN)
     verdicts = read_json(report / "verdicts.json")["verdicts"]
     name = report.name
     for one in verdicts:

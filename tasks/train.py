@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from planning.keys import this_machine
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from planning.runs import RESULTS, RUNS, run_records
 from planning.search import rounds
 from storage.errors import InputError, command
@@ -77,9 +77,9 @@ def reuse(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     One task for all of them, and one question to MLflow.
     """
     found = [dict(job) for job in jobs if is_reusable(RunFolder(Path(job["run_directory"])))]
-    known = recorded_keys({job["experiment"] for job in found})
+    known = recorded_runs({job["experiment"] for job in found})
     for job in found:
-        if (job["experiment"], job["run_key"]) not in known:
+        if (job["experiment"], job["variant"], job["run_key"]) not in known:
             record(job)
         BOARD.end(job, trained=False)
         say(f"{_summary(job)} (finished before, {job['run_directory']})", summary=True)
@@ -95,11 +95,11 @@ def is_reusable(run: RunFolder) -> bool:
     return run.finished and run.damage() is None
 
 
-def recorded_keys(experiments: Iterable[str]) -> set[tuple[str, str]]:
-    """Return (experiment, run key) of the finished runs that MLflow has; none where it does not answer."""
+def recorded_runs(experiments: Iterable[str]) -> set[tuple[str, str, str]]:
+    """Return (experiment, variant, run key) of the finished runs that MLflow has; none where it does not answer."""
     try:
         tracking = open_tracking()
-        return {(name, key) for name in experiments for key in tracking.recorded(name)}
+        return {(name, *run) for name in experiments for run in tracking.recorded(name)}
     except Exception:  # whatever MLflow, its database or its server raise: recording a run reports it
         return set()
 

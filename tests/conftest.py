@@ -214,7 +214,7 @@ def empty_databases() -> Path:
     Ten seconds of migrations make it, once for each version of what makes it.
     """
     made_by = {name: importlib.metadata.version(name) for name in ("mlflow", "prefect", "alembic", "sqlalchemy")}
-    made_by |= {"script": MIGRATE, "tracking": sha256_file(ROOT / "tracking/runs.py")}
+    made_by |= {"script": MIGRATE, "tracking": sha256_file(ROOT / "tracking/connection.py")}
     made = ROOT / ".cache/databases" / content_key(made_by)
     with file_lock(made.with_suffix(".lock")):
         if not made.exists():

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -33,14 +34,29 @@ LINES = sorted({line for text in PAGES.values() for _, kind, code in FENCE.finda
                 for line in shell_lines(code)})  # fmt: skip
 
 
+def simple_commands(line: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a line, also of one that ssh runs; redirections are left out."""
+    reader = shlex.shlex(line, posix=True, punctuation_chars=True)
+    reader.whitespace_split = True
+    words: list[str] = []
+    for word in (*reader, ";"):
+        if not set(word) <= set("|&;()"):
+            words.append(word)
+            continue
+        if words and words[0] == "ssh":
+            yield from simple_commands(" ".join(words[2:]))  # after the host
+        elif words:
+            yield [one for before, one in zip(["", *words], words, strict=False) if not {before, one} & {"<", ">"}]
+        words = []
+
+
 def commands_of(program: str) -> list[list[str]]:
-    """Return the words of each shown command of a program; variables before it and redirections are left out."""
+    """Return the words of each shown command of a program; variables before it are left out."""
     found = []
-    for line in LINES:
-        for part in line.split(" | "):
-            words = [word for word in shlex.split(re.sub(r" [<>] \S+", "", part)) if not re.match(r"[A-Z_]+=", word)]
-            if words[0] == program or (program == "python" and "python" in words):
-                found.append(words[words.index(program) + 1 :])
+    for command in (command for line in LINES for command in simple_commands(line)):
+        words = [word for word in command if not re.match(r"[A-Z_]+=", word)]
+        if words[:1] == [program] or (program == "python" and "python" in words):
+            found.append(words[words.index(program) + 1 :])
     return found
 
 

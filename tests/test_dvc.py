@@ -13,7 +13,7 @@ from commands.publish import depends_on
 from planning import keys
 from planning.experiment import experiments
 from planning.keys import this_machine
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from storage.errors import InputError
 from storage.files import write_json
 from tasks.machine import main, refuse_other_machine

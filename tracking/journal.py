@@ -26,7 +26,9 @@ from storage.errors import InputError
 from storage.files import read_json
 from storage.locks import file_lock, run_lock
 from storage.prepared import open_prepared
-from tracking.runs import HAPPENED, RUN_LOCKS, Tracking, Unavailable, open_tracking, tracking_uri
+from tracking.connection import Unavailable, tracking_uri
+from tracking.run_locks import RUN_LOCKS
+from tracking.runs import HAPPENED, Tracking, open_tracking
 
 FOLDER = ".journals"
 SECONDS_BETWEEN_ATTEMPTS = 60.0

@@ -32,8 +32,10 @@ from storage.locks import file_lock
 from storage.prepared import DESCRIPTION, Prepared
 from storage.run_folder import METRICS, RunFolder
 from tracking.baseline_predictor import SERVED
+from tracking.connection import LOCKS
 from tracking.descriptions import NOTE, registered_name
-from tracking.runs import LOCKS, SCORES, SEEDS, Tracking
+from tracking.figures import SCORES, SEEDS
+from tracking.runs import Tracking
 from tracking.serving import (
     BASELINE,
     CARD,
@@ -67,8 +69,8 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path, evaluation_d
 
     evaluation_directory: its evaluation, which has the threshold of several labels; without it that is 0.5.
 
-    A version is identified by the tags ``run_key`` and ``source``, the digest of the code that serves it. If the run
-    has a version of today's code already, only its card is updated.
+    A version is identified by the tags ``run_key``, ``variant`` and ``source``, the digest of the code that serves it.
+    If the run has a version of today's code already, only its card is updated.
     """
     client, run_directory = tracking.client, Path(run_directory)
     job = RunFolder(run_directory).job
@@ -76,6 +78,8 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path, evaluation_d
     threshold = label_threshold(read_json(evaluation_directory / METRICS)) if evaluation_directory else None
     with _locked(tracking):
         run = client.get_run(run_id)
+        # The run may have been trained under another name.
+        job = {**job, "variant": run.data.params["variant"]}
         parent_id = run.data.tags["mlflow.parentRunId"]
         tracking.update_stale_parent(parent_id)
         variant_metrics = client.get_run(parent_id).data.metrics
@@ -83,9 +87,12 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path, evaluation_d
         # The variant's validation score over its seeds: champions are chosen by it.
         return _register(
             tracking, run, registered_name(job["data"]), card,
-            {"run_key": job["run_key"], "source": served_source(job, description["kind"])},
             {
+                "run_key": job["run_key"],
                 "variant": job["variant"],
+                "source": served_source(job, description["kind"]),
+            },
+            {
                 **_validated(description, variant_metrics[f"validation.{SCORES[description['task']]}.mean"]),
                 "validation.seeds": str(int(variant_metrics.get(SEEDS, 1))),
             },
@@ -106,9 +113,12 @@ def log_baseline(tracking: Tracking, experiment: str, name: str, baseline: "Base
     with _locked(tracking):
         return _register(
             tracking, tracking.client.get_run(run_id), registered_name(data), card,
-            {"run_key": baseline.directory.name, "source": baseline_source(prepared.kind, name)},
             {
+                "run_key": baseline.directory.name,
                 "variant": name,
+                "source": baseline_source(prepared.kind, name),
+            },
+            {
                 **_validated(description, baseline.metrics["validation"][SCORES[description["task"]]]),
                 "validation.seeds": str(ENOUGH_SEEDS),
             },
@@ -145,7 +155,7 @@ def _register(
 
     client = tracking.client
     versions = client.search_model_versions(f"name = '{name}' AND tags.run_key = '{identity['run_key']}'")
-    found = [version for version in versions if version.tags.get("source") == identity["source"]]
+    found = [version for version in versions if identity.items() <= version.tags.items()]
     if found:
         version = str(found[0].version)
     else:
@@ -167,11 +177,10 @@ def _register(
         f"version's signature. The alias `{CHAMPION}` is the best on validation.",
     )
     claim = {**tags, "experiment": client.get_experiment(run.info.experiment_id).name}
-    if found and _outranks(tracking, found[0].tags, claim, ties=True):
-        # Two experiments share the run: the version stays that of the one with more evidence.
-        claim = {"variant": claim["variant"]}
-    for key, value in claim.items():
-        client.set_model_version_tag(name, version, key, value)
+    # Where two experiments share the run, the version stays that of the one with more evidence.
+    if not found or not _outranks(tracking, found[0].tags, claim, ties=True):
+        for key, value in claim.items():
+            client.set_model_version_tag(name, version, key, value)
     return version
 
 
@@ -309,7 +318,10 @@ def _choose(model: Registered, variant: str | None, version: int | str | None) -
         of_variant = [number for number, one in versions.items() if one.tags.get("variant") == variant]
         if not of_variant:
             variants = {one.tags["variant"] for one in versions.values() if "variant" in one.tags}
-            raise InputError(f"{model.name} has no version of variant '{variant}': {nearest(variant, variants)}")
+            raise InputError(
+                f"{model.name} has no version of variant '{variant}': {nearest(variant, variants)} (`reread run` "
+                "registers the variants of an experiment, also a renamed one)"
+            )
         # The newest may be a trial of a small experiment.
         return versions[max(of_variant, key=lambda number: (*_merit(versions[number].tags), int(number)))]
     champion = model.aliases.get(CHAMPION, "")

@@ -1,39 +1,28 @@
 """The only door to MLflow for runs: parameters, metrics, reports.
 
 Each of our experiments is one MLflow experiment. In it, a child run is one (variant, seed), found by the tag
-``run_key``. Its parent is one variant on one data version, found by ``variant_key``, so that seeds trained later join
-it. One more run, tagged ``report``, holds the experiment's report. Code names runs by explicit ids: no active run, no
-autolog. Models go through tracking/registry.py.
+``run_key`` and the variant's name. Its parent is one variant on one data version, found by ``variant_key``, so that
+seeds trained later join it. One more run, tagged ``report``, holds the experiment's report. Code names runs by explicit
+ids: no active run, no autolog. Models go through tracking/registry.py.
 
 MLflow is a log and decides nothing. If its database is deleted, ``record`` writes the finished runs of runs/ again. A
 process that tracks a run holds a lock, which the kernel frees however the process dies. From free locks ``reconcile``
 knows which RUNNING runs nobody trains any more.
 
 Tracking never stops training: what MLflow cannot take waits in tracking/journal.py.
-
-The database is sqlite:///mlflow.db in the project's folder with mlartifacts/ beside it, or MLFLOW_TRACKING_URI. MLflow
-is imported on first use: its import takes a second, and not every stage tracks.
 """
 
 import contextlib
 import json
-import logging
-import math
-import os
-import re
 import shutil
 import tempfile
-import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from storage.digests import whole
 from storage.errors import InputError
 from storage.files import content_key, read_json, write_json, write_text
 from storage.locks import file_lock
@@ -42,103 +31,53 @@ from storage.run_folder import (
     ENVIRONMENT,
     HISTORY,
     JOB,
-    LATENCY,
     LOG,
-    METRICS,
     RESULT,
     TIMING,
     RunFolder,
-    evaluate_again,
 )
 from tracking import descriptions
+from tracking.addresses import ARTIFACTS
+from tracking.connection import LOCKS, connect, refuse_silent_server, tracking_uri
 from tracking.descriptions import NOTE, ROLE, SEED
+from tracking.figures import (
+    SCORES,
+    began_and_ended,
+    betas,
+    environment_tags,
+    finite,
+    flat,
+    mean_and_interval,
+    read_if_exists,
+    run_figures,
+    variant_parameters,
+)
 from tracking.pages import run_page, server_of
+from tracking.run_locks import RUN_LOCKS
 from tracking.views import views
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-DATABASE = Path("mlflow.db")
-ARTIFACTS = Path("mlartifacts")
-LOCKS = Path(".locks")
 MAXIMUM_METRICS = 25
 METRICS_PER_BATCH = 1000
 # What differs between the seeds of one variant, or only locates a run.
 NOT_OF_THE_VARIANT = {"seed", "run_key", "key_parts", "run_directory", "prepared"}
-# Entries of result.json that are no figure of merit, or are logged per epoch already.
-NO_METRICS = {"seed", "validation", "betas"}
-# The metric of learnt betas, whose step is the layer's number.
-BETA = "beta"
-TIMING_METRICS = ("seconds", "samples_per_second", "peak_memory_bytes")
-LATENCY_METRICS = ("one_by_one", "in_one_batch")
-# A parent's metrics, named so that the mean comes first: MLflow's comparison draws the first metric.
-INTERVAL = {"mean": "mean", "low": "mean_low", "high": "mean_high"}
-SEEDS = "variant.seeds"
-# What the evaluation calls the score that training maximises.
-SCORES = {"single-label": "accuracy", "multi-label": "macro_auroc"}
 # The tag of the run that holds an experiment's report.
 REPORT = "report"
 ORIGIN = "origin.json"
 RUN_FILES = (JOB, RESULT, TIMING, ENVIRONMENT, LOG)
-# MLflow would try for minutes by default, and training waits meanwhile.
-HTTP_DEFAULTS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-}
-# What SQLite says where nothing more can be written.
-FULL_DISK = ("database or disk is full", "disk I/O error")
-REFUSED = re.compile(r"[^\w./: -]")
-
-
-class Unavailable(InputError):
-    """MLflow does not answer, its disk is full, or its database cannot be opened."""
-
-
-def tracking_uri(root: Path = Path()) -> str:
-    """Return MLFLOW_TRACKING_URI if the user has set it, else the sqlite database in ``root``, absolute."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(root / DATABASE).resolve()}"
 
 
 def open_tracking(root: Path = Path()) -> "Tracking":
-    """Connect to MLflow; the first process creates a missing database.
-
-    Unavailable where the server does not answer, the disk is full, or the database is of another version of MLflow.
-    """
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    shared = Shared.connections.get((tracking_uri(root), root.resolve())) if Shared.connections else None
-    if shared is not None:
-        if shared.uri.startswith(("http://", "https://")):
-            _refuse_silent_server(shared.uri)
-        return shared
-    for name, value in HTTP_DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    # MLflow reports success on stderr, where it looks like an error, and prints the address of each run that has ended.
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    for name in ("mlflow.pyfunc", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    # It prints the traceback of each error that it raises.
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    """Connect to MLflow (``connect``), or return the connection of ``shared_connection``; Unavailable as there."""
     uri = tracking_uri(root)
-    if uri.startswith(("http://", "https://")):
-        _refuse_silent_server(uri)
-    with file_lock(root / LOCKS / "mlflow.lock"):
-        try:
-            if uri == f"sqlite:///{(root / DATABASE).resolve()}":
-                _create_database(root)
-            client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-            client.search_experiments(max_results=1)
-        except (MlflowException, SQLAlchemyError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            full = any(one in reason for one in FULL_DISK)
-            mend = "Make room on the disk" if full else "Move that file away: finished runs are logged again"
-            raise Unavailable(f"MLflow cannot open {uri}: {reason}. {mend}") from None
-    tracking = Tracking(client, uri, root)
+    shared = (Shared.connections or {}).get((uri, root.resolve()))
+    if shared is not None:
+        refuse_silent_server(uri)
+        return shared
+    tracking = Tracking(connect(root), uri, root)
     if Shared.connections is not None:
         Shared.connections[uri, tracking.root] = tracking
         tracking.stale_parents = set()
@@ -188,35 +127,6 @@ def report_page(experiment: str, root: Path = Path()) -> str | None:
     return run_page(server_of(tracking.uri), run.info.experiment_id, run.info.run_id, descriptions.PAGE)
 
 
-def _refuse_silent_server(uri: str) -> None:
-    try:
-        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=15).close()
-    except urllib.error.HTTPError as answer:
-        answer.close()
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        raise Unavailable(
-            f"MLFLOW_TRACKING_URI={uri} does not answer ({reason}): start that server or unset the variable"
-        ) from None
-
-
-def _create_database(root: Path) -> None:
-    """Create the database under another name and rename it: a killed migration leaves nothing behind."""
-    if (root / DATABASE).exists():
-        return
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    working = (root / f".{DATABASE}.{uuid.uuid4().hex}").resolve()
-    try:
-        store = SqlAlchemyStore(f"sqlite:///{working}", (root / ARTIFACTS).resolve().as_uri())
-        # MLflow's own 'Default' would stand beside our experiment 'default', and never has a run.
-        store.delete_experiment(SqlAlchemyStore.DEFAULT_EXPERIMENT_ID)
-        store.engine.dispose()
-        os.replace(working, root / DATABASE)
-    finally:
-        working.unlink(missing_ok=True)
-
-
 # When that happened which is logged now, in milliseconds since 1970; None: now. Each thread has its own.
 HAPPENED: ContextVar[int | None] = ContextVar("happened", default=None)
 
@@ -224,35 +134,6 @@ HAPPENED: ContextVar[int | None] = ContextVar("happened", default=None)
 def logged_at() -> int:
     """Return the time of what is logged, in milliseconds since 1970."""
     return HAPPENED.get() or int(time.time() * 1000)
-
-
-class RunLocks:
-    """The locks of the runs that this process tracks, each with the thread that acquired it."""
-
-    def __init__(self) -> None:
-        self.locks: dict[Path, tuple[int, contextlib.ExitStack]] = {}
-
-    def acquire(self, path: Path) -> None:
-        """Acquire the lock of a run; wait while another process or thread tracks it. A thread may repeat it."""
-        owner, _ = self.locks.get(path, (None, None))
-        if owner == threading.get_ident():
-            return
-        stack = contextlib.ExitStack()
-        stack.enter_context(file_lock(path))
-        self.locks[path] = (threading.get_ident(), stack)
-
-    def release(self, path: Path) -> None:
-        _, stack = self.locks.pop(path, (None, None))
-        if stack:
-            stack.close()
-
-    def release_thread(self) -> None:
-        """Release the locks that this thread acquired."""
-        for path in [path for path, (owner, _) in list(self.locks.items()) if owner == threading.get_ident()]:
-            self.release(path)
-
-
-RUN_LOCKS = RunLocks()
 
 
 class Tracking:
@@ -281,22 +162,22 @@ class Tracking:
         if about:
             write_json(origin, about)
         else:
-            about = _read_if_exists(origin)
+            about = read_if_exists(origin)
         experiment_id = self.experiment(job["experiment"])
         RUN_LOCKS.acquire(self._run_lock(experiment_id, job["run_key"]))
         parent_id = self.parent(job, began)
         with self._locked():
-            run = self._find(experiment_id, "run_key", job["run_key"])
+            run = self._find_run(experiment_id, job)
             if run is None:
                 tags = {"run_key": job["run_key"], "mlflow.parentRunId": parent_id, "folder": self._workspace_id()}
                 name = f"{job['variant']}-seed-{job['seed']}"
                 run = self.client.create_run(experiment_id, start_time=began or logged_at(), run_name=name, tags=tags)
             description = read_json(Path(job["prepared"]) / DESCRIPTION)
-            parameters = {**_parameters(job, description), "seed": str(job["seed"])}
+            parameters = {**variant_parameters(job, description), "seed": str(job["seed"])}
             tags = {
                 **descriptions.origin(descriptions.command_of(job, seed=True), about),
                 NOTE: descriptions.seed_note(job),
-                **_flat(about),
+                **flat(about),
                 "folder": self._workspace_id(),
                 "seed": str(job["seed"]),
                 ROLE: SEED,
@@ -328,12 +209,12 @@ class Tracking:
         if (folder.directory / HISTORY).is_file():
             self.log_epochs(run_id, folder.history())
         run = self.client.get_run(run_id)
-        figures = _figures(folder, run.data.tags["task"], run.data.metrics, evaluation_directory)
+        figures = run_figures(folder, run.data.tags["task"], run.data.metrics, evaluation_directory)
         with self._locked():
             self._log_latest(run_id, figures)
-            self._log_metrics(run_id, _betas(result))
-            software = _environment(run.data.tags, folder) | {"kernels": result.get("kernels")}
-            self._log_params_and_tags(run, {}, _flat(software))
+            self._log_metrics(run_id, betas(result))
+            software = environment_tags(run.data.tags, folder) | {"kernels": result.get("kernels")}
+            self._log_params_and_tags(run, {}, flat(software))
         if run.info.status != "FINISHED":
             if "ended_by" in run.data.tags:
                 self.client.delete_tag(run_id, "ended_by")
@@ -365,10 +246,10 @@ class Tracking:
         lock = self._run_lock(experiment_id, job["run_key"])
         RUN_LOCKS.acquire(lock)
         try:
-            run = self._find(experiment_id, "run_key", job["run_key"])
+            run = self._find_run(experiment_id, job)
             if run is None:
                 return self._record_new(run_directory, evaluation_directory, job, experiment_id)
-            began, ended = _when(run_directory)
+            began, ended = began_and_ended(run_directory)
             run_id = run.info.run_id if run.info.status == "FINISHED" else self.start(job, {}, began)
             self.finish(run_id, run_directory, evaluation_directory, ended)
         finally:
@@ -380,14 +261,14 @@ class Tracking:
     ) -> str:
         """Write a finished run that MLflow does not have, by as few requests as there can be; return its id."""
         folder = RunFolder(run_directory)
-        began, ended = _when(run_directory)
+        began, ended = began_and_ended(run_directory)
         result, parent_id = folder.require_result(), self.parent(job, began)
         description = read_json(Path(job["prepared"]) / DESCRIPTION)
-        about = _read_if_exists(run_directory / ORIGIN)
+        about = read_if_exists(run_directory / ORIGIN)
         tags = {
             **descriptions.origin(descriptions.command_of(job, seed=True), about),
             NOTE: descriptions.seed_note(job),
-            **_flat(about),
+            **flat(about),
             "run_key": job["run_key"],
             "mlflow.parentRunId": parent_id,
             "folder": self._workspace_id(),
@@ -395,22 +276,22 @@ class Tracking:
             ROLE: SEED,
             "task": description["task"],
         }
-        tags |= _flat(_environment(tags, folder) | {"kernels": result.get("kernels")})
+        tags |= flat(environment_tags(tags, folder) | {"kernels": result.get("kernels")})
         with self._locked():
             name = f"{job['variant']}-seed-{job['seed']}"
             run = self.client.create_run(experiment_id, start_time=began, run_name=name, tags=tags)
             run_id = run.info.run_id
-            self._log_params_and_tags(run, {**_parameters(job, description), "seed": str(job["seed"])}, {})
+            self._log_params_and_tags(run, {**variant_parameters(job, description), "seed": str(job["seed"])}, {})
             self._log_dataset(run, job, description)
             self.logged_steps[run_id] = {}
-            figures = _figures(folder, description["task"], {}, evaluation_directory)
+            figures = run_figures(folder, description["task"], {}, evaluation_directory)
             epochs = folder.history() if (run_directory / HISTORY).is_file() else []
             self._log_metrics(
                 run_id,
                 [
                     *((key, int(row["epoch"]), row[key]) for row in epochs for key in row if key != "epoch"),
                     *((key, 0, value) for key, value in figures.items()),
-                    *_betas(result),
+                    *betas(result),
                 ],
             )
         self._log_files(run_id, [run_directory / name for name in RUN_FILES])
@@ -439,13 +320,13 @@ class Tracking:
             self.stale_parents.discard(parent_id)
             self.update_parent(parent_id)
 
-    def recorded(self, experiment: str) -> set[str]:
-        """Return the keys of an experiment's runs that are FINISHED."""
+    def recorded(self, experiment: str) -> set[tuple[str, str]]:
+        """Return (variant, run key) of an experiment's runs that are FINISHED."""
         found = self.client.get_experiment_by_name(experiment)
         if found is None:
             return set()
         runs = self._search([found.experiment_id], "attributes.status = 'FINISHED' and tags.run_key != ''")
-        return {run.data.tags["run_key"] for run in runs}
+        return {(run.data.params["variant"], run.data.tags["run_key"]) for run in runs}
 
     def reconcile(self, runs_root: Path) -> dict[str, str]:
         """Set the final status of RUNNING runs that no process of this folder trains; return {run id: status}.
@@ -507,7 +388,7 @@ class Tracking:
         with self._locked():
             run = self._find_or_create(experiment_id, "variant_key", key, job["variant"], began)
             source = descriptions.origin(descriptions.command_of(job, seed=False))
-            self._log_params_and_tags(run, _parameters(job, description), source)
+            self._log_params_and_tags(run, variant_parameters(job, description), source)
             self._log_dataset(run, job, description)
         self.parent_ids[key] = run.info.run_id
         return run.info.run_id
@@ -526,7 +407,7 @@ class Tracking:
             parent = self.client.get_run(parent_id)
             wanted = f"tags.mlflow.parentRunId = '{parent_id}' AND attributes.status = 'FINISHED'"
             children = self._search([parent.info.experiment_id], wanted)
-            self._log_latest(parent_id, _mean_and_interval([run.data.metrics for run in children]))
+            self._log_latest(parent_id, mean_and_interval([run.data.metrics for run in children]))
             # A variant takes as long as its seeds together, however many train at a time or on different days.
             took = sum(run.info.end_time - run.info.start_time for run in children)
             end = parent.info.start_time + took
@@ -555,7 +436,7 @@ class Tracking:
             # Registered baselines are those of experiments that read the test split.
             score = metrics.get(f"test.{SCORES[description['task']]}")
             tags = {"baseline": name, **source, **descriptions.baseline_tags(score)}
-            self._log_params_and_tags(run, _flat({"variant": name, "data": data, **chosen}), tags)
+            self._log_params_and_tags(run, flat({"variant": name, "data": data, **chosen}), tags)
             # Sorted among the variants, which have a mean over seeds.
             shown = {} if score is None else {f"test.{SCORES[description['task']]}.mean": score}
             self._log_latest(run.info.run_id, {**shown, **metrics})
@@ -571,7 +452,7 @@ class Tracking:
         with self._locked():
             run = self._find_or_create(experiment_id, REPORT, experiment, f"{experiment}-report")
             about = descriptions.origin(f"reread run --experiment {experiment}")
-            self._log_params_and_tags(run, {}, {**_flat(tags or {}), **about})
+            self._log_params_and_tags(run, {}, {**flat(tags or {}), **about})
         if results is not None:
             self._describe(experiment, run, results)
         for file in files:
@@ -620,7 +501,9 @@ class Tracking:
         """Return this folder's unique id. Only processes of this folder can see by its locks which runs live."""
         path = self.root / LOCKS / "folder"
         if not path.is_file():
-            write_text(path, uuid.uuid4().hex)
+            with file_lock(path.with_suffix(".lock")):
+                if not path.is_file():
+                    write_text(path, uuid.uuid4().hex)
         return path.read_text(encoding="utf-8")
 
     def _run_lock(self, experiment_id: str, run_key: str) -> Path:
@@ -638,6 +521,11 @@ class Tracking:
             token = page.token
             if not token:
                 return runs
+
+    def _find_run(self, experiment_id: str, job: Mapping[str, Any]) -> "Run | None":
+        """Find the run of a job. A variant that was renamed has the same keys: its runs are logged under each name."""
+        found = self._search([experiment_id], f"tags.run_key = '{job['run_key']}'")
+        return next((run for run in found if run.data.params.get("variant", job["variant"]) == job["variant"]), None)
 
     def _find(self, experiment_id: str, tag: str, value: str) -> "Run | None":
         found = self._search([experiment_id], f"tags.{tag} = '{value}'")
@@ -702,7 +590,7 @@ class Tracking:
         now = logged_at()
         new, left_out = [], set()
         for key, step, value in figures:
-            value = _number(value)
+            value = finite(value)
             if value is None or step in known.get(key, ()):
                 continue
             if key not in known and len(known) == MAXIMUM_METRICS:
@@ -717,99 +605,3 @@ class Tracking:
         self.logged_steps[run_id] = known
         if left_out:
             self.client.set_tag(run_id, "metrics_left_out", ", ".join(sorted(left_out)))
-
-
-def _when(run_directory: Path) -> tuple[int, int]:
-    """Return when a finished run began and ended, in milliseconds since 1970, by its files."""
-    folder = RunFolder(run_directory)
-    ended = int((folder.directory / RESULT).stat().st_mtime * 1000) if folder.finished else int(time.time() * 1000)
-    return ended - int(folder.timing.get("seconds", 0.0) * 1000), ended
-
-
-def _read_if_exists(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Join nested names by dots and write values as text. Leave None out; replace what MLflow refuses in names by _."""
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            flat[REFUSED.sub("_", f"{prefix}{key}")] = value if isinstance(value, str) else json.dumps(value)
-    return flat
-
-
-def _environment(tags: Mapping[str, str], folder: RunFolder) -> dict[str, Any]:
-    """Return a run's environment as tags; its commit once, under the name that it has in ``tags``."""
-    found = dict(folder.environment)
-    of_git = {f"git.{name}": found.pop(f"git_{name}", None) for name in ("commit", "dirty")}
-    return found | {name: value for name, value in of_git.items() if name not in tags}
-
-
-def _parameters(job: Mapping[str, Any], description: Mapping[str, Any]) -> dict[str, str]:
-    """Return a variant's parameters, flattened, without the seed."""
-    names = ("variant", "model", "data", "network", "training")
-    return _flat({**{name: job[name] for name in names}, "preprocessing": description["settings"]})
-
-
-def _number(value: Any) -> float | None:
-    """Return a finite number as float, None for anything else."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a result and of the mappings in it, names joined by a dot, without counts of rows."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            inner = ((f"{key}.{name}", one) for name, one in value.items() if name != "rows")
-            yield from ((name, one) for name, one in inner if isinstance(one, int | float))
-        elif isinstance(value, int | float):
-            yield key, value
-
-
-def _figures(
-    folder: RunFolder, task: str, known: Mapping[str, float], evaluation_directory: Path | None
-) -> dict[str, float]:
-    """Return the metrics of a finished run and of its evaluation; ``known`` are those that MLflow has."""
-    result = folder.require_result()
-    figures = dict(_numbers({key: value for key, value in result.items() if key not in NO_METRICS}))
-    score = f"validation.{SCORES[task]}"
-    # The evaluation replaces it: that runs on the CPU and may differ in the last digits.
-    if score not in known:
-        figures[score] = result["validation"]["score"]
-    figures |= {name: folder.timing[name] for name in TIMING_METRICS if name in folder.timing}
-    if evaluation_directory is not None:
-        figures |= dict(
-            _numbers(read_json(whole(Path(evaluation_directory) / METRICS, evaluate_again(evaluation_directory))))
-        )
-        latency = _read_if_exists(Path(evaluation_directory) / LATENCY)
-        figures |= {f"latency.{name}": latency[name] for name in LATENCY_METRICS if name in latency}
-    return figures
-
-
-def _betas(result: Mapping[str, Any]) -> list[tuple[str, int, float]]:
-    """Return the mean of each layer's learnt betas as a metric whose step is the layer's number."""
-    layers = result.get("betas", {}).values()
-    return [(BETA, number, sum(beta) / len(beta)) for number, beta in enumerate(layers, 1)]
-
-
-def _mean_and_interval(runs: list[Mapping[str, float]]) -> dict[str, float]:
-    """Return NAME.mean, .mean_low, .mean_high of each split's metric that all runs have, and ``variant.seeds``."""
-    from evaluation.metrics import bounds
-    from evaluation.statistics import mean_interval
-
-    shared = set.intersection(*(set(run) for run in runs)) if runs else set()
-    figures: dict[str, float] = {}
-    for name in sorted(name for name in shared if name.startswith(("test.", "validation."))):
-        interval = mean_interval([run[name] for run in runs], bounds=bounds(name.partition(".")[2]))
-        for end in INTERVAL:
-            value = getattr(interval, end)
-            if value is not None:
-                figures[f"{name}.{INTERVAL[end]}"] = value
-    return {**figures, SEEDS: float(len(runs))} if figures else {}

@@ -12,8 +12,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from storage.errors import InputError, nearest
+from tracking.addresses import place_now
+from tracking.connection import DATABASE, tracking_uri
 from tracking.descriptions import registered_name
-from tracking.runs import ARTIFACTS, DATABASE, open_tracking, tracking_uri
+from tracking.runs import open_tracking
 
 TRAIN = "an experiment on that data (`make run` or `make run EXPERIMENT=NAME`) trains some and registers the best"
 # What MLflow's database calls a version that was deleted.
@@ -97,10 +99,7 @@ def files(version: Version, root: Path = Path()) -> Path:
     """Return the folder of a version's files, or of a copy where a server keeps them; InputError where it fails."""
     address = urlsplit(version.address)
     if address.scheme == "file":
-        folder = Path(unquote(address.path))
-        # MLflow's addresses are absolute, and the project's folder may have been moved or copied since.
-        here = root.resolve() / ARTIFACTS / str(folder).rpartition(f"/{ARTIFACTS}/")[2]
-        return here if here.is_dir() else folder
+        return place_now(Path(unquote(address.path)), root)
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 

@@ -21,6 +21,13 @@ from storage.source import defined_names
 SOURCES = REGISTRY = Registry("preprocessing.sources", "data set", requires=("rows",))
 
 
+def how_to_make(name: str) -> str:
+    """Return what makes data/NAME where it is missing: a data set of the user's own has no source."""
+    if name in SOURCES.available():
+        return "run 'make data' to make it"
+    return "add it again by `reread data add`, or run 'make data' where DVC has a remote"
+
+
 def embedded() -> list[str]:
     """Return the names of the data sets that need no archive. Files are parsed and not imported."""
     names = ((name, defined_names(SOURCES.folder / f"{name}.py")) for name in SOURCES.available())

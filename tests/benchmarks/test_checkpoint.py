@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from benchmarks import checkpoint, end_to_end
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from storage.source import ROOT
 
 

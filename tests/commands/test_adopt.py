@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from preprocessing.prepare import prepare
 from storage.files import read_json, write_json
 from storage.run_folder import write_result

@@ -138,5 +138,12 @@ def test_without_a_name_the_runs_are_listed(here):
     assert listed.keys() >= {RUN_A, RUN_B} and listed[RUN_B]["validation"] == 0.75
 
 
+@pytest.mark.parametrize("content", [[], {"variant": "net"}, {"run_key": RUN_A, "variant": 5}])
+def test_a_job_of_other_content_is_bad_input(here, content):
+    write_json(Path("runs") / RUN_A / "job.json", content)
+    for command in (["compare"], ["compare", RUN_A, RUN_B]):
+        assert f"runs/{RUN_A}/job.json" in here(*command, code=2)
+
+
 def test_one_name_alone_is_bad_input(here):
     assert "RUN" in here("compare", RUN_A, code=2)

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import psutil
@@ -71,6 +72,19 @@ def test_an_environment_of_an_old_python_or_a_broken_one_is_made_again(folder):
     assert preflight.problem()[1] == "rm -rf .venv && make install"
     Path(".venv/pyvenv.cfg").write_text("version = 3.9.18\n")
     assert "3.9" in preflight.problem()[0] and preflight.problem()[1].startswith("rm -rf .venv; ")
+
+
+def test_an_environment_of_another_folder_is_made_again(folder):
+    (folder / "old").mkdir()
+    venv.create(folder / "old/.venv")
+    Path("old/.venv/installed").touch()
+    assert preflight.problem("old/.venv") is None
+    Path("old").rename("new")
+    assert preflight.problem("new/.venv")[1] == "rm -rf new/.venv && make install"
+    # The command of the old environment, where that is still there.
+    assert doctor.source().state == OK
+    Path("commands").mkdir()
+    assert doctor.source().state == MISSING and str(ROOT) in doctor.source().found
 
 
 def test_each_problem_is_printed_with_its_fix(reread):

@@ -21,7 +21,7 @@ def folder(reread, tmp_path, monkeypatch):
 
 
 def test_runs_are_known_once_their_arrays_are_prepared(reread, folder):
-    from planning.plan import make_plan
+    from planning.resolve import make_plan
 
     before = json.loads(reread(*ARGUMENTS, "--json"))
     assert {run["run_key"] for run in before["runs"]} == {None} and len(before["runs"]) == 8

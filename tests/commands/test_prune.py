@@ -12,7 +12,7 @@ import pytest
 
 from commands.app import main
 from commands.prune import find, remove
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from preprocessing.prepare import prepare
 from storage.errors import InputError
 from storage.files import content_key, write_json

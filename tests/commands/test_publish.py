@@ -8,7 +8,7 @@ import yaml
 
 from commands.publish import summary
 from planning.experiment import load_experiment
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from storage.files import read_json, sha256_file, write_json
 from storage.source import ROOT
 from tests.commands.conftest import make_folder

@@ -77,6 +77,23 @@ def test_a_wrong_parameter_is_refused_before_anything_starts(reread, changed, ol
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ('"train": 1265', '"train": "1265"', "datasets.digits.splits.train is '1265'"),
+        ('"train": 1265', '"trian": 1265', "datasets.digits.splits has test, trian, validation"),
+        ('"bytes": 115136', '"bytes": null', "datasets.digits.files.images.npy.bytes is None"),
+        ('"version": "7b', '"version": ["7b"], "licence": "7b', "datasets.digits.version is ['7b']"),
+    ],
+)
+def test_a_wrong_value_in_the_manifest_is_refused_before_anything_starts(reread, changed, old, new, named):
+    folder = changed("data.manifest.json", old, new)
+    for command in ("train --experiment tiny", "data", "try digits --dry-run", "data add experiments"):
+        said = reread(*command.split(), code=2)
+        assert f"data.manifest.json: {named}" in said and "restore the file" in said
+    assert written(folder) == []
+
+
+@pytest.mark.parametrize(
     ("variable", "value"), [("REREAD_WORKERS", "two"), ("PREFECT_API_URL", "http://127.0.0.1:9/api")]
 )
 def test_a_wrong_variable_of_the_environment_is_refused(reread, monkeypatch, variable, value):

@@ -6,7 +6,7 @@ import pytest
 
 from commands.compare import compare
 from commands.reproduce import reproduce
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from storage.errors import InputError
 from storage.files import write_json
 from storage.run_folder import RunFolder

@@ -9,7 +9,7 @@ from flows.parameters import name_of
 from flows.pipeline import pipeline
 from flows.train import train
 from planning.experiment import experiments
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from storage.errors import InputError, PassingError
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from tasks.preprocess import preprocess
 from tasks.train import train
 

@@ -12,7 +12,7 @@ import pytest
 
 import models
 from planning import keys
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from planning.validation import read
 from storage.errors import InputError
 from storage.files import read_json, write_json

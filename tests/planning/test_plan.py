@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from planning.environment import Environment, read_environment, table, variable
-from planning.plan import Plan, make_plan
+from planning.plan import Plan
+from planning.resolve import make_plan, with_data
 from storage.errors import InputError
 from tests.planning.test_experiment import EXPERIMENT, PARAMETERS, VECTORS, write
 
@@ -121,18 +122,18 @@ def test_data_that_is_not_ingested_yet_is_filled_in_afterwards(tmp_path):
     with pytest.raises(InputError, match="'later'"):
         plan.preparations()
     with pytest.raises(InputError, match="'later'"):
-        plan.with_data(root / "data.manifest.json")
+        with_data(plan, root / "data.manifest.json")
     manifest = json.loads((PROJECT / "data.manifest.json").read_text())
     manifest["datasets"]["later"] = manifest["datasets"]["docstrings"]
     (root / "data.manifest.json").unlink()
     (root / "data.manifest.json").write_text(json.dumps(manifest))
-    known = plan.with_data(root / "data.manifest.json")
+    known = with_data(plan, root / "data.manifest.json")
     assert known.data["later"]["kind"] == "text" and known.variants["han"].prepared_key
     # An image data set under the same name does not fit the model.
     manifest["datasets"]["later"] = manifest["datasets"]["digits"]
     (root / "data.manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match="later"):
-        plan.with_data(root / "data.manifest.json")
+        with_data(plan, root / "data.manifest.json")
 
 
 def test_word_vectors_that_are_not_prepared_are_refused_unless_the_variant_prepares_them(tmp_path):

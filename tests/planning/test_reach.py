@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from planning.environment import Environment
-from planning.plan import make_plan
 from planning.reach import plan_reach, reach_lines
+from planning.resolve import make_plan
 from preprocessing.rows import choose_rows
 from storage.errors import InputError
 from storage.files import write_json

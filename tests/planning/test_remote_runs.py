@@ -12,7 +12,7 @@ from training.machine import machine as this_machine
 # In one process what would be four commands: two refusals, the report, and what MLflow then has.
 REPORT = """
 import json
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from storage.errors import InputError
 from tasks.evaluate import evaluate
 from tracking.runs import open_tracking

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from planning.environment import Environment
-from planning.plan import Plan, make_plan
+from planning.plan import Plan
+from planning.resolve import make_plan
 from planning.search import rounds, with_known_trials
 from planning.space import axes, propose
 from storage.errors import InputError

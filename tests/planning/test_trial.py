@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from planning.experiment import load_experiment
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from planning.trial import MARK, experiment_of, tuned, tuning_name, tuning_of, write_experiment
 from preprocessing.manifest import Manifest
 from preprocessing.raw import About, add_data_set

@@ -160,7 +160,7 @@ def test_missing_data_says_what_makes_it(folder):
     with pytest.raises(InputError, match="documents.jsonl is missing: .*make data"):
         folder.open("weather")
     path.parent.rmdir()
-    with pytest.raises(InputError, match="weather is missing: run 'make data'"):
+    with pytest.raises(InputError, match="weather is missing: add it again by `reread data add`"):
         folder.open("weather")
 
 
@@ -172,7 +172,7 @@ def test_an_edit_of_equal_size_and_time_is_found(folder):
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert path.stat().st_size == status.st_size
     with pytest.raises(
-        InputError, match="documents.jsonl is not the file .* remove .*weather and run 'make data'"
+        InputError, match="documents.jsonl is not the file .* remove .*weather and add it again by `reread data add`"
     ) as error:
         folder.open("weather")
     found, expected = sha256_bytes(path.read_bytes()), entry.files["documents.jsonl"].sha256

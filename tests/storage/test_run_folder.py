@@ -20,6 +20,18 @@ def test_a_run_is_finished_when_it_has_a_result(tmp_path):
         _ = run.job
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"), [("run_key", None, "None"), ("seed", "1", "'1'"), ("network", [], r"\[\]")]
+)
+def test_a_job_of_other_content_is_named(tmp_path, name, value, said):
+    write_json(tmp_path / "job.json", {"model": "han", "network": {}, name: value})
+    with pytest.raises(InputError, match=rf"{tmp_path}/job\.json: '{name}' is {said}: restore"):
+        _ = RunFolder(tmp_path).job
+    write_json(tmp_path / "job.json", {"model": "han"})
+    with pytest.raises(InputError, match=rf"{tmp_path}/job\.json has no 'network': restore"):
+        _ = RunFolder(tmp_path).job
+
+
 def test_the_history_is_a_list_of_epochs(tmp_path):
     run, file = RunFolder(tmp_path), tmp_path / "history.csv"
     with pytest.raises(InputError, match=r"history\.csv is missing"):

@@ -8,7 +8,8 @@ import pytest
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import evaluate_run
-from planning.plan import Plan, make_plan
+from planning.plan import Plan
+from planning.resolve import make_plan
 from preprocessing.prepare import prepare
 from storage.files import write_json
 from training.progress import Progress

@@ -10,7 +10,7 @@ from evaluation.baselines import evaluate_baseline
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import evaluate_run
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from preprocessing.ingest import ingest
 from preprocessing.manifest import load_raw_rows
 from preprocessing.prepare import prepare

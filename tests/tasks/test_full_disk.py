@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tasks.train
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from storage.digests import refuse_damaged_folder
 from storage.errors import InputError
 from storage.source import ROOT

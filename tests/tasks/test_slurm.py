@@ -15,7 +15,7 @@ import pytest
 
 import flows.train
 import tasks.slurm
-from planning.plan import make_plan
+from planning.resolve import make_plan
 from storage.errors import InputError
 from storage.source import ROOT
 from tasks.preprocess import preprocess

@@ -229,6 +229,22 @@ def test_several_labels(folder):
     assert "best micro F1" in tracking.client.get_model_version("reread-snippets", version).description
 
 
+def test_a_run_of_a_variant_that_was_renamed_has_a_version_of_each_name(folder):
+    prepared = prepared_text(folder)
+    tracking, run_id, run, first = register(folder, prepared, "gru_flat")
+    renamed = {**read_json(run / "job.json"), "variant": "flat"}
+    again = tracking.record(run, evaluate_run(run), renamed)
+    assert again != run_id and tracking.record(run, job=renamed) == again
+    second = log_model(tracking, again, run)
+    assert log_model(tracking, again, run) == second != first == log_model(tracking, run_id, run)
+    for variant, version in (("gru_flat", first), ("flat", second)):
+        model = load_model("snippets", variant=variant)
+        assert model.version == version and model.card.startswith(f"# {variant} on snippets")
+    # The page of the experiment has a row of each name.
+    assert set(tracking.parents("trial")) == {"gru_flat", "flat"}
+    assert {variant for variant, _ in tracking.recorded("trial")} == {"gru_flat", "flat"}
+
+
 def test_one_version_a_run_and_one_champion_a_data_set(folder):
     prepared = prepared_text(folder)
     tracking, run_id, run, first = register(folder, prepared, "han")

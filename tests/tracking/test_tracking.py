@@ -97,6 +97,7 @@ def test_eight_processes_meet_no_database_and_all_finish(folder):
     for job in jobs:
         (found,) = runs_with(tracking, "run_key", job["run_key"])
         assert found.info.status == "FINISHED"
+        assert found.data.tags["folder"] == (folder / ".locks/folder").read_text()
         assert steps(tracking, found.info.run_id, "training_loss") == [1, 2, 3]
     assert recorded[0] == found.info.run_id and steps(tracking, found.info.run_id, "test.accuracy") == [0]
     (parent,) = runs_with(tracking, "mlflow.runName", "han")
@@ -154,7 +155,7 @@ def test_a_run_that_is_recorded_as_a_whole_is_as_one_that_was_logged_live(folder
     assert open_tracking() is not tracking
     parent = tracking.client.get_run(tracking.parent(live))
     assert parent.data.metrics["variant.seeds"] == 2
-    assert tracking.recorded(live["experiment"]) == {live["run_key"], whole["run_key"]}
+    assert tracking.recorded(live["experiment"]) == {("han", live["run_key"]), ("han", whole["run_key"])}
 
     def content(run_id):
         run = tracking.client.get_run(run_id)

@@ -1,0 +1,24 @@
+"""data.manifest.json as a person may have edited it: each value is checked before anything is made of the data."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from planning.validation import validate
+from preprocessing.manifest import MANIFEST_PATH, DataSetEntry, Manifest
+from storage.errors import InputError
+from storage.prepared import SPLITS
+
+
+def read_manifest(path: Path = MANIFEST_PATH) -> Manifest:
+    """Read the manifest as ``Manifest.load`` does; InputError names a wrong value or split."""
+    manifest = Manifest.load(path)
+    for name, entry in manifest.datasets.items():
+        try:
+            validate(DataSetEntry, asdict(entry), f"{path}: datasets.{name}")
+            if set(entry.splits) != set(SPLITS):
+                raise InputError(
+                    f"{path}: datasets.{name}.splits has {', '.join(entry.splits)}, not {', '.join(SPLITS)}"
+                )
+        except InputError as error:
+            raise InputError(f"{error}: restore the file from git") from None
+    return manifest

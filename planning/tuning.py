@@ -1,0 +1,139 @@
+"""What a tuning experiment chose for each variant, and where the experiment that it tuned has other settings."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planning.experiment import SECTIONS
+from planning.plan import PLAN, Plan
+from planning.runs import RESULTS
+from storage.files import read_object
+from storage.run_folder import METRICS
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The trial of one variant that scored best on validation.
+
+    settings: of each trial the settings in which the trials differ, by address ("training.learning_rate"). scores: of
+    each trial the mean validation score; None where it is undefined.
+    """
+
+    trial: str
+    settings: Mapping[str, Mapping[str, Any]]
+    scores: Mapping[str, float | None]
+
+    @property
+    def chosen(self) -> Mapping[str, Any]:
+        """The settings of the chosen trial."""
+        return self.settings[self.trial]
+
+    def score_of(self, settings: Mapping[str, Any]) -> float | None:
+        """Return the score of the trial with these settings; None where there was none."""
+        return next((self.scores[trial] for trial, tried in self.settings.items() if tried == settings), None)
+
+
+def choices(report: Path) -> dict[str, Choice]:
+    """Return what a tuning chose for each variant, from the folder of its report or of its published results.
+
+    {} where a file is missing, and for an experiment without trials.
+    """
+    if not (report / METRICS).is_file() or not (report / PLAN).is_file():
+        return {}
+    variants = read_object(report / PLAN, "variants")["variants"]
+    return {
+        name: Choice(
+            about["chosen"], differing({trial: variants[trial] for trial in about["trials"]}), dict(about["trials"])
+        )
+        for name, about in read_object(report / METRICS).get("tuned", {}).items()
+    }
+
+
+def differing(trials: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return of each trial, by address, the settings that are not the same in all of them."""
+    flat = {name: dict(_settings(trial)) for name, trial in trials.items()}
+    every = dict.fromkeys(address for settings in flat.values() for address in settings)
+    differ = [one for one in every if len({json.dumps(settings.get(one)) for settings in flat.values()}) > 1]
+    return {name: {one: settings[one] for one in differ if one in settings} for name, settings in flat.items()}
+
+
+def published(plan: Plan, root: Path = Path()) -> dict[str, Choice]:
+    """Return what the tuning of a plan chose; {} where none is known.
+
+    The tuning is the one that ``tuning.evidence`` names, or NAME-tuning: its report here, or its published results.
+    """
+    evidence = plan.tuning.get("evidence")
+    name = f"{plan.name}-tuning"
+    folders = [Path(evidence).parent] if evidence else [plan.environment.reports / name, RESULTS / name]
+    return next(filter(None, (choices(root / one) for one in folders)), {})
+
+
+def other_settings(plan: Plan, found: Mapping[str, Choice]) -> list[str]:
+    """Return a sentence for each variant of a plan that trains with settings that its tuning did not choose."""
+    lines = []
+    for name, choice in found.items():
+        if name not in plan.variants:
+            continue
+        here = at(vars(plan.variants[name]), choice.chosen)
+        score, best = choice.score_of(here), choice.scores[choice.trial]
+        if here != choice.chosen and (score is None or score != best):
+            lines.append(
+                f"tuning: {name} trains with {_words(here)} ({_words_of(score)}), "
+                f"the best trial has {_words(choice.chosen)} ({_words_of(best)})"
+            )
+    return lines
+
+
+def at(variant: Mapping[str, Any], addresses: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of a variant at those addresses that it has."""
+    flat = dict(_settings(variant))
+    return {one: flat[one] for one in addresses if one in flat}
+
+
+def chosen_lines(found: Mapping[str, Choice]) -> list[str]:
+    """Return the lines of ``variants`` in an experiment's file by which each variant trains with its choice."""
+    return [f"{flow(name)}: {flow(nested(choice.chosen))}" for name, choice in found.items() if choice.chosen]
+
+
+def flow(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by address as an experiment has them: {"training": {"learning_rate": 0.01}}."""
+    whole: dict[str, Any] = {}
+    for address, value in settings.items():
+        *path, name = address.split(".")
+        inner = whole
+        for step in path:
+            inner = inner.setdefault(step, {})
+        inner[name] = value
+    return whole
+
+
+def _settings(variant: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each setting of a variant by its address; a list is one setting."""
+    for section in SECTIONS:
+        yield from _leaves(section, variant[section])
+
+
+def _leaves(address: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(f"{address}.{name}", inner)
+    else:
+        yield address, value
+
+
+def _words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{address}={value}" for address, value in settings.items())
+
+
+def _words_of(score: float | None) -> str:
+    return "not tried" if score is None else f"{score:.4f} on validation"

@@ -1,0 +1,132 @@
+"""What a tuning chose, beside the settings of the experiment that it tuned, and jobs for each of its trials."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from commands.jobs import plans_of_trials
+from planning.environment import Environment
+from planning.experiment import merged
+from planning.resolve import make_plan
+from planning.tuning import chosen_lines, other_settings, published
+from storage.errors import InputError
+from storage.files import write_json
+from tests.planning.test_experiment import EXPERIMENT, write
+
+GRID = {"training": {"learning_rate": [1.0e-05, 0.1]}, "network": {"growth_rate": [4, 6]}}
+# Of the trials in the order of the grid; the last one is chosen.
+SCORES = (0.5, 0.6, 0.7, 0.8)
+
+
+def plan_of(root, variants, folder="results"):
+    """Write an experiment, its tuning and what the tuning found, and return the plan of the experiment."""
+    write(root, {**EXPERIMENT, "variants": variants})
+    write(root, {"title": "Tune", "tunes": "trial", "seeds": [9], "grid": GRID}, name="trial-tuning")
+    plan, tuning = (make_plan(name, root=root, environment=Environment()) for name in ("trial", "trial-tuning"))
+    tuned = {
+        name: {"chosen": trials[-1], "trials": dict(zip(trials, SCORES, strict=True))}
+        for name, trials in tuning.trials.items()
+    }
+    write_json(root / folder / "trial-tuning/plan.json", tuning.record())
+    write_json(root / folder / "trial-tuning/metrics.json", {"variants": {}, "tuned": tuned})
+    return plan
+
+
+def relu(learning_rate, growth_rate):
+    settings = {"network": {"growth_rate": growth_rate}, "training": {"learning_rate": learning_rate}}
+    return {**EXPERIMENT["variants"], "relu": {"model": "densenet", "data": "digits", **settings}}
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "growth_rate", "expected"),
+    [(0.1, 6, None), (1.0e-05, 6, "0.6000 on validation"), (0.1, 5, "not tried")],
+)
+@pytest.mark.parametrize("folder", ["results", "reports"])
+def test_settings_that_tuning_did_not_choose_are_named(tmp_path, learning_rate, growth_rate, expected, folder):
+    plan = plan_of(tmp_path, relu(learning_rate, growth_rate), folder)
+    found = [line for line in other_settings(plan, published(plan, tmp_path)) if "relu" in line]
+    best = "the best trial has network.growth_rate=6, training.learning_rate=0.1 (0.8000 on validation)"
+    here = f"network.growth_rate={growth_rate}, training.learning_rate={learning_rate}"
+    assert found == ([] if expected is None else [f"tuning: relu trains with {here} ({expected}), {best}"])
+
+
+def test_an_experiment_without_a_tuning_has_nothing_to_say(tmp_path):
+    plan = make_plan("trial", root=write(tmp_path), environment=Environment())
+    assert other_settings(plan, published(plan, tmp_path)) == []
+
+
+def test_the_choice_is_printed_as_an_experiment_has_it(tmp_path):
+    plan = plan_of(tmp_path, EXPERIMENT["variants"])
+    lines = chosen_lines(published(plan, tmp_path))
+    settings = {"network": {"growth_rate": 6}, "training": {"learning_rate": 0.1}}
+    assert yaml.safe_load("\n".join(lines)) == dict.fromkeys(EXPERIMENT["variants"], settings)
+    variants = {name: merged(given, settings) for name, given in EXPERIMENT["variants"].items()}
+    assert other_settings(plan_of(tmp_path, variants), published(plan, tmp_path)) == []
+
+
+def test_jobs_for_each_trial_need_a_grid_of_the_same_variants(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(tmp_path, EXPERIMENT["variants"])
+    write(
+        tmp_path, {**EXPERIMENT, "variants": {"other": EXPERIMENT["variants"]["relu"]}, "comparisons": []}, name="other"
+    )
+    search = {"trials": 2, "seed": 0, "space": {"training": {"learning_rate": {"low": 0.01, "high": 0.1}}}}
+    write(tmp_path, {"title": "Search", "tunes": "trial", "seeds": [9], "search": search}, name="search")
+    with pytest.raises(InputError, match="has no trials of 'other'"):
+        list(plans_of_trials(make_plan("other"), "trial-tuning"))
+    with pytest.raises(InputError, match="name one with a grid"):
+        list(plans_of_trials(plan, "search"))
+
+
+def test_a_training_machine_chooses_as_the_report_of_the_tuning_does(project):
+    """Jobs for each trial are written here; tuning, choice and training need no planning; here the report agrees."""
+    root = project.directory
+    tiny = yaml.safe_load((root / "experiments/tiny.yaml").read_text())
+    names = ("densenet-relu", "densenet-swish")
+    away = {
+        **tiny,
+        "variants": {name: tiny["variants"][name] for name in names},
+        "comparisons": tiny["comparisons"][1:],
+        "parameters": {"preprocessing": {"digits": {"rows_per_class": 20}}, "training": {"max_epochs": 2}},
+    }
+    grid = {"training": {"learning_rate": [1.0e-05, 0.1]}}
+    tuning = {"title": "Tune", "tunes": "away", "seeds": [100], "grid": grid}
+    for name, content in (("away", away), ("away-tuning", tuning)):
+        (root / f"experiments/{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+
+    def listed(name, *command, code=0):
+        done = project.run("python", "-m", *command, code=code)
+        (root / name).write_text(done.stdout)
+        return done
+
+    jobs = ("commands", "jobs", "--experiment")
+    listed("tuning.txt", *jobs, "away-tuning")
+    made = listed("jobs.txt", *jobs, "away", "--tuned-by", "away-tuning")
+    assert "8 jobs; copy them there" in made.stderr  # two variants, two trials, two seeds
+
+    choose = ("evaluation.choose", "tuning.txt", "jobs.txt")
+    assert "the run has not finished" in listed("chosen.txt", *choose, code=2).stderr
+    project.run("python", "-m", "training", "@tuning.txt")
+    assert "is not evaluated: run `python -m evaluation " in listed("chosen.txt", *choose, code=2).stderr
+    folders = [str(Path(line).parent) for line in (root / "tuning.txt").read_text().splitlines()]
+    project.run("python", "-m", "evaluation", *folders)
+    chosen = listed("chosen.txt", *choose)
+    kept = [json.loads((root / line).read_text()) for line in chosen.stdout.splitlines()]
+    assert sorted((job["variant"], job["seed"]) for job in kept) == [(name, seed) for name in names for seed in (0, 1)]
+
+    lines = (root / "jobs.txt").read_text().splitlines()
+    (root / "jobs.txt").write_text("\n".join(line for line in lines if "1e-05" not in (root / line).read_text()))
+    assert "in one of the two lists alone" in listed("one.txt", *choose, code=2).stderr
+
+    ended = project.run("python", "-m", "commands", "run", "--experiment", "away-tuning").stdout
+    metrics = json.loads((root / "reports/away-tuning/metrics.json").read_text())
+    trials = {name: metrics["tuned"][name]["chosen"] for name in names}
+    assert {job["variant"]: job["trial"] for job in kept} == trials
+    settings = {
+        name: f"{name}: {{training: {{learning_rate: {trial.split('=')[1]}}}}}" for name, trial in trials.items()
+    }
+    assert "To train with these" in ended and all(line in ended for line in settings.values())
+    for name in names:
+        assert f"{trials[name]}: accuracy {metrics['tuned'][name]['trials'][trials[name]]:.4f}" in chosen.stderr
