@@ -61,6 +61,7 @@ def test_too_few_seeds_are_warned_of():
     assert not (found.supported or found.refuted or found.equivalent)
     assert found.power_at_margin == found.power_of_equivalence == 0
     assert "at least 7 seeds" in found.warnings[0] and "cannot be supported" not in found.warnings[1]
+    assert "5 seeds would have even odds" in reach(dataclasses.replace(DESIGN, seeds=4, spread=0.0)).warnings[-1]
     # 3 / 64 is below .05: equivalence needs one seed fewer.
     assert reach(dataclasses.replace(DESIGN, seeds=6, comparisons=3, spread=0.001)).equivalent
 

@@ -83,6 +83,8 @@ def test_holm_by_hand():
 
 def test_least_seeds():
     assert least_seeds(0.05) == 6
+    # Its p must be below alpha: of 6 seeds it is 2 / 64.
+    assert (least_seeds(2 / 64), least_seeds(2 / 63)) == (7, 6)
     # Three pairs: 3 / 64 is under 0.05, 3 / 32 is not.
     assert [least_seeds(0.05, pairs) for pairs in (2, 3, 4, 10)] == [7, 7, 8, 9]
 
@@ -136,14 +138,22 @@ def test_seeds_needed_reach_the_verdict():
     """A mean of .02 is told from 0 by the first n whose two-sided t quantile times the error is below it."""
     needed, sentence = seeds_needed(0.02, 0.03, 0.0, 0.01, (0.05, 0.05), (6, 5), 6)
 
-    def reach(n):
-        return stats.t.ppf(0.975, n - 1) * 0.03 / math.sqrt(n)
+    def reach(n, items=0.0):
+        of_seeds, variance = 0.03**2 / n, 0.03**2 / n + items**2
+        return stats.t.ppf(0.975, (n - 1) * (variance / of_seeds) ** 2) * math.sqrt(variance)
 
     assert reach(needed) < 0.02 <= reach(needed - 1) and f"{needed} seeds" in sentence
-    assert seeds_needed(0.02, 0.03, 0.004, 0.01, (0.05, 0.05), (6, 5), 6)[0] > needed
+    more, _ = seeds_needed(0.02, 0.03, 0.008, 0.01, (0.05, 0.05), (6, 5), 6)
+    assert more > needed and reach(more, 0.008) < 0.02 <= reach(more - 1, 0.008)
     # A mean of .002 needs its distance to the margin, .008, one-sided.
     inside, _ = seeds_needed(-0.002, 0.03, 0.0, 0.01, (0.05, 0.05), (6, 5), 6)
     assert stats.t.ppf(0.95, inside - 1) * 0.03 / math.sqrt(inside) < 0.008
+
+    # Without a spread: the fewest for a direction and for equivalence, and more than there are.
+    def fewest(mean, have):
+        return seeds_needed(mean, 0.0, 0.0, 0.01, (0.05, 0.05), (6, 5), have)[0]
+
+    assert (fewest(0.02, 3), fewest(0.002, 3), fewest(0.02, 8)) == (6, 5, 9)
 
 
 def test_items_that_no_seed_can_replace():
