@@ -30,6 +30,10 @@ def test_the_smallest_detectable_difference_is_found_as_often_as_said():
     draws = rng.normal(found.smallest_detectable, DESIGN.spread, (1500, 8))
     supported = [sign_flip_p(one) < 0.05 and paired_interval(one).mean >= DESIGN.margin for one in draws]
     assert np.mean(supported) == pytest.approx(0.8, abs=0.05)
+    # A smaller margin does not bind: the test's quantile and that of the power remain.
+    quantiles = stats.t.ppf(0.975, 7) + stats.t.ppf(0.8, 7)
+    free = reach(dataclasses.replace(DESIGN, margin=0.001))
+    assert free.smallest_detectable == pytest.approx(quantiles * DESIGN.spread / math.sqrt(8))
     assert found.supported and found.refuted and not found.warnings
 
 
@@ -54,6 +58,8 @@ def test_a_claim_without_room_is_warned_of():
     assert not found.supported and found.refuted and found.equivalent
     (warning,) = found.warnings
     assert "cannot be supported" in warning and "0.0075" in warning and "0.0200" in warning
+    narrow = reach(dataclasses.replace(DESIGN, room=0.0105))
+    assert narrow.supported and "at most 0.0105 can be gained over densenet-relu" in narrow.warnings[0]
 
 
 def test_too_few_seeds_are_warned_of():
@@ -89,13 +95,19 @@ def test_an_unknown_spread_is_reported():
     assert not found.supported and found.refuted
     (warning,) = found.warnings
     assert "cannot be supported" in warning
-    open_ended = reach(dataclasses.replace(DESIGN, spread=None))
-    assert open_ended.supported and not open_ended.warnings
+    for room in (None, 0.02):
+        found = reach(dataclasses.replace(DESIGN, spread=None, room=room))
+        assert found.supported and not found.warnings
+    few = reach(dataclasses.replace(DESIGN, spread=None, seeds=5))
+    assert (few.supported, few.refuted, few.equivalent) == (False, False, True)
 
 
 def test_more_seeds_than_can_be_trained_are_not_asked_for():
     needed, sentence = seeds_needed(0.01, 1.0, 0.0, 0.01, (0.05, 0.05), (6, 5), 6)
     assert needed is None and "more than 10,000 seeds" in sentence
+    # Nor a hundred times the test items.
+    needed, sentence = seeds_needed(0.0099, 0.01, 0.01, 0.01, (0.05, 0.05), (6, 5), 6)
+    assert needed is None and "too near to the margin" in sentence
 
 
 def trial(mean, deviation):
@@ -111,7 +123,7 @@ TUNING = {
         "swish-beta-0.1": trial(0.99, 0.1),
     },
     "tuned": {"relu": {"trials": ["relu/learning_rate=0.1", "relu/learning_rate=0.2"]}},
-    "baselines": {"digits": {"linear": {"validation": {"accuracy": 0.9}}}},
+    "baselines": {"imdb": {"nb_svm": {}}, "digits": {"linear": {"validation": {"accuracy": 0.9}}}},
 }  # fmt: skip
 
 
@@ -125,12 +137,15 @@ def test_a_tuning_gives_spread_scores_and_room():
         Comparison("swish", "c", "s", "swish", "relu", "accuracy"),
         Comparison("linear", "c", "s", "relu", "linear", "accuracy", equivalence_margin=0.05),
     ]
-    first, second = reachable(comparisons, 8, 0.01, 0.05, {"swish": 266, "linear": 266}, [TUNING])
+    rows = {"swish": 266, "linear": 266}
+    first, second = reachable(comparisons, 8, 0.01, 0.05, rows, [TUNING])
     spread = math.hypot(0.012, math.sqrt((0.003**2 + 0.004**2) / 2))
     item = math.sqrt(ITEM_SHARE * (0.98 * 0.02 + 0.95 * 0.05) / 266)
     expected = reach(Design("swish", "swish", "relu", 8, 2, 0.01, 0.05, spread, item, 0.02))
     assert first.smallest_detectable == pytest.approx(expected.smallest_detectable)
     assert (first.sentences, first.warnings) == (expected.sentences, expected.warnings)
+    # Of two files the first that knows a side counts.
+    assert reachable(comparisons, 8, 0.01, 0.05, rows, [{"variants": {}}, TUNING]) == [first, second]
     item = math.sqrt(ITEM_SHARE_OF_A_BASELINE * (0.98 * 0.02 + 0.9 * 0.1) / 266)
     spread = math.sqrt((0.003**2 + 0.004**2) / 2)
     assert second == reach(Design("linear", "relu", "linear", 8, 2, 0.05, 0.05, spread, item, 0.1))
@@ -149,9 +164,9 @@ def test_a_published_figure_has_no_spread_and_leaves_room_below_one():
 
 def test_less_of_a_loss_is_better():
     """The best trial has the lowest, and all of it can be gained."""
-    losses = [{"validation": {"loss": {"mean": mean, "deviation": 0.01}}} for mean in (0.5, 0.3)]
+    losses = [{"validation": {"loss": {"mean": mean, "deviation": 0.01}}} for mean in (2.5, 2.3)]
     tuning = {"variants": {"relu-0.1": losses[0], "relu-0.2": losses[1], "swish": losses[0]}}
-    assert tuned_score(tuning, "relu", "loss") == 0.3
-    comparison = Comparison("swish", "c", "s", "swish", "relu", "loss", equivalence_margin=0.4)
+    assert tuned_score(tuning, "relu", "loss") == 2.3
+    comparison = Comparison("swish", "c", "s", "swish", "relu", "loss", equivalence_margin=2.4)
     (found,) = reachable([comparison], 8, 0.01, 0.05, {"swish": 266}, [tuning])
-    assert not found.supported and "at most 0.3000 can be gained" in found.warnings[0]
+    assert not found.supported and "at most 2.3000 can be gained" in found.warnings[0]

@@ -136,7 +136,7 @@ def test_degenerate_differences_have_finite_intervals(differences):
 
 def test_seeds_needed_reach_the_verdict():
     """A mean of .02 is told from 0 by the first n whose two-sided t quantile times the error is below it."""
-    needed, sentence = seeds_needed(0.02, 0.03, 0.0, 0.01, (0.05, 0.05), (6, 5), 6)
+    needed, sentence = seeds_needed(0.02, 0.03, 0.0, 0.01, (0.05, 0.2), (6, 5), 6)
 
     def reach(n, items=0.0):
         of_seeds, variance = 0.03**2 / n, 0.03**2 / n + items**2
