@@ -123,6 +123,12 @@ def finish(job):
     write_result(directory, {"validation": {"score": score("", settings) + job["seed"] / 100}})
 
 
+def trial_name(job):
+    """The name of a trial by what its job trains with."""
+    rate, network = job["training"]["learning_rate"], job["network"]
+    return f"plain/learning_rate={rate},growth_rate={network['growth_rate']},activation={network['activation']['name']}"
+
+
 def test_a_search_that_is_killed_goes_on_with_what_is_missing(project):
     plan = project()
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
@@ -131,6 +137,7 @@ def test_a_search_that_is_killed_goes_on_with_what_is_missing(project):
     given = rounds(plan, {})
     first = next(given)
     assert [job["seed"] for job in first] == [0, 0, 0, 1, 1, 1]
+    assert {job["variant"] for job in first} == {"fixed", *(trial_name(job) for job in first[:2])}
     for job in first:
         finish(job)
     second = next(given)
