@@ -68,9 +68,12 @@ def test_an_epoch_that_is_laid_out_in_several_parts_is_the_same(ragged, text, mo
 def test_ragged_batches_of_a_layout_are_aligned_and_contiguous(text):
     rows = np.arange(24)
     chosen = order.batches(rows, sizes(text, rows), 3, 0, 1)
+    end = 0
     for (tokens, word_counts, _), _ in Loader(text, rows, CPU, True, "resident").load(chosen):
         assert tokens.storage_offset() % ALIGNMENT == word_counts.storage_offset() % ALIGNMENT == 0
         assert tokens.is_contiguous() and word_counts.is_contiguous()
+        assert end <= tokens.storage_offset() < end + ALIGNMENT, "no more room than alignment takes"
+        end = tokens.storage_offset() + tokens.numel()
 
 
 def test_a_split_is_resident_on_a_gpu_where_it_takes_a_share_of_the_free_memory(text, monkeypatch):
