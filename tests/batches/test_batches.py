@@ -151,6 +151,16 @@ def test_training_is_augmented_and_prediction_is_not(images):
     assert torch.equal(seen[0], inputs(images, rows)[0])
 
 
+def test_an_augmentation_by_row_finds_each_row_among_others(images):
+    """Beside one that draws: in two epochs, whose batches differ, every image is shown once each way."""
+    both = [{"name": "alternating_flip"}, {"name": "flip", "probability": 0.0}]
+    rows = images.rows("train")[::2]
+    made = Batches(images, rows, CPU, 4, augmentation=both)
+    shown = [image.numpy().tobytes() for epoch in (1, 2) for batch in made.epoch(epoch) for image in batch.inputs[0]]
+    (plain,) = inputs(images, rows)
+    assert sorted(shown) == sorted(image.numpy().tobytes() for way in (plain, plain.flip(3)) for image in way)
+
+
 def test_augmentation_of_text_and_unknown_names_are_refused(text):
     with pytest.raises(InputError, match="flip"):
         Batches(text, text.rows("train"), CPU, 4, augmentation=FLIP)
