@@ -189,6 +189,7 @@ def test_a_search_that_cannot_be_is_refused(tmp_path):
     ("rate", "named"),
     [
         ({"low": 1, "high": 0.1}, "low is 1"),
+        ({"low": 1, "high": 1}, "low is 1"),
         ({"low": 0, "high": 0.1, "log": True}, "space of plain.training.learning_rate"),
         ({"low": 0.1, "high": "1e-1"}, "learning_rate.high is '1e-1'"),
         ({"low": 0.1}, "learning_rate.high is None"),

@@ -62,7 +62,7 @@ def test_equal_values_have_one_text_and_one_key():
 
 
 def test_a_text_that_cannot_be_written_leaves_the_old_one_alone(tmp_path):
-    path = tmp_path / "new" / "file.json"
+    path = tmp_path / "new" / "deep" / "file.json"
     write_text(path, "old")
     with pytest.raises(UnicodeEncodeError):
         write_text(str(path), "\ud800")
@@ -71,11 +71,12 @@ def test_a_text_that_cannot_be_written_leaves_the_old_one_alone(tmp_path):
 
 
 def test_a_folder_is_removed_also_where_a_killed_process_began_to(tmp_path):
-    left = tmp_path / ".data.removed"
-    for folder in (tmp_path / "data", left):
-        publish(folder, "content")
-    remove_directory(tmp_path / "data")
-    assert not any(tmp_path.iterdir())
+    data, left = tmp_path / "data", tmp_path / ".data.removed"
+    for folders in ([data], [data, left]):
+        for folder in folders:
+            publish(folder, "content")
+        remove_directory(data)
+        assert not any(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_published_leaves_nothing(tmp_path):
