@@ -31,20 +31,12 @@ class Interval:
     n: int
     method: str
 
-    @property
-    def half_width(self) -> float | None:
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
-
     def above(self, bound: float) -> bool:
         """Return whether the whole interval exceeds ``bound``; an end that equals it up to rounding does not."""
         return self.low is not None and self.low > bound + EQUAL
 
     def below(self, bound: float) -> bool:
         return self.high is not None and self.high < bound - EQUAL
-
-    def inside(self, bound: float) -> bool:
-        """Return whether the whole interval is in (-bound, +bound)."""
-        return self.above(-bound) and self.below(bound)
 
 
 def finite(values: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -80,6 +80,10 @@ def test_images_are_smaller_in_the_first_epochs_and_look_the_same():
     # Away from the edges a pixel of half the size is about the mean of four.
     means = torch.nn.functional.avg_pool2d(images, 2)
     torch.testing.assert_close(small[..., 1:-1, 1:-1], means[..., 1:-1, 1:-1])
+    # At a third of the size every pixel still counts: one bright column in three is no black image.
+    striped = torch.tensor([0.0, 0.0, 3.0]).repeat(4).expand(1, 1, 12, 12)
+    third = shrink.apply(striped, Rows(torch.arange(1), 0, 1), shrink.Settings((4,), (1,)))
+    assert third.min() > 0.5 and third.max() < 1.5
     with pytest.raises(InputError, match="each stage"):
         shrink.Settings((6, 8), (2,))
 
@@ -119,8 +123,11 @@ def test_the_darkest_value_of_each_channel_can_move_in_at_the_edges():
 def test_an_image_may_stay_where_it_is():
     images = numbered(4)
     assert torch.equal(shift.apply(images, generator(), shift.Settings(0)), images)
-    with pytest.raises(InputError, match="shift.pixels is 32"):
-        shift.apply(images, generator(), shift.Settings(32, "reflect"))
+    wide = torch.nn.functional.pad(images, (0, 1))
+    for one in (images, wide, wide.mT):
+        with pytest.raises(InputError, match="shift.pixels is 32"):
+            shift.apply(one, generator(), shift.Settings(32, "reflect"))
+    assert shift.apply(images, generator(), shift.Settings(32)).shape == images.shape
 
 
 def test_a_square_is_cut_out_whose_centre_is_any_pixel():
@@ -130,6 +137,9 @@ def test_a_square_is_cut_out_whose_centre_is_any_pixel():
     gone = found[:, 0] == 0
     height, width = gone.any(dim=2).sum(dim=1), gone.any(dim=1).sum(dim=1)
     assert torch.equal(gone.sum(dim=(1, 2)), height * width)
+    # Its row says nothing of its column: five standard deviations.
+    first = torch.stack([gone.any(dim=2).float().argmax(dim=1), gone.any(dim=1).float().argmax(dim=1)])
+    assert abs(torch.corrcoef(first.double())[0, 1]) < 5 / 4000**0.5
     # A side is 8 pixels at the first centre, and 8, 9, ... at the last ones; it is whole at the 17 in between.
     sides = np.minimum(np.arange(SIZE) + 8, SIZE) - np.maximum(np.arange(SIZE) - 8, 0)
     assert sides.min() == 8 and sides.max() == 16

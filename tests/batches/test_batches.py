@@ -68,9 +68,12 @@ def test_an_epoch_that_is_laid_out_in_several_parts_is_the_same(ragged, text, mo
 def test_ragged_batches_of_a_layout_are_aligned_and_contiguous(text):
     rows = np.arange(24)
     chosen = order.batches(rows, sizes(text, rows), 3, 0, 1)
+    end = 0
     for (tokens, word_counts, _), _ in Loader(text, rows, CPU, True, "resident").load(chosen):
         assert tokens.storage_offset() % ALIGNMENT == word_counts.storage_offset() % ALIGNMENT == 0
         assert tokens.is_contiguous() and word_counts.is_contiguous()
+        assert end <= tokens.storage_offset() < end + ALIGNMENT, "no more room than alignment takes"
+        end = tokens.storage_offset() + tokens.numel()
 
 
 def test_a_split_is_resident_on_a_gpu_where_it_takes_a_share_of_the_free_memory(text, monkeypatch):
@@ -146,6 +149,16 @@ def test_training_is_augmented_and_prediction_is_not(images):
 
     Predictor(images, rows, CPU)(Network())
     assert torch.equal(seen[0], inputs(images, rows)[0])
+
+
+def test_an_augmentation_by_row_finds_each_row_among_others(images):
+    """Beside one that draws: in two epochs, whose batches differ, every image is shown once each way."""
+    both = [{"name": "alternating_flip"}, {"name": "flip", "probability": 0.0}]
+    rows = images.rows("train")[::2]
+    made = Batches(images, rows, CPU, 4, augmentation=both)
+    shown = [image.numpy().tobytes() for epoch in (1, 2) for batch in made.epoch(epoch) for image in batch.inputs[0]]
+    (plain,) = inputs(images, rows)
+    assert sorted(shown) == sorted(image.numpy().tobytes() for way in (plain, plain.flip(3)) for image in way)
 
 
 def test_augmentation_of_text_and_unknown_names_are_refused(text):

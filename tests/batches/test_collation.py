@@ -12,6 +12,7 @@ from batches.text import concatenate, powers_of_two
 
 def test_a_batch_is_cut_to_its_longest_document_and_sentence(text):
     rows = np.flatnonzero(text.arrays["sentence_counts"] <= 2)
+    assert collation.sizes(text, rows).tolist() == text.arrays["word_counts"][rows].sum(axis=1).tolist()
     tokens, word_counts, sentence_counts = collation.inputs(text, rows)
     assert tokens.shape == (len(rows), sentence_counts.max(), word_counts.max())
     assert tokens.dtype == word_counts.dtype == sentence_counts.dtype == torch.int32
@@ -31,7 +32,8 @@ def test_images_are_normalised_with_the_training_split_s_mean_and_deviation(imag
 
 
 def test_labels_are_class_numbers_or_a_row_of_zeros_and_ones(images):
-    assert collation.labels(images, np.array([2, 0])).tolist() == images.labels[[2, 0]].tolist()
+    target = collation.labels(images, np.array([2, 0]))
+    assert target.dtype == torch.int64 and target.tolist() == images.labels[[2, 0]].tolist()
     several = np.array([[1, 0], [1, 1]], np.uint8)
     multi = dataclasses.replace(
         images, description=images.description | {"task": "multi-label"}, arrays={"labels": several}

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import models
-from batches import collation
-from batches.inference import Predictor, predict
+from batches import collation, inference
+from batches.inference import Predictor, most_rows, predict
 
 
 @pytest.mark.parametrize("model", ["han", "densenet"])
@@ -26,3 +26,16 @@ def test_predictions_come_in_the_order_asked_and_repeat_byte_for_byte(model, tex
         for place, row in enumerate(rows):
             alone = network(*collation.inputs(prepared, np.array([row])))
             np.testing.assert_allclose(logits[place], alone[0].numpy(), atol=1e-6)
+
+
+def test_a_gpu_reads_more_images_at_a_time_in_batches_of_one_size(images, text, monkeypatch):
+    monkeypatch.setattr(inference, "BATCH_SIZE", 4)
+    monkeypatch.setattr(inference, "MOST_ROWS", 10)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    collator, rows = collation.make_collator(images), np.arange(16)
+    assert most_rows(collator, rows, cpu) == most_rows(collation.make_collator(text), rows, gpu) == 4
+    one = collator.resident_bytes(rows[:1])
+    # Memory has room for so many rows of 16 or of 9: as few batches as can be, of 6, 6 and 4, then 8 and 8, 3 and 3.
+    for room, count, expected in ((6, 16, 6), (100, 16, 8), (1, 9, 3)):
+        monkeypatch.setattr(inference, "MOST_BYTES", room * one)
+        assert most_rows(collator, rows[:count], gpu) == expected

@@ -54,6 +54,8 @@ def test_words_are_removed_and_a_sentence_without_words_is_gone(text):
     found = delete_tokens(text, removed)
     assert documents(found) == [[[1, 3], [4]], [[5]], [[8, 10], [12, 13]]]
     assert found.first_words.tolist() == [0, 3, 4, 8]
+    last = delete_tokens(text, np.isin(text.arrays["tokens"], [12, 13]))
+    assert documents(last) == [[[1, 2, 3], [4]], [[5, 6]], [[7], [8, 9, 10, 11]]]
     with pytest.raises(ValueError, match="row 1 has no word left"):
         delete_tokens(text, np.isin(text.arrays["tokens"], [5, 6]))
 

@@ -1,5 +1,7 @@
 """AdamW on the CPU: the reference behind the operation beside torch.optim.AdamW, and what it refuses."""
 
+import sys
+
 import pytest
 import torch
 
@@ -64,7 +66,7 @@ def test_gradients_are_divided_by_the_scale():
 
 @pytest.mark.parametrize("largest", [0.5, 100.0])
 def test_gradients_count_as_if_clipped_and_stay(largest):
-    clipped, plain = drawn(), drawn()
+    clipped, plain, scaled = drawn(), drawn(), drawn()
     norm = torch.nn.utils.get_total_norm(plain[1])
     kept = [gradient.clone() for gradient in plain[1]]
     adamw(*plain, RATES, DECAYS, norm=norm, largest_norm=largest)
@@ -72,8 +74,13 @@ def test_gradients_count_as_if_clipped_and_stay(largest):
     for one in clipped[1]:
         one.mul_((largest / (norm + 1e-6)).clamp(max=1))
     adamw(*clipped, RATES, DECAYS)
+    # The norm is that of the gradients without their scale.
+    for one in scaled[1]:
+        one.mul_(8)
+    adamw(*scaled, RATES, DECAYS, norm=norm, largest_norm=largest, scale=torch.tensor(8.0), overflow=torch.tensor(0.0))
     for i in (0, 2, 3):
-        assert all(torch.equal(a, b) for a, b in zip(clipped[i], plain[i], strict=True))
+        for a, b, c in zip(clipped[i], plain[i], scaled[i], strict=True):
+            assert torch.equal(a, b) and torch.equal(a, c)
 
 
 def test_the_operation_keeps_pytorch_s_rules():
@@ -88,6 +95,15 @@ def test_what_it_does_not_take_is_refused_with_what_came():
         adamw(*lists[:3], [lists[3][1], *lists[3][1:]], lists[4], RATES, DECAYS)
     with pytest.raises(ValueError, match="all of float32, .*, got torch.float32 on cpu, torch.float64 on cpu"):
         adamw([*lists[0][:2], lists[0][2].double()], *lists[1:], RATES, DECAYS)
+
+
+def test_an_error_of_the_kernel_is_raised(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(sys.modules["cuda_ext.adamw"], "kernel", lambda *_: fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        adamw(*drawn(), RATES, DECAYS)
 
 
 def test_no_parameters_are_nothing_to_do():

@@ -44,6 +44,7 @@ def test_autocast_rounds_rows_and_keeps_the_table_s_gradient_wide():
     ours = table(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rows = embedding(ours, TOKENS)
+        assert embedding(table(torch.float64), TOKENS).dtype == torch.float64
     assert torch.equal(rows, ours[TOKENS].to(torch.bfloat16))
     rows.sum().backward()
     assert ours.grad.dtype == torch.float32

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.bootstrap import TwoWay, item_counts, mean_of, resampled_metric, two_way, two_way_of
+from evaluation.bootstrap import (
+    CELLS_AT_ONCE,
+    TwoWay,
+    item_counts,
+    mean_of,
+    resampled_metric,
+    two_way,
+    two_way_of,
+)
 from evaluation.metrics import (
     TUNED,
     choose_thresholds,
@@ -15,16 +23,20 @@ from evaluation.metrics import (
     metric_value,
     split_metrics,
 )
-from evaluation.statistics import Interval
+from evaluation.statistics import Interval, mean_interval
 from storage.errors import InputError
 
 
 def data_of(task: str, rows: int = 60, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(5)
+    # The last class is rare: a resample may lack it, or have one row of it.
     if task == "single-label":
-        return rng.dirichlet(np.ones(classes), rows).astype(np.float32), rng.integers(0, classes, rows)
+        labels = np.append(rng.integers(0, classes - 1, rows - 1), classes - 1)
+        return rng.dirichlet(np.ones(classes), rows).astype(np.float32), labels
+    labels = rng.integers(0, 2, (rows, classes), dtype=np.uint8)
+    labels[:, -1] = np.arange(rows) == 0
     # Rounded, so that scores tie.
-    return rng.random((rows, classes)).round(1).astype(np.float32), rng.integers(0, 2, (rows, classes), dtype=np.uint8)
+    return rng.random((rows, classes)).round(1).astype(np.float32), labels
 
 
 @pytest.mark.parametrize(
@@ -38,7 +50,7 @@ def data_of(task: str, rows: int = 60, classes: int = 3) -> tuple[np.ndarray, np
 )
 def test_a_resampled_metric_is_the_metric_of_the_drawn_items(task, metric):
     probabilities, labels = data_of(task)
-    drawn = np.random.default_rng(0).integers(0, len(labels), (3, len(labels)))
+    drawn = np.random.default_rng(0).integers(0, len(labels), (6, len(labels)))
     counts = np.stack([np.bincount(row, minlength=len(labels)) for row in drawn]).astype(float)
     names = [str(number) for number in range(probabilities.shape[1])]
     thresholds = choose_thresholds(probabilities, labels) if task == "multi-label" else None
@@ -52,7 +64,14 @@ def test_a_resampled_metric_is_the_metric_of_the_drawn_items(task, metric):
 
 def test_items_are_drawn_as_often_as_there_are():
     counts = np.concatenate(list(item_counts(50, 40, np.random.default_rng(0))))
-    assert counts.shape == (50, 40) and (counts.sum(axis=1) == 40).all()
+    assert counts.shape == (50, 40) and (counts.sum(axis=1) == 40).all() and counts.any(axis=0).all()
+    # Groups of four items: as many groups are drawn as there are.
+    (counts,) = item_counts(50, 40, np.random.default_rng(0), np.arange(40) // 4)
+    by_group = counts.reshape(50, 10, 4)
+    assert (by_group == by_group[..., :1]).all() and (by_group[..., 0].sum(axis=1) == 10).all()
+    # Many items come in blocks, the last one smaller.
+    blocks = list(item_counts(7, CELLS_AT_ONCE // 2, np.random.default_rng(0)))
+    assert [len(block) for block in blocks] == [2, 2, 2, 1]
 
 
 def answers(right: np.ndarray) -> list[np.ndarray]:
@@ -66,9 +85,24 @@ def test_the_interval_of_items_alone_is_binomial():
     found = two_way(answers(right), answers(np.zeros_like(right)), np.zeros(1000, int), "single-label", "accuracy")
     half = 1.96 * math.sqrt(0.7 * 0.3 / 1000)
     assert found.interval.mean == pytest.approx(0.7)
-    assert found.interval.half_width == pytest.approx(half, rel=0.05)
+    assert (found.interval.low, found.interval.high) == pytest.approx((0.7 - half, 0.7 + half), abs=0.05 * half)
     assert found.item_deviation == pytest.approx(half / 1.96, rel=0.05)
     assert found.residual_deviation == pytest.approx(0, abs=1e-6)
+
+
+def test_the_interval_of_seeds_alone_is_student_s():
+    """All items of a seed have the same score, so that the seeds are all that varies."""
+    differences = [0.02, 0.05, -0.01, 0.03]
+    found = two_way_of([(mean_of(np.full(50, one)), mean_of(np.zeros(50))) for one in differences], 50, resamples=100)
+    expected = mean_interval(differences)
+    assert (found.interval.mean, found.interval.low) == pytest.approx((expected.mean, expected.low))
+    assert found.freedom == pytest.approx(3) and found.item_deviation == pytest.approx(0, abs=1e-9)
+
+
+def test_sides_that_answer_alike_have_the_point_zero():
+    right = np.tile(np.arange(10) < 7, (3, 1))
+    found = two_way(answers(right), answers(right), np.zeros(10, int), "single-label", "accuracy")
+    assert (found.interval.low, found.interval.high, found.p(), found.equivalence_p(0.01)) == (0, 0, 1, 0)
 
 
 def test_scores_are_drawn_as_the_metric_that_they_are_the_mean_of():
@@ -106,7 +140,7 @@ def test_items_of_a_group_are_drawn_together():
     together = two_way(*sides, labels, "single-label", "accuracy", groups=patients)
     share = right[0].mean()
     assert together.item_deviation == pytest.approx(math.sqrt(share * (1 - share) / 40), rel=0.05)
-    assert together.item_deviation > 3 * alone.item_deviation
+    assert together.item_deviation > 3 * alone.item_deviation and alone.interval.method.endswith("and 400 items")
     assert "40 groups of 400 items" in together.interval.method and together.interval.mean == alone.interval.mean
     # A group for each item is the analysis without groups.
     single = two_way(*sides, labels, "single-label", "accuracy", groups=np.arange(400))
@@ -149,8 +183,12 @@ def test_an_unknown_metric_and_unequal_sides_are_refused():
         two_way([probabilities], [probabilities], labels, "multi-label", "accuracy")
     with pytest.raises(InputError, match="recall:mumps"):
         two_way([probabilities], [probabilities], labels, "multi-label", "recall:mumps", classes=["a", "b", "c"])
-    with pytest.raises(InputError, match="as many seeds"):
-        two_way([probabilities], [], labels, "multi-label", "macro_f1")
+    single, label = data_of("single-label")
+    with pytest.raises(InputError, match="no bootstrap of 'acuracy'"):
+        two_way([single], [single], label, "single-label", "acuracy")
+    for sides in ([[probabilities], []], [[], []]):
+        with pytest.raises(InputError, match="as many seeds"):
+            two_way(*sides, labels, "multi-label", "macro_f1")
 
 
 def test_the_item_part_of_normal_scores():
@@ -169,7 +207,7 @@ def test_the_item_part_of_normal_scores():
     )
     assert found.item_deviation == pytest.approx(0.05 / math.sqrt(items), rel=0.2)
     assert found.residual_deviation == pytest.approx(0.10 / math.sqrt(items), rel=0.2)
-    assert stats.norm.ppf(0.975) * found.item_deviation < found.interval.half_width
+    assert stats.norm.ppf(0.975) * found.item_deviation < found.interval.high - found.interval.mean
 
 
 def test_a_fixed_reference_has_the_whole_variance_of_the_items():

@@ -1,5 +1,7 @@
 """The ledger of test reads."""
 
+import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from evaluation.ledger import FIRST, LEDGER, earlier_reads, read_ledger, reads_of, record_read
 from storage.errors import InputError
 from storage.files import read_json
+from storage.locks import file_lock
 
 WHEN = datetime(2026, 11, 21, 16, 5, 8, tzinfo=UTC)
 
@@ -35,9 +38,29 @@ def test_earlier_reads_are_those_of_other_settings(ledger):
     for plan in ("aaaa", "bbbb"):
         record_read("imdb", plan, ["imdb", "digits"], {"plan": plan}, ledger)
     entries = record_read("other", "cccc", ["imdb"], {}, ledger)
+    assert entries[0].data == ["digits", "imdb"]
+    # Another experiment had the same plan before: that ends nothing.
+    assert earlier_reads([replace(entries[1], experiment="copy"), *entries], "imdb", "bbbb", "imdb") == 1
     assert [earlier_reads(entries, "imdb", plan, "imdb") for plan in ("aaaa", "bbbb", "new")] == [0, 1, 2]
     assert earlier_reads(entries, "imdb", "new", "mnist") == 0
     assert len(reads_of(entries, ["imdb"])) == 3 and len(reads_of(entries, ["digits"])) == 2
+
+
+def test_where_no_part_tells_what_changed_it_is_not_known(ledger):
+    """The experiment's first entries have no parts; equal parts cannot be what changed."""
+    for plan, parts in (("aaaa", {}), ("bbbb", {"seeds": 1}), ("cccc", {"seeds": 1}), ("dddd", {})):
+        entries = record_read("imdb", plan, ["imdb"], parts, ledger)
+    assert [entry.changed for entry in entries] == [FIRST, *["not known"] * 3]
+
+
+def test_a_read_waits_for_another_process_that_writes(ledger):
+    other = threading.Thread(target=record_read, args=("imdb", "aaaa", ["imdb"], {}, ledger))
+    with file_lock(ledger.parent.parent / ".locks" / ledger.name):
+        other.start()
+        other.join(0.3)
+        assert other.is_alive() and not ledger.exists()
+    other.join(30)
+    assert len(read_ledger(ledger)) == 1
 
 
 def test_a_broken_line_is_named(ledger):

@@ -6,6 +6,7 @@ from sklearn.metrics import confusion_matrix, log_loss, precision_recall_fscore_
 
 from evaluation.bootstrap import resampled_metric
 from evaluation.metrics import (
+    Thresholds,
     all_metric_names,
     best_threshold,
     calibration_table,
@@ -49,7 +50,11 @@ def test_calibration_shares_a_bin():
 def test_bins_are_closed_above():
     # 1 belongs to the last bin, and one half of two classes to the eighth, (7/15, 8/15].
     table = calibration_table(np.array([[1.0, 0.0], [0.5, 0.5]], np.float32), np.array([0, 0]))
-    assert [number for number, row in enumerate(table) if row["count"]] == [7, 14]
+    assert [number for number, row in enumerate(table) if row["count"]] == [7, 14] and len(table) == 15
+    assert (table[7]["low"], table[7]["high"]) == (7 / 15, 8 / 15)
+    # 0 belongs to the first bin, and all 15 are listed where the last ones are empty.
+    (low, *others) = calibration_table(np.array([[0.0, 0.01]], np.float32), np.array([[0, 0]], np.uint8))
+    assert low["count"] == 2 and [row["count"] for row in others] == [0] * 14
 
 
 def test_loss_agrees_with_scikit_learn():
@@ -59,6 +64,9 @@ def test_loss_agrees_with_scikit_learn():
     exact = probabilities.astype(np.float64)
     expected = log_loss(labels, exact / exact.sum(axis=1, keepdims=True), labels=range(4))
     assert row_losses(probabilities, labels).mean() == pytest.approx(expected, rel=1e-5)
+    several = rng.integers(0, 2, (200, 4), dtype=np.uint8)
+    expected = np.mean([log_loss(truth, one) for truth, one in zip(several.T, exact.T, strict=True)])
+    assert row_losses(probabilities, several).mean() == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_probability_of_zero_has_a_finite_loss():
@@ -69,7 +77,7 @@ def test_a_probability_of_zero_has_a_finite_loss():
 def test_rows_of_two_labels_match_where_these_are_the_most_probable():
     labels = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 1], [0, 1, 0, 1]], np.uint8)
     probabilities = np.array(
-        [[0.2, 0.1, 0.05, 0], [0.9, 0.8, 0.7, 0], [0, 0, 0.6, 0.6], [0.3, 0.4, 0, 0.3]], np.float32
+        [[0.2, 0.1, 0.05, 0], [0.9, 0.8, 0.7, 0], [0.3, 0, 0.6, 0.6], [0.3, 0.4, 0, 0.3]], np.float32
     )
     assert split_metrics(probabilities, labels, "multi-label", list("abcd"))["exact_match"] == 0.5
     drawn = np.array([[4.0, 0, 0, 0], [0, 2, 1, 1]])
@@ -77,6 +85,20 @@ def test_rows_of_two_labels_match_where_these_are_the_most_probable():
     assert found.tolist() == [1, 0.25]
     with pytest.raises(InputError, match=r"'exact_match' on these .*rows: (?!did you mean 'exact_match')"):
         resampled_metric("exact_match", probabilities, np.eye(4, dtype=np.uint8) | labels, "multi-label")
+
+
+def test_a_class_without_a_guess_has_no_precision_and_one_with_every_row_no_auroc():
+    labels, probabilities = np.array([[1, 1], [0, 1]], np.uint8), np.array([[0.2, 0.9], [0.1, 0.8]], np.float32)
+    metrics = split_metrics(probabilities, labels, "multi-label", ["a", "b"])
+    assert metrics["precision"] == {"a": 0.0, "b": 1.0} and metrics["auroc"] == {"a": 1.0, "b": None}
+    assert metrics["macro_auroc"] == 1.0
+
+
+def test_a_split_without_a_label_has_no_f1():
+    labels, probabilities = np.zeros((3, 2), np.uint8), np.full((3, 2), 0.6, np.float32)
+    metrics = split_metrics(probabilities, labels, "multi-label", ["a", "b"], Thresholds(0.5, np.full(2, 0.5)))
+    names = ("macro_auroc", "micro_f1", "macro_f1", "tuned_micro_f1", "tuned_macro_f1")
+    assert [metrics[name] for name in names] == [None] * 5
 
 
 def test_several_labels():
@@ -164,5 +186,8 @@ def test_f1_at_the_thresholds_of_validation():
     assert test["thresholds"]["by_class"]["c"] == test["thresholds"]["overall"] == pytest.approx(0.07)
     kept = thresholds_of(test)
     assert np.array_equal(kept.decide("tuned_macro_f1", probabilities), labels.astype(np.float32))
+    two = Thresholds(0.5, np.array([0.1, 0.9]))
+    assert two.decide("tuned_micro_f1", np.float32([[0.5, 0.6]])).tolist() == [[1, 1]]
+    assert two.decide("tuned_macro_f1", np.float32([[0.5, 0.6]])).tolist() == [[1, 0]]
     alone = metrics_of_splits({"test": probabilities}, {"test": labels}, "multi-label", ["a", "b", "c"])["test"]
     assert alone["tuned_micro_f1"] is None and thresholds_of(alone) is None

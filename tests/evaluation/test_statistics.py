@@ -28,7 +28,8 @@ def test_mean_interval_is_the_t_interval():
 
 
 def test_one_value_has_no_interval_and_equal_values_the_point():
-    assert mean_interval([0.5]).low is None and paired_interval([0.5]).low is None
+    one = paired_interval([0.5])
+    assert mean_interval([0.5]).low is None and one.low is None and not one.above(0) and not one.below(1)
     # 0.9 - 0.8 and 0.7 - 0.6 differ in the last bits, which must not make a spread.
     for function in (mean_interval, paired_interval):
         found = function([0.9 - 0.8, 0.7 - 0.6, 0.1])
@@ -41,6 +42,9 @@ def test_sign_flip_by_hand():
     assert sign_flip_p([1, 2, -4]) == 1.0
     assert sign_flip_p([0.1] * 6) == 2 / 64
     assert sign_flip_p([0.0] * 8) == 1.0
+    # A mean of 0 that rounding makes unequal to 0, at any scale: of 7 means three are below, three above.
+    for scale in (1, 1e6 / 3):
+        assert one_sided_p(np.array([0.1, 0.2, -0.3]) * scale) == (5 / 8, 5 / 8)
 
 
 def test_sign_flip_agrees_with_scipy():
@@ -56,8 +60,12 @@ def test_of_many_seeds_patterns_are_drawn():
     # Exact over 20 of them; the last is too small to change it by much.
     exact = sign_flip_p(differences[:20])
     assert sign_flip_p([*differences[:20], 1e-9]) == pytest.approx(exact, abs=0.005)
-    assert sign_flip_p([0.1] * 60) == 2 / 100_001
+    assert sign_flip_p([0.1] * 20) == 2 / 2**20
+    assert sign_flip_p([0.1] * 21) == 2 / 100_001
     assert sign_flip_p(differences) == sign_flip_p(differences)
+    found, expected = paired_interval(differences), mean_interval(differences)
+    assert found.method == "inverted sign-flip test"
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.05)
 
 
 def test_sign_flip_keeps_its_level():
@@ -75,17 +83,20 @@ def test_holm_by_hand():
 
 def test_least_seeds():
     assert least_seeds(0.05) == 6
+    # Its p must be below alpha: of 6 seeds it is 2 / 64.
+    assert (least_seeds(2 / 64), least_seeds(2 / 63)) == (7, 6)
     # Three pairs: 3 / 64 is under 0.05, 3 / 32 is not.
     assert [least_seeds(0.05, pairs) for pairs in (2, 3, 4, 10)] == [7, 7, 8, 9]
 
 
-def test_the_interval_inverts_the_test():
-    """0 is excluded exactly where p is below .05, for differences of counts too, whose means tie."""
+@pytest.mark.parametrize("alpha", [0.05, 1 / 16])
+def test_the_interval_inverts_the_test(alpha):
+    """0 is excluded exactly where p is below alpha, for differences of counts too, whose means tie, and a p of 1/16."""
     rng = np.random.default_rng(2)
     for _ in range(300):
         differences = np.round(rng.normal(0.8, 1, rng.integers(6, 11)) * rng.integers(1, 6)) / 611
-        found = paired_interval(differences)
-        assert (found.above(0) or found.below(0)) == (sign_flip_p(differences) < 0.05)
+        found = paired_interval(differences, 1 - alpha)
+        assert (found.above(0) or found.below(0)) == (sign_flip_p(differences) < alpha)
 
 
 def test_six_seeds_have_their_range_and_five_no_exact_interval():
@@ -125,16 +136,24 @@ def test_degenerate_differences_have_finite_intervals(differences):
 
 def test_seeds_needed_reach_the_verdict():
     """A mean of .02 is told from 0 by the first n whose two-sided t quantile times the error is below it."""
-    needed, sentence = seeds_needed(0.02, 0.03, 0.0, 0.01, (0.05, 0.05), (6, 5), 6)
+    needed, sentence = seeds_needed(0.02, 0.03, 0.0, 0.01, (0.05, 0.2), (6, 5), 6)
 
-    def reach(n):
-        return stats.t.ppf(0.975, n - 1) * 0.03 / math.sqrt(n)
+    def reach(n, items=0.0):
+        of_seeds, variance = 0.03**2 / n, 0.03**2 / n + items**2
+        return stats.t.ppf(0.975, (n - 1) * (variance / of_seeds) ** 2) * math.sqrt(variance)
 
     assert reach(needed) < 0.02 <= reach(needed - 1) and f"{needed} seeds" in sentence
-    assert seeds_needed(0.02, 0.03, 0.004, 0.01, (0.05, 0.05), (6, 5), 6)[0] > needed
+    more, _ = seeds_needed(0.02, 0.03, 0.008, 0.01, (0.05, 0.05), (6, 5), 6)
+    assert more > needed and reach(more, 0.008) < 0.02 <= reach(more - 1, 0.008)
     # A mean of .002 needs its distance to the margin, .008, one-sided.
     inside, _ = seeds_needed(-0.002, 0.03, 0.0, 0.01, (0.05, 0.05), (6, 5), 6)
     assert stats.t.ppf(0.95, inside - 1) * 0.03 / math.sqrt(inside) < 0.008
+
+    # Without a spread: the fewest for a direction and for equivalence, and more than there are.
+    def fewest(mean, have):
+        return seeds_needed(mean, 0.0, 0.0, 0.01, (0.05, 0.05), (6, 5), have)[0]
+
+    assert (fewest(0.02, 3), fewest(0.002, 3), fewest(0.02, 8)) == (6, 5, 9)
 
 
 def test_items_that_no_seed_can_replace():
@@ -144,7 +163,7 @@ def test_items_that_no_seed_can_replace():
 
 
 def test_nothing_finite_is_refused():
-    for values in ([], [math.nan], [0.1, math.inf]):
+    for values in ([], [math.nan], [0.1, math.inf], [[0.1, 0.2]]):
         with pytest.raises(InputError, match="finite"):
             paired_interval(values)
 

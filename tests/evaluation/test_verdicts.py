@@ -1,10 +1,12 @@
 """Each verdict, and each reason for which there is none."""
 
 import dataclasses
+from statistics import mean, stdev
 
 import pytest
 
 from evaluation.bootstrap import TwoWay
+from evaluation.power import seeds_needed
 from evaluation.statistics import Interval
 from evaluation.verdicts import (
     EQUIVALENT,
@@ -23,13 +25,13 @@ NOTHING = [0.001, -0.002, 0.002, 0, 0.001, -0.001, 0.0005, -0.0005]
 
 
 def measured(differences, error=0.002, item=0.001, **keywords):
-    mean, n = sum(differences) / len(differences), len(differences)
-    interval = Interval(mean, mean - 2 * error, mean + 2 * error, n, "t interval")
+    middle, n = mean(differences), len(differences)
+    interval = Interval(middle, middle - 2 * error, middle + 2 * error, n, "t interval")
     return Measured(range(n), differences, TwoWay(interval, error, 30, item, item, 2000), **keywords)
 
 
-def judged(differences, error=0.002, margin=0.01, **keywords):
-    return judge([COMPARISON], [measured(differences, error, **keywords)], margin)[0]
+def judged(differences, error=0.002, margin=0.01, alpha=0.05, **keywords):
+    return judge([COMPARISON], [measured(differences, error, **keywords)], margin, alpha)[0]
 
 
 def test_supported():
@@ -48,6 +50,10 @@ def test_equivalent():
     verdict = judged(NOTHING)
     assert verdict.verdict == EQUIVALENT and "differ by less than 0.01" in verdict.sentence
     assert verdict.equivalence_p == verdict.holm_equivalence_p == 1 / 256
+
+
+def test_a_p_of_alpha_is_not_below_it():
+    assert judged(STEADY, alpha=2 / 256).verdict == judged(NOTHING, alpha=1 / 256).verdict == INCONCLUSIVE
 
 
 def test_equivalent_although_significant():
@@ -96,9 +102,23 @@ def test_seeds_are_asked_for_that_pass_after_holm_s_correction():
 
 
 def test_inconclusive_says_how_many_seeds():
-    verdict = judged([0.05, -0.04, 0.03, 0.02, -0.03, 0.04], 0.02)
-    assert verdict.verdict == INCONCLUSIVE and verdict.seeds_needed > 6
-    assert f"{verdict.seeds_needed} seeds would decide" in verdict.sentence
+    differences = [0.05, -0.04, 0.03, 0.02, -0.03, 0.04]
+    verdict = judged(differences, 0.02)
+    needed, said = seeds_needed(mean(differences), stdev(differences), 0.001, 0.01, (0.05, 0.05), (6, 5), 6)
+    assert verdict.verdict == INCONCLUSIVE and verdict.seeds_needed == needed and said in verdict.sentence
+    assert verdict.sentence.startswith("new is better than old by 0.0117 in accuracy over 6 seeds, which is")
+    assert judged([-one for one in differences], 0.02).sentence.startswith("new is worse than old by 0.0117")
+    level = judged([one - mean(differences) + 0.00003 for one in differences], 0.02)
+    assert level.sentence.startswith("new is level with old over 6 seeds, which is inconclusive")
+
+
+def test_seeds_are_asked_for_that_show_equivalence_after_holm_s_correction():
+    """Each of three equal p values counts three times."""
+    differences = [0.02, -0.012, 0.01, -0.02, 0.008, 0.001, -0.004]
+    found = judge([COMPARISON] * 3, [measured(differences)] * 3, 0.01)[0]
+    assert found.holm_equivalence_p == pytest.approx(3 * found.equivalence_p)
+    expected = seeds_needed(mean(differences), stdev(differences), 0.001, 0.01, (1, 0.05 / 3), (7, 6), 7)
+    assert found.verdict == INCONCLUSIVE and found.seeds_needed == expected[0]
 
 
 @pytest.mark.parametrize("error", [0.013, 0.03])
@@ -118,7 +138,12 @@ def test_a_difference_below_the_margin_is_neither_supported_nor_equivalent():
 def test_few_seeds_decide_no_direction(seeds, least_p):
     verdict = judged(STEADY[:seeds])
     assert verdict.verdict == INCONCLUSIVE and verdict.least_seeds == 6
-    assert f"no p can be below {least_p}" in verdict.sentence and "at least 6 seeds" in verdict.sentence
+    assert f"no p can be below {least_p}: a direction needs at least 6 seeds" in verdict.sentence
+    assert f"over {seeds} seed{'s' if seeds > 1 else ''}, which" in verdict.sentence
+
+
+def test_one_difference_has_no_spread_and_two_have():
+    assert judged(STEADY[:1]).seeds_needed is None and judged(STEADY[:2]).seeds_needed == 6
 
 
 def test_holm_needs_more_seeds_for_more_comparisons():
@@ -135,7 +160,26 @@ def test_a_comparison_that_was_not_run_counts_in_the_correction():
     verdicts = judge([COMPARISON] * 2, [measured(STEADY), None], 0.01)
     assert verdicts[0].holm_p == 2 * verdicts[0].p and verdicts[0].verdict == SUPPORTED
     assert verdicts[1].verdict == INCONCLUSIVE and "Not measured" in verdicts[1].sentence
-    assert verdicts[1].as_dict()["over_seeds"] is None
+    assert verdicts[1].as_dict()["over_seeds"] is None and verdicts[1].earlier_reads == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "networks", "baseline"),
+    [
+        ({}, ["new", "old"], None),
+        ({"control": "linear"}, ["new"], "linear"),
+        ({"control": "a paper", "reference": 0.9}, ["new"], None),
+    ],
+)
+def test_the_sides_that_are_networks_and_the_one_that_is_a_baseline(changes, networks, baseline):
+    comparison = dataclasses.replace(COMPARISON, **changes)
+    assert (comparison.networks, comparison.baseline) == (networks, baseline)
+    values = comparison.as_dict()
+    assert values["equivalence_margin"] is None and values.get("reference") == comparison.reference
+    assert ("reference" in values) == (comparison.reference is not None)
+    (verdict,) = judge([comparison], [None], 0.01)
+    lacks = "new and old have no finished seed in common" if not changes else "new has no finished seed."
+    assert lacks in verdict.sentence and verdict.as_dict()["baseline"] == baseline
 
 
 def test_equal_differences_give_the_point():
@@ -155,6 +199,7 @@ def test_a_test_split_that_was_read_before_is_marked():
     before, first = judged(STEADY, earlier_reads=2), judged(STEADY)
     assert before.verdict == SUPPORTED and before.as_dict()["earlier_reads"] == 2
     assert "read before with other settings: 2 times" in before.sentence and "read before" not in first.sentence
+    assert judged(STEADY, earlier_reads=1).sentence.endswith("read before with other settings: once.")
 
 
 def test_the_rule_names_every_verdict():
@@ -164,3 +209,5 @@ def test_the_rule_names_every_verdict():
 def test_a_verdict_is_flat_values():
     values = judged(STEADY).as_dict()
     assert values["claim"] == "New beats old." and values["over_seeds"]["low"] > 0 and "comparison" not in values
+    assert values["over_seeds_and_items"] == dataclasses.asdict(measured(STEADY).two_way.interval)
+    assert (values["item_deviation"], values["resamples"]) == (0.001, 2000)

@@ -168,8 +168,15 @@ def test_each_of_two_digits_is_decoded_alone():
 
 def test_without_a_decoder_and_for_prediction_there_are_scores_alone():
     images = torch.randn(2, 1, 18, 18)
-    assert isinstance(small(reconstruction=False)(images), torch.Tensor)
+    network, target = small(reconstruction=False), torch.tensor([1, 4])
+    found, objective = network(images), make_objective({"name": "margin"}, description())
+    assert objective.loss(network, found, target, (images,)) == objective.held_out_loss(found, target)
     assert small().eval()(images).shape == (2, 10)
+    # Nor is anything decoded where the pixels of the data were not normalised.
+    bare = make_objective({"name": "margin"}, {"task": "single-label"})
+    network = small().train()
+    lengths, capsules = network(images)
+    assert bare.loss(network, (lengths, capsules), target, (images,)) == objective.held_out_loss(lengths, target)
 
 
 @pytest.mark.parametrize(("model", "settings"), [("capsnet", {}), ("capsnet_baseline", {"padded": False})])

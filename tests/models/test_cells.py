@@ -96,6 +96,7 @@ def test_padding_is_zero_changes_nothing_and_gets_no_gradient(cell, batch):
     found, found_gradients = gradients(layer, other, lengths)
     assert torch.equal(found, expected)
     assert not found[~real].any() and not found_gradients["x"][~real].any()
+    assert torch.equal(layer.forwards(other, lengths), found[..., :UNITS])
     assert found_gradients["x"][real].any(dim=-1).all()
     gates = layer.gates(other, lengths)
     assert torch.equal(gates.state, found)

@@ -48,6 +48,9 @@ def test_balanced_weights_give_both_sides_of_a_class_the_same_weight():
     logits, target = torch.zeros(1, 3), torch.tensor([[1.0, 0.0, 0.0]])
     expected = np.log(2) * (2.0 + 1.0 + 2.0) / 3
     assert several.loss(None, logits, target, ()).item() == pytest.approx(expected)
+    # Without the labels of the training split, as in evaluation, and where nothing is balanced, all weigh the same.
+    for plain in (objective("multi-label", class_weights="balanced"), objective("multi-label", labels)):
+        assert plain.weights is None
 
 
 def test_probabilities_and_right_answers():
@@ -80,7 +83,8 @@ def test_chexnet_weighs_each_side_of_a_class_by_the_share_of_the_other():
     p = torch.sigmoid(logits)
     expected = -(6 / 8 * p[0].log() + 2 / 8 * (1 - p[1]).log()) / 2
     weighted = chexnet(labels)
-    for loss in (weighted.loss(None, logits, target, ()), weighted.held_out_loss(logits, target)):
+    losses = (weighted.loss(None, logits, target, ()), weighted.held_out_loss(logits, target))
+    for loss in (*losses, weighted.comparable_loss(logits, target)):
         torch.testing.assert_close(loss, expected.squeeze())
     torch.testing.assert_close(
         chexnet().held_out_loss(logits, target), functional.binary_cross_entropy_with_logits(logits, target)

@@ -99,6 +99,17 @@ def test_the_page_has_every_named_size_of_its_networks_with_its_parameters():
         assert f"{counted(model, network):,}" == parameters, (model, size)
 
 
+@pytest.mark.parametrize("model", KIN)
+def test_each_stage_but_the_first_halves_the_image(model):
+    network, sides = models.build(model, SMALL[model], description()).eval(), []
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda module, given, found: sides.append(found.shape[2]))
+    network(torch.randn(1, 3, 32, 32))
+    assert sorted(set(sides)) == ([4, 8, 16, 32] if model == "resnet18" else [8, 16, 32])
+    assert (sides[0], sides[-1]) == (32, min(sides))
+
+
 @pytest.mark.parametrize("model", [*KIN, "densenet"])
 @pytest.mark.parametrize("activation", REGISTRY.available())
 def test_every_network_takes_every_activation(model, activation):
@@ -166,8 +177,10 @@ def test_a_depth_that_no_network_has_is_refused_with_the_nearest_right_one(model
 
 @pytest.mark.parametrize("model", KIN)
 def test_images_that_cannot_be_halved_are_refused(model):
-    with pytest.raises(InputError, match=f"3 x 3 pixels are too small for {model}"):
-        models.build(model, SMALL[model], description(size=3))
+    least = 8 if model == "resnet18" else 4
+    with pytest.raises(InputError, match=f"{least - 1} x {least - 1} pixels are too small for {model}"):
+        models.build(model, SMALL[model], description(size=least - 1))
+    models.build(model, SMALL[model], description(size=least))
 
 
 def test_a_padded_shortcut_keeps_its_channels_and_adds_zeros():

@@ -77,6 +77,9 @@ def test_what_changes_no_weight_changes_no_key(tmp_path):
     assert run_keys(tmp_path, {**EXPERIMENT, "variants": written}, seeds=[0]) == usual
     about = {**DESCRIPTION, "name": "other", "schema": 3, "settings": {"rows_per_class": None}}
     assert run_keys(tmp_path, None, about, seeds=[0]) == usual
+    # Arrays that no network reads.
+    groups = {**DESCRIPTION["arrays"], "groups": {"file": "groups.npy", "sha256": "cc"}}
+    assert run_keys(tmp_path, None, {**DESCRIPTION, "arrays": groups}, seeds=[0]) == usual
 
 
 def test_what_changes_weights_changes_the_key(tmp_path, monkeypatch):

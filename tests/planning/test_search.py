@@ -41,10 +41,16 @@ def best(search):
     return max(score(name, settings) for name, settings in propose(search, axes(SPACE, "space"), score).items())
 
 
-def test_trials_are_of_the_space_and_the_same_for_a_seed():
-    found = propose(SEARCH, axes(SPACE, "space"), score)
-    assert found == propose(SEARCH, axes(SPACE, "space"), score)
-    assert set(found) != set(propose({**SEARCH, "seed": 6}, axes(SPACE, "space"), score))
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_trials_are_of_the_space_and_the_same_for_a_seed(sampler):
+    search = {**SEARCH, "sampler": sampler}
+    found = propose(search, axes(SPACE, "space"), score)
+    assert found == propose(search, axes(SPACE, "space"), score)
+    for other in (6, 5 + 64, 2**40):
+        assert set(found) != set(propose({**search, "seed": other}, axes(SPACE, "space"), score))
+    tried = [settings["network"] for settings in found.values()]
+    assert {one["growth_rate"] for one in tried} == {4, 8, 12}
+    assert {one["activation"] for one in tried} == {"relu", "swish"}
     for name, settings in found.items():
         rate, network = settings["training"]["learning_rate"], settings["network"]
         assert (
@@ -60,6 +66,31 @@ def test_tpe_finds_more_than_chance():
     seeds = range(10)
     gains = [best({**SEARCH, "seed": seed}) - best({**SEARCH, "seed": seed, "sampler": "random"}) for seed in seeds]
     assert sum(gains) / len(gains) > 0.05 and sum(gain > 0 for gain in gains) >= 6
+
+
+def test_the_first_trials_are_drawn_by_chance():
+    """As many as ``startup`` says do not depend on the scores; the next ones do."""
+    found, other = (
+        list(propose({**SEARCH, "startup": 15}, axes(SPACE, "space"), scores))
+        for scores in (score, lambda name, settings: -score(name, settings))
+    )
+    assert found[:15] == other[:15] and found[15:] != other[15:]
+
+
+def drawn(axis):
+    """The values of a setting of the optimiser that the trials draw."""
+    space = {"training": {"optimizer": {"weight_decay": axis}}}
+    search = {**SEARCH, "sampler": "random", "trials": 30}
+    found = propose(search, axes(space, "space"), lambda name, settings: 0.0)
+    assert all(name.startswith("optimizer.weight_decay=") for name in found)
+    return {settings["training"]["optimizer"]["weight_decay"] for settings in found.values()}
+
+
+def test_an_interval_of_whole_numbers_has_whole_numbers_alone():
+    assert drawn({"low": 1, "high": 3}) == {1, 2, 3}
+    for low, high in ((1, 2.5), (1.5, 3)):
+        assert any(value != round(value) for value in drawn({"low": low, "high": high}))
+    assert drawn({"low": 0.5, "high": 1.5, "step": 0.5}) == {0.5, 1.0, 1.5}
 
 
 def test_a_batch_is_proposed_from_the_results_before_it_alone():
@@ -93,6 +124,12 @@ def finish(job):
     write_result(directory, {"validation": {"score": score("", settings) + job["seed"] / 100}})
 
 
+def trial_name(job):
+    """The name of a trial by what its job trains with."""
+    rate, network = job["training"]["learning_rate"], job["network"]
+    return f"plain/learning_rate={rate},growth_rate={network['growth_rate']},activation={network['activation']['name']}"
+
+
 def test_a_search_that_is_killed_goes_on_with_what_is_missing(project):
     plan = project()
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
@@ -101,6 +138,7 @@ def test_a_search_that_is_killed_goes_on_with_what_is_missing(project):
     given = rounds(plan, {})
     first = next(given)
     assert [job["seed"] for job in first] == [0, 0, 0, 1, 1, 1]
+    assert {job["variant"] for job in first} == {"fixed", *(trial_name(job) for job in first[:2])}
     for job in first:
         finish(job)
     second = next(given)
@@ -144,19 +182,25 @@ def test_a_search_that_cannot_be_is_refused(tmp_path):
     assert "trials" in said(search={"trials": 0, "space": SPACE})
     assert "'tpe'" in said(search={"trials": 5, "sampler": "tpo", "space": SPACE})
     assert "preprocessing" in said(search={"trials": 5, "space": {"preprocessing": {"rows_per_class": [1]}}})
+    for section in ([1, 2], {"low": 1, "high": 2}):
+        assert "list of values" in said(search={"trials": 5, "space": {"training": section}})
 
 
 @pytest.mark.parametrize(
     ("rate", "named"),
     [
         ({"low": 1, "high": 0.1}, "low is 1"),
+        ({"low": 1, "high": 1}, "low is 1"),
         ({"low": 0, "high": 0.1, "log": True}, "space of plain.training.learning_rate"),
         ({"low": 0.1, "high": "1e-1"}, "learning_rate.high is '1e-1'"),
         ({"low": 0.1}, "learning_rate.high is None"),
         ({"low": 0.1, "higher": 1}, "'high'"),
         ({"low": -2.0, "high": -1.0}, "learning_rate is -"),
         (0.1, "list of values"),
+        ({"low": True, "high": 2}, "learning_rate.low is True"),
         ([0.1, 0.1], "list of values"),
+        ([], "list of values"),
+        ({}, "list of values"),
     ],
 )
 def test_an_axis_that_cannot_be_is_refused(tmp_path, rate, named):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from preprocessing.manifest import DataSetEntry, FileEntry, Manifest, open_data_set, record
-from preprocessing.raw import About, add_data_set, count_leaks, split_by_quota
+from preprocessing.raw import About, add_data_set, count_leaks, published_splits, split_by_quota
 from preprocessing.raw_images import ImageRows, normalised_pixels
 from preprocessing.raw_text import Document, TextRows, normalised_text
 from storage.errors import InputError
@@ -292,3 +292,15 @@ def test_whole_groups_go_to_splits_by_quota():
     assert all(0.14 * total <= rows <= 0.15 * total for rows in shares.values())
     assert splits == split_by_quota(dict(reversed(groups.items())), {"test": 0.15, "validation": 0.15})
     assert split_by_quota({"all": 10}, {"test": 0.15}) == {"all": "train"}
+    # A group that fills the quota belongs to it; which groups do is not a matter of their names' order.
+    splits = split_by_quota(dict.fromkeys("abcdefghijklmnopqrst", 1), {"test": 0.15})
+    held = [name for name in splits if splits[name] == "test"]
+    assert len(held) == 3 and sorted(held) != ["a", "b", "c"]
+
+
+def test_a_tenth_of_the_published_training_split_is_for_validation_by_content():
+    images = np.arange(20_000, dtype=np.int64)[:, None]
+    splits = published_splits(images, 19_000)
+    assert set(splits[19_000:]) == {2} and set(splits[:19_000]) == {0, 1}
+    assert np.mean(splits[:19_000] == 1) == pytest.approx(0.1, abs=0.005)
+    assert np.array_equal(published_splits(images[18_999::-1], 19_000), splits[18_999::-1])

@@ -45,6 +45,20 @@ def test_a_wrong_task_does_not_reach_the_manifest():
     assert Manifest.load().datasets == {} and not Path("data/mine").exists()
 
 
+def test_a_data_set_of_the_same_name_is_replaced():
+    add_data_set("mine", TextRows(ABOUT, documents()))
+    entry = add_data_set("mine", TextRows(ABOUT, documents(text="Another.")))
+    assert Manifest.load().entry("mine") == entry
+    assert "Another." in [document.text for document in open_data_set("mine").documents()]
+
+
+def test_rows_of_one_class_alone_do_not_reach_the_manifest():
+    one = [document._replace(labels=(0,)) for document in documents()]
+    with pytest.raises(InputError, match="class"):
+        add_data_set("mine", TextRows(ABOUT, one))
+    assert Manifest.load().datasets == {} and not Path("data/mine").exists()
+
+
 @pytest.mark.parametrize("classes", [("a", "a"), ("a", 1), ("a", " ")])
 def test_classes_are_distinct_names(classes):
     with pytest.raises(InputError, match="class"):

@@ -1,5 +1,6 @@
-"""Files that are not what they should be are told in one line."""
+"""Files that are not what they should be are told in one line; those that are written are whole or absent."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,7 +12,18 @@ import pytest
 
 from storage import files
 from storage.errors import InputError
-from storage.files import published_directory, read_json, read_object, write_json, write_text
+from storage.files import (
+    canonical_json,
+    content_key,
+    json_text,
+    published_directory,
+    read_json,
+    read_object,
+    remove_directory,
+    sha256_bytes,
+    write_json,
+    write_text,
+)
 from storage.prepared import DESCRIPTION, open_prepared
 
 
@@ -38,16 +50,66 @@ def test_an_object_without_what_is_asked_of_it_is_refused(tmp_path, value):
         read_object(tmp_path / DESCRIPTION, "arrays")
 
 
+def test_equal_values_have_one_text_and_one_key():
+    """Folders are named by it: another text or another length would make every finished run unknown."""
+    value, text = {"b": 1.5, "a": ["é", None, True]}, '{"a":["é",null,true],"b":1.5}'
+    assert canonical_json(value) == text
+    assert content_key(value) == content_key(dict(sorted(value.items()))) == sha256_bytes(text.encode())[:16]
+    assert json_text({"b": 1, "a": "é"}) == '{\n  "a": "é",\n  "b": 1\n}\n'
+    for function in (canonical_json, json_text):
+        with pytest.raises(ValueError, match="JSON"):
+            function([float("nan")])
+
+
+def test_a_text_that_cannot_be_written_leaves_the_old_one_alone(tmp_path):
+    path = tmp_path / "new" / "deep" / "file.json"
+    write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(str(path), "\ud800")
+    assert path.read_text() == "old" and os.listdir(path.parent) == ["file.json"]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_folder_is_removed_also_where_a_killed_process_began_to(tmp_path):
+    data, left = tmp_path / "data", tmp_path / ".data.removed"
+    for folders in ([data], [data, left]):
+        for folder in folders:
+            publish(folder, "content")
+        remove_directory(data)
+        assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_published_leaves_nothing(tmp_path):
+    destination = tmp_path / "new" / "data"
+    with pytest.raises(UnicodeEncodeError):
+        publish(destination, "\ud800")
+    assert not any(destination.parent.iterdir())
+    publish(destination, "whole")
+    assert destination.stat().st_mode & 0o777 == 0o755
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        publish(tmp_path / "file", "content")
+
+
 def publish(destination: Path, content: str, replace: bool = True) -> None:
     with published_directory(destination, replace=replace) as working:
         (working / "inner").mkdir()
         (working / "inner" / "file").write_text(content)
 
 
-@pytest.mark.parametrize("kernel", ["exchanges", "does not"])
+class Failing:
+    """A C library whose renameat2 fails."""
+
+    def renameat2(self, *_):
+        return -1
+
+
+@pytest.mark.parametrize("kernel", ["exchanges", "has no call", "has no file system for it"])
 def test_a_replaced_folder_has_the_new_content_alone(tmp_path, monkeypatch, kernel):
-    if kernel == "does not":
-        monkeypatch.setattr(files.ctypes, "CDLL", lambda *_, **__: object())
+    if kernel != "exchanges":
+        library = object() if kernel == "has no call" else Failing()
+        monkeypatch.setattr(files.ctypes, "CDLL", lambda *_, **__: library)
+        monkeypatch.setattr(files.ctypes, "get_errno", lambda: errno.EINVAL)
     destination = tmp_path / "data"
     publish(destination, "old")
     publish(destination, "ignored", replace=False)
@@ -55,9 +117,21 @@ def test_a_replaced_folder_has_the_new_content_alone(tmp_path, monkeypatch, kern
     renamed, replace = [], os.replace
     monkeypatch.setattr(files.os, "replace", lambda old, new: (renamed.append(Path(old)), replace(old, new)))
     publish(destination, "new")
-    assert (destination in renamed) == (kernel == "does not"), "no moment without the folder where the kernel can"
+    assert (destination in renamed) == (kernel != "exchanges"), "no moment without the folder where the kernel can"
     assert (destination / "inner" / "file").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_folder_that_may_not_be_replaced_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    destination = Path("data")
+    for content in ("old", "new"):
+        publish(destination, content)
+    monkeypatch.setattr(files.ctypes, "CDLL", lambda *_, **__: Failing())
+    monkeypatch.setattr(files.ctypes, "get_errno", lambda: errno.EACCES)
+    with pytest.raises(PermissionError, match="data"):
+        publish(destination, "newer")
+    assert (destination / "inner" / "file").read_text() == "new" and os.listdir() == ["data"]
 
 
 def test_a_kill_while_a_folder_is_replaced_never_leaves_it_absent(tmp_path):

@@ -12,6 +12,11 @@ def test_a_run_is_finished_when_it_has_a_result(tmp_path):
     assert run.key == "0123abcd" and not run.finished
     with pytest.raises(InputError, match=r"0123abcd has no result\.json"):
         run.require_result()
+    # The digests are written first: a kill may leave them alone.
+    write_json(run.directory / "digests.json", {"files": {"result.json": "0" * 64}})
+    run.refuse_damage()
+    assert RunFolder(run.directory).result == {}
+    (run.directory / "digests.json").unlink()
     write_json(run.directory / "result.json", {"epochs": 3})
     assert run.finished and run.require_result() == {"epochs": 3}
     # What is optional is empty, what is not is named.

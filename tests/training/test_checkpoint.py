@@ -1,5 +1,6 @@
 """What a checkpoint keeps of an optimiser, and that a writer in the background writes what one at once does."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -95,6 +96,40 @@ def test_resumed_buffers_have_the_strides_of_their_parameters(tmp_path):
     resumed = optimiser.state[network.weight]["momentum_buffer"]
     assert torch.equal(resumed, momentum)
     assert resumed.stride() == network.weight.stride() != (27, 9, 3, 1)
+
+
+def test_a_resumed_run_has_its_average_and_the_scale_of_its_gradients(tmp_path):
+    def made_with(scale):
+        network = nn.BatchNorm1d(2)
+        optimiser = MAKERS["sgd"](network)
+        average, scaler = Average(network, 0.9), torch.amp.GradScaler("cpu", init_scale=scale)
+        return network, average, scaler, Checkpoint(tmp_path, network, average, optimiser, scaler)
+
+    network, average, _, kept = made_with(8.0)
+    with torch.no_grad():
+        network.weight.fill_(3.0)
+    average.update(0)
+    state = State()
+    end_epoch(state)
+    kept.save(state)
+    resumed, same, scaler, kept = made_with(2.0)
+    kept.resume()
+    assert torch.equal(resumed.weight, network.weight)
+    assert torch.equal(same.network.weight, average.network.weight)
+    assert not torch.equal(same.network.weight, network.weight)
+    assert scaler.get_scale() == 8.0
+
+
+def test_of_several_processes_one_alone_mends_and_warns_on_resuming(tmp_path, capsys):
+    saved_epochs(tmp_path, (0.1, 0.2))
+    flip(checkpoints(tmp_path)[-1] / CHECKPOINT, 0.7)
+    (tmp_path / HISTORY).unlink()
+    left = tmp_path / CHECKPOINTS / ".000003.killed"
+    left.mkdir()
+    for writes in (False, True):
+        kept = dataclasses.replace(made(MAKERS["adamw"], tmp_path)[2], writes=writes)
+        assert kept.resume().epoch == 1
+        assert (tmp_path / HISTORY).exists() == (not left.exists()) == bool(capsys.readouterr().err) == writes
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The launcher: events by a pipe of their own, one lock of the run, and stopping."""
 
-import contextlib
 import json
 import shutil
 import subprocess
@@ -169,13 +168,3 @@ def test_the_training_process_keeps_the_lock_when_its_launcher_is_killed(bare, w
     while is_held(lock):
         assert time.monotonic() < deadline, "the training process outlived its launcher"
         time.sleep(0.05)
-
-
-def test_a_lock_that_is_held_is_not_acquired_twice(tmp_path):
-    path = tmp_path / "locks" / "one.lock"
-    assert not is_held(path)
-    with file_lock(path) as first, file_lock(path, blocking=False) as second:
-        assert first and second is None and is_held(path)
-    with contextlib.ExitStack() as stack:
-        assert stack.enter_context(file_lock(path, blocking=False))
-    assert not is_held(path)

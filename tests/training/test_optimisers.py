@@ -72,14 +72,53 @@ def test_word_vectors_decay_as_other_matrices_by_their_rate():
     torch.testing.assert_close(network[0].weight, before * (1 - 0.2 * 0.5 * 0.1))
 
 
-def test_sgd_is_nesterov_s_unless_set_otherwise():
-    for nesterov, steps in ((True, (-1.5, -1.5 - 1.75)), (False, (-1.0, -2.5))):
-        network = one_weight(0.0)
-        optimiser = optimiser_of(network, 1.0, name="sgd", momentum=0.5, weight_decay=0, nesterov=nesterov)
-        for expected in steps:
-            network.weight.grad = torch.ones(1, 1)
-            optimiser.step()
-            assert network.weight.item() == pytest.approx(expected)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_parameter_without_a_gradient_stays_as_it_is(name):
+    network = nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 2))
+    before = [value.detach().clone() for value in network.parameters()]
+    network[0].weight.grad = torch.ones(2, 3)
+    optimiser_of(network, name=name).step()
+    moved = [not torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True)]
+    assert moved == [True, False, False, False]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_computes_the_loss_of_a_closure_and_returns_it(name):
+    network = one_weight(1.0, 2.0)
+
+    def closure():
+        loss = network.weight.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimiser_of(network, name=name).step(closure).item() == 5
+    assert (network.weight < torch.tensor([[1.0, 2.0]])).all()
+
+
+def test_adamw_is_torch_s():
+    settings = {"beta1": 0.6, "beta2": 0.7, "epsilon": 0.05, "weight_decay": 0.1}
+    ours, other = one_weight(1.0, -2.0), one_weight(1.0, -2.0)
+    optimiser = optimiser_of(ours, name="adamw", **settings)
+    torchs = torch.optim.AdamW(other.parameters(), lr=0.1, betas=(0.6, 0.7), eps=0.05, weight_decay=0.1)
+    for gradient in ([0.3, -0.2], [1.0, 0.5], [-0.1, 0.4]):
+        for network in (ours, other):
+            network.weight.grad = torch.tensor([gradient])
+        optimiser.step()
+        torchs.step()
+    torch.testing.assert_close(ours.weight, other.weight)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "nesterov", "steps"),
+    [(0.5, True, (-1.5, -1.5 - 1.75)), (0.5, False, (-1.0, -2.5)), (0.0, True, (-1.0, -2.0))],
+)
+def test_sgd_is_nesterov_s_unless_set_otherwise(momentum, nesterov, steps):
+    network = one_weight(0.0)
+    optimiser = optimiser_of(network, 1.0, name="sgd", momentum=momentum, weight_decay=0, nesterov=nesterov)
+    for expected in steps:
+        network.weight.grad = torch.ones(1, 1)
+        optimiser.step()
+        assert network.weight.item() == pytest.approx(expected)
 
 
 def test_sgd_decays_vectors_too_where_set():
@@ -100,10 +139,10 @@ def test_sgd_decays_vectors_too_where_set():
 
 
 def test_lars_by_hand():
-    """Two steps of a matrix with norm 5 and gradients of norm 13, then 0.5."""
-    network = one_weight(3.0, 4.0)
+    """Two steps of a matrix with norm 0.5 and gradients of norm 13, then 0.5."""
+    network = one_weight(0.3, 0.4)
     optimiser = optimiser_of(network, 2.0, name="lars", momentum=0.5, weight_decay=0.1, trust_coefficient=0.01)
-    weight, velocity = torch.tensor([3.0, 4.0]), torch.zeros(2)
+    weight, velocity = torch.tensor([0.3, 0.4]), torch.zeros(2)
     for gradient in (torch.tensor([5.0, -12.0]), torch.tensor([0.3, 0.4])):
         network.weight.grad = gradient[None].clone()
         optimiser.step()
@@ -130,9 +169,9 @@ def test_muon_is_torch_s_of_matrices_and_adamw_of_vectors():
     torch.manual_seed(0)
     ours, theirs = nn.Linear(6, 4), nn.Linear(6, 4)
     theirs.load_state_dict(ours.state_dict())
-    optimiser = optimiser_of(ours, 0.02, name="muon", weight_decay=0.1)
-    muon = torch.optim.Muon([theirs.weight], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    adamw = torch.optim.AdamW([theirs.bias], lr=0.02, weight_decay=0.0)
+    optimiser = optimiser_of(ours, 0.02, name="muon", momentum=0.8, weight_decay=0.1, beta1=0.6, beta2=0.7)
+    muon = torch.optim.Muon([theirs.weight], lr=0.02, momentum=0.8, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW([theirs.bias], lr=0.02, betas=(0.6, 0.7), weight_decay=0.0)
     for _ in range(3):
         x = torch.randn(5, 6)
         for network in (ours, theirs):

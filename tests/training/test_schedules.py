@@ -60,6 +60,12 @@ def test_one_cycle_is_torch_s(rise):
     assert rates(name="one_cycle", rise=rise) == pytest.approx(follow(optimiser, theirs))
 
 
+def test_one_cycle_without_room_for_a_rise_falls_from_the_peak():
+    found = rates(name="one_cycle", rise=0.001)
+    assert found == pytest.approx([0.1 + (4e-7 - 0.1) * step / 49 for step in range(50)])
+    assert Schedule({"name": "one_cycle"}, 0.1, EPOCHS).warmup_epochs == 0
+
+
 def follow(optimiser, scheduler):
     """The learning rate of each step by a scheduler of torch's."""
     found = []

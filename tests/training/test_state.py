@@ -22,6 +22,7 @@ def after(*epochs):
 def test_the_best_epoch_has_the_highest_score_and_of_equals_the_lowest_loss():
     assert after((1.0, 0.5), (0.9, 0.7), (0.8, 0.7), (0.7, 0.6)).best_epoch == 3
     assert after((1.0, 0.5), (0.9, 0.7), (0.95, 0.7)).best_epoch == 2
+    assert after((1.0, 0.5), (1.0, 0.5)).best_epoch == 1
 
 
 @pytest.mark.parametrize(
@@ -55,5 +56,6 @@ def test_macro_auroc_is_scikit_learn_s_ties_included():
 
 def test_a_class_with_one_value_alone_has_no_area():
     scores = np.array([[0.1, 0.3], [0.9, 0.2]], np.float32)
-    assert macro_auroc(scores, np.array([[0, 1], [1, 1]])) == 1.0
+    for one in (0, 1):
+        assert macro_auroc(scores, np.array([[0, one], [1, one]])) == 1.0
     assert macro_auroc(scores, np.array([[1, 1], [1, 1]])) == 0.5
