@@ -72,10 +72,10 @@ class Results:
         return cls(files) if wanted <= {path.name for path in files if path.is_file()} else None
 
     @property
-    def run_keys(self) -> set[str]:
-        """The keys of the report's runs."""
-        variants = self.metrics["variants"].values()
-        return {seed["run_key"] for about in variants for seed in about["seeds"].values()}
+    def runs(self) -> set[tuple[str, str]]:
+        """(variant, run key) of the report's runs."""
+        variants = self.metrics["variants"].items()
+        return {(name, seed["run_key"]) for name, about in variants for seed in about["seeds"].values()}
 
     @property
     def split(self) -> str:

@@ -474,16 +474,16 @@ class Tracking:
         for key, value in {NOTE: note, **views(results.split, results.scores)}.items():
             self.client.set_experiment_tag(experiment_id, key, value)
         self._log_params_and_tags(report, {}, {NOTE: note})
-        variants = self._show_runs_of_report(experiment_id, results.run_keys)
+        variants = self._show_runs_of_report(experiment_id, results.runs)
         for variant, parent_id in variants.items():
             tags = results.variant_tags(variant, f"{link}{results.model_link(variant)}")
             self._log_params_and_tags(self.client.get_run(parent_id), {}, tags)
 
-    def _show_runs_of_report(self, experiment_id: str, run_keys: Collection[str]) -> dict[str, str]:
-        """Show the runs of the report and those that train, and hide those of earlier settings; return the id of each
-        variant's parent. A baseline is shown again when it is logged."""
+    def _show_runs_of_report(self, experiment_id: str, runs: Collection[tuple[str, str]]) -> dict[str, str]:
+        """Show the runs of the report and those that train, and hide those of earlier settings and names; return the id
+        of each variant's parent. A baseline is shown again when it is logged. ``runs``: (variant, run key) of each."""
         seeds = self._search([experiment_id], "tags.run_key != ''")
-        shown = [run for run in seeds if run.data.tags["run_key"] in run_keys]
+        shown = [run for run in seeds if (run.data.params["variant"], run.data.tags["run_key"]) in runs]
         parents = {run.data.params["variant"]: run.data.tags["mlflow.parentRunId"] for run in shown}
         for run in shown:
             self._log_params_and_tags(run, {}, {ROLE: SEED})

@@ -11,6 +11,8 @@ from storage.errors import InputError
 from storage.files import write_json
 from storage.run_folder import RunFolder
 
+JOB = {"model": "densenet", "network": {}, "data": "digits"}
+
 
 def contents(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
@@ -56,7 +58,7 @@ def test_a_run_is_reproduced_and_what_has_changed_is_named(copy_of_finished):
 def test_arrays_that_are_gone_name_the_command_that_makes_them_again(shared_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(shared_folder)
     key = make_plan("tiny").variants["densenet-swish"].prepared_key
-    write_json(tmp_path / "job.json", {"prepared": f"prepared/{key}", "data": "digits"})
+    write_json(tmp_path / "job.json", {**JOB, "prepared": f"prepared/{key}"})
     write_json(tmp_path / "result.json", {})
     with pytest.raises(
         InputError, match=f"prepared/{key} is gone: .*reread preprocess --experiment tiny --data digits"
@@ -72,7 +74,7 @@ def test_a_run_that_is_not_finished_cannot_be_reproduced(tmp_path):
 
 def test_arrays_that_no_experiment_prepares_any_more_name_their_commit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_json(tmp_path / "job.json", {"prepared": "prepared/0", "data": "digits"})
+    write_json(tmp_path / "job.json", {**JOB, "prepared": "prepared/0"})
     write_json(tmp_path / "result.json", {})
     write_json(tmp_path / "environment.json", {"git_commit": "0123456789abcdef"})
     with pytest.raises(InputError, match="prepared/0 is gone: .* of commit 0123456789ab do"):
