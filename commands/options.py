@@ -20,6 +20,7 @@ from storage.files import read_json
 from storage.registry import Registry
 
 if TYPE_CHECKING:
+    import planning.experiment
     from planning.plan import Plan
 
 
@@ -48,16 +49,22 @@ def run_keys(_: typer.Context) -> list[str]:
     return [run.key for run in all_runs()]
 
 
-def variants_of(context: typer.Context) -> dict[str, Any]:
-    """The variants of the experiment that the command line names."""
+def experiment_of(context: typer.Context) -> "planning.experiment.Experiment":
+    """The experiment that the command line names."""
     from planning.experiment import load_experiment
 
-    return load_experiment(context.params.get("experiment") or "default").variants
+    return load_experiment(context.params.get("experiment") or "default")
+
+
+def variants_of(context: typer.Context) -> list[str]:
+    """The names of the experiment's variants; the name of one with a grid stands for all its trials."""
+    experiment = experiment_of(context)
+    return [*experiment.trials, *experiment.variants]
 
 
 EXPERIMENTS = completion(experiment_names)
 VARIANTS = completion(variants_of)
-DATA = completion(lambda context: {variant.data: None for variant in variants_of(context).values()})
+DATA = completion(lambda context: experiment_of(context).data_sets)
 RUNS = completion(run_keys)
 
 Experiment = Annotated[

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from evaluation.seeds import least_seeds
-from planning.experiment import Experiment, load_experiment, networks
+from planning.experiment import Experiment, load_experiment, networks, with_trials
 from planning.schema import SEEDS
 from storage.errors import InputError, refuse_unknown
 from storage.source import ROOT, constant
@@ -17,7 +17,7 @@ def read_experiment(
 ) -> Experiment:
     """Read an experiment and check the selection; InputError for a name, a seed or an override that is wrong."""
     experiment = load_experiment(name, variants=variants, overrides=overrides)
-    refuse_unknown(variants or (), experiment.variants, f"the variants of experiment '{name}'")
+    refuse_unknown(variants or (), {*experiment.variants, *experiment.trials}, f"the variants of experiment '{name}'")
     whole, of_a_class = (constant(ROOT / METRICS, one) for one in ("TITLES", "OF_A_CLASS"))
     for comparison in experiment.comparisons:
         measure, colon, _ = comparison["metric"].partition(":")
@@ -34,7 +34,7 @@ def read_experiment(
 
 def undecidable(experiment: Experiment, variants: list[str] | None, seeds: list[int] | None) -> list[str]:
     """Return a line where so few seeds can reach no verdict, or no difference, whatever they measure."""
-    chosen = set(variants or experiment.variants)
+    chosen = set(with_trials(variants or experiment.variants, experiment.trials))
     count = sum(set(networks(one)) <= chosen for one in experiment.comparisons)
     number = len(seeds or experiment.seeds)
     needed, for_equivalence = least_seeds(experiment.alpha, count), least_seeds(experiment.alpha, count, sides=1)

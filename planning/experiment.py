@@ -109,6 +109,11 @@ def networks(comparison: Mapping[str, Any]) -> list[str]:
     return [comparison[side] for side in sides if comparison[side] not in kinds.baselines()]
 
 
+def with_trials(names: Iterable[str], trials: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the names, each once; that of a variant which a grid was applied to stands for all its trials."""
+    return list(dict.fromkeys(one for name in names for one in trials.get(name, (name,))))
+
+
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` with ``over`` on it: mappings are merged, all else and another member of a registry replaced."""
     result = copy.deepcopy(dict(base))
@@ -129,7 +134,7 @@ def load_experiment(
 ) -> Experiment:
     """Read experiments/NAME.yaml over params.yaml, and check names and types; the settings' values are not checked.
 
-    ``variants`` are those that ``overrides`` without a variant's name apply to; all are returned.
+    ``variants`` are those that ``overrides`` without a variant's name apply to (``with_trials``); all are returned.
     InputError names the file, the place in it, and the nearest right name.
     """
     path = EXPERIMENTS / f"{_known(name, root, f'no experiment {name!r} in {EXPERIMENTS}/')}.yaml"
@@ -153,7 +158,7 @@ def load_experiment(
     if file.summary is not None:
         for key in sections:
             refuse_unknown([f"{key}/{file.summary}"], trials.get(key, ()), f"{path}: summary")
-    chosen = names if variants is None else list(variants)
+    chosen = names if variants is None else with_trials(variants, trials)
     changes = list(_overrides(overrides, chosen, names))
     built = {}
     for key, section in sections.items():

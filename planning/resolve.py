@@ -11,7 +11,7 @@ import models
 from evaluation.metrics import comparison_metrics, higher_is_better
 from planning import keys
 from planning.environment import Environment, read_environment
-from planning.experiment import Experiment, VariantSettings, load_experiment, networks
+from planning.experiment import Experiment, VariantSettings, load_experiment, networks, with_trials
 from planning.manifest import read_manifest
 from planning.plan import Plan, Variant
 from planning.schema import SEEDS
@@ -42,7 +42,7 @@ def make_plan(
     InputError, one line, for a wrong name or value, for a model and data that do not fit, and for a wrong variable.
     """
     environment = environment or read_environment()
-    names = None if variants is None else list(dict.fromkeys(variants))
+    names = None if variants is None else list(variants)
     overrides = tuple(overrides)
     whole = load_experiment(experiment, root, names, overrides)
     chosen = _select(whole, names, seeds)
@@ -106,7 +106,7 @@ def _about(entry: DataSetEntry) -> dict[str, str]:
 def _select(experiment: Experiment, names: list[str] | None, seeds: Iterable[int] | None) -> Experiment:
     """The experiment with these variants and seeds alone; comparisons that lose a side are left out."""
     where = f"experiment '{experiment.name}'"
-    chosen = list(experiment.variants) if names is None else names
+    chosen = list(experiment.variants) if names is None else with_trials(names, experiment.trials)
     refuse_unknown(chosen, experiment.variants, f"the variants of {where}")
     numbers = experiment.seeds if seeds is None else tuple(seeds)
     if not chosen or not numbers:

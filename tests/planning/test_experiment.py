@@ -428,6 +428,10 @@ def test_a_grid_makes_as_many_trials_of_each_variant(tmp_path):
     assert trial.training["learning_rate"] == 0.05 and trial.preprocessing == {"rows_per_class": 9}
     plan = make_plan("trial", [name], root=tmp_path)
     assert plan.trials == {"swish": [name]} and plan.partial
+    # A variant's own name stands for all its trials.
+    plan = make_plan("trial", ["swish", name], overrides=["training.batch_size=3"], root=tmp_path)
+    assert list(plan.variants) == experiment.trials["swish"]
+    assert {one.training["batch_size"] for one in plan.variants.values()} == {3}
     # An override of one trial, whose name has dots and equals signs.
     plan = make_plan("trial", [name], overrides=[f"variants.{name}.training.batch_size=3"], root=tmp_path)
     assert plan.variants[name].training["batch_size"] == 3
