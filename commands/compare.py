@@ -20,6 +20,7 @@ from rich.text import Text
 from commands.options import RUNS, AsJson, print_json, print_table
 from planning.environment import read_environment
 from planning.runs import all_runs, find_run
+from planning.space import flat
 from storage.errors import InputError
 from storage.files import read_json
 from storage.prepared import DESCRIPTION
@@ -93,30 +94,20 @@ def _data(run: RunFolder) -> dict[str, Any]:
 
 def _results(a: RunFolder, b: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
     """Results, and the metrics of the newest evaluation that was made of both in the same way."""
-    of_a, of_b = (_flat({key: value for key, value in run.result.items() if key not in NAMES}) for run in (a, b))
+    of_a, of_b = (flat({key: value for key, value in run.result.items() if key not in NAMES}) for run in (a, b))
     evaluations = a.evaluations(), b.evaluations()
     shared = [key for key in evaluations[0] if key in evaluations[1]]
     if shared:
         for results, metrics in zip((of_a, of_b), evaluations, strict=True):
             # Lists (counts per class, bins of confidence) stay in the report.
-            numbers = {
-                key: value for key, value in _flat(metrics[shared[-1]]).items() if isinstance(value, int | float)
-            }
+            numbers = {key: value for key, value in flat(metrics[shared[-1]]).items() if isinstance(value, int | float)}
             results |= {**numbers, **results}
     return of_a, of_b
 
 
 def _rows(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Row]:
-    a, b = _flat(a), _flat(b)
+    a, b = flat(a), flat(b)
     return [Row(name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested names joined by dots."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
 
 
 def command(

@@ -51,7 +51,8 @@ def command(
 
     entry = read_manifest().entry(name)  # before slow imports
 
-    from planning.trial import experiment_of, path_of, tuned, tuning_name, tuning_of, write_experiment
+    from planning.trial import experiment_of, path_of, tuned, tuning_of, write_experiment
+    from planning.tuning import tuning_name
     from storage.files import write_text
 
     first = experiment_of(name, entry, seeds, epochs, variants or ())

@@ -21,6 +21,8 @@ from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+# The script reads the code of the project it stands in.
+sys.path.insert(0, str(ROOT))
 REGION = re.compile(r"(<!-- table: ([a-z0-9_:-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 Table = tuple[list[str], list[list[str]]]
 
@@ -89,7 +91,6 @@ def rule() -> str:
 
 def service_settings() -> Table:
     """Return the variables of commands/service_settings.py."""
-    sys.path.insert(0, str(ROOT))
     from commands.service_settings import table
 
     return ["variable", "default", "content"], [[f"`{name}`", value, text] for name, value, text in table()]
@@ -97,7 +98,6 @@ def service_settings() -> Table:
 
 def environment() -> Table:
     """Return the variables of planning/environment.py."""
-    sys.path.insert(0, str(ROOT))
     from planning.environment import table
 
     return ["variable", "meaning", "default"], [[f"`{name}`", text, default] for name, default, text in table()]
@@ -121,7 +121,6 @@ def published(experiment: str, name: str) -> Any:
 
 def claims(experiment: str) -> list[str]:
     """Return the claims that an experiment compares."""
-    sys.path.insert(0, str(ROOT))
     from planning.experiment import load_experiment
 
     return [one["claim"] for one in load_experiment(experiment, ROOT).comparisons]
@@ -265,7 +264,6 @@ def choices() -> Table:
     Left out are tunings, which choose settings and read no test split, and experiments whose variants are prepared
     differently or are one network, trained differently.
     """
-    sys.path.insert(0, str(ROOT))
     from evaluation.metric_names import metric_words
 
     rows = []

@@ -36,7 +36,7 @@ import yaml
 import kinds
 import models
 from planning.schema import ComparisonGroup, Control, ExperimentFile, OwnGrid, Parameters, Text, parse_yaml, read_yaml
-from planning.space import axes
+from planning.space import axes, nested
 from planning.validation import validate
 from preprocessing.manifest import MANIFEST_PATH, Manifest
 from preprocessing.sources import SOURCES
@@ -287,7 +287,7 @@ def _grid(grid: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, 
     for combination in itertools.product(*(values for _, values in axes)):
         settings: dict[str, Any] = {}
         for (place, _), value in zip(axes, combination, strict=True):
-            settings = merged(settings, _nested(place, value))
+            settings = merged(settings, nested(place, value))
         yield (
             ",".join(f"{'.'.join(place[1:])}={value}" for (place, _), value in zip(axes, combination, strict=True)),
             settings,
@@ -304,12 +304,6 @@ def _axes(grid: Any, place: tuple[str, ...], where: str) -> Iterator[tuple[tuple
         raise InputError(f"{here} is {grid!r}: it must be a list of values, each of them once")
     else:
         yield place, grid
-
-
-def _nested(path: Iterable[str], value: Any) -> dict[str, Any]:
-    for step in reversed(tuple(path)):
-        value = {step: value}
-    return value
 
 
 def _overrides(overrides: Iterable[str], chosen: list[str], names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -330,7 +324,7 @@ def _overrides(overrides: Iterable[str], chosen: list[str], names: list[str]) ->
         if not equals or not steps or not all(steps):
             raise InputError(f"{where} is not SECTION.SETTING=VALUE: write for example training.learning_rate=0.02")
         try:
-            change = _nested((section, *steps), parse_yaml(value))
+            change = nested((section, *steps), parse_yaml(value))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise InputError(f"{where}: its value is not valid YAML ({' '.join(str(error).split())})") from None
         for one in targets:

@@ -9,6 +9,7 @@ from evaluation.verdicts import Comparison
 from planning.experiment import networks
 from planning.plan import Plan
 from planning.runs import RESULTS
+from planning.tuning import tuning_name
 from preprocessing.manifest import MANIFEST_PATH, Manifest
 from storage.files import read_json, read_object
 from storage.prepared import DESCRIPTION
@@ -50,7 +51,7 @@ def evidence(plan: Plan, root: Path = Path()) -> list[Mapping[str, Any]]:
 
     The first is the file that ``tuning.evidence`` names, or results/NAME-tuning/metrics.json.
     """
-    tuning = plan.tuning.get("evidence", RESULTS / f"{plan.name}-tuning" / METRICS)
+    tuning = plan.tuning.get("evidence", RESULTS / tuning_name(plan.name) / METRICS)
     paths = (root / tuning, root / RESULTS / plan.name / METRICS)
     return [read_object(path, "variants") for path in paths if path.is_file()]
 

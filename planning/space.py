@@ -9,7 +9,7 @@ The sampler is Optuna's: ``tpe`` (Bergstra et al., Algorithms for Hyper-Paramete
 trials do not depend on the order in which runs end. Nothing is stored: proposals are made again from the results.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,21 @@ class Axis:
         if self.choices:
             return self.choices[drawn]
         return float(f"{drawn:.{DIGITS}g}") if isinstance(drawn, float) else drawn
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by address, their names joined by dots; a list is one value."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def nested(path: Iterable[str], value: Any) -> dict[str, Any]:
+    """Return the mapping that has ``value`` at ``path``: {"training": {"learning_rate": 0.01}}."""
+    for step in reversed(tuple(path)):
+        value = {step: value}
+    return value
 
 
 def axes(space: Mapping[str, Any], where: str) -> list[Axis]:

@@ -18,6 +18,7 @@ from evaluation.power import ITEM_SHARE_OF_A_BASELINE, POWER
 from planning.experiment import EXPERIMENTS, PARAMETERS_FILE, merged
 from planning.plan import Plan
 from planning.schema import read_yaml
+from planning.tuning import choices_of, chosen_sections, tuning_name
 from preprocessing.manifest import DataSetEntry
 from storage.errors import InputError, refuse_unknown
 from storage.files import write_text
@@ -41,10 +42,6 @@ GRIDS: Mapping[str, dict[str, Any]] = {
     "densenet": {"training": {"learning_rate": [0.03, 0.1]}, "network": {"growth_rate": [8, 12]}},
     "resnet": {"training": {"learning_rate": [0.03, 0.1]}, "network": {"width": [8, 16]}},
 }
-
-
-def tuning_name(name: str) -> str:
-    return f"{name}-tuning"
 
 
 def experiment_of(
@@ -126,12 +123,9 @@ def tuned(experiment: Mapping[str, Any], tuning: Plan, metrics: Mapping[str, Any
     metrics: metrics.json of the tuning.
     """
     (data,) = tuning.data
-    chosen = {name: about["chosen"] for name, about in metrics["tuned"].items()}
-    variants = {}
-    for name, section in experiment["variants"].items():
-        best, grid = tuning.variants[chosen[name]], grid_of(name, section["model"])
-        settings = {part: {one: getattr(best, part)[one] for one in values} for part, values in grid.items()}
-        variants[name] = merged(section, settings)
+    found = choices_of(metrics["tuned"], {name: vars(variant) for name, variant in tuning.variants.items()})
+    chosen = {name: choice.trial for name, choice in found.items()}
+    variants = {name: merged(section, chosen_sections(found[name])) for name, section in experiment["variants"].items()}
     metric = experiment["comparisons"][0]["metric"]
     network = max(chosen, key=lambda name: metrics["variants"][chosen[name]]["validation"][metric]["mean"] or 0.0)
     baselines = metrics["baselines"][data]

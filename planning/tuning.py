@@ -2,16 +2,17 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from planning.experiment import SECTIONS
+from planning.experiment import SECTIONS, merged
 from planning.plan import PLAN, Plan
 from planning.runs import RESULTS
+from planning.space import flat, nested
 from storage.files import read_object
 from storage.run_folder import METRICS
 
@@ -38,6 +39,11 @@ class Choice:
         return next((self.scores[trial] for trial, tried in self.settings.items() if tried == settings), None)
 
 
+def tuning_name(experiment: str) -> str:
+    """Return the name of the experiment that tunes another."""
+    return f"{experiment}-tuning"
+
+
 def choices(report: Path) -> dict[str, Choice]:
     """Return what a tuning chose for each variant, from the folder of its report or of its published results.
 
@@ -45,21 +51,24 @@ def choices(report: Path) -> dict[str, Choice]:
     """
     if not (report / METRICS).is_file() or not (report / PLAN).is_file():
         return {}
-    variants = read_object(report / PLAN, "variants")["variants"]
+    tuned = read_object(report / METRICS).get("tuned", {})
+    return choices_of(tuned, read_object(report / PLAN, "variants")["variants"])
+
+
+def choices_of(tuned: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Choice]:
+    """Return the same from ``tuned`` of metrics.json and the trials that the tuning's plan has as ``variants``."""
     return {
-        name: Choice(
-            about["chosen"], differing({trial: variants[trial] for trial in about["trials"]}), dict(about["trials"])
-        )
-        for name, about in read_object(report / METRICS).get("tuned", {}).items()
+        name: Choice(about["chosen"], differing({trial: variants[trial] for trial in about["trials"]}), about["trials"])
+        for name, about in tuned.items()
     }
 
 
 def differing(trials: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return of each trial, by address, the settings that are not the same in all of them."""
-    flat = {name: dict(_settings(trial)) for name, trial in trials.items()}
-    every = dict.fromkeys(address for settings in flat.values() for address in settings)
-    differ = [one for one in every if len({json.dumps(settings.get(one)) for settings in flat.values()}) > 1]
-    return {name: {one: settings[one] for one in differ if one in settings} for name, settings in flat.items()}
+    found = {name: _settings(trial) for name, trial in trials.items()}
+    every = dict.fromkeys(address for settings in found.values() for address in settings)
+    differ = [one for one in every if len({json.dumps(settings.get(one)) for settings in found.values()}) > 1]
+    return {name: {one: settings[one] for one in differ if one in settings} for name, settings in found.items()}
 
 
 def published(plan: Plan, root: Path = Path()) -> dict[str, Choice]:
@@ -68,7 +77,7 @@ def published(plan: Plan, root: Path = Path()) -> dict[str, Choice]:
     The tuning is the one that ``tuning.evidence`` names, or NAME-tuning: its report here, or its published results.
     """
     evidence = plan.tuning.get("evidence")
-    name = f"{plan.name}-tuning"
+    name = tuning_name(plan.name)
     folders = [Path(evidence).parent] if evidence else [plan.environment.reports / name, RESULTS / name]
     return next(filter(None, (choices(root / one) for one in folders)), {})
 
@@ -91,13 +100,13 @@ def other_settings(plan: Plan, found: Mapping[str, Choice]) -> list[str]:
 
 def at(variant: Mapping[str, Any], addresses: Iterable[str]) -> dict[str, Any]:
     """Return the settings of a variant at those addresses that it has."""
-    flat = dict(_settings(variant))
-    return {one: flat[one] for one in addresses if one in flat}
+    found = _settings(variant)
+    return {one: found[one] for one in addresses if one in found}
 
 
 def chosen_lines(found: Mapping[str, Choice]) -> list[str]:
     """Return the lines of ``variants`` in an experiment's file by which each variant trains with its choice."""
-    return [f"{flow(name)}: {flow(nested(choice.chosen))}" for name, choice in found.items() if choice.chosen]
+    return [f"{flow(name)}: {flow(chosen_sections(choice))}" for name, choice in found.items() if choice.chosen]
 
 
 def flow(value: Any) -> str:
@@ -105,30 +114,17 @@ def flow(value: Any) -> str:
     return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
 
 
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by address as an experiment has them: {"training": {"learning_rate": 0.01}}."""
+def chosen_sections(choice: Choice) -> dict[str, Any]:
+    """Return the chosen settings as an experiment has them: {"training": {"learning_rate": 0.01}}."""
     whole: dict[str, Any] = {}
-    for address, value in settings.items():
-        *path, name = address.split(".")
-        inner = whole
-        for step in path:
-            inner = inner.setdefault(step, {})
-        inner[name] = value
+    for address, value in choice.chosen.items():
+        whole = merged(whole, nested(address.split("."), value))
     return whole
 
 
-def _settings(variant: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each setting of a variant by its address; a list is one setting."""
-    for section in SECTIONS:
-        yield from _leaves(section, variant[section])
-
-
-def _leaves(address: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _leaves(f"{address}.{name}", inner)
-    else:
-        yield address, value
+def _settings(variant: Mapping[str, Any]) -> dict[str, Any]:
+    """Return each setting of a variant by its address."""
+    return flat({section: variant[section] for section in SECTIONS})
 
 
 def _words(settings: Mapping[str, Any]) -> str:

@@ -19,11 +19,12 @@ COLUMNS = (
 )
 
 
-def place_now(folder: Path, root: Path) -> Path:
-    """Return where a folder of artifacts is now: in the project ``root``, unless it is only in its old place.
+def place_now(address: str, root: Path) -> Path:
+    """Return where the folder of a file: address is now: in the project ``root``, unless it is only in its old place.
 
     Another project that logs to this database has its artifacts in a place of its own.
     """
+    folder = Path(unquote(urlsplit(address).path))
     here = root.resolve() / ARTIFACTS / str(folder).rpartition(f"/{ARTIFACTS}/")[2]
     return here if here.is_dir() or not folder.is_dir() else folder
 
@@ -32,7 +33,7 @@ def correct_addresses(database: Path) -> None:
     """Write the place of each experiment's artifacts to ``database`` where the project's folder is another one now."""
     with contextlib.closing(sqlite3.connect(database, timeout=60)) as connection:
         addresses = [address for (address,) in connection.execute("SELECT artifact_location FROM experiments")]
-        now = {one: _address_now(one, database.parent) for one in addresses if one.startswith("file:")}
+        now = {one: place_now(one, database.parent).as_uri() for one in addresses if one.startswith("file:")}
         with connection:
             for old, new in ((old, new) for old, new in now.items() if new != old):
                 for table, column in COLUMNS:
@@ -41,7 +42,3 @@ def correct_addresses(database: Path) -> None:
                         f"WHERE {column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/'",
                         {"old": old, "new": new},
                     )
-
-
-def _address_now(address: str, root: Path) -> str:
-    return place_now(Path(unquote(urlsplit(address).path)), root).as_uri()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from storage.errors import InputError, nearest
 from tracking.addresses import place_now
@@ -99,7 +99,7 @@ def files(version: Version, root: Path = Path()) -> Path:
     """Return the folder of a version's files, or of a copy where a server keeps them; InputError where it fails."""
     address = urlsplit(version.address)
     if address.scheme == "file":
-        return place_now(Path(unquote(address.path)), root)
+        return place_now(version.address, root)
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 

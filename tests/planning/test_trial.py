@@ -6,7 +6,8 @@ import pytest
 
 from planning.experiment import load_experiment
 from planning.resolve import make_plan
-from planning.trial import MARK, experiment_of, tuned, tuning_name, tuning_of, write_experiment
+from planning.trial import MARK, experiment_of, tuned, tuning_of, write_experiment
+from planning.tuning import tuning_name
 from preprocessing.manifest import Manifest
 from preprocessing.raw import About, add_data_set
 from preprocessing.raw_text import Document, TextRows
