@@ -30,7 +30,7 @@ from training.device import configure, environment
 from training.settings import Job, Settings
 
 # Subject: experiment and variant.
-SUBJECTS = {"fastnet": ("fastnet", "fastnet-gelu"), "densenet": ("densenet-fast", "densenet-75")}
+SUBJECTS = {"fastnet": ("fastnet", "fastnet-gelu"), "densenet": ("densenet-fast", "densenet-100")}
 ROUNDS, EPOCHS, WARM_EPOCHS = 3, 8, 3
 
 

@@ -10,7 +10,7 @@ from storage.source import ROOT
 
 
 def test_a_checkpoint_is_timed_as_a_share_of_an_epoch(tmp_path):
-    subject = make_plan("densenet-fast", root=ROOT).variants["densenet-75"]
+    subject = make_plan("densenet-fast", root=ROOT).variants["densenet-100"]
     small = dataclasses.replace(subject, network={**subject.network, "depth": 10, "growth_rate": 4})
     try:
         found = checkpoint.measure(small, end_to_end.drawn_images((40, 10)), torch.device("cpu"), 3, 1, 1, tmp_path)
