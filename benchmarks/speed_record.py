@@ -20,6 +20,7 @@ validation (``--validation`` trains on the training split alone and reads the va
 import argparse
 import json
 import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -183,12 +184,14 @@ class Runs:
         for epoch in range(1, epochs + 1):
             seed_epoch(seed, epoch)
             self.network.train()
+            recent: deque[tuple[torch.Tensor, ...]] = deque(maxlen=average.batches)
             for number, batch in enumerate(batches.epoch(epoch)):
                 done = (epoch - 1) * len(batches) + number
                 outcome = self.step(batch.inputs, batch.target, schedule(done, len(batches)))
                 lookahead.update(done)
                 average.update(done)
-        average.take_buffers()
+                recent.append(batch.inputs)
+        average.take_buffers(recent)
         self.loss = float(outcome.loss)
         return average
 

@@ -4,6 +4,7 @@ Everything random in an epoch is drawn from (seed, epoch), so a resumed run ends
 uninterrupted one.
 """
 
+from collections import deque
 from functools import partial
 
 import numpy as np
@@ -79,14 +80,16 @@ def train(
             seed_epoch(job.seed, epoch, processes.rank)
             metrics = EpochMetrics(epoch, len(batches), settings.learning_rate, progress)
             network.train()
+            recent: deque[tuple[torch.Tensor, ...]] = deque(maxlen=average.batches)
             for number, batch in enumerate(batches.epoch(epoch)):
                 done = (epoch - 1) * len(batches) + number
                 rate = schedule(done, len(batches))
                 metrics.add(batch.global_rows, step(batch.inputs, batch.target, rate, batch.rows / batch.global_rows))
                 lookahead.update(done)
                 average.update(done)
+                recent.append(batch.inputs)
             training = metrics.row()
-            average.take_buffers()
+            average.take_buffers(recent)
             validation = processes.lead(partial(validate, average.network, objective, prepared, predictor))
             refuse_non_finite(validation.loss, f"validation loss after epoch {epoch}", settings.learning_rate)
             row = {
