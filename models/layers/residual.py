@@ -17,10 +17,29 @@ from models.layers.norm_activation import NormActivation
 from storage.errors import InputError
 from storage.settings import Tagged
 
+# The largest block of channels in oneDNN's convolutions: that of AVX-512 in float32; of AVX2 it is 8.
+BLOCK = 16
+
+
+class StridedProjection(nn.Conv2d):
+    """A 1x1 convolution with a stride, without bias and with fewer than BLOCK inputs; a CPU adds inputs of zeros.
+
+    With the channels last and fewer of them than its block, oneDNN's gradient of the weights writes past the end of its
+    workspace: a crash, or wrong gradients (oneDNN 3.12, https://github.com/uxlfoundation/oneDNN/issues/6035).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            return super().forward(x)
+        zeros = (0, 0, 0, 0, 0, BLOCK - self.in_channels)
+        return functional.conv2d(functional.pad(x, zeros), functional.pad(self.weight, zeros), stride=self.stride)
+
 
 def convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """Return a convolution without bias that keeps the number of pixels at stride 1."""
-    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    few = kernel == 1 and stride > 1 and groups == 1 and inputs < BLOCK
+    kind = StridedProjection if few else nn.Conv2d
+    return kind(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
 
 
 class PaddedIdentity(nn.Module):
