@@ -4,17 +4,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 from planning.validation import validate
-from preprocessing.manifest import MANIFEST_PATH, DataSetEntry, Manifest
+from preprocessing.manifest import DATA_DIRECTORY, MANIFEST_PATH, DataSetEntry, Manifest
 from storage.errors import InputError
+from storage.files import below
 from storage.prepared import SPLITS
 
 
 def read_manifest(path: Path = MANIFEST_PATH) -> Manifest:
-    """Read the manifest as ``Manifest.load`` does; InputError names a wrong value or split."""
+    """Read the manifest as ``Manifest.load`` does; InputError names a wrong value, split or file."""
     manifest = Manifest.load(path)
     for name, entry in manifest.datasets.items():
         try:
             validate(DataSetEntry, asdict(entry), f"{path}: datasets.{name}")
+            for file in entry.files:
+                below(DATA_DIRECTORY, Path(name) / file, f"{path}: datasets.{name}.files names it", links=True)
             if set(entry.splits) != set(SPLITS):
                 raise InputError(
                     f"{path}: datasets.{name}.splits has {', '.join(entry.splits)}, not {', '.join(SPLITS)}"

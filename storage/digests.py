@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from storage.errors import InputError
-from storage.files import json_text, published_directory, read_object, sha256_file
+from storage.files import below, json_text, published_directory, read_object, sha256_file
 
 DIGESTS = "digests.json"
 # A file that was changed this recently may change again within the resolution of its time.
@@ -48,9 +48,10 @@ def read_digests(folder: Path) -> dict[str, str]:
         whole = path.read_bytes() == json_text(written).encode() and isinstance(written["files"], dict)
     except ValueError:
         raise Damaged(f"{path} is missing or damaged") from None
-    # Names alone: no digest leads out of the folder.
-    if not whole or any(Path(name).name != name for name in written["files"]):
+    if not whole:
         raise Damaged(f"{path} is damaged")
+    for name in written["files"]:
+        below(folder, name, f"{path} is damaged", links=True)
     return written["files"]
 
 

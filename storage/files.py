@@ -27,6 +27,18 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def below(folder: Path, name: str | Path, mend: str, links: bool = False) -> Path:
+    """Return ``folder / name``; InputError, with what to do, where an absolute path, ``..`` or a link leads outside.
+
+    links: links may lead anywhere, of a file whose content is compared with a digest.
+    """
+    path = Path(folder) / name
+    true_path = os.path.abspath if links else os.path.realpath
+    if "\0" in str(name) or not Path(true_path(path)).is_relative_to(true_path(folder)):
+        raise InputError(f"'{name}' lies outside of the folder {folder}: {mend}")
+    return path
+
+
 def canonical_json(value: Any) -> str:
     """Return one text for equal values, from which keys and digests are made: keys sorted, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -26,7 +26,7 @@ import numpy as np
 
 from storage.digests import current_sha256, whole
 from storage.errors import InputError
-from storage.files import read_object
+from storage.files import below, read_object
 
 DESCRIPTION = "prepared.json"
 SPLITS = ("train", "validation", "test")
@@ -86,11 +86,7 @@ def open_prepared(directory: Path, verify: bool = True) -> Prepared:
     )
     arrays = {}
     for name, about in description["arrays"].items():
-        if Path(about["file"]).name != about["file"]:
-            raise InputError(
-                f"{directory / DESCRIPTION} names the file '{about['file']}' outside of its folder: {again}"
-            )
-        path = directory / about["file"]
+        path = below(directory, about["file"], f"{directory / DESCRIPTION} is damaged, {again}", links=True)
         if not path.is_file():
             raise InputError(f"{path} is missing: {again}")
         if verify and current_sha256(path) != about["sha256"]:

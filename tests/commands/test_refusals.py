@@ -82,6 +82,7 @@ def test_a_wrong_parameter_is_refused_before_anything_starts(reread, changed, ol
         ('"train": 1265', '"train": "1265"', "datasets.digits.splits.train is '1265'"),
         ('"train": 1265', '"trian": 1265', "datasets.digits.splits has test, trian, validation"),
         ('"bytes": 115136', '"bytes": null', "datasets.digits.files.images.npy.bytes is None"),
+        ('"images.npy": {', '"../../images.npy": {', "datasets.digits.files names it"),
         ('"version": "7b', '"version": ["7b"], "licence": "7b', "datasets.digits.version is ['7b']"),
     ],
 )

@@ -92,7 +92,7 @@ def test_an_array_outside_of_its_folder_or_with_a_pickle_in_it_is_refused(prepar
         open_prepared(prepared, verify=False)
     description["arrays"]["labels"]["file"] = "../written/labels.npy"
     write_json(prepared / "prepared.json", description)
-    with pytest.raises(InputError, match=r"'\.\./written/labels\.npy' outside of its folder"):
+    with pytest.raises(InputError, match=r"'\.\./written/labels\.npy'"):
         open_prepared(prepared)
     assert not (tmp_path / "ran").exists()
 

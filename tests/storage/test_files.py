@@ -13,6 +13,7 @@ import pytest
 from storage import files
 from storage.errors import InputError
 from storage.files import (
+    below,
     canonical_json,
     content_key,
     json_text,
@@ -25,6 +26,33 @@ from storage.files import (
     write_text,
 )
 from storage.prepared import DESCRIPTION, open_prepared
+
+
+@pytest.mark.parametrize("name", ["../secret", "a/../../secret", "/etc/passwd", "link", "linked/secret", "loop", "\0"])
+def test_a_name_that_leads_outside_of_its_folder_is_refused(tmp_path, name):
+    folder = tmp_path / "folder"
+    (folder / "a").mkdir(parents=True)
+    (tmp_path / "secret").write_text("secret")
+    for link, target in (("link", tmp_path / "secret"), ("linked", tmp_path), ("loop", tmp_path / "circle")):
+        (folder / link).symlink_to(target)
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    with pytest.raises(InputError, match="folder"):
+        below(folder, name, "move it")
+    linked = name in ("link", "linked/secret", "loop")
+    if linked:
+        assert below(folder, name, "move it", links=True) == folder / name
+    else:
+        with pytest.raises(InputError, match="folder"):
+            below(folder, name, "move it", links=True)
+
+
+def test_a_folder_may_be_a_link_and_a_name_inside_of_it_an_absolute_path(tmp_path, monkeypatch):
+    (tmp_path / "disk/a").mkdir(parents=True)
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk/inner").symlink_to("a")
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "inner", "b/../a", tmp_path / "runs/a", tmp_path / "disk/a", "."):
+        assert below(Path("runs"), name, "move it") == Path("runs") / name
 
 
 def test_what_is_no_file_to_be_read_is_refused(tmp_path):
