@@ -38,9 +38,12 @@ $(VENV)/installed: requirements.lock pyproject.toml
 .cache/vega.js: | $(VENV)/installed
 	@$(PYTHON) -m evaluation.vega
 
-# Pull from a DVC remote, if one is configured. Then build data/ or check it against data.manifest.json.
+# Pull from a DVC remote, if one is configured. Then build data/ or check it against data.manifest.json. `dvc pull` would
+# write to any path that the remote's list of files names: the list is checked first, and exit code 2 refuses it.
 checked-data: install
-	@if [ -n "$$(dvc remote list)" ]; then dvc pull data.dvc || echo "no data from the remote: building it here"; fi
+	@if [ -n "$$(dvc remote list)" ]; then \
+	  { $(PYTHON) -m tasks.dvc_cache && dvc fetch data.dvc && dvc checkout data.dvc; } || \
+	  { test $$? -ne 2 && echo "no data from the remote: building it here"; }; fi
 	@$(REREAD) data
 
 # Let DVC cache data/ if data.dvc describes it. If not, print a note: a run needs the manifest only.

@@ -1,13 +1,24 @@
-"""DVC's cache of data/: objects that are not what their name says. DVC itself never compares them again."""
+"""DVC's cache of data/: objects that are not what their name says. DVC itself never compares them again.
+
+python -m tasks.dvc_cache   fetch the list of the files of data/ from the DVC remote, and check it
+
+DVC writes to every path and object that this list names, also outside of data/ and of the cache. ``verify`` does not
+cover the list. ``make data`` lets DVC fetch and check out files only after this check.
+"""
 
 import configparser
 import hashlib
 import json
+import re
 from pathlib import Path
 
 from planning.schema import read_yaml
+from preprocessing.manifest import DATA_DIRECTORY
+from storage.errors import InputError, WorkFailed, command
+from storage.files import below, write_text
 
 DATA = Path("data.dvc")
+MD5 = re.compile(r"[0-9a-f]{32}")
 CONFIGURATION = (".dvc/config", ".dvc/config.local")
 
 
@@ -26,7 +37,7 @@ def damaged_objects(data: str) -> list[Path]:
     found: list[Path] = []
     if not DATA.is_file():
         return found
-    listing = _object(read_yaml(DATA)["outs"][0]["md5"])
+    listing = _object(_listing())
     if not listing.is_file():
         return found
     for one in json.loads(listing.read_text(encoding="utf-8")):
@@ -45,6 +56,51 @@ def remotes() -> dict[str, bool]:
     return {name: remote.get("verify", "false").lower() == "true" for name, remote in named.items()}
 
 
+def fetch_listing() -> None:
+    """Put the list of the files of data/ into DVC's cache, of the default remote where it is not there yet.
+
+    InputError where it is not the one that data.dvc names, or names a file outside of data/; WorkFailed where there is
+    no such list.
+    """
+    from dvc.repo import Repo
+
+    md5 = _listing()
+    with Repo() as repo:
+        cached = Path(repo.cache.local.oid_to_path(md5))
+        if cached.is_file():
+            refuse_foreign_listing(cached.read_bytes(), md5, f"{cached}: remove it")
+            return
+        try:
+            remote = repo.cloud.get_remote_odb(None, "fetch").get(md5)
+            with remote.fs.open(remote.path, "rb") as file:
+                content = file.read()
+        except Exception as error:  # of any kind of remote: an address, a network, a password, a missing file
+            raise WorkFailed(f"the DVC remote has no list of the files of {DATA_DIRECTORY}/ ({error})") from None
+        refuse_foreign_listing(content, md5, f"{remote.path} in the DVC remote: ask who may write there")
+        write_text(cached, content.decode())
+
+
+def refuse_foreign_listing(content: bytes, md5: str, where: str) -> None:
+    """Raise InputError for a list that is not the one that is named by ``md5``, or that leads outside of data/.
+
+    where: which file it is, and what to do with it.
+    """
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if f"{found}.dir" != md5:
+        raise InputError(f"{DATA} names the list of files {md5}, and the md5 of this one is {found}: {where}")
+    for one in json.loads(content):
+        name = Path(one["relpath"])
+        below(DATA_DIRECTORY, name, where, links=True)
+        # The file itself may be a link to DVC's cache.
+        below(DATA_DIRECTORY, name.parent, where)
+        if not MD5.fullmatch(one["md5"]):
+            raise InputError(f"'{one['md5']}' of '{name}' is no md5: {where}")
+
+
+def _listing() -> str:
+    return str(read_yaml(DATA)["outs"][0]["md5"])
+
+
 def _object(md5: str) -> Path:
     cache = _settings().get("cache", "dir", fallback="cache")
     # Relative to the folder of the configuration.
@@ -55,3 +111,12 @@ def _settings() -> configparser.ConfigParser:
     settings = configparser.ConfigParser(interpolation=None)
     settings.read(CONFIGURATION)
     return settings
+
+
+@command
+def main() -> None:
+    fetch_listing()
+
+
+if __name__ == "__main__":
+    main()

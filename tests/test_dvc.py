@@ -1,5 +1,6 @@
 """DVC's stages, metrics, plots and remotes: all that runs depend on is known, and data.dvc is never rewritten."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from planning.keys import this_machine
 from planning.resolve import make_plan
 from storage.errors import InputError
 from storage.files import write_json
+from tasks.dvc_cache import refuse_foreign_listing
 from tasks.machine import main, refuse_other_machine
 from tests.tracking.comparison import browser, missing
 
@@ -84,6 +86,61 @@ def test_dvc_knows_every_published_experiment_and_runs_none_unasked(project):
     assert "imdb" not in project.run("dvc", "repro", "--dry").stdout
     asked = project.run("dvc", "repro", "--dry", "results/dvc.yaml:experiment@imdb").stdout
     assert "tasks.train --experiment imdb" in asked and "newsgroups20" not in asked
+
+
+@pytest.mark.parametrize("poisoned", ["remote", "cache"])
+@pytest.mark.parametrize("entry", ["relpath", "md5"])
+def test_make_data_writes_no_file_that_a_remote_names_outside_of_data(project, tmp_path, entry, poisoned):
+    """``dvc checkout`` writes to any relpath, and ``dvc fetch`` to any md5, of a list of files, also with verify."""
+    (project.directory / ".venv").symlink_to(ROOT / ".venv")
+    store, hook = tmp_path / "remotes/store", project.directory / ".git/hooks/post-checkout"
+    project.run("dvc", "remote", "add", "--default", "store", str(store))
+    project.run("dvc", "remote", "modify", "store", "verify", "true")
+    project.run("dvc", "commit", "--quiet", "data.dvc")
+    project.run("dvc", "push", "--quiet", "data.dvc")
+    data, version = project.directory / "data", (project.directory / "data.dvc").read_bytes()
+    for left in (data, project.directory / ".dvc/cache", project.directory / ".dvc/tmp"):
+        shutil.rmtree(left)
+    (listing,) = store.rglob("*.dir")
+    files = json.loads(listing.read_text())
+    if entry == "relpath":
+        files.append({**files[0], "relpath": "../.git/hooks/post-checkout"})
+    else:
+        # From the folder of the objects to the project in the cache, and to ``tmp_path`` in the remote.
+        files.append({"md5": "a/../../../../../.git/hooks/post-checkout", "relpath": "digits/more"})
+        for path in (
+            listing.parent.parent / "a",
+            project.directory / ".dvc/cache/files/md5/a",
+            tmp_path / ".git/hooks",
+        ):
+            path.mkdir(parents=True)
+        (tmp_path / ".git/hooks/post-checkout").write_text("#!/bin/sh")
+    listing.chmod(0o644)
+    listing.write_text(json.dumps(files))
+    if poisoned == "cache":
+        cached = project.directory / ".dvc/cache/files/md5" / listing.parent.name / listing.name
+        cached.parent.mkdir(parents=True)
+        shutil.move(listing, cached)
+    refused = project.run("make", "data", code=2)
+    assert listing.name in refused.stderr and "Traceback" not in refused.stderr
+    assert not hook.exists() and not data.exists()
+    assert (project.directory / "data.dvc").read_bytes() == version
+
+
+def test_a_list_of_files_leads_nowhere_although_data_dvc_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    (tmp_path / "data/linked").symlink_to(tmp_path)
+    md5 = "0" * 32
+    for wrong in (
+        {"relpath": "../file", "md5": md5},
+        {"relpath": "/etc/file", "md5": md5},
+        {"relpath": "linked/file", "md5": md5},
+        {"relpath": "file", "md5": "../file"},
+    ):
+        content = json.dumps([wrong]).encode()
+        with pytest.raises(InputError, match="of the remote"):
+            refuse_foreign_listing(content, f"{hashlib.md5(content).hexdigest()}.dir", "of the remote")
 
 
 ADDED = """

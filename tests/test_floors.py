@@ -28,7 +28,7 @@ LEVEL = {package: level for level, floor in enumerate(FLOORS) for package in flo
 ONLY_IN = {
     "prefect": ("flows/", "tasks/", "commands/"),
     "mlflow": ("tracking/",),
-    "dvc": (),
+    "dvc": ("tasks/dvc_cache.py",),
     "pandas": (
         "preprocessing/",
         "evaluation/",
