@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from planning.environment import read_environment
 from storage.errors import InputError
-from storage.files import read_json
+from storage.files import below, read_json
 from storage.locks import file_lock, run_lock
 from storage.prepared import open_prepared
 from tracking.connection import Unavailable, tracking_uri
@@ -93,13 +94,34 @@ class Journal:
     def send(self, sender: "Sender") -> None:
         """Send all entries and remove the journal; it is kept where one cannot be sent."""
         with file_lock(self._lock):
-            for one in self.read() if self.waits else ():
+            entries = self.read() if self.waits else []
+            for one in entries:
+                refuse_foreign_files(one, self.path.parent.parent, sender.tracking.root)
+            for one in entries:
                 sender.send(one)
             self.path.unlink(missing_ok=True)
 
     @property
     def _lock(self) -> Path:
         return self.path.with_name(f".{self.path.stem}.lock")
+
+
+def refuse_foreign_files(one: Entry, runs: Path, root: Path) -> None:
+    """Raise InputError for an entry with a file outside of ``runs``, the prepared arrays and the reports.
+
+    What a journal names becomes an artifact, and a folder of runs may come from elsewhere. root: the project's folder.
+    """
+    environment = read_environment()
+    folders = {
+        **dict.fromkeys(("run_directory", "evaluation_directory", "directory"), runs),
+        "prepared": root / environment.prepared,
+        "files": root / environment.reports,
+    }
+    for about in (one, one.get("job", {})):
+        for name in folders.keys() & about.keys():
+            for file in [about[name]] if name != "files" else about[name]:
+                if file is not None:
+                    below(folders[name], Path(file).absolute(), f"'{name}' of an entry '{one['what']}'")
 
 
 @dataclass

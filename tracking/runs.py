@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from storage.errors import InputError
-from storage.files import content_key, read_json, write_json, write_text
+from storage.files import below, content_key, read_json, write_json, write_text
 from storage.locks import file_lock
 from storage.prepared import DESCRIPTION
 from storage.run_folder import (
@@ -300,11 +300,11 @@ class Tracking:
         return run_id
 
     def _log_files(self, run_id: str, files: Iterable[Path]) -> None:
-        """Log the files that exist as artifacts, by one request."""
+        """Log the files that exist as artifacts, by one request; InputError for a link that leads out of its folder."""
         with tempfile.TemporaryDirectory() as folder:
             for file in files:
                 if file.is_file():
-                    shutil.copy2(file, folder)
+                    shutil.copy2(below(file.parent, file.name, "remove the link"), folder)
             self.client.log_artifacts(run_id, folder)
 
     def _parent_changed(self, parent_id: str) -> None:

@@ -105,8 +105,10 @@ def test_a_server_that_is_killed_stops_no_training_and_gets_everything_once(fold
     evaluation = evaluate_run(Path(jobs[0]["run_directory"]))
     tracker.record(Path(jobs[0]["run_directory"]), evaluation, jobs[0])
     tracker.model(Path(jobs[0]["run_directory"]), evaluation, jobs[0], champion=True)
-    (folder / "report.html").write_text("<p>report</p>")
-    tracker.report(folder / "runs", "trial", [folder / "report.html"], {"verdict.one": "holds"})
+    page = folder / "reports/trial/report.html"
+    page.parent.mkdir(parents=True)
+    page.write_text("<p>report</p>")
+    tracker.report(folder / "runs", "trial", [page], {"verdict.one": "holds"})
     # One line in all: not one per run or per epoch.
     (line,) = lines
     assert "\n" not in line and ".journals" in line and "reread reconcile" in line
@@ -245,6 +247,46 @@ def test_a_journal_that_cannot_be_sent_is_named_and_keeps_no_other_waiting(folde
     assert Path(left).stem == first["run_key"] and "has no result.json" in why and left in why
     assert settled.sent == [second["run_key"]]
     assert found(open_tracking(), second).data.tags["ended_by"] == "after the cut line"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"what": "report", "experiment": "trial", "files": ["/etc/hostname"], "tags": {}},
+        {"what": "report", "experiment": "trial", "files": ["reports/trial/link"], "tags": {}},
+        {"what": "record", "run_directory": "elsewhere/run", "evaluation_directory": None},
+        {"what": "start", "about": {"git.commit": "0123abc"}, "job": {"run_directory": "elsewhere/new"}},
+        {"what": "start", "about": {}, "job": {"prepared": "elsewhere/prepared"}},
+    ],
+)
+def test_a_journal_of_a_folder_from_elsewhere_names_no_file_outside_of_it(folder, database, monkeypatch, change):
+    monkeypatch.delenv("REREAD_REPORTS", raising=False)
+    job = make_job(folder, prepared_text(folder), "han")
+    shutil.copytree(finish_run(job), folder / "elsewhere/run")
+    shutil.copytree(job["prepared"], folder / "elsewhere/prepared")
+    Path("reports/trial").mkdir(parents=True)
+    Path("reports/trial/link").symlink_to("/etc/hostname")
+    before = sorted(Path("elsewhere").rglob("*"))
+    one = {"time": 1, **change, **({} if change["what"] == "report" else {"job": {**job, **change.get("job", {})}})}
+    Journal.of_report(folder / "runs", "trial").append([one])
+    settled = reconcile(folder / "runs")
+    ((_, why),) = settled.left.items()
+    assert "outside" in why and settled.sent == []
+    tracking = open_tracking()
+    assert not tracking._search([tracking.experiment("trial")], "")
+    assert not [path for path in Path("mlartifacts").rglob("*") if path.is_file()]
+    assert sorted(Path("elsewhere").rglob("*")) == before
+
+
+def test_a_link_in_a_runs_folder_is_not_followed(folder, database):
+    job = make_job(folder, prepared_text(folder), "han")
+    run_directory = finish_run(job)
+    (folder / "secret").write_text("secret")
+    (run_directory / "log.txt").unlink(missing_ok=True)
+    (run_directory / "log.txt").symlink_to(folder / "secret")
+    with pytest.raises(InputError, match=r"log\.txt"):
+        open_tracking().record(run_directory)
+    assert not list(Path("mlartifacts").rglob("log.txt"))
 
 
 FULL = """
