@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TextIO
 
 from storage.errors import InputError, command, printable
-from storage.files import read_json
+from storage.files import below, read_json
 from storage.locks import is_held, run_lock
 from storage.run_folder import RunFolder
 from storage.source import numeric_digest, numeric_files
@@ -204,6 +204,7 @@ def train(
     wait: bool = True,
 ) -> None:
     job = Job.read(path)
+    refuse_foreign_folder(path, job.run_directory)
     if runs_per_gpu is not None:
         job = replace(job, runs_per_gpu=runs_per_gpu)
     given = read_json(path)
@@ -229,6 +230,18 @@ def train(
         progress.failed(f"{type(error).__name__}: {error}", 1)
         raise
     progress.finished(result)
+
+
+def refuse_foreign_folder(path: Path, run_directory: Path) -> None:
+    """Raise InputError where a job, which may come from elsewhere, trains outside of its own folder and of this one."""
+    for folder in (path.absolute().parent, Path.cwd()):
+        with contextlib.suppress(InputError):
+            below(folder, run_directory.absolute(), "")
+            return
+    raise InputError(
+        f"{path}: run_directory is '{run_directory}', outside of the job's folder and of {Path.cwd()}: write the job "
+        "again (`reread jobs`)"
+    )
 
 
 def refuse_other_sources(path: Path, given: dict) -> None:

@@ -75,9 +75,26 @@ def test_a_full_disk_is_one_line_and_training_resumes_when_there_is_room(
     assert environment.get("git_commit") is None
 
 
-def test_a_folder_that_may_not_be_written_is_one_line(train_by_command, write_job, text_directory):
+def test_a_job_that_trains_outside_of_its_folder_and_of_the_project_is_refused(
+    train_by_command, write_job, text_directory, tmp_path, monkeypatch
+):
+    (tmp_path / "project/runs").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "project/runs/linked").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path / "project")
+    given = json.loads(write_job(text_directory).read_text())
+    for outside in ("../elsewhere/key", str(tmp_path / "elsewhere"), "runs/linked/key"):
+        job = tmp_path / "project/runs/job.json"
+        job.write_text(json.dumps({**given, "run_directory": outside}))
+        code, _, errors = train_by_command(job)
+        assert code == 2 and errors.count("\n") == 1 and outside in errors
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_folder_that_may_not_be_written_is_one_line(train_by_command, write_job, text_directory, monkeypatch):
     # Of the kernel's: not even root makes a folder there.
     job = write_job(text_directory, run_directory="/sys/kernel/runs/key")
+    monkeypatch.chdir("/sys/kernel")
     code, _, errors = train_by_command(job)
     assert code == 2 and errors.count("\n") == 1 and "/sys/kernel/runs/key" in errors
 
