@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from preprocessing.columns import LIST, NO_COLUMN, Columns, guess_columns
+from preprocessing.image_files import OF_8_BITS, read_image
 from preprocessing.manifest import (
     DATA_DIRECTORY,
     MANIFEST_PATH,
@@ -39,7 +40,7 @@ from preprocessing.raw_text import DOCUMENTS, Document, check_document, document
 from preprocessing.sources import SOURCES
 from preprocessing.tables import SPLIT_NAMES, Row, read_table
 from storage.errors import InputError
-from storage.files import canonical_json, published_directory, sha256_file
+from storage.files import below, canonical_json, published_directory, sha256_file
 from storage.prepared import SPLITS
 
 HEAD_ROWS = 1000
@@ -127,7 +128,7 @@ class Table:
             raise InputError(f"{where}, column '{self.columns.content}': {value!r} is no text")
         if not self.columns.files or not value.strip():
             return value
-        file = self.file_of(value)
+        file = self.file_of(value, where)
         if not file.is_file():
             raise InputError(f"{where}, column '{self.columns.content}': the file {file} is missing")
         if self.columns.kind == "image":
@@ -137,8 +138,10 @@ class Table:
         except UnicodeDecodeError:
             raise InputError(f"{file} is not UTF-8: convert it, with iconv for example") from None
 
-    def file_of(self, value: str) -> Path:
-        return (self.path if self.path.is_dir() else self.path.parent) / value
+    def file_of(self, value: str, where: str) -> Path:
+        """Return the file of a row; InputError for one that is not below the folder or beside the table."""
+        folder = self.path if self.path.is_dir() else self.path.parent
+        return below(folder, value, f"{where}: copy the file into that folder")
 
     def id_of(self, row: Row, number: int) -> str:
         return _plain(row.get(self.columns.id)) if self.columns.id else str(number)
@@ -259,7 +262,7 @@ def add_table(
     del scan, content, labels  # of no more use, and large
     rows = _kept_rows(table, {label: place for place, label in enumerate(classes)}, numbers, split)
     if table.columns.kind == "image":
-        return _add_images(name, table, about, rows, len(split), size, data_directory, manifest_path)
+        return _add_images(name, table, about, rows, len(split), size, data_directory, manifest_path, say)
     with published_directory(Path(data_directory) / name, replace=True) as working:
         entry = _write_documents(name, working, rows, about)
     record(name, entry, manifest_path)
@@ -284,7 +287,7 @@ def _scan(table: Table) -> _Scan:
             scan.leave_out(LEFT_OUT_LABEL, where)
             continue
         scan.classes.update(labels)
-        content = _file_bytes(table, text) if table.columns.kind == "image" else normalised_text(text).encode()
+        content = _file_bytes(table, text, where) if table.columns.kind == "image" else normalised_text(text).encode()
         scan.key += _digest(content)
         group = table.group_of(row, number, where)
         scan.group += _digest(group.encode()) if group else scan.key[-16:]
@@ -294,8 +297,8 @@ def _scan(table: Table) -> _Scan:
     return scan
 
 
-def _file_bytes(table: Table, value: str) -> bytes:
-    return table.file_of(value).read_bytes()
+def _file_bytes(table: Table, value: str, where: str) -> bytes:
+    return table.file_of(value, where).read_bytes()
 
 
 def _digest(content: bytes) -> bytes:
@@ -448,24 +451,18 @@ def _add_images(
     size: int | None,
     data_directory: Path,
     manifest_path: Path,
+    say: Callable[[str], None],
 ) -> DataSetEntry:
     """Read the images into a memory-mapped array and add them. InputError names one that is broken or of other size."""
-    from PIL import Image, UnidentifiedImageError
-
     several = about.task == "multi-label"
     labels = np.zeros((count, len(about.classes)), np.uint8) if several else np.zeros(count, np.int32)
     split, groups, images = np.zeros(count, np.uint8), [], None
+    deep, largest = 0, 0
     Path(data_directory).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=data_directory, prefix=f".{name}.") as working:
         for row, (where, document) in enumerate(rows):
-            try:
-                with Image.open(table.file_of(document.text)) as opened:
-                    image = opened.convert("L" if opened.mode in ("1", "L", "I", "I;16") else "RGB")
-            except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
-                raise InputError(f"{where}: {document.text} is no image that can be read ({error})") from None
-            if size is not None:
-                image = image.resize((size, size), Image.Resampling.BILINEAR)
-            pixels = np.asarray(image).reshape(image.height, image.width, -1)
+            pixels, largest_here = read_image(table.file_of(document.text, where), where, size)
+            deep, largest = deep + (largest_here > 0), max(largest, largest_here)
             if images is None:
                 shape = (count, *pixels.shape)
                 file = Path(working) / "images.npy"
@@ -485,5 +482,8 @@ def _add_images(
                 labels[row, list(document.labels)] = 1
             else:
                 labels[row] = document.labels[0]
+        if deep:
+            say(f"16 bits: {_rows(deep)} of 16 bits per pixel, of which 8 are kept: {largest:,}, the largest value, is "
+                f"{(largest + OF_8_BITS // 2) // OF_8_BITS}")  # fmt: skip
         known = groups if groups and groups[0] is not None else None
         return add_data_set(name, ImageRows(about, images, labels, split, known), data_directory, manifest_path)

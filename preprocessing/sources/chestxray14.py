@@ -62,6 +62,7 @@ LISTS = {"train": "train_val_list.txt", "test": "test_list.txt"}
 # BBox_List_2017.csv abbreviates one finding.
 BOX_FINDINGS = {finding: finding for finding in FINDINGS} | {"Infiltrate": "Infiltration"}
 NOTHING = "No Finding"
+PNG = b"\x89PNG\r\n\x1a\n"
 ABOUT = About(
     classes=FINDINGS,
     source="NIH ChestX-ray14 (Wang et al., CVPR 2017), https://nihcc.app.box.com/v/ChestXray-NIHCC",
@@ -138,7 +139,10 @@ def read_images(archives: Sequence[Path], progress: Callable[[str], None]) -> tu
 
 
 def images_of(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of each image; InputError for a file of another format, which Pillow would decode too."""
     for name, content in read_members(path, lambda name: name.endswith(".png")):
+        if not content.startswith(PNG):
+            raise InputError(f"{path}: {name} is no PNG image: {DOWNLOAD_AGAIN}")
         yield PurePosixPath(name).name, content
 
 

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -194,8 +195,8 @@ def test_a_folder_per_class_of_texts_and_of_images():
     assert sorted(path.name for path in Path("data").iterdir()) == ["mine", "photos"]
 
 
-def pictures(folder):
-    for number in range(8):
+def pictures(folder, count=8):
+    for number in range(count):
         file = Path(folder, "ab"[number % 2], f"{number}.png")
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 8), number).save(file)
@@ -209,6 +210,76 @@ def test_a_text_among_images_and_a_picture_of_too_many_pixels_are_named():
     Image.new("1", (20_000, 20_000)).save(pictures("huge") / "a" / "huge.png")
     with pytest.raises(InputError, match=r"huge\.png.*pixels"):
         add(Path("huge"))
+
+
+@pytest.mark.parametrize("outside", ["absolute", "upward", "link"])
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_a_file_outside_of_the_tables_folder_is_refused(tmp_path, monkeypatch, kind, outside):
+    (tmp_path / "table").mkdir()
+    suffix = "txt" if kind == "text" else "png"
+    for number, row in enumerate(reviews(12)):
+        file = tmp_path / "table" / f"{number}.{suffix}"
+        file.write_text(row["body"]) if kind == "text" else Image.new("L", (8, 8), number).save(file)
+    secret = tmp_path / f"secret.{suffix}"
+    shutil.copy2(tmp_path / f"table/3.{suffix}", secret)
+    name = {"absolute": str(secret), "upward": f"../secret.{suffix}", "link": f"3.{suffix}"}[outside]
+    if outside == "link":
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / "table" / name).unlink()
+        (tmp_path / "table" / name).symlink_to(secret)
+    rows = [{"file": name if number == 3 else f"{number}.{suffix}", "label": "ab"[number % 2]} for number in range(12)]
+    with pytest.raises(InputError, match="outside.*line 5"):
+        add(write(rows, "table/rows.csv"))
+    assert not Path("data").exists()
+
+
+def test_a_link_in_a_folder_of_a_class_is_refused(tmp_path):
+    (tmp_path / "secret.png").write_bytes((pictures("photos") / "a" / "0.png").read_bytes())
+    Path("photos/a/link.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(InputError, match=r"a/link\.png.*outside"):
+        add(Path("photos"))
+    Path("photos/a/link.png").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "secret.png").rename(tmp_path / "elsewhere/secret.png")
+    Path("photos/c").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"c/secret\.png.*outside"):
+        add(Path("photos"))
+
+
+def test_an_image_of_16_bits_is_scaled_and_one_of_unknown_range_refused():
+    deep = np.linspace(0, 65_535, 64).reshape(8, 8).astype(np.uint16)
+    for number, suffix in enumerate(("png", "tif")):
+        Image.fromarray(deep - number).save(pictures("photos", 40) / "a" / f"deep.{suffix}")
+    _, lines = add(Path("photos"))
+    assert any("2 rows of 16 bits" in line and "65,535" in line for line in lines)
+    images = open_data_set("mine").images[..., 0]
+    (scaled,) = (image for image in images if np.array_equal(image, np.round(deep / 257)))
+    assert scaled.max() == 255 and len(np.unique(scaled)) == 64
+    for number, dtype in enumerate((np.int32, np.float32)):
+        Image.fromarray(deep.astype(dtype)).save(f"photos/a/wide{number}.tif")
+        with pytest.raises(InputError, match=rf"wide{number}\.tif.*32 bits"):
+            add(Path("photos"), "wide")
+        Path(f"photos/a/wide{number}.tif").unlink()
+
+
+def test_the_orientation_of_a_photograph_is_applied():
+    upright = np.zeros((8, 8), np.uint8)
+    upright[:4] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored as the camera was held: turn by 90 degrees clockwise
+    Image.fromarray(np.rot90(upright)).save(pictures("photos", 40) / "a" / "turned.png", exif=exif)
+    add(Path("photos"))
+    assert any(np.array_equal(image[..., 0], upright) for image in open_data_set("mine").images)
+
+
+def test_postscript_under_the_name_of_an_image_is_refused_and_starts_no_program(monkeypatch):
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n0 0 8 8 rectfill\nshowpage\n%%EOF\n"
+    (pictures("photos") / "a" / "script.png").write_bytes(script)
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **_: started.append(arguments))
+    with pytest.raises(InputError, match=r"script\.png is no image"):
+        add(Path("photos"))
+    assert started == []
 
 
 def test_images_that_a_full_disk_has_no_room_for_are_refused_before_they_are_read(monkeypatch):
