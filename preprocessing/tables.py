@@ -51,25 +51,45 @@ def _text_lines(path: Path, read: Any) -> Iterator[tuple[str, Row]]:
 
 def _delimited(path: Path, file: Any) -> Iterator[tuple[str, Row]]:
     csv.field_size_limit(1 << 30)
+    tabs = path.suffix.lower() == ".tsv"
+    lines = (_tab_separated if tabs else _comma_separated)(path, file)
+    _, header = next(lines, (1, []))
+    twice = [name for name in header if header.count(name) > 1]
+    if len(header) < 2 or twice:
+        fault = f"the column '{twice[0]}' twice" if twice else "fewer than two columns"
+        raise InputError(f"{path}, line 1 has {fault}: give it a header with a name for each column")
+    for line, values in lines:
+        where = f"{path}, line {line}"
+        if values and len(values) != len(header):
+            mend = "save a text with a tab or a line break as CSV" if tabs else "quote its text"
+            raise InputError(f"{where} has {len(values)} columns and the header {len(header)}: {mend}")
+        if values:
+            yield where, dict(zip(header, values, strict=True))
+
+
+def _comma_separated(path: Path, file: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line and the values of each row; a quoted value may have several lines."""
     first = file.readline()
     file.seek(0)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(DELIMITERS, key=first.count)
-    reader = csv.reader(file, delimiter=delimiter)
+    reader = csv.reader(file, delimiter=max(DELIMITERS, key=first.count), strict=True)
+    line = 1
     try:
-        header = next(reader, [])
-        twice = [name for name in header if header.count(name) > 1]
-        if len(header) < 2 or twice:
-            fault = f"the column '{twice[0]}' twice" if twice else "fewer than two columns"
-            raise InputError(f"{path}, line 1 has {fault}: give it a header with a name for each column")
-        line = reader.line_num
         for values in reader:
-            where, line = f"{path}, line {line + 1}", reader.line_num
-            if values and len(values) != len(header):
-                raise InputError(f"{where} has {len(values)} columns and the header {len(header)}: quote its text")
-            if values:
-                yield where, dict(zip(header, values, strict=True))
+            yield line, values
+            line = reader.line_num + 1
     except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: {error}") from None
+        raise InputError(
+            f"{path}, line {line}: {error}: quote the text, and double each quotation mark in it"
+        ) from None
+
+
+def _tab_separated(path: Path, file: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yield each line and its values. A line that is not quoted as a CSV is has literal quotation marks."""
+    for number, text in enumerate(file, 1):
+        try:
+            yield number, next(csv.reader([text], delimiter="\t", strict=True), [])
+        except csv.Error:
+            yield number, text.rstrip("\r\n").split("\t")
 
 
 def _json_lines(path: Path, file: Any) -> Iterator[tuple[str, Row]]:
@@ -88,19 +108,19 @@ def _json_lines(path: Path, file: Any) -> Iterator[tuple[str, Row]]:
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
     try:
-        from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise InputError(f"{path} needs pyarrow: `pip install pyarrow`, or save it as CSV") from None
     try:
         number = 0
-        with ParquetFile(path) as file:
+        with ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(BATCH):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}, row {number}", row
-    except ArrowInvalid as error:
-        raise InputError(f"{path} is no Parquet file ({str(error).splitlines()[0]})") from None
+    except Exception as error:  # a damaged file raises errors of many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{path} is no Parquet file, or is damaged ({reason}): copy it again") from None
 
 
 def _folder(path: Path) -> Iterator[tuple[str, Row]]:

@@ -19,6 +19,7 @@ from preprocessing.manifest import Manifest, open_data_set
 from preprocessing.own_data import add_table, open_table
 from preprocessing.raw import About, add_data_set
 from preprocessing.raw_text import TextRows
+from preprocessing.tables import read_table
 from storage.errors import InputError
 from storage.source import ROOT
 
@@ -106,6 +107,47 @@ def test_every_format_gives_the_same_data_set(name):
 
         write_table(pyarrow.Table.from_pylist(list(reviews())), name)
     assert add(Path(name), "other")[0].version == entry.version
+
+
+def test_quotation_marks_of_a_tsv_merge_no_rows():
+    rows = [(f"Text {number} of it", "ab"[number % 2]) for number in range(200)]
+    for number, text in {3: '"Open', 90: 'that closes "', 120: 'in "the" middle', 150: '"', 170: '"Whole"'}.items():
+        rows[number] = (text, rows[number][1])
+    Path("quoted.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in [("text", "label"), *rows]))
+    found = [row for _, row in read_table(Path("quoted.tsv"))]
+    assert len(found) == 200 and found[170]["text"] == "Whole"
+    assert [found[number]["text"] for number in (3, 90, 120, 150)] == ['"Open', 'that closes "', 'in "the" middle', '"']
+    Path("quoted.tsv").write_text('text\tlabel\nplain\ta\n"two\nlines"\tb\n')
+    with pytest.raises(InputError, match="line 3 has 1 columns"):
+        list(read_table(Path("quoted.tsv")))
+
+
+@pytest.mark.parametrize("text", ['"Open', '"Two" words'])
+def test_a_quotation_mark_of_a_csv_without_its_other_is_refused_with_the_line_of_its_row(text):
+    lines = ["body,stars", "one,a", f"{text},b", "three,c", '"four",d']
+    Path("open.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(InputError, match="line 3"):
+        list(read_table(Path("open.csv")))
+
+
+def test_a_damaged_parquet_file_is_one_line():
+    """Bits flipped in its pages and in its description: read as before, or refused."""
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    write_table(pyarrow.Table.from_pylist(list(reviews())), "whole.parquet", write_page_checksum=True)
+    whole, generator, refused = Path("whole.parquet").read_bytes(), random.Random(0), 0
+    rows = [row for _, row in read_table(Path("whole.parquet"))]
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        Path("damaged.parquet").write_bytes(damaged)
+        try:
+            assert len(list(read_table(Path("damaged.parquet")))) <= len(rows)
+        except InputError as error:
+            assert "\n" not in str(error) and "damaged.parquet" in str(error)
+            refused += 1
+    assert refused > 100
 
 
 @pytest.mark.parametrize("grouped", [False, True])
