@@ -1,5 +1,7 @@
 """Which column of a user's table has the text, the label, the split, the group and the id, by names and values."""
 
+import ast
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,11 @@ NAMES = {
     "group": ("group", "patient", "patient_id", "subject", "author", "user", "film", "movie"),
     "id": ("id", "key", "uuid", "file"),
 }
+SPECIAL = {name for part in ("split", "group", "id") for name in NAMES[part]}
+BINARY = {"0", "1", "true", "false", ""}
 # In place of a column: there is none.
 NO_COLUMN = "none"
+GROUP_GUESSED = " (guessed: its rows stay in one split; --group none if they need not)"
 # In place of the character between the labels of a row.
 LIST = "list"
 
@@ -28,7 +33,7 @@ class Columns:
 
     content: column of the text, or of the file of a text or image; labels: column of the label, or several columns of
     0 and 1; separator: between the labels of a row, where its task is multi-label; split, group, id: columns, or None;
-    unused: the other columns.
+    unused: the other columns; group_guessed: whether the group is a guess.
     """
 
     content: str
@@ -41,6 +46,7 @@ class Columns:
     group: str | None = None
     id: str | None = None
     unused: tuple[str, ...] = ()
+    group_guessed: bool = False
 
     def lines(self) -> list[str]:
         """Say what was found, a line per part."""
@@ -50,7 +56,7 @@ class Columns:
             "text" if self.kind == "text" else "image": self.content,
             "label": ", ".join(self.labels) + (several if self.task == "multi-label" else ""),
             "split": self.split or "none: rows are split by their content, 70 % train, 15 % validation, 15 % test",
-            "group": self.group or "none",
+            "group": f"{self.group or 'none'}{GROUP_GUESSED if self.group_guessed else ''}",
             "id": self.id or "none: the number of the row",
         }
         if self.unused:
@@ -95,15 +101,13 @@ def guess_columns(
         return name
 
     if not labels:
-        found = by_name("label") or min(
-            (name for name in free if name != content and 1 < _distinct(head, name) <= max(2, len(head) // 10)),
-            key=lambda name: _distinct(head, name),
-            default=None,
-        )
-        if found is None:
+        labels = _labels_by_values(head, [name for name in free if name != content and name.lower() not in SPECIAL])
+        if named := by_name("label"):
+            labels = (named,)
+        if not labels:
             raise InputError(f"{where}: no column looks like a label: give one by --label ({', '.join(known)})")
-        labels = (found,)
-        taken(found)
+        for name in labels:
+            taken(name)
     if content is None:
         longest = max(free, key=lambda name: sum(len(str(row.get(name) or "")) for row in head), default=None)
         content = by_name("content") or longest
@@ -111,9 +115,10 @@ def guess_columns(
             raise InputError(f"{where}: no column looks like a text: give one by --text ({', '.join(known)})")
         taken(content)
     of_split, of_group, of_id = without
-    if split is None and not of_split and (found := by_name("split")) and _distinct(head, found) <= len(SPLIT_NAMES):
+    if split is None and not of_split and (found := by_name("split")) and _has_splits(head, found):
         split = taken(found)
-    if group is None and not of_group:
+    group_guessed = group is None and not of_group and by_name("group") is not None
+    if group_guessed:
         group = taken(by_name("group"))
     if identity is None and not of_id:
         found = by_name("id")
@@ -132,8 +137,42 @@ def guess_columns(
         task = task or ("multi-label" if separator else "single-label")
     return Columns(
         content, tuple(labels), "image" if images else "text", task, images or content == "file", separator, split,
-        group, identity, tuple(free),
+        group, identity, tuple(free), group_guessed,
     )  # fmt: skip
+
+
+def _labels_by_values(head: Sequence[Row], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the column of lists or, without one, that with the fewest values, or all columns of 0 and 1 if it is one.
+
+    Empty where no column looks like a label.
+    """
+    for name in names:
+        members = [one for row in head for one in parse_list(row.get(name)) or () if isinstance(one, str)]
+        if members and len(set(members)) <= max(2, len(head) // 2):
+            return (name,)
+    few = [name for name in names if 1 < _distinct(head, name) <= max(2, len(head) // 10)]
+    if not few:
+        return ()
+    binary = tuple(name for name in names if {str(row.get(name) or 0).lower() for row in head} <= BINARY)
+    fewest = min(few, key=lambda name: _distinct(head, name))
+    return binary if fewest in binary else (fewest,)
+
+
+def _has_splits(head: Sequence[Row], name: str) -> bool:
+    """Return whether a column may be that of the split: folds, with numbers for example, are none."""
+    few = _distinct(head, name) <= len(SPLIT_NAMES)
+    return few and (name.lower() == "split" or any(str(row.get(name)).strip().lower() in SPLIT_NAMES for row in head))
+
+
+def parse_list(value: Any) -> list[Any] | None:
+    """Return a cell that is a list, or the text of one in JSON or in Python, as a list; None where it is none."""
+    if isinstance(value, str) and value.strip().startswith("["):
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                return list(parse(value.strip()))
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+    return value if isinstance(value, list) else None
 
 
 def _distinct(head: Sequence[Row], name: str) -> int:
@@ -142,7 +181,8 @@ def _distinct(head: Sequence[Row], name: str) -> int:
 
 def _separator(values: Sequence[Any]) -> str | None:
     """Return what is between the labels of a row: LIST for lists, a character, or None for one label each."""
-    if any(isinstance(value, list) or str(value).startswith("[") for value in values):
+    # A list that cannot be read is refused with its line, and not split at its commas.
+    if any(parse_list(value) is not None or (str(value).startswith("[") and "," in str(value)) for value in values):
         return LIST
     texts = [str(value) for value in values if value is not None]
     for mark in "|;,":

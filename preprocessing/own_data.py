@@ -8,7 +8,6 @@ Shape legend: N rows.
 """
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from preprocessing.columns import LIST, NO_COLUMN, Columns, guess_columns
+from preprocessing.columns import LIST, NO_COLUMN, Columns, guess_columns, parse_list
 from preprocessing.image_files import OF_8_BITS, read_image
 from preprocessing.manifest import (
     DATA_DIRECTORY,
@@ -49,6 +48,9 @@ SHARES = {"test": 0.15, "validation": 0.15}
 OF_TRAIN = 0.1  # of the training split becomes validation where a table has none
 LEFT_OUT_EMPTY, LEFT_OUT_LABEL = "with no text", "with no label"
 LEFT_OUT_TWICE = "whose text is in a later split too"
+# As pandas reads them. The data card lists what was left out.
+MISSING = {"NaN", "nan", "NA", "<NA>", "N/A", "n/a", "#N/A", "NULL", "null", "None", "NaT"}
+LEFT_OUT_MISSING = "whose label is a missing value (name a class otherwise than {})"
 
 
 @dataclass
@@ -112,11 +114,10 @@ class Table:
         if columns.task == "single-label":
             return [text] if (text := _plain(value)) else []
         if columns.separator == LIST:
-            try:
-                value = json.loads(value.replace("'", '"')) if isinstance(value, str) and value.strip() else value
-            except ValueError:
-                raise InputError(f"{where}, column '{columns.labels[0]}': {value!r} is no list of labels") from None
-            return list(dict.fromkeys(filter(None, map(_plain, value or ()))))
+            found = [] if not isinstance(value, list) and not _plain(value) else parse_list(value)
+            if found is None or any(isinstance(one, list | dict) for one in found):
+                raise InputError(f"{where}, column '{columns.labels[0]}': {value!r} is no list of labels")
+            return list(dict.fromkeys(filter(None, map(_plain, found))))
         texts = _plain(value).split(columns.separator) if columns.separator else [_plain(value)]
         return list(dict.fromkeys(filter(None, (text.strip() for text in texts))))
 
@@ -190,6 +191,8 @@ def open_table(path: Path, split: str | None = None, **columns: Any) -> Table:
     """
     path = Path(path)
     head = [row for (_, row), _ in zip(read_table(path), range(HEAD_ROWS), strict=False)]
+    if path.suffix.lower() in (".csv", ".tsv"):
+        refuse_row_as_header(head, path)
     splits: dict[str, str] = {}
     groups: dict[str, str] = {}
     file, group = "", columns.get("group")
@@ -211,6 +214,16 @@ def open_table(path: Path, split: str | None = None, **columns: Any) -> Table:
         if found.id is None:
             raise InputError(f"{path} has no column of ids: give one by --id, by which the file of splits names rows")
     return Table(path, found, file, splits, groups)
+
+
+def refuse_row_as_header(head: list[Row], path: Path) -> None:
+    """Raise InputError where the name of a column is also a value of it, again and again: the header is a row."""
+    for name in head[0] if head else ():
+        if name and sum(_plain(row[name]) == name.strip() for row in head) > 1:
+            raise InputError(
+                f"{path}, line 1 looks like a row and not like a header, '{name}' is a value of its column too: "
+                "write a header such as text,label, or give that column another name"
+            )
 
 
 def _rows(count: int) -> str:
@@ -245,6 +258,8 @@ def add_table(
             f"{table.path}: column '{table.columns.labels[0]}' has {len(classes):,} different values: that is no "
             "class, give another column by --label"
         )
+    for names in _alike(classes):
+        say(f"warning: the labels {', '.join(map(repr, names))} differ only in case or spaces: each is a class")
     split = _splits(scan)
     # Rows of one content have one number.
     _, content = np.unique(np.frombuffer(scan.key, "V16"), return_inverse=True)
@@ -271,12 +286,22 @@ def add_table(
 
 def _natural(label: str) -> tuple[Any, ...]:
     """Order "2" before "10"."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", label) if part)
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", label) if part)
+
+
+def _alike(classes: list[str]) -> list[list[str]]:
+    """Return the classes whose names differ only in case and in spaces."""
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault(" ".join(name.split()).casefold(), []).append(name)
+    return [names for names in alike.values() if len(names) > 1]
 
 
 def _scan(table: Table) -> _Scan:
     scan = _Scan()
     several, first = table.columns.task == "multi-label", {}
+    # Folders, and columns of 0 and 1, have names that somebody has given.
+    in_cells = not table.path.is_dir() and len(table.columns.labels) == 1
     for number, (where, row) in enumerate(read_table(table.path)):
         text = table.content_of(row, where)
         labels = table.labels_of(row, where)
@@ -285,6 +310,9 @@ def _scan(table: Table) -> _Scan:
             continue
         if not labels and not several:
             scan.leave_out(LEFT_OUT_LABEL, where)
+            continue
+        if in_cells and (missing := MISSING.intersection(labels)):
+            scan.leave_out(LEFT_OUT_MISSING.format(min(missing)), where)
             continue
         scan.classes.update(labels)
         content = _file_bytes(table, text, where) if table.columns.kind == "image" else normalised_text(text).encode()

@@ -109,6 +109,96 @@ def test_every_format_gives_the_same_data_set(name):
     assert add(Path(name), "other")[0].version == entry.version
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_labels_of_a_list_are_read_whole_and_what_is_no_list_is_refused(suffix):
+    cells = [["men's health"], ["oil", "men's health"], [], ["5", "²"]]
+    rows = [{"text": f"Text {number}.", "topics": cells[number % 4]} for number in range(80)]
+
+    def table(rows, kind=suffix):
+        path = Path(f"rows.{kind}")
+        if kind == "csv":
+            texts = [json.dumps(row["topics"]) if number % 2 else str(row["topics"]) for number, row in enumerate(rows)]
+            write(({**row, "topics": text} for row, text in zip(rows, texts, strict=True)), path.name)
+        elif kind == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            import pyarrow
+            from pyarrow.parquet import write_table
+
+            write_table(pyarrow.Table.from_pylist(rows), path)
+        return path
+
+    entry, _ = add(table(rows))
+    assert entry.task == "multi-label" and set(entry.classes) == {"men's health", "oil", "5", "²"}
+    assert open_data_set("mine").labels.sum() == 20 * 5
+    for wrong in () if suffix == "parquet" else ("oil", 5, {"a": 1}, [["nested"]]):  # there a column has one type
+        with pytest.raises(InputError, match=r"line \d+, column 'topics'"):
+            add(table([*rows[:20], {**rows[20], "topics": wrong}, *rows[21:]]), "wrong")
+
+
+def test_labels_in_brackets_are_no_lists():
+    entry, _ = add(write({**row, "stars": f"[{row['stars']}]"} for row in reviews()))
+    assert entry.task == "single-label" and set(entry.classes) == {f"[{label}]" for label in WORDS}
+
+
+def test_a_label_that_is_a_missing_value_is_left_out_and_counted():
+    rows = list(reviews())
+    for number, value in {3: "NaN", 4: "null", 5: "None", 6: "NA", 7: "NA"}.items():
+        rows[number]["stars"] = value
+    entry, lines = add(write(rows))
+    assert set(entry.classes) == set(WORDS) and sum(entry.dropped.values()) == 5
+    (line,) = (line for line in lines if "2 rows" in line)
+    assert "NA" in line and "line 8" in line
+    # Of a folder, or of a column of 0 and 1, it is a name.
+    flags = [
+        {"body": row["body"], "None": int(number % 2), "tech": int(number % 3 == 0)} for number, row in enumerate(rows)
+    ]
+    entry, _ = add(write(flags), labels=["None", "tech"])
+    assert entry.rows == 120 and set(entry.classes) == {"None", "tech"}
+
+
+def test_labels_that_differ_only_in_case_or_spaces_are_named():
+    rows = [
+        {**row, "stars": ["sport", "SPORT", "the  food", "The food"][number % 4]}
+        for number, row in enumerate(reviews())
+    ]
+    _, lines = add(write(rows))
+    found = [line for line in lines if line.startswith("warning: the labels")]
+    assert len(found) == 2 and "'SPORT', 'sport'" in found[0] and "'The food', 'the  food'" in found[1]
+
+
+@pytest.mark.parametrize("name", ["bare.csv", "bare.tsv"])
+def test_a_table_without_a_header_is_refused(name):
+    mark = "\t" if name.endswith("tsv") else ","
+    Path(name).write_text("".join(f"{row['body']}{mark}{row['stars']}\n" for row in reviews()))
+    with pytest.raises(InputError, match="line 1.*header.*'sport'"):
+        add(Path(name))
+
+
+def test_the_column_of_lists_all_columns_of_0_and_1_and_no_folds_are_guessed():
+    rows = [
+        {"text": row["body"], "intents": str([row["stars"]]), "fold": number % 5}
+        for number, row in enumerate(reviews())
+    ]
+    found = open_table(write(rows)).columns
+    assert (found.labels, found.split, found.unused) == (("intents",), None, ("fold",))
+    rows = [
+        {"id": number, "comment": row["body"], "toxic": int(number % 3 == 0), "threat": 0, "insult": number % 2}
+        for number, row in enumerate(reviews())
+    ]
+    found = open_table(write(rows)).columns
+    assert (found.labels, found.task) == (("toxic", "threat", "insult"), "multi-label")
+    rows = [{**row, "toxic": number % 2, "part": number % 2} for number, row in enumerate(reviews())]
+    assert open_table(write(rows)).columns.labels == ("stars",)
+
+
+def test_a_guessed_group_names_the_option_that_takes_it_back():
+    path = write({**row, "subject": f"subject {number % 30}"} for number, row in enumerate(reviews()))
+    (line,) = (line for line in open_table(path).lines() if line.startswith("group"))
+    assert "subject" in line and "--group none" in line
+    assert "group  subject" in open_table(path, group="subject").lines()
+
+
 def test_quotation_marks_of_a_tsv_merge_no_rows():
     rows = [(f"Text {number} of it", "ab"[number % 2]) for number in range(200)]
     for number, text in {3: '"Open', 90: 'that closes "', 120: 'in "the" middle', 150: '"', 170: '"Whole"'}.items():
@@ -137,16 +227,17 @@ def test_a_damaged_parquet_file_is_one_line():
 
     write_table(pyarrow.Table.from_pylist(list(reviews())), "whole.parquet", write_page_checksum=True)
     whole, generator, refused = Path("whole.parquet").read_bytes(), random.Random(0), 0
-    rows = [row for _, row in read_table(Path("whole.parquet"))]
     for _ in range(200):
         damaged = bytearray(whole)
         damaged[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
         Path("damaged.parquet").write_bytes(damaged)
+        said = ""
         try:
-            assert len(list(read_table(Path("damaged.parquet")))) <= len(rows)
+            list(read_table(Path("damaged.parquet")))
         except InputError as error:
-            assert "\n" not in str(error) and "damaged.parquet" in str(error)
-            refused += 1
+            said = str(error)
+        assert "\n" not in said
+        refused += "damaged.parquet" in said
     assert refused > 100
 
 
