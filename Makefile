@@ -15,7 +15,7 @@ data.dvc and data.manifest.json; else remove data/ and run 'make data' again
 # Python 3.11, or else the default one.
 SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: install ext wheel checked-data data run repro test test-packages lint format docs docs-check screens tour ui serve \
+.PHONY: install ext wheel checked-data data run repro test test-packages lint audit format docs docs-check screens tour ui serve \
         doctor clean
 
 run: data
@@ -23,14 +23,18 @@ run: data
 
 install: $(VENV)/installed .cache/vega.js
 
-# torch is installed first: pip chooses the build that suits the machine (CPU or CUDA), and their hashes differ.
-# --no-deps: the lock file is complete. pip's resolver would choose a newer release of a package that another one requires
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+# Of the builds of torch that pip finds (CPU or CUDA), the one that it prefers. Given the hashes of both, it takes CUDA's.
+TORCH_BUILD = $(PIP) install --dry-run --ignore-installed --no-deps --only-binary=:all: --report - torch==2.13.0 | $(PYTHON) \
+  -c 'import json, sys; print("cpu" if "+cpu" in json.load(sys.stdin)["install"][0]["metadata"]["version"] else "cuda")'
+
+# --no-deps: the lock files are complete. pip's resolver would choose a newer release of a package that another one requires
 # with extras, and then reject it because its hash is missing. `pip check` verifies the result.
-$(VENV)/installed: requirements.lock pyproject.toml
+$(VENV)/installed: requirements.lock requirements-cpu.lock requirements-cuda.lock pyproject.toml
 	$(SYSTEM_PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(PIP) install --require-hashes --no-deps -r requirements.lock
+	build=$$($(TORCH_BUILD)) && $(PIP) install --require-hashes --no-deps -r requirements-$$build.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
 	$(BIN)/pip check --disable-pip-version-check
 	touch $@
 
@@ -83,6 +87,12 @@ lint: install
 	ruff format --check .
 	ruff check .
 	mypy
+
+# Compare the locked packages with an index of known vulnerabilities, if one answers.
+audit: install
+	$(PYTHON) -m venv .cache/audit
+	.cache/audit/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .ci/audit.lock
+	$(PYTHON) .ci/audit.py .cache/audit/bin/pip-audit requirements.lock requirements-cuda.lock
 
 format: install
 	ruff format .

@@ -119,10 +119,8 @@ def accelerator() -> Iterator[Check]:
     if not driver:
         yield Check("GPU", OPTIONAL, "none: training runs on the CPU")
     elif not torch.cuda.is_available():
-        build = (
-            f".venv/bin/pip install --force-reinstall --index-url https://pypi.org/simple torch=={torch.__version__}"
-        )
-        fix = f"a driver for CUDA {cuda}" if cuda else build.split("+")[0]
+        build = ".venv/bin/pip install --force-reinstall --require-hashes --no-deps -r requirements-cuda.lock"
+        fix = f"a driver for CUDA {cuda}" if cuda else build
         yield Check("GPU", OPTIONAL, f"driver {driver}; torch {'does not reach it' if cuda else 'has no CUDA'}", fix)
     else:
         names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))

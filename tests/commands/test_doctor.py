@@ -125,7 +125,7 @@ def test_nvcc_must_fit_the_cuda_of_torch(folder, monkeypatch, cuda, nvcc, state)
 def test_a_gpu_that_torch_does_not_reach_is_reported(folder, monkeypatch):
     monkeypatch.setattr("torch.utils.collect_env.get_nvidia_driver_version", lambda run: "580.10")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    for cuda, fix in ((None, "torch=="), ("13.0", "driver for CUDA 13.0")):
+    for cuda, fix in ((None, "requirements-cuda.lock"), ("13.0", "driver for CUDA 13.0")):
         monkeypatch.setattr("torch.version.cuda", cuda)
         (check,) = (check for check in doctor.accelerator() if check.name == "GPU")
         assert check.state == OPTIONAL and fix in check.fix
