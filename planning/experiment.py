@@ -26,6 +26,7 @@ An experiment that ``tunes`` another takes its variants, parameters and defaults
 import copy
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ from storage.errors import InputError, nearest, refuse_unknown
 PARAMETERS_FILE = Path("params.yaml")
 EXPERIMENTS = Path("experiments")
 SECTIONS = ("preprocessing", "network", "training")
+MOST_TRIALS = 10_000  # of a grid; each is a variant, of which all are made before anything is trained
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,8 @@ def _grid(grid: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, 
         return
     refuse_unknown(grid, SECTIONS, where)
     axes = list(_axes(grid, (), where))
+    if (trials := math.prod(len(values) for _, values in axes)) > MOST_TRIALS:
+        raise InputError(f"{where} has {trials:,} trials: give at most {MOST_TRIALS:,}, or a search in place of it")
     for combination in itertools.product(*(values for _, values in axes)):
         settings: dict[str, Any] = {}
         for (place, _), value in zip(axes, combination, strict=True):

@@ -275,6 +275,7 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
         (("grid",), {"training": {"learning_rate": 0.1}}, "grid.training.learning_rate is 0.1"),
         (("grid",), {"training": {"learning_rate": [0.1, 0.1]}}, "each of them once"),
         (("grid",), {"training": [0.1]}, "grid.training is [0.1]"),
+        (("grid",), {"training": {name: list(range(9)) for name in "abcdef"}}, "grid has 531,441 trials"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path, path, value, fault):
