@@ -232,18 +232,6 @@ def train(
     progress.finished(result)
 
 
-def refuse_foreign_folder(path: Path, run_directory: Path) -> None:
-    """Raise InputError where a job, which may come from elsewhere, trains outside of its own folder and of this one."""
-    for folder in (path.absolute().parent, Path.cwd()):
-        with contextlib.suppress(InputError):
-            below(folder, run_directory.absolute(), "")
-            return
-    raise InputError(
-        f"{path}: run_directory is '{run_directory}', outside of the job's folder and of {Path.cwd()}: write the job "
-        "again (`reread jobs`)"
-    )
-
-
 def refuse_other_sources(path: Path, given: dict) -> None:
     """Raise InputError where the source here computes something else than the source that the job's key names."""
     source = given.get("source")
@@ -276,6 +264,18 @@ def warn_of_another_machine(path: Path, given: dict) -> None:
         return
     said = ", ".join(f"{name} {meant.get(name)} and not {here.get(name)}" for name in names)
     print(f"warning: {path} was made for another machine ({said})", file=sys.stderr, flush=True)
+
+
+def refuse_foreign_folder(path: Path, run_directory: Path) -> None:
+    """Raise InputError where a job, which may come from elsewhere, trains outside of its own folder and of this one."""
+    for folder in (path.absolute().parent, Path.cwd()):
+        with contextlib.suppress(InputError):
+            below(folder, run_directory.absolute(), "")
+            return
+    raise InputError(
+        f"{path}: run_directory is '{run_directory}', outside of the job's folder and of {Path.cwd()}: write the job "
+        "again (`reread jobs`)"
+    )
 
 
 def free_memory() -> None:
