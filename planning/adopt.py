@@ -13,7 +13,7 @@ from typing import Any
 import models
 from storage.digests import DIGESTS
 from storage.errors import InputError
-from storage.files import published_directory, read_json, write_json
+from storage.files import below, published_directory, read_json, write_json
 from storage.locks import file_lock, run_lock
 from storage.run_folder import JOB, RESULT, RunFolder, write_result
 
@@ -57,8 +57,13 @@ def golden_runs_are_equal(job: Mapping[str, Any], old: Mapping[str, Any], equiva
 
 
 def adopt(job: Mapping[str, Any], old: RunFolder) -> None:
-    """Copy an old run to the folder of ``job``, under its key; its evaluations are made again."""
+    """Copy an old run to the folder of ``job``, under its key; its evaluations are made again.
+
+    InputError for a link that leads out of its folder, whose target would be copied.
+    """
     destination = Path(job["run_directory"])
+    for path in old.directory.rglob("*"):
+        below(old.directory, path.relative_to(old.directory), "remove the link")
     with file_lock(run_lock(destination)), published_directory(destination) as folder:
         ignored = shutil.ignore_patterns("evaluation", ".*", JOB, RESULT, DIGESTS)
         shutil.copytree(old.directory, folder, ignore=ignored, dirs_exist_ok=True)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from planning.adopt import adopt
 from planning.resolve import make_plan
 from preprocessing.prepare import prepare
+from storage.errors import InputError
 from storage.files import read_json, write_json
-from storage.run_folder import write_result
+from storage.run_folder import RunFolder, write_result
 from storage.source import ROOT
 from tests.commands.conftest import make_folder
 from tests.conftest import NOT_INHERITED
@@ -66,6 +68,16 @@ def test_a_run_whose_first_epochs_are_equal_is_copied_to_its_key_of_today(reread
     assert not list(Path("runs/.adopted").glob("[!.]*")) and directory.is_dir()
     # It is reused.
     assert make_plan("tiny", ["densenet-relu"], [0]).unfinished() == []
+
+
+def test_a_link_in_an_old_run_is_not_followed(old, tmp_path):
+    directory, job = old
+    (tmp_path / "secret").write_text("secret")
+    (directory / "log.txt").unlink()
+    (directory / "log.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(InputError, match=r"log\.txt"):
+        adopt(job, RunFolder(directory))
+    assert not Path(job["run_directory"]).exists()
 
 
 def test_a_run_that_is_trained_differently_today_is_left(reread, old):
