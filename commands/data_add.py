@@ -4,6 +4,7 @@ reread data add reviews.csv --text body --label stars
 reread data add reviews.csv                              columns are guessed and shown
 reread data add news.jsonl --label topics --task multi-label
 reread data add letters/                                 a folder per class, or train/ and test/ with one per class
+reread data add reviews.csv --dry-run                    columns are guessed and shown, and nothing is added
 reread data add photos/ --split split.csv --group patient --size 64
 
 Reads CSV, TSV, JSON lines and Parquet, as a stream. Without a split, rows are split by their content, and rows of one
@@ -15,6 +16,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -69,6 +71,7 @@ def command(
     ] = None,
     source: Annotated[str, typer.Option(metavar="TEXT", help="Where the data is from, for its card.")] = "",
     licence: Annotated[str, typer.Option(metavar="TEXT", help="Its licence, for its card.")] = "unknown",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the columns and add nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     from planning.manifest import read_manifest
@@ -86,9 +89,14 @@ def command(
             raise InputError(f"--size resizes images, and {path} has texts: leave it out")
         for line in table.lines():
             print(line)
-        entry = add_table(name, table, source, licence, size, say=print)
-        data = open_data_set(name)
-        write_text(card, data_card(data))
+        if not dry_run:
+            entry = add_table(name, table, source, licence, size, say=print)
+            data = open_data_set(name)
+            write_text(card, data_card(data))
+    if dry_run:
+        if as_json:
+            print_json(asdict(table.columns))
+        return
     if as_json:
         print_json({"name": name, "card": str(card), **entry.to_json()})
         return

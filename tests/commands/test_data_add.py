@@ -1,5 +1,6 @@
 """`reread data add`: what is refused, and two commands at once."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,13 @@ def write_table(name: str, count: int) -> str:
 
 def test_a_size_of_texts_is_refused(here):
     assert "--size" in here("data", "add", write_table("mine.csv", 60), "--size", "32", code=2)
+    assert not Path("data").exists() and not Path("data.manifest.json").exists()
+
+
+def test_a_dry_run_prints_the_columns_and_adds_nothing(here):
+    said = here("data", "add", write_table("mine.csv", 60), "--dry-run")
+    assert "text   text" in said and "label  label" in said
+    assert json.loads(here("data", "add", "mine.csv", "--dry-run", "--json"))["labels"] == ["label"]
     assert not Path("data").exists() and not Path("data.manifest.json").exists()
 
 
