@@ -12,9 +12,10 @@ import ast
 import csv
 import difflib
 import json
+import os
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
@@ -25,6 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 REGION = re.compile(r"(<!-- table: ([a-z0-9_:-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 Table = tuple[list[str], list[list[str]]]
+# The pages that show an experiment's verdicts among others.
+READERS = ("imdb", "newsgroups20", "quantiles-docstrings", "quantiles-imdb", "quantiles-newsgroups20")
+PAGES = {"default": "#the-default-experiment", **dict.fromkeys(READERS, "readers.md")}
 
 READERS = {
     "han": "HAN",
@@ -132,6 +136,36 @@ def not_run(experiment: str) -> str:
     if not compared:
         return f"Not run yet: {command}\n"
     return "".join(f"{line}\n" for line in [f"Not run yet. {command} compares:", "", *(f"- {one}" for one in compared)])
+
+
+def overview() -> Table:
+    """Return each experiment that compares claims, with its seeds and its verdicts, or that it has not been run."""
+    from planning.experiment import load_experiment
+
+    rows = []
+    for path in sorted((ROOT / "experiments").glob("*.yaml")):
+        name = path.stem
+        # The networks of tiny are too small to conclude anything.
+        if name == "tiny" or name.endswith("-tuning") or not claims(name):
+            continue
+        link, found = f"[`{name}`]({page_of(name)})", published(name, "verdicts.json")
+        if found is None:
+            rows.append([link, str(len(claims(name))), "", "not run yet"])
+            continue
+        words = Counter(one["verdict"] for one in found["verdicts"])
+        said = ", ".join(f"{count} {word}" for word, count in words.most_common())
+        rows.append([link, str(len(found["verdicts"])), str(len(load_experiment(name, ROOT).seeds)), said])
+    return ["experiment", "claims", "seeds", "verdicts"], sorted(rows, key=lambda row: row[-1] == "not run yet")
+
+
+def page_of(experiment: str) -> str:
+    """Return the page of results that shows an experiment's verdicts, relative to docs/results."""
+    if experiment in PAGES:
+        return PAGES[experiment]
+    mark = f"<!-- table: verdicts:{experiment} -->"
+    pages = [ROOT / "docs/chest-x-rays.md", *sorted((ROOT / "docs/results").glob("*.md"))]
+    found = next(page for page in pages if mark in page.read_text(encoding="utf-8"))
+    return os.path.relpath(found, ROOT / "docs/results")
 
 
 def verdicts(experiment: str) -> Table | str:
