@@ -234,6 +234,34 @@ def of_class(row: dict[str, str]) -> str:
     return interval({key: float(row[key]) for key in ("mean", "low", "high")}, 2, sign=False)
 
 
+# The verdicts of the README: image and text experiments on whole data sets, each claim in full.
+HEADLINES = (
+    ("fastnet", "swish-beta-or-relu", "CIFAR-10", "Swish with a trained beta is better than ReLU."),
+    ("fastnet", "swish-beta-or-gelu", "CIFAR-10", "Swish with a trained beta is better than GELU."),
+    (
+        "lars",
+        "lars-or-nesterov-16384",
+        "CIFAR-10",
+        "At a batch of 16384, LARS is better than tuned Nesterov momentum.",
+    ),
+    ("lars", "lars-or-nesterov-8192", "CIFAR-10", "At a batch of 8192, LARS is better than tuned Nesterov momentum."),
+    ("imdb", "nb-svm", "IMDB", "A hierarchical attention network (HAN) is better than NB-SVM."),
+    ("imdb", "hierarchy", "IMDB", "HAN is better than a flat recurrent network."),
+    ("newsgroups20", "hierarchy", "20 Newsgroups", "HAN is better than a flat recurrent network."),
+)
+
+
+def headlines() -> Table:
+    """Return the verdicts of HEADLINES, each with its margin and the number of seeds."""
+    rows = []
+    for experiment, name, data, claim in HEADLINES:
+        found = read_json(f"results/{experiment}/verdicts.json")["verdicts"]
+        one = next(one for one in found if one["name"] == name)
+        cells = [claim, data, verdict(one["verdict"]), interval(one["over_seeds"], 4)]
+        rows.append([*cells, f"{one['equivalence_margin']:g}", str(len(one["differences"]))])
+    return ["claim", "data", "verdict", "difference in accuracy", "margin", "seeds"], rows
+
+
 def larger_experiments() -> Table:
     """Return the accuracies of whole data sets on one GPU: the line of texts, then that of images."""
     rows = []
@@ -254,9 +282,9 @@ def larger_experiments() -> Table:
         ]
         rows.append([*cells, f"trained in {one['seconds']['whole']:.1f} s"])
     metrics = read_json("results/lars/metrics.json")["variants"]
-    lars, sgd = (metrics[name]["test"]["accuracy"] for name in ("lars-16384", "sgd-warmup-16384"))
+    lars, nesterov = (metrics[name]["test"]["accuracy"] for name in ("lars-16384", "nesterov-16384"))
     cells = [rows[-1][0], "fastnet, LARS, batch 16384", interval(lars, 4, sign=False)]
-    rows.append([*cells, str(len(metrics["lars-16384"]["seeds"])), f"SGD with linear scaling: {sgd['mean']:.4f}"])
+    rows.append([*cells, str(len(metrics["lars-16384"]["seeds"])), f"tuned Nesterov momentum: {nesterov['mean']:.4f}"])
     return ["data", "network", "test accuracy", "seeds", "beside it"], rows
 
 
