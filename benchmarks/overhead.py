@@ -29,6 +29,7 @@ from typing import Any
 from storage.errors import InputError, WorkFailed, command
 from storage.files import read_json, write_json
 from storage.run_folder import TIMING
+from storage.secret import USER, draw
 
 TRAIN = ("train", "--experiment", "tiny", "--variant", "densenet-relu")
 SETTINGS = {
@@ -41,12 +42,15 @@ START_SECONDS = 180
 
 def measure(runs: int, folder: Path) -> dict[str, dict[str, float]]:
     """Train ``runs`` runs and find them again; return milliseconds per run."""
+    auth = f"{USER}:{draw()}"
     environment = {
         **os.environ,
         "REREAD_RUNS": str(folder / "runs"),
         "REREAD_WORKERS": "1",
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
         "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_SERVER_API_AUTH_STRING": auth,
+        "PREFECT_API_AUTH_STRING": auth,
     }
     with prefect_server(environment, folder / "prefect.log") as api:
         environment["PREFECT_API_URL"] = api

@@ -11,16 +11,25 @@ Where PREFECT_API_URL names a server, that one is used and none is started.
 """
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from commands.servers import ServerFailed, Servers, api_url, deploy, prefect_server, worker
+from commands.servers import (
+    ServerFailed,
+    Servers,
+    client_of,
+    client_settings,
+    deploy,
+    given_client,
+    prefect_server,
+    worker,
+)
 from commands.service_settings import SETTINGS, Settings
 from storage.errors import InputError
+from storage.secret import SECRET, project_auth
 
 
 def command(
@@ -37,39 +46,38 @@ def command(
             raise InputError(f"--prefect-port and --limit are for a worker: the ports of --service are in {settings}")
         serve_team(settings, console)
         return
-    given = os.environ.get("PREFECT_API_URL")
-    api = given or api_url(prefect_port)
+    given = given_client()
+    client = given or client_of(prefect_port)
     with Servers() as servers, contextlib.suppress(KeyboardInterrupt):
         if not given:
             with console.status("starting Prefect's server ..."):
                 servers.start(prefect_server(prefect_port))
         with console.status("deploying ..."):
-            deploy(api)
-            close_what_was_killed(api, console)
-        servers.start(worker(api, limit))
-        prefect = f"PREFECT_API_URL={api} .venv/bin/prefect"
+            deploy(client)
+            close_what_was_killed(client, console)
+        servers.start(worker(client, limit))
+        api = client["PREFECT_API_URL"]
         console.print(
-            f"Prefect  {api.removesuffix('/api')}\n\n"
+            f"Prefect  {api.removesuffix('/api')}{'' if given else f'  (its page takes {project_auth()})'}\n\n"
             "In another terminal:\n"
-            f"  {prefect} deployment run pipeline/default --watch\n"
-            f"  {prefect} deployment run pipeline/default -p experiment=tiny --watch\n"
-            f"  {prefect} deployment run train/variant -p variants='[\"han\"]' --watch\n"
-            f"  {prefect} deployment ls\n\n"
+            f"  export {'' if given else f'$(cat {SECRET}) '}PREFECT_API_URL={api}\n"
+            "  .venv/bin/prefect deployment run pipeline/default --watch\n"
+            "  .venv/bin/prefect deployment run pipeline/default -p experiment=tiny --watch\n"
+            "  .venv/bin/prefect deployment run train/variant -p variants='[\"han\"]' --watch\n"
+            "  .venv/bin/prefect deployment ls\n\n"
             "Ctrl-C stops the worker, and the server if it was started here.",
             markup=False,
         )
         servers.watch()
 
 
-def close_what_was_killed(api: str, console: Console) -> None:
+def close_what_was_killed(client: dict[str, str], console: Console) -> None:
     """Close in Prefect and MLflow what an earlier worker left running when it was killed."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     from planning.environment import read_environment
     from tasks.liveness import close_dead_flow_runs
     from tracking.journal import settle
 
-    with temporary_settings({PREFECT_API_URL: api}):
+    with client_settings(client):
         close_dead_flow_runs(console.print)
     settle(read_environment().runs, console.print)
 

@@ -1,8 +1,9 @@
 """Servers that run while somebody looks or deploys: Prefect's, MLflow's and a worker, started and stopped together.
 
 Each has a session of its own, so that Ctrl-C reaches this process alone. A guard process stops them in order when this
-one leaves the block or is killed. They answer on 127.0.0.1 only, but for a team's service, which asks for passwords.
-Their output goes to a file in Prefect's home, or to the terminal where it is for the person there.
+one leaves the block or is killed. They answer on 127.0.0.1 only, but for a team's service, and ask for the secret of
+this folder or for the team's passwords. Their output goes to a file each in Prefect's home, or to the terminal where it
+is for the person there.
 """
 
 import atexit
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from pathlib import Path
 import tasks
 from storage.errors import InputError, PassingError
 from storage.locks import file_lock
+from storage.secret import SECRET, project_auth, project_secret
 
 HOST = "127.0.0.1"
 LOCKS = Path(".locks")
@@ -37,7 +40,7 @@ class ServerFailed(PassingError):
 class Server:
     """A process that may listen on a port.
 
-    port: 0 for none; option: what chooses another; health: the URL that answers 200; log: by default the terminal.
+    port: 0 for none; option: what chooses another; health: the URL that answers; log: by default the terminal.
     """
 
     name: str
@@ -76,10 +79,23 @@ class Server:
 
 def prefect_server(port: int) -> Server:
     """Prefect's server on its database in Prefect's home."""
-    # The server itself must know its address, or its page asks port 4200.
-    environment = {"PREFECT_API_URL": api_url(port), "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
-    command = module_command("prefect", "server", "start", "--host", HOST, "--port", str(port))
-    return Server("Prefect", command, environment, port, "--prefect-port", f"{api_url(port)}/health", _log("server"))
+    environment = prefect_environment(api_url(port), project_auth())
+    command = module_command("commands.prefect_server", "--port", str(port))
+    health = f"{api_url(port)}/health"
+    return Server("Prefect", command, environment, port, "--prefect-port", health, _log("prefect", port))
+
+
+def prefect_environment(api: str, auth: str) -> dict[str, str]:
+    """Return the settings of a Prefect server at ``api`` that asks for ``auth``, USER:PASSWORD."""
+    return {
+        # The server calls itself at this address.
+        "PREFECT_API_URL": api,
+        "PREFECT_API_AUTH_STRING": auth,
+        "PREFECT_SERVER_API_AUTH_STRING": auth,
+        # Its page asks the host that it came from: by default port 4200.
+        "PREFECT_SERVER_UI_API_URL": "/api",
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+    }
 
 
 def mlflow_server(port: int) -> Server:
@@ -89,19 +105,22 @@ def mlflow_server(port: int) -> Server:
     from tracking.runs import open_tracking
 
     open_tracking()
+    project_secret()
     command = module_command(
-        "mlflow", "server", "--workers", "1", "--host", HOST, "--port", str(port), "--no-serve-artifacts",
-        "--backend-store-uri", tracking_uri(), "--default-artifact-root", ARTIFACTS.resolve().as_uri(),
+        "tracking.server", "server", "--app-name", "reread", "--workers", "1", "--host", HOST, "--port", str(port),
+        "--no-serve-artifacts", "--backend-store-uri", tracking_uri(),
+        "--default-artifact-root", ARTIFACTS.resolve().as_uri(),
     )  # fmt: skip
     # Without its job runner it starts in half the time, and is two processes rather than eight.
     environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    return Server("MLflow", command, environment, port, "--mlflow-port", f"http://{HOST}:{port}/health", _log("mlflow"))
+    health = f"http://{HOST}:{port}/health"
+    return Server("MLflow", command, environment, port, "--mlflow-port", health, _log("mlflow", port))
 
 
-def worker(api: str, limit: int) -> Server:
+def worker(client: dict[str, str], limit: int) -> Server:
     """A worker of the pool: at most ``limit`` flow runs at a time, their logs on this terminal."""
     environment = {
-        "PREFECT_API_URL": api,
+        **client,
         "PREFECT_WORKER_QUERY_SECONDS": "1",
         # prefect.yaml's pull steps read it: a deployment contains no path.
         "REREAD_PROJECT": str(Path.cwd()),
@@ -115,27 +134,58 @@ def api_url(port: int) -> str:
     return f"http://{HOST}:{port}/api"
 
 
-def require_answer(api: str) -> None:
-    """Raise InputError when no Prefect server answers at ``api``."""
+def client_of(port: int) -> dict[str, str]:
+    """Return the variables of a client of this folder's Prefect server."""
+    return {"PREFECT_API_URL": api_url(port), "PREFECT_API_AUTH_STRING": project_auth()}
+
+
+def given_client() -> dict[str, str] | None:
+    """Return the variables of a client of the server that PREFECT_API_URL names; None where it is not set.
+
+    InputError where that server does not answer, or refuses this client.
+    """
+    api = os.environ.get("PREFECT_API_URL")
+    if not api:
+        return None
     if not _answers(f"{api.rstrip('/')}/health"):
         raise InputError(f"PREFECT_API_URL={api} does not answer: start that server or unset the variable")
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    try:
+        with get_client(sync_client=True) as client:
+            client.api_version()
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code == 401:
+            raise InputError(
+                f"PREFECT_API_URL={api} asks for a password: set PREFECT_API_AUTH_STRING. Of a server of this folder "
+                f"it is in {SECRET}: export $(cat {SECRET})"
+            ) from None
+        raise
+    return {"PREFECT_API_URL": api}
 
 
-def deploy(api: str) -> None:
+def client_settings(client: dict[str, str]) -> contextlib.AbstractContextManager:
+    """Let Prefect's clients in the block use these variables."""
+    from prefect import settings
+
+    return settings.temporary_settings({getattr(settings, name): value for name, value in client.items()})
+
+
+def deploy(variables: dict[str, str]) -> None:
     """Create the work pool where it is missing, and every deployment of prefect.yaml.
 
     A schedule that somebody has switched on stays on: prefect.yaml would switch it off each time.
-    InputError when no server answers there, ServerFailed when it refuses.
+    variables: of a client. ServerFailed when the server refuses.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
-    from prefect.settings import PREFECT_API_URL, temporary_settings
     from prefect.workers.process import ProcessWorker
 
-    require_answer(api)
+    api = variables["PREFECT_API_URL"]
     pool = WorkPoolCreate(name=POOL, type="process", base_job_template=ProcessWorker.get_default_base_job_template())
-    with temporary_settings({PREFECT_API_URL: api}), get_client(sync_client=True) as client:
+    with client_settings(variables), get_client(sync_client=True) as client:
         active = {one.id for one in client.read_deployments() if any(schedule.active for schedule in one.schedules)}
         try:
             client.create_work_pool(pool)
@@ -144,7 +194,7 @@ def deploy(api: str) -> None:
         except PrefectHTTPStatusError as error:
             raise ServerFailed(f"the work pool {POOL} cannot be made at {api}: {error}") from None
         deployed = subprocess.run(
-            module_command("prefect", "--no-prompt", "deploy", "--all"), env={**os.environ, "PREFECT_API_URL": api},
+            module_command("prefect", "--no-prompt", "deploy", "--all"), env={**os.environ, **variables},
             text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         if deployed.returncode:
@@ -168,12 +218,17 @@ class Servers:
         self.guard = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: object = None, *_: object) -> None:
         if self.guard.stdin:
             self.guard.stdin.close()
         for _server, process in reversed(self.running):
             process.wait()
         self.guard.wait()
+        if failed is None:
+            # The name of a session's log is another one each time.
+            for server, _process in self.running:
+                if server.log:
+                    server.log.unlink(missing_ok=True)
         self.ports.close()
 
     def start(self, *servers: Server) -> None:
@@ -216,17 +271,13 @@ def prefect_session() -> Iterator[None]:
     """Let flows inside the block report to PREFECT_API_URL or, where it is not set, to a server of this process.
 
     Prefect would start a temporary one itself, but that one outlives a flow that is killed. Both use the same database,
-    so that ``reread ui`` shows these runs later. InputError where PREFECT_API_URL does not answer.
+    so that ``reread ui`` shows these runs later. InputError where PREFECT_API_URL does not answer or refuses.
     """
-    given = os.environ.get("PREFECT_API_URL")
-    if given:
-        require_answer(given)
+    if given_client():
         signal.signal(signal.SIGTERM, _interrupt)
         with _cancelled_when_interrupted():
             yield
         return
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     from tasks.progress import say
 
     with socket.socket() as free:
@@ -237,8 +288,8 @@ def prefect_session() -> Iterator[None]:
     # that is gone: it is stopped after them.
     atexit.register(servers.__exit__)
     servers.start(prefect_server(port))
-    say(f"Prefect: http://{HOST}:{port} while this runs")
-    with temporary_settings({PREFECT_API_URL: api_url(port)}), _cancelled_when_interrupted():
+    say(f"Prefect: http://{HOST}:{port} while this runs (log in with what {SECRET} has)")
+    with client_settings(client_of(port)), _cancelled_when_interrupted():
         yield
 
 
@@ -292,6 +343,9 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status == 200
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code == 401  # it asks for a password
     except (OSError, ValueError):  # the latter: not an address
         return False
 
@@ -301,5 +355,5 @@ def module_command(name: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", name, *arguments]
 
 
-def _log(name: str) -> Path:
-    return Path(os.environ.get("PREFECT_HOME", tasks.DEFAULTS["PREFECT_HOME"])) / f"{name}.log"
+def _log(name: str, port: int) -> Path:
+    return Path(os.environ.get("PREFECT_HOME", tasks.DEFAULTS["PREFECT_HOME"])) / f"{name}-{port}.log"

@@ -3,11 +3,13 @@
 No password is on a command line, where every user of the machine would see it.
 """
 
-import os
 from pathlib import Path
 
-from commands.servers import Server, module_command
+from commands.servers import Server, module_command, prefect_environment
 from commands.service_settings import PREFIX, ServiceSettings
+from storage.files import write_text
+from storage.secret import PRIVATE
+from tracking.server import NAMES
 
 FOLDER = Path(".service")
 AUTH = "mlflow-auth.ini"
@@ -23,38 +25,32 @@ def service_servers(settings: ServiceSettings) -> list[Server]:
 
 def prefect_of_service(settings: ServiceSettings) -> Server:
     """Prefect's server, which asks each request for the auth string."""
+    api = f"{settings.prefect_page}/api"
     environment = {
-        # The server calls itself at this address.
-        "PREFECT_API_URL": f"{settings.prefect_page}/api",
-        # Its page is reached by other names, too: it asks the host that it came from.
-        "PREFECT_SERVER_UI_API_URL": "/api",
-        "PREFECT_SERVER_API_AUTH_STRING": settings.prefect_auth,
-        "PREFECT_API_AUTH_STRING": settings.prefect_auth,
+        **prefect_environment(api, settings.prefect_auth),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": settings.url("prefect", "asyncpg"),
-        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
     }
     port = settings.prefect_port
-    command = module_command("prefect", "server", "start", "--host", settings.host, "--port", str(port))
-    health = f"{settings.prefect_page}/api/ready"
-    return Server("Prefect", command, environment, port, f"{PREFIX}PREFECT_PORT", health, host=settings.host)
+    names = [f"--name={name}" for name in settings.names]
+    command = module_command("commands.prefect_server", "--host", settings.host, "--port", str(port), *names)
+    return Server("Prefect", command, environment, port, f"{PREFIX}PREFECT_PORT", f"{api}/ready", host=settings.host)
 
 
 def mlflow_of_service(settings: ServiceSettings) -> Server:
     """MLflow's server, which asks each request for a user's password and passes artifacts on to their place."""
     port = settings.mlflow_port
     command = module_command(
-        "mlflow", "server", "--app-name", "basic-auth", "--workers", str(settings.mlflow_workers),
+        "tracking.server", "server", "--app-name", "basic-auth", "--workers", str(settings.mlflow_workers),
         "--host", settings.host, "--port", str(port), "--uvicorn-opts", "--log-level warning",
         "--artifacts-destination", settings.artifacts_destination(),
     )  # fmt: skip
-    if settings.mlflow_hosts:
-        command += ["--allowed-hosts", settings.mlflow_hosts]
     environment = {
         "MLFLOW_BACKEND_STORE_URI": settings.url("mlflow", "psycopg2"),
         "MLFLOW_AUTH_CONFIG_PATH": str(_write_auth(settings).resolve()),
         "MLFLOW_AUTH_ADMIN_PASSWORD": settings.mlflow_password.get_secret_value(),
         "MLFLOW_FLASK_SERVER_SECRET_KEY": settings.mlflow_secret.get_secret_value(),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        NAMES: ",".join(settings.names),
     }
     health = f"{settings.mlflow_page}/health"
     return Server("MLflow", command, environment, port, f"{PREFIX}MLFLOW_PORT", health, host=settings.host)
@@ -76,6 +72,5 @@ def _write_auth(settings: ServiceSettings) -> Path:
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth",
         f"auth_cache_ttl_seconds = {SECONDS_OF_A_LOGIN}",
     ]
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
+    write_text(path, "\n".join(lines) + "\n", PRIVATE)
     return path

@@ -4,8 +4,6 @@ The file is read alike by `reread`, by systemd (EnvironmentFile) and by docker c
 passwords, so that no other user may read it.
 """
 
-import os
-import secrets
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
@@ -15,11 +13,12 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from storage.errors import InputError
+from storage.files import write_text
+from storage.secret import PRIVATE, draw, refuse_readable
 
 PREFIX = "REREAD_SERVICE_"
 SETTINGS = Path("service.env")
 SHORTEST_PASSWORD = 12
-OTHERS = 0o077
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Settings = Annotated[
@@ -46,8 +45,8 @@ class ServiceSettings(BaseSettings):
     prefect_port: Port = Field(4200, description="port of Prefect's server")
     mlflow_port: Port = Field(5000, description="port of MLflow's server")
     mlflow_workers: Annotated[int, Field(ge=1)] = Field(2, description="processes of MLflow's server")
-    mlflow_hosts: str = Field(
-        "", description="names by which clients reach MLflow, separated by commas; by default localhost and private IPs"
+    hosts: str = Field(
+        "", description="names by which clients reach both servers, separated by commas; localhost needs none"
     )
     artifacts: str = Field("service-artifacts", description="folder of MLflow's artifacts, or s3://BUCKET/PATH")
 
@@ -80,6 +79,11 @@ class ServiceSettings(BaseSettings):
         return f"admin:{self.mlflow_password.get_secret_value()}"
 
     @property
+    def names(self) -> list[str]:
+        """The names by which clients reach the servers."""
+        return [name for name in map(str.strip, self.hosts.split(",")) if name]
+
+    @property
     def reached_at(self) -> str:
         """The address at which this machine reaches the servers."""
         return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
@@ -99,8 +103,8 @@ class ServiceSettings(BaseSettings):
 
 def read_settings(file: Path) -> ServiceSettings:
     """Read the settings; InputError names the first that is missing or wrong, and a file that others may read."""
-    if file.exists() and file.stat().st_mode & OTHERS:
-        raise InputError(f"{file} has passwords and other users may read it: chmod 600 {file}")
+    if file.exists():
+        refuse_readable(file)
     try:
         return ServiceSettings(_env_file=file)
     except ValidationError as error:
@@ -119,15 +123,12 @@ def write_settings(file: Path) -> None:
     """
     lines = []
     for name, field in ServiceSettings.model_fields.items():
-        value = secrets.token_urlsafe(24) if field.is_required() else field.default
+        value = draw() if field.is_required() else field.default
         comment = "" if field.is_required() else "# "
         lines += [f"# {field.description}", f"{comment}{PREFIX}{name.upper()}={value}", ""]
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise InputError(f"{file} exists: a service has its passwords; move it away first") from None
-    with open(descriptor, "w", encoding="utf-8") as output:
-        output.write("\n".join(lines))
+    if file.exists():
+        raise InputError(f"{file} exists: a service has its passwords; move it away first")
+    write_text(file, "\n".join(lines), PRIVATE)
 
 
 def table() -> list[tuple[str, str, str]]:

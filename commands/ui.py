@@ -16,6 +16,7 @@ from rich.console import Console
 
 from commands.servers import Server, Servers, mlflow_server, prefect_server
 from storage.errors import InputError
+from storage.secret import USER, project_secret
 
 
 def command(
@@ -51,6 +52,9 @@ def command(
             if name == "MLflow" and name not in pages:
                 for experiment, address in runs_pages(page):
                     console.print(f"         {experiment}: {address}")
+        if ours:
+            secret = project_secret()
+            console.print(f"Log in as {USER} with the password {secret}; Prefect's page takes {USER}:{secret}")
         console.print(
             "Ctrl-C stops what was started here." if servers.running else "Another terminal runs them: nothing to do."
         )

@@ -73,8 +73,11 @@ def read_object(path: Path, *names: str) -> dict[str, Any]:
     return value
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` by rename, flushed to disk: readers see the old file or the new one, also after a power cut."""
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write ``text`` by rename, flushed to disk: readers see the old file or the new one, also after a power cut.
+
+    mode: who may read it; at no moment may anybody else.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -83,7 +86,7 @@ def write_text(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
         fsync_path(path.parent)
     except BaseException:

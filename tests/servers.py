@@ -1,5 +1,6 @@
 """Real servers in tests: a free port, a request, and a command of the project in the background."""
 
+import base64
 import json
 import socket
 import subprocess
@@ -19,10 +20,19 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def call(url: str, body: object | None = None) -> object:
+def auth_of(folder: Path) -> str:
+    """USER:PASSWORD of the servers of a folder, as its secret.env has it."""
+    variable, _, auth = (folder / "secret.env").read_text().strip().partition("=")
+    assert variable == "PREFECT_API_AUTH_STRING"
+    return auth
+
+
+def call(url: str, body: object | None = None, auth: str = "", **headers: str) -> object:
     """Return the answer to a request, read as JSON where it is some; POST where there is a body."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    if auth:
+        headers["Authorization"] = f"Basic {base64.b64encode(auth.encode()).decode()}"
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
     with urllib.request.urlopen(request, timeout=30) as answer:
         text = answer.read()
     return json.loads(text) if answer.headers["Content-Type"].startswith("application/json") else text.decode()

@@ -7,22 +7,24 @@ DVC's page is of the published results of the default experiment.
 """
 
 import argparse
+import base64
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowFilter, FlowRunFilter
 from prefect.client.schemas.sorting import ArtifactSort, FlowRunSort
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from commands.servers import Servers, api_url, mlflow_server, module_command, prefect_server
+from commands.servers import Servers, client_of, client_settings, mlflow_server, module_command, prefect_server
 from evaluation.vega import script
 from storage.errors import InputError, command
+from storage.secret import project_auth
 from tasks.progress import artifact_key
 from tests.tracking.comparison import browser, free_port, missing
 from tracking.pages import experiment_page
@@ -77,7 +79,7 @@ def mlflow_pictures(driver: webdriver.Chrome, server: str, experiment: str, fold
 
 def prefect_pictures(driver: webdriver.Chrome, server: str, experiment: str, folder: Path) -> None:
     """The last run of the pipeline with its log, and its table of variants."""
-    with temporary_settings({PREFECT_API_URL: f"{server}/api"}), get_client(sync_client=True) as client:
+    with client_settings(client_of(urlsplit(server).port)), get_client(sync_client=True) as client:
         found = client.read_flow_runs(
             flow_filter=FlowFilter(name={"any_": ["pipeline"]}),
             flow_run_filter=FlowRunFilter(name={"any_": [experiment]}, state={"type": {"any_": ["COMPLETED"]}}),
@@ -114,8 +116,13 @@ def main() -> None:
     mlflow, prefect = free_port(), free_port()
     with Servers() as servers, browser() as driver:
         servers.start(mlflow_server(mlflow), prefect_server(prefect))
+        # A browser that has sent the password once sends it again.
+        driver.get(f"http://{project_auth()}@127.0.0.1:{mlflow}/health")
+        driver.get(f"http://127.0.0.1:{prefect}/robots.txt")
+        encoded = base64.b64encode(project_auth().encode()).decode()
+        driver.execute_script("localStorage.setItem('prefect-password', arguments[0])", encoded)
         mlflow_pictures(driver, f"http://127.0.0.1:{mlflow}", arguments.experiment, arguments.to)
-        prefect_pictures(driver, api_url(prefect).removesuffix("/api"), arguments.experiment, arguments.to)
+        prefect_pictures(driver, f"http://127.0.0.1:{prefect}", arguments.experiment, arguments.to)
         dvc_picture(driver, arguments.to)
 
 

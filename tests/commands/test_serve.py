@@ -44,7 +44,7 @@ def test_a_killed_parent_leaves_no_server(project):
             stdout=file,
             stderr=file,
         )
-        while not any("prefect server start" in " ".join(one) for one in project.processes().values()):
+        while not any("commands.prefect_server" in " ".join(one) for one in project.processes().values()):
             assert process.poll() is None
             time.sleep(0.1)
         time.sleep(0.5)
@@ -80,7 +80,8 @@ def test_a_server_that_does_not_come_up_or_answer_is_reported_in_one_line(projec
     assert done.stderr.count("\n") == 1 and "PREFECT_API_URL=http://127.0.0.1:8/api does not answer" in done.stderr
 
     broken = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_DATABASE_CONNECTION_URL": "nonsense://"}
-    done = project.run("python", "-m", "commands", "ui", "--prefect-port", str(free_port()), code=1, **broken)
+    port = free_port()
+    done = project.run("python", "-m", "commands", "ui", "--prefect-port", str(port), code=1, **broken)
     assert done.stderr.count("\n") == 1 and "Prefect has ended with exit code" in done.stderr
-    assert "server.log" in done.stderr
+    assert f"prefect-{port}.log" in done.stderr
     assert project.processes() == {}

@@ -19,7 +19,7 @@ from mlflow.entities import Run
 from storage.source import ROOT
 from tests.conftest import Project
 from tests.flows.test_survival import child_runs, trainers, wait_until_gone
-from tests.servers import call, free_port, started
+from tests.servers import auth_of, call, free_port, started
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 # The tiny experiment.
@@ -54,12 +54,12 @@ def wait_for(condition, seconds: float = 120):
     return found
 
 
-def ask(url: str, body: object | None = None):
+def ask(url: str, body: object | None = None, auth: str = ""):
     """Ask Prefect's server, which answers 503 while its database is busy."""
     until = time.monotonic() + 60
     while True:
         try:
-            return call(url, body)
+            return call(url, body, auth)
         except HTTPError as error:
             error.close()
             if error.code != 503 or time.monotonic() > until:
@@ -81,20 +81,24 @@ class Served:
 
     def __init__(self, project: Project, port: int) -> None:
         self.project, self.page = project, f"http://127.0.0.1:{port}"
-        self.api = f"{self.page}/api"
-        self.deployments = {one["name"]: one for one in ask(f"{self.api}/deployments/filter", {})}
+        self.api, self.auth = f"{self.page}/api", auth_of(project.directory)
+        self.deployments = {one["name"]: one for one in self.ask("deployments/filter", {})}
+
+    def ask(self, path: str, body: object | None = None):
+        """Ask a path of the API, with the password of the project's folder."""
+        return ask(f"{self.api}/{path}", body, self.auth)
 
     def create(self, deployment: str, **parameters) -> str:
         """Let a deployment run with these parameters, as its page does; return the id of the flow run."""
         body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-        return ask(f"{self.api}/deployments/{self.deployments[deployment]['id']}/create_flow_run", body)["id"]
+        return self.ask(f"deployments/{self.deployments[deployment]['id']}/create_flow_run", body)["id"]
 
     def state(self, flow_run: str) -> dict:
-        return ask(f"{self.api}/flow_runs/{flow_run}")["state"]
+        return self.ask(f"flow_runs/{flow_run}")["state"]
 
     def cancel(self, flow_run: str) -> None:
         """Do as ``prefect flow-run cancel``."""
-        ask(f"{self.api}/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
+        self.ask(f"flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
 
     def processes(self) -> list[psutil.Process]:
         """The worker and the processes that it started."""
@@ -121,7 +125,7 @@ class Served:
         return [run.info.status for run in child_runs(self.project) if run.data.tags["run_key"] == folder.name]
 
 
-def test_deployed_flows_are_run_shown_cancelled_and_killed(almost_finished):
+def test_deployed_flows_are_run_shown_cancelled_and_killed(almost_finished, monkeypatch):
     project, port = almost_finished, free_port()
     # A server that has lost its worker ends with 1.
     serve = ["-m", "commands", "serve", "--prefect-port", str(port)]
@@ -130,7 +134,7 @@ def test_deployed_flows_are_run_shown_cancelled_and_killed(almost_finished):
         check_deployments(served, output.read_text())
         done, wrong = run_and_refuse(served)
         check_pages(served, done, wrong)
-        show_in_mlflow(served, port)
+        show_in_mlflow(served, port, monkeypatch)
         resumed, live = cancel_resume_and_kill(served)
         assert process.wait(60) == 1
         wait_until_gone(project)
@@ -139,7 +143,8 @@ def test_deployed_flows_are_run_shown_cancelled_and_killed(almost_finished):
 
 
 def check_deployments(served: Served, printed: str) -> None:
-    assert f"PREFECT_API_URL={served.api} .venv/bin/prefect deployment run pipeline/default --watch" in printed
+    assert f"export $(cat secret.env) PREFECT_API_URL={served.api}\n" in printed and served.auth in printed
+    assert "prefect deployment run pipeline/default --watch" in printed
     assert set(served.deployments) == {"default", "nightly", "variant"}
     assert [one["active"] for one in served.deployments["nightly"]["schedules"]] == [False]
     assert served.deployments["variant"]["parameters"] == {"experiment": "default", "variants": ["han"]}
@@ -147,12 +152,13 @@ def check_deployments(served: Served, printed: str) -> None:
 
 def run_and_refuse(served: Served) -> tuple[str, str]:
     """Run the pipeline, as the printed command does, and a flow with a wrong name; return their flow runs' ids."""
-    home = {"PREFECT_API_URL": served.api, "PREFECT_HOME": str(served.project.directory / ".prefect")}
-    run = ["-m", "prefect", "deployment", "run", "pipeline/default", "-p", "experiment=tiny", "--watch"]
-    done = served.project.run("python", *run, **home)
+    run = f"{sys.executable} -m prefect deployment run pipeline/default -p experiment=tiny --watch"
+    home = {"PREFECT_HOME": str(served.project.directory / ".prefect")}
+    known = f"export $(cat secret.env) PREFECT_API_URL={served.api}"
+    done = served.project.run("sh", "-c", f"{known} && {run}", **home)
     assert "finished successfully in 'Completed'" in done.stdout
     by_deployment = {"flow_runs": {"deployment_id": {"any_": [served.deployments["default"]["id"]]}}}
-    (flow_run,) = ask(f"{served.api}/flow_runs/filter", by_deployment)
+    (flow_run,) = served.ask("flow_runs/filter", by_deployment)
     assert flow_run["state_type"] == "COMPLETED"
 
     # An experiment that does not exist is refused at once; a variant that does not, in the first words of the run.
@@ -167,36 +173,36 @@ def run_and_refuse(served: Served) -> tuple[str, str]:
 
 def check_pages(served: Served, flow_run: str, wrong: str) -> None:
     """Prefect's pages have the artifacts, the log and the names of the flow run."""
-    api = served.api
-    artifacts = call(f"{api}/artifacts/filter", {"limit": 200})
+    artifacts = served.ask("artifacts/filter", {"limit": 200})
     shown = {one["key"]: one for one in artifacts}
     # A run of a second or two has no bar.
     bar = shown.pop("tiny-densenet-swish-0-epochs", {"data": 100})
     assert bar["data"] == 100 and set(shown) == {"tiny-variants", "tiny-verdicts", "tiny-report"}
     assert {shown[f"tiny-{one}"]["flow_run_id"] for one in ("variants", "verdicts", "report")} == {flow_run}
     assert "/artifacts/report.html" in shown["tiny-report"]["data"]
-    logs = call(f"{api}/logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run]}}})
+    logs = served.ask("logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run]}}})
     lines = "\n".join(one["message"] for one in logs)
     assert all(f"{variant} seed 0: validation 0." in lines for variant in VARIANTS)
     assert "inconclusive: A hierarchical attention network" in lines and "reports/tiny/report.html" in lines
-    flow_runs = call(f"{api}/flow_runs/filter", {})
+    flow_runs = served.ask("flow_runs/filter", {})
     assert {one["name"] for one in flow_runs if one["id"] != wrong} == {"tiny"}
     # Prefect's page must ask its own port, not 4200.
-    assert call(f"{served.page}/ui-settings")["api_url"] == api
+    assert call(f"{served.page}/ui-settings")["api_url"] == "/api"
     assert (served.project.directory / "reports/tiny/report.html").is_file()
 
 
-def show_in_mlflow(served: Served, port: int) -> None:
+def show_in_mlflow(served: Served, port: int, monkeypatch) -> None:
     """`reread ui` beside `reread serve` starts MLflow and uses that Prefect; either Ctrl-C leaves the other alone."""
     mlflow = free_port()
-    flow_runs = {one["id"] for one in call(f"{served.api}/flow_runs/filter", {})}
+    flow_runs = {one["id"] for one in served.ask("flow_runs/filter", {})}
     ui = ["-m", "commands", "ui", "--mlflow-port", str(mlflow), "--prefect-port", str(port)]
     with started(served.project, *ui, until="Ctrl-C") as (pages, output):
         page = f"http://127.0.0.1:{mlflow}"
         assert page in output.read_text() and served.page in output.read_text()
-        assert "<html" in call(page).lower()
+        assert "<html" in call(page, auth=served.auth).lower()
         again = served.project.run("python", *ui)
         assert "nothing to do" in again.stdout and page in again.stdout
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", served.auth.removeprefix("reread:"))
         client = MlflowClient(page)
         experiment = client.get_experiment_by_name("tiny").experiment_id
         check_runs(client, [run for run in client.search_runs([experiment]) if "seed" in run.data.tags], flow_runs)
