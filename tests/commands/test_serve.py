@@ -1,5 +1,6 @@
 """`make serve` and `make ui` in a copy of the project: signals, ports and servers that do not answer."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -85,3 +86,28 @@ def test_a_server_that_does_not_come_up_or_answer_is_reported_in_one_line(projec
     assert done.stderr.count("\n") == 1 and "Prefect has ended with exit code" in done.stderr
     assert f"prefect-{port}.log" in done.stderr
     assert project.processes() == {}
+
+
+# A command with a server of its own, as `reread run` is: what it asks the server is answered.
+SESSION = """
+from commands.servers import prefect_session
+from prefect.client.orchestration import get_client
+with prefect_session(), get_client(sync_client=True) as client:
+    print("flows:", len(client.read_flows()), flush=True)
+"""
+
+
+def test_commands_that_start_at_once_in_a_fresh_clone_all_have_a_server(project):
+    shutil.rmtree(project.directory / ".prefect")
+    commands = [
+        subprocess.Popen(
+            [sys.executable, "-c", SESSION], cwd=project.directory, env=project.environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for command in commands:
+        printed, _ = command.communicate(timeout=300)
+        assert command.returncode == 0 and "flows: 0" in printed, printed
+    # The log of a session ends with it.
+    assert list((project.directory / ".prefect").glob("*.log")) == []
