@@ -10,6 +10,7 @@ The client uses one of the machine's cores, too. Each way is warmed, then measur
 """
 
 import argparse
+import functools
 import http.client
 import itertools
 import json
@@ -29,6 +30,7 @@ from preprocessing.manifest import open_data_set
 from storage.errors import InputError, WorkFailed, command
 from storage.files import write_json
 from storage.prepared import SPLITS
+from storage.secret import project_secret
 
 # Clients at once, and documents per request.
 WAYS = {"in batches": (2, 64), "one by one": (1, 1), "one by one, 16 clients": (16, 1)}
@@ -46,6 +48,12 @@ def documents(data: str) -> list[str]:
     return texts
 
 
+@functools.cache
+def known() -> dict[str, str]:
+    """Return the header with the password of a server of this folder."""
+    return {"Authorization": f"Bearer {project_secret()}"}
+
+
 def send(address: str, bodies: "itertools.cycle[bytes]", lock: threading.Lock, until: float) -> list[float]:
     """Send requests until a time; return the seconds of each. WorkFailed on another answer than 200."""
     spent = []
@@ -55,7 +63,7 @@ def send(address: str, bodies: "itertools.cycle[bytes]", lock: threading.Lock, u
             with lock:
                 body = next(bodies)
             before = time.perf_counter()
-            connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+            connection.request("POST", "/predict", body, {"Content-Type": "application/json", **known()})
             answer = connection.getresponse()
             text = answer.read()
             spent.append(time.perf_counter() - before)
@@ -91,7 +99,7 @@ def about(address: str) -> dict[str, Any]:
     """Return the model that answers there; InputError where none does."""
     try:
         connection = http.client.HTTPConnection(address, timeout=10)
-        connection.request("GET", "/health")
+        connection.request("GET", "/health", headers=known())
         return json.loads(connection.getresponse().read())["model"]
     except (OSError, ValueError, KeyError):
         raise InputError(f"--url: no `reread serve model` answers at {address}: start it first") from None

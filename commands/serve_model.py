@@ -3,15 +3,15 @@
 reread serve model docstrings
 reread serve model docstrings --variant tf-idf --port 8001
 
-Then open 127.0.0.1:8000 in a browser, or:
-
-curl 127.0.0.1:8000/predict -H 'Content-Type: application/json' -d '{"rows": ["Return the eigenvalues."]}'
+Then open its address in a browser, or send rows as the printed line does. The password is that of the folder's
+secret.env: a browser asks for it, and programs send it as a Bearer token.
 
 Requests that arrive together are answered together. Without --variant or --version the champion of the data set
-answers. There is no password: it listens on 127.0.0.1 unless --host names another address.
+answers. It listens on 127.0.0.1 unless --host names another address.
 """
 
 import signal
+import socket
 from typing import Annotated
 
 import typer
@@ -20,6 +20,7 @@ from rich.console import Console
 from commands.options import DATA, VARIANTS
 from commands.servers import HOST, SIGNALS, is_free
 from storage.errors import InputError
+from storage.secret import USER, project_secret
 
 
 def command(
@@ -39,6 +40,8 @@ def command(
         )
     import uvicorn
 
+    from tracking.door import Door
+    from tracking.punctual import Punctual
     from tracking.registry import load_model
     from tracking.scoring import make_app
 
@@ -46,13 +49,21 @@ def command(
     with console.status("loading the model ..."):
         model = load_model(data, variant=variant, version=version)
 
+    secret = project_secret()
+
     def started() -> None:
+        page = f"http://{host}:{port}"
         console.print(
-            f"{model.variant}, version {model.version} of {model.name}: http://{host}:{port}\nCtrl-C stops it."
+            f"{model.variant}, version {model.version} of {model.name}: {page}\n"
+            f"Log in as {USER} with the password {secret}, or:\n"
+            f"  curl {page}/predict -H 'Authorization: Bearer {secret}' -H 'Content-Type: application/json' "
+            """-d '{"rows": ["Return the eigenvalues."]}'\n"""
+            "Ctrl-C stops it.",
+            markup=False,
         )
 
-    app = make_app(model, started)
+    app = Door(make_app(model, started), secret, {host, socket.gethostname()})
     for number in SIGNALS:
         # uvicorn ends in order on these, and then sends them again.
         signal.signal(number, lambda *_: None)
-    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, http=Punctual)

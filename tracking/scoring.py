@@ -10,8 +10,8 @@ A row is a text, or an image as lists of pixels [H, W, C], 0 to 255. A request t
 with the reason in ``detail``, one that is too long by 413, and one too many by 503.
 """
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
+from starlette.requests import ClientDisconnect
 
 from storage.errors import InputError
 from tracking.batching import Answers, Batcher, Overloaded
@@ -80,7 +81,7 @@ def make_app(model: LoadedModel, started: Callable[[], None] = lambda: None) -> 
     batcher = Batcher(lambda requests, attention: _predict(model, requests, attention))
     about = Model(name=model.name, version=model.version, variant=model.variant)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
         batcher.start()
         started()
@@ -100,9 +101,10 @@ def make_app(model: LoadedModel, started: Callable[[], None] = lambda: None) -> 
             if not length.isdigit():
                 return _refuse(411, "the request has no Content-Length: send one")
             if int(length) > MOST_BYTES:
-                # A client that is still sending would see the connection end, not the reason.
-                async for _ in request.stream():
-                    pass
+                # A client that is still sending would see the connection end, not the reason. It may leave first.
+                with contextlib.suppress(ClientDisconnect):
+                    async for _ in request.stream():
+                        pass
                 sent = f"the request has {int(length):,} bytes"
                 return _refuse(413, f"{sent}, and {MOST_BYTES:,} are read: send fewer rows")
         return await answer(request)

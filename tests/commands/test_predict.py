@@ -30,6 +30,7 @@ from storage.files import read_json
 from storage.source import ROOT
 from tests.conftest import clean_environment
 from tests.rooms import copy_rooms
+from tests.servers import auth_of
 from tests.tracking.comparison import browser, missing
 from tests.tracking.examples import evaluate_run, finish_run, make_job, prepared_images, prepared_text
 from tracking import versions
@@ -338,8 +339,9 @@ def server(folder):
     assert "Traceback" not in log.read_text()
 
 
-def post(url: str, body: object) -> tuple[int, dict]:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+def post(url: str, body: object, **headers: str) -> tuple[int, dict]:
+    headers["Content-Type"] = "application/json"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer)
@@ -395,16 +397,22 @@ def test_a_server_refuses_what_is_no_text_with_400(server, body, fault):
 
 @dataclass(frozen=True)
 class Served:
-    """A running `reread serve model`: its page, and a function that calls a path of it."""
+    """A running `reread serve model`: its page, its password, and functions that call a path of it."""
 
     page: str
+    password: str
+
+    @property
+    def known(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.password}"}
 
     def get(self, path: str) -> tuple[int, str, str]:
-        with urllib.request.urlopen(f"{self.page}{path}", timeout=30) as answer:
+        request = urllib.request.Request(f"{self.page}{path}", headers=self.known)
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
 
     def predict(self, rows: object, **more: object) -> tuple[int, dict]:
-        return post(f"{self.page}/predict", {"rows": rows, **more})
+        return post(f"{self.page}/predict", {"rows": rows, **more}, **self.known)
 
 
 @contextmanager
@@ -425,7 +433,7 @@ def serving(folder: Folder, *words: str) -> Iterator[Served]:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
             time.sleep(0.05)
-        yield Served(f"http://127.0.0.1:{port}")
+        yield Served(f"http://127.0.0.1:{port}", auth_of(folder.directory).removeprefix("reread:"))
     finally:
         process.terminate()
         rest = process.communicate(timeout=60)[0]
@@ -475,7 +483,7 @@ def test_requests_at_once_get_their_own_answers(served):
     ],
 )
 def test_a_request_that_cannot_be_read_is_refused_with_a_reason(served, body, status, fault):
-    found, answer = post(f"{served.page}/predict", body)
+    found, answer = post(f"{served.page}/predict", body, **served.known)
     assert found == status and fault in answer["detail"]
     assert "\n" not in answer["detail"] and len(answer["detail"]) < 300
 
@@ -496,6 +504,8 @@ def test_the_server_describes_itself(served):
 @pytest.mark.skipif(missing() is not None and not os.environ.get("CI"), reason=str(missing()))
 def test_what_is_typed_into_the_page_is_answered_there(served):
     with browser() as driver:
+        # As a person who is asked for the password.
+        driver.get(served.page.replace("//", f"//reread:{served.password}@") + "/health")
         driver.get(served.page)
         waiting = WebDriverWait(driver, 30)
         waiting.until(lambda driver: "reread-snippets, version 1" in driver.find_element("id", "name").text)
@@ -513,6 +523,50 @@ def test_what_is_typed_into_the_page_is_answered_there(served):
         assert not driver.find_elements("css selector", "#answer b")
         severe = [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
         assert [entry for entry in severe if "favicon" not in entry["message"]] == []
+
+
+def test_who_has_no_password_or_comes_by_another_name_is_refused(served):
+    body = {"rows": [TEXT]}
+    assert post(f"{served.page}/predict", body)[0] == 401
+    assert post(f"{served.page}/predict", body, Authorization="Bearer password")[0] == 401
+    for wrong in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "http://127.0.0.1:1"}):
+        assert post(f"{served.page}/predict", body, **served.known, **wrong)[0] == 403
+    assert post(f"{served.page}/predict", body, **served.known, Origin=served.page)[0] == 200
+
+
+def test_a_request_that_does_not_become_whole_is_closed(served):
+    """On a connection with nothing, half a header, half a body, and half of a second request."""
+    port = int(served.page.rpartition(":")[2])
+    head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {served.password}\r\n"
+    body = f"POST /predict HTTP/1.1\r\n{head}Content-Length: 20\r\n\r\n{{"
+    starts = ["", "GET /hea", body, f"GET /health HTTP/1.1\r\n{head}\r\nGET /hea"]
+    with contextlib.ExitStack() as stack:
+        connections = []
+        for start in starts * 5:
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            connection.sendall(start.encode())
+            connections.append(connection)
+        # Others are answered meanwhile.
+        assert served.predict([TEXT])[0] == 200
+        for connection in connections:
+            while connection.recv(4096):
+                pass
+
+
+@pytest.mark.parametrize("length", [2_000, 17_000_000])
+def test_a_client_that_leaves_while_it_sends_is_no_error(folder, length):
+    """``serving`` refuses a traceback in the log."""
+    with serving(folder, "snippets", "--version", "1") as server:
+        port = int(server.page.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            head = f"Host: 127.0.0.1\r\nAuthorization: {server.known['Authorization']}\r\n"
+            sent = (
+                f"POST /predict HTTP/1.1\r\n{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n["
+            )
+            connection.sendall(sent.encode())
+            time.sleep(0.5)
+        time.sleep(0.5)
+        assert server.predict([TEXT])[0] == 200
 
 
 def test_images_are_sent_as_pixels(folder):
