@@ -35,7 +35,7 @@ def call(url: str, body: object | None = None, auth: str = "", **headers: str) -
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
     with urllib.request.urlopen(request, timeout=30) as answer:
         text = answer.read()
-    return json.loads(text) if answer.headers["Content-Type"].startswith("application/json") else text.decode()
+    return json.loads(text) if text and answer.headers["Content-Type"].startswith("application/json") else text.decode()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -60,7 +61,12 @@ def test_the_commands_of_the_containers_exist_and_the_image_has_what_they_import
     modules = (
         "databases service service_backup service_init service_restore service_servers service_sql service_user serve"
     )
-    names = [f"commands.{name}" for name in modules.split()] + ["commands.app", "tracking.runs"]
+    names = [f"commands.{name}" for name in modules.split()] + [
+        "commands.app",
+        "commands.prefect_server",
+        "tracking.runs",
+        "tracking.server",
+    ]
     code = "import sys; sys.modules['torch'] = None\n" + "".join(f"import {name}\n" for name in names)
     code += "print(*{name.partition('.')[0] for name, one in sys.modules.items() if "
     code += (
@@ -71,13 +77,31 @@ def test_the_commands_of_the_containers_exist_and_the_image_has_what_they_import
     assert set(done.stdout.split()) - {"__main__"} <= copied
 
 
+def setting(unit: Path, name: str) -> str:
+    """The value of a setting that a unit has once."""
+    (value,) = re.findall(rf"^{name}=(.*)$", unit.read_text(), re.MULTILINE)
+    return value
+
+
+def test_a_flow_of_the_worker_reaches_nothing_of_the_service():
+    """A flow run is any command, and service.env has every password."""
+    service, worker = (DEPLOY / f"systemd/reread-{name}.service" for name in ("service", "worker"))
+    assert setting(service, "User") != setting(worker, "User")
+    assert setting(service, "UMask") == "0077"
+    folder = setting(service, "WorkingDirectory")
+    assert Path(setting(service, "EnvironmentFile")).is_relative_to(folder)
+    assert setting(worker, "InaccessiblePaths") == f"-{folder}"
+    for name in ("WorkingDirectory", "EnvironmentFile", "ReadWritePaths"):
+        assert not Path(setting(worker, name)).is_relative_to(folder)
+
+
 @pytest.mark.parametrize("unit", [unit for unit in UNITS if unit.suffix == ".service"], ids=lambda unit: unit.name)
 def test_a_unit_starts_a_command_that_exists_and_is_confined(unit):
-    (line,) = re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)
-    program, *words = shlex.split(line)
-    assert program == "/opt/reread/.venv/bin/reread"
+    program, *words = shlex.split(setting(unit, "ExecStart"))
+    assert program == f"{setting(unit, 'WorkingDirectory')}/.venv/bin/reread"
     parses(words)
-    assert "User=reread\n" in unit.read_text()
+    assert setting(unit, "ReadWritePaths") == setting(unit, "WorkingDirectory")
+    assert setting(unit, "User") not in ("", "root")
     if shutil.which("systemd-analyze"):
         security = ["systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE}", unit]
         done = subprocess.run(security, capture_output=True, text=True)
@@ -92,7 +116,7 @@ def test_systemd_accepts_the_units(tmp_path):
 
     def verify(change: str = "") -> str:
         for unit in UNITS:
-            text = unit.read_text().replace("/opt/reread/.venv/bin/reread", sys.executable)
+            text = re.sub(r"/opt/\S+/bin/reread", sys.executable, unit.read_text())
             (tmp_path / unit.name).write_text(text.replace("Type=", change) if change else text)
         command = ["systemd-analyze", "verify", "--man=no", *(tmp_path / unit.name for unit in UNITS)]
         done = subprocess.run(command, capture_output=True, text=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.error import HTTPError
 
 import psutil
 import psycopg2
@@ -20,7 +21,7 @@ from storage.errors import InputError
 from tests.commands.object_store import object_store
 from tests.commands.postgres import postgres_server, programs
 from tests.conftest import ROOT, Project, clean_environment
-from tests.servers import free_port, started
+from tests.servers import call, free_port, started
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 SECRETS = ("database_password", "prefect_password", "mlflow_password", "mlflow_secret")
@@ -250,13 +251,108 @@ def test_users_share_experiments_and_only_an_administrator_deletes(service, stor
     with pytest.raises(Exception, match="Permission denied"):
         client.delete_experiment(experiment)
     # A new password takes the place of the former one, at the latest when a login is checked again.
-    again = service.run("service", "user", "bob", "--host", "tracking.example.org")
+    service.run("service", "user", "bob", "--output", "bob.env", "--host", "tracking.example.org")
+    again = (service.folder / "bob.env").read_text()
     assert f"PREFECT_API_URL=http://tracking.example.org:{service.settings.prefect_port}/api" in again
     password = re.search("MLFLOW_TRACKING_PASSWORD=(.*)", again)[1]
     assert ask("GET", f"{service.settings.mlflow_page}/", f"bob:{password}")[0] == 200
-    service.run("service", "user", "bob", "--remove")
+    left = service.run("service", "user", "bob", "--remove")
+    # What bob still knows is named, and where it is changed.
+    assert "REREAD_SERVICE_PREFECT_PASSWORD" in left and "service.env" in left
     assert "bob" in service.run("service", "user", "bob", "--remove", code=2)
     assert "admin" in service.run("service", "user", "admin", code=2)
+
+
+@pytest.mark.debian
+def test_a_file_of_passwords_is_its_owner_s_alone(service):
+    def password(text: str) -> str:
+        return dict(line.split("=", 1) for line in text.split())["MLFLOW_TRACKING_PASSWORD"]
+
+    file = service.folder / "eve.env"
+    printed = service.run("service", "user", "eve", "--output", str(file))
+    given = password(file.read_text())
+    assert file.stat().st_mode & 0o777 == 0o600 and given not in printed
+    page = f"{service.settings.mlflow_page}/"
+    assert ask("GET", page, f"eve:{given}")[0] == 200
+    # Where the output cannot go, or others could read it, the password stays what it was.
+    file.chmod(0o644)
+    command = [sys.executable, "-m", "commands", "service", "user", "eve"]
+    with open(file, "a") as shared:
+        done = subprocess.run(
+            command, cwd=service.folder, env=service.environment, stdout=shared, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--output" in done.stderr
+    for nowhere in ("missing/eve.env", "backups/.."):
+        printed = service.run("service", "user", "eve", "--output", nowhere, code=2)
+        assert printed.count("\n") == 1 and nowhere in printed
+    assert password(file.read_text()) == given and ask("GET", page, f"eve:{given}")[0] == 200
+    # An existing file is replaced, and is private then.
+    service.run("service", "user", "eve", "--output", str(file))
+    assert file.stat().st_mode & 0o777 == 0o600 and password(file.read_text()) != given
+    service.run("service", "user", "eve", "--remove")
+
+
+@pytest.mark.debian
+def test_a_user_chooses_no_place_for_artifacts(service, tmp_path):
+    settings = service.settings
+    user = service.user("mallory")
+    auth = f"mallory:{user['MLFLOW_TRACKING_PASSWORD']}"
+    api = f"{settings.mlflow_page}/api/2.0/mlflow"
+    places = (
+        tmp_path.as_uri(),
+        str(tmp_path),
+        "s3://other/place",
+        "mlflow-artifacts://elsewhere/1",
+        "mlflow-artifacts:/1",
+    )
+    for number, place in enumerate(places):
+        for name in ("artifact_location", "artifactLocation"):
+            body = {"name": f"placed {number}{name}", name: place}
+            status, text = ask("POST", f"{api}/experiments/create", auth, body)
+            assert status == 400 and "artifact_location" in text, (place, text)
+    found = json.loads(ask("POST", f"{api}/experiments/search", auth, {"max_results": 1000})[1])
+    assert not [one["name"] for one in found["experiments"] if one["name"].startswith("placed")]
+    # Without a place, an upload goes where the server keeps artifacts.
+    experiment = json.loads(ask("POST", f"{api}/experiments/create", auth, {"name": "not placed"})[1])["experiment_id"]
+    made = ask("POST", f"{api}/runs/create", auth, {"experiment_id": experiment})
+    run = json.loads(made[1])["run"]["info"]
+    assert run["artifact_uri"].startswith("mlflow-artifacts:/")
+    path = f"ajax-api/2.0/mlflow/upload-artifact?run_uuid={run['run_id']}&path=file.txt"
+    call(f"{settings.mlflow_page}/{path}", "text", auth)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.debian
+def test_another_host_or_origin_is_refused_and_a_given_name_is_not(service, postgres, tmp_path):
+    settings = service.settings
+    pages = {
+        f"{settings.prefect_page}/api/admin/version": settings.prefect_auth,
+        f"{settings.mlflow_page}/api/2.0/mlflow/experiments/search?max_results=1": settings.mlflow_auth,
+    }
+    for url, auth in pages.items():
+        for wrong in (
+            {"Host": "10.evil.example"},
+            {"Origin": "http://127.0.0.1:1"},
+            {"Origin": "https://evil.example"},
+        ):
+            with pytest.raises(HTTPError, match="403"):
+                call(url, auth=auth, **wrong)
+        assert call(url, auth=auth)
+    # Behind a proxy with TLS, under its name.
+    shutil.copy(service.file, tmp_path / "service.env")
+    ports = {"prefect_port": free_port(), "mlflow_port": free_port()}
+    hosts = "tracking.example.org, other.example.org"
+    set_values(tmp_path / "service.env", **ports, artifacts="artifacts", hosts=hosts)
+    named = Service(tmp_path, {})
+    with started(Project(tmp_path, named.environment), "-m", "commands", "serve", "--service", until="Ctrl-C"):
+        for url, auth in (
+            (f"{named.settings.prefect_page}/api/flows/filter", settings.prefect_auth),
+            (f"{named.settings.mlflow_page}/ajax-api/2.0/mlflow/experiments/search", settings.mlflow_auth),
+        ):
+            host = {"Host": "tracking.example.org", "Origin": "https://tracking.example.org"}
+            assert call(url, {"max_results": 1} if "mlflow" in url else {}, auth, **host) is not None
+            with pytest.raises(HTTPError, match="403"):
+                call(url, {}, auth, Host="evil.example")
 
 
 def prefect_flow_runs(settings: ServiceSettings) -> set[str]:
