@@ -24,12 +24,13 @@ from commands.servers import (
     client_settings,
     deploy,
     given_client,
+    login,
     prefect_server,
     worker,
 )
 from commands.service_settings import SETTINGS, Settings
 from storage.errors import InputError
-from storage.secret import SECRET, project_auth
+from storage.secret import SECRET
 
 
 def command(
@@ -58,7 +59,7 @@ def command(
         servers.start(worker(client, limit))
         api = client["PREFECT_API_URL"]
         console.print(
-            f"Prefect  {api.removesuffix('/api')}{'' if given else f'  (its page takes {project_auth()})'}\n\n"
+            f"Prefect  {api.removesuffix('/api')}{'' if given else f'  (log in with {login(console)})'}\n\n"
             "In another terminal:\n"
             f"  export {'' if given else f'$(cat {SECRET}) '}PREFECT_API_URL={api}\n"
             "  .venv/bin/prefect deployment run pipeline/default --watch\n"

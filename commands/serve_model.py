@@ -18,9 +18,9 @@ import typer
 from rich.console import Console
 
 from commands.options import DATA, VARIANTS
-from commands.servers import HOST, SIGNALS, is_free
+from commands.servers import HOST, SIGNALS, is_free, login
 from storage.errors import InputError
-from storage.secret import USER, project_secret
+from storage.secret import SECRET, project_secret
 
 
 def command(
@@ -53,10 +53,12 @@ def command(
 
     def started() -> None:
         page = f"http://{host}:{port}"
+        token = secret if console.is_terminal else f"$(sed s/.*:// {SECRET})"
         console.print(
             f"{model.variant}, version {model.version} of {model.name}: {page}\n"
-            f"Log in as {USER} with the password {secret}, or:\n"
-            f"  curl {page}/predict -H 'Authorization: Bearer {secret}' -H 'Content-Type: application/json' "
+            f"Log in with {login(console)}: a user and a password, or:\n"
+            f"""  curl {page}/predict -H "Authorization: Bearer {token}" """
+            "-H 'Content-Type: application/json' "
             """-d '{"rows": ["Return the eigenvalues."]}'\n"""
             "Ctrl-C stops it.",
             markup=False,

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 import tasks
 from storage.errors import InputError, PassingError
 from storage.locks import file_lock
@@ -163,6 +165,11 @@ def given_client() -> dict[str, str] | None:
             ) from None
         raise
     return {"PREFECT_API_URL": api}
+
+
+def login(console: Console) -> str:
+    """Return USER:PASSWORD for the person at a terminal, else where it is: others may read a log."""
+    return project_auth() if console.is_terminal else f"what {SECRET} has"
 
 
 def client_settings(client: dict[str, str]) -> contextlib.AbstractContextManager:

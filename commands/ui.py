@@ -14,9 +14,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from commands.servers import Server, Servers, mlflow_server, prefect_server
+from commands.servers import Server, Servers, login, mlflow_server, prefect_server
 from storage.errors import InputError
-from storage.secret import USER, project_secret
 
 
 def command(
@@ -53,8 +52,9 @@ def command(
                 for experiment, address in runs_pages(page):
                     console.print(f"         {experiment}: {address}")
         if ours:
-            secret = project_secret()
-            console.print(f"Log in as {USER} with the password {secret}; Prefect's page takes {USER}:{secret}")
+            console.print(
+                f"Log in with {login(console)}: Prefect's page takes all of it, MLflow's a user and a password"
+            )
         console.print(
             "Ctrl-C stops what was started here." if servers.running else "Another terminal runs them: nothing to do."
         )

@@ -73,6 +73,8 @@ def connect(root: Path = Path()) -> "MlflowClient":
             reason = str(error).splitlines()[0].rstrip(".")
             full = any(one in reason for one in FULL_DISK)
             mend = "Make room on the disk" if full else "Move that file away: finished runs are logged again"
+            if uri.startswith(("http://", "https://")):
+                mend = "Check it and, where it asks for a password, MLFLOW_TRACKING_TOKEN"
             raise Unavailable(f"MLflow cannot open {uri}: {reason}. {mend}") from None
     return client
 

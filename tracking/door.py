@@ -52,7 +52,7 @@ class Door:
         if _is_of_another_page(headers, host):
             return JSONResponse({"detail": "the request is of a page of another origin"}, 403)
         if self.secret is not None and not _has(headers.get("authorization", ""), self.secret):
-            detail = "the password is missing or wrong: the server printed it when it started"
+            detail = "the password is missing or wrong: secret.env in the folder of the server has it"
             return JSONResponse({"detail": detail}, 401, {"WWW-Authenticate": 'Basic realm="reread"'})
         return None
 

@@ -1,6 +1,7 @@
 """The doors of the servers that a person starts: who has no password, or is a page of another origin, stays outside."""
 
 import base64
+import io
 import os
 import shutil
 import stat
@@ -11,11 +12,14 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from rich.console import Console
 from selenium.webdriver.support.ui import WebDriverWait
 
+from commands.servers import login
 from tests.conftest import Project, clean_environment
 from tests.servers import auth_of, call, free_port, started
 from tests.tracking.comparison import browser, missing
+from tracking.connection import Unavailable, connect
 
 # What a page can try, and which of it is fulfilled. A page never learns whether an unseen request was heard.
 TRIES = """
@@ -145,9 +149,8 @@ def answer(address: str, method: str, path: str, **headers: str) -> int:
 
 
 def test_another_host_and_a_program_without_the_password_are_refused(pages):
-    project, prefect, mlflow, output = pages
+    project, prefect, mlflow, _ = pages
     auth = auth_of(project.directory)
-    assert auth in output.read_text()
     known = {"Authorization": f"Basic {base64.b64encode(auth.encode()).decode()}"}
     wrong = {"Authorization": f"Basic {base64.b64encode(b'reread:reread').decode()}"}
     for address, path in ((prefect, "/api/admin/version"), (mlflow, "/"), (mlflow, "/get-artifact")):
@@ -175,10 +178,18 @@ def test_the_secret_is_drawn_once_and_its_owner_alone_reads_it(pages):
     assert len(secret) >= 32
     # Neither a command line, which every account sees, nor a file that others may read has it.
     assert not [line for line in project.processes().values() if secret in " ".join(line)]
-    readable = [path for path in (project.directory / ".prefect").rglob("*") if path.is_file()]
+    readable = [pages[3], *(path for path in (project.directory / ".prefect").rglob("*") if path.is_file())]
     assert not [path for path in readable if path.stat().st_mode & 0o044 and secret.encode() in path.read_bytes()]
+    assert "secret.env" in pages[3].read_text()
     draw = "from storage.secret import project_secret; print(project_secret())"
     assert project.run("python", "-c", draw).stdout.strip() == secret
+
+
+def test_a_terminal_shows_the_secret_and_a_log_does_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = login(Console(force_terminal=True))
+    assert shown == auth_of(tmp_path)
+    assert shown.removeprefix("reread:") not in login(Console(file=io.StringIO()))
 
 
 @pytest.mark.parametrize("content", ["", "PREFECT_API_AUTH_STRING=reread:\n", "PREFECT_API_AUTH_STRING=reread:short\n"])
@@ -203,3 +214,13 @@ def test_a_given_server_that_asks_for_a_password_is_named_in_one_line(pages):
     assert done.stderr.count("\n") == 1 and "PREFECT_API_AUTH_STRING" in done.stderr
     known = {**given, "PREFECT_API_AUTH_STRING": auth_of(project.directory)}
     project.run("python", "-m", "prefect", "deployment", "ls", **known)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
+def test_the_project_s_mlflow_is_a_server_for_a_program_with_its_password(pages, tmp_path, monkeypatch):
+    project, _, mlflow, _ = pages
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow)
+    with pytest.raises(Unavailable, match="password.*MLFLOW_TRACKING_TOKEN"):
+        connect(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", auth_of(project.directory).removeprefix("reread:"))
+    assert connect(tmp_path).search_experiments() is not None
