@@ -216,6 +216,7 @@ class Servers:
 
     def __init__(self) -> None:
         self.running: list[tuple[Server, subprocess.Popen]] = []
+        self.failed = False
         self.ports = contextlib.ExitStack()
 
     def __enter__(self) -> "Servers":
@@ -225,17 +226,16 @@ class Servers:
         self.guard = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         return self
 
-    def __exit__(self, failed: object = None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.guard.stdin:
             self.guard.stdin.close()
         for _server, process in reversed(self.running):
             process.wait()
         self.guard.wait()
-        if failed is None:
-            # The name of a session's log is another one each time.
-            for server, _process in self.running:
-                if server.log:
-                    server.log.unlink(missing_ok=True)
+        # The name of a session's log is another one each time.
+        for server, _process in self.running:
+            if server.log and not self.failed:
+                server.log.unlink(missing_ok=True)
         self.ports.close()
 
     def start(self, *servers: Server) -> None:
@@ -258,7 +258,7 @@ class Servers:
             while server.health and not _answers(server.health):
                 self._refuse_ended()
                 if time.monotonic() > deadline:
-                    raise ServerFailed(f"{server.name} does not answer after {START_SECONDS} s{server.where_log}")
+                    raise self._failure(server, f"does not answer after {START_SECONDS} s")
                 time.sleep(0.2)
 
     def watch(self) -> None:
@@ -270,7 +270,12 @@ class Servers:
     def _refuse_ended(self) -> None:
         for server, process in self.running:
             if process.poll() is not None:
-                raise ServerFailed(f"{server.name} has ended with exit code {process.returncode}{server.where_log}")
+                raise self._failure(server, f"has ended with exit code {process.returncode}")
+
+    def _failure(self, server: Server, what: str) -> ServerFailed:
+        """Return the error of a server; the log that it names stays."""
+        self.failed = True
+        return ServerFailed(f"{server.name} {what}{server.where_log}")
 
 
 @contextlib.contextmanager

@@ -1,11 +1,13 @@
 """`make serve` and `make ui` in a copy of the project: signals, ports and servers that do not answer."""
 
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -109,5 +111,8 @@ def test_commands_that_start_at_once_in_a_fresh_clone_all_have_a_server(project)
     for command in commands:
         printed, _ = command.communicate(timeout=300)
         assert command.returncode == 0 and "flows: 0" in printed, printed
-    # The log of a session ends with it.
+    # The log of a session ends with it, unless the session fails and names it.
     assert list((project.directory / ".prefect").glob("*.log")) == []
+    broken = {"PREFECT_API_DATABASE_CONNECTION_URL": "nonsense://"}
+    failed = project.run("python", "-c", SESSION, code=1, **broken).stderr
+    assert Path(re.search(r"its log: (\S+)", failed)[1]).is_file()
