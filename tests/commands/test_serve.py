@@ -90,12 +90,18 @@ def test_a_server_that_does_not_come_up_or_answer_is_reported_in_one_line(projec
     assert project.processes() == {}
 
 
-# A command with a server of its own, as `reread run` is: what it asks the server is answered.
+# A command with a server of its own, as `reread run` is: what it asks the server is answered, and to nobody else.
 SESSION = """
+from urllib.error import HTTPError
+from urllib.request import urlopen
 from commands.servers import prefect_session
 from prefect.client.orchestration import get_client
 with prefect_session(), get_client(sync_client=True) as client:
     print("flows:", len(client.read_flows()), flush=True)
+    try:
+        urlopen(f"{client.api_url}version")
+    except HTTPError as error:
+        print("without a password:", error.code, flush=True)
 """
 
 
@@ -111,6 +117,7 @@ def test_commands_that_start_at_once_in_a_fresh_clone_all_have_a_server(project)
     for command in commands:
         printed, _ = command.communicate(timeout=300)
         assert command.returncode == 0 and "flows: 0" in printed, printed
+        assert "without a password: 401" in printed, printed
     # The log of a session ends with it, unless the session fails and names it.
     assert list((project.directory / ".prefect").glob("*.log")) == []
     broken = {"PREFECT_API_DATABASE_CONNECTION_URL": "nonsense://"}
