@@ -11,7 +11,7 @@ grid                          each variant becomes one of every combination of t
 overrides                     training.learning_rate=0.02, or variants.NAME.training.learning_rate=0.02
 
 By ``grid: {training: {learning_rate: [0.01, 0.02]}, preprocessing: {length_quantile: {words: [0.9, 0.95]}}}`` the
-variant han becomes han/learning_rate=0.01,length_quantile.words=0.9 and three more.
+variant han becomes han/learning_rate=0.01,length_quantile.words=0.9 and three more. A list of grids gives the trials of each of them.
 
 ``network: {size: NAME}`` stands for the settings of a size that the network's file names (SIZES); those beside it win.
 A mapping that names another member of a registry ({name: sgd}) replaces the old one and is not merged into it.
@@ -64,6 +64,8 @@ class VariantSettings:
 class Design:
     """The question of an experiment and the rule that judges it; the same in its files and in a plan.
 
+    ``metric`` chooses trials, each variant's best seed and champions on validation; None: the first of the data's task.
+    ``withhold_untuned``: a side that was still learning or sits at the edge of its tuning has no verdict of a direction.
     ``trials`` maps each variant that a grid or a search was applied to, to the variants that it became. ``search`` has
     the settings of the search, and the space of each variant under ``spaces``; None where there is none.
     """
@@ -78,6 +80,8 @@ class Design:
     tuning: Mapping[str, Any]
     trials: Mapping[str, list[str]]
     search: Mapping[str, Any] | None = None
+    metric: str | None = None
+    withhold_untuned: bool = False
 
     def design(self) -> dict[str, Any]:
         """Return the fields of a design, by name."""
@@ -132,15 +136,23 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_experiment(
-    name: str, root: Path = Path(), variants: Iterable[str] | None = None, overrides: Iterable[str] = ()
+    name: str,
+    root: Path = Path(),
+    variants: Iterable[str] | None = None,
+    overrides: Iterable[str] = (),
+    content: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Read experiments/NAME.yaml over params.yaml, and check names and types; the settings' values are not checked.
 
     ``variants`` are those that ``overrides`` without a variant's name apply to (``with_trials``); all are returned.
+    ``content`` stands in for the file, which need not be there.
     InputError names the file, the place in it, and the nearest right name.
     """
-    path = EXPERIMENTS / f"{_known(name, root, f'no experiment {name!r} in {EXPERIMENTS}/')}.yaml"
-    given = _with_parts_of_others(read_yaml(root / path), path, root)
+    path = EXPERIMENTS / f"{name}.yaml"
+    if content is None:
+        _known(name, root, f"no experiment {name!r} in {EXPERIMENTS}/")
+        content = read_yaml(root / path)
+    given = _with_parts_of_others(dict(content), path, root)
     file: ExperimentFile = validate(ExperimentFile, given, str(path))
     written = read_yaml(root / PARAMETERS_FILE)
     validate(Parameters, written, str(PARAMETERS_FILE))
@@ -177,6 +189,8 @@ def load_experiment(
         equivalence_margin=file.equivalence_margin,
         alpha=file.alpha,
         evaluate_on=file.evaluate_on,
+        metric=file.metric,
+        withhold_untuned=file.withhold_untuned,
         tuning=file.tuning.model_dump(exclude_none=True),
         trials={key: list(of_it) for key, of_it in trials.items()},
         search=_search(file, path),
@@ -280,8 +294,17 @@ def _other(given: Mapping[str, Any], key: str, path: Path, root: Path) -> dict[s
     return read_yaml(root / EXPERIMENTS / f"{_known(name, root, f'{where}: no experiment {name!r}')}.yaml")
 
 
-def _grid(grid: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The name and the settings of each combination: "learning_rate=0.01", {"training": {"learning_rate": 0.01}}."""
+def _grid(grid: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the settings of each combination: "learning_rate=0.01", {"training": {"learning_rate": 0.01}}.
+
+    Of a list of grids those of each.
+    """
+    if isinstance(grid, list):
+        for number, one in enumerate(grid):
+            yield from _grid(one, f"{where}.{number}")
+        return
+    if not isinstance(grid, Mapping):
+        raise InputError(f"{where} is {grid!r}: it must be a mapping of settings to lists of values, or a list of such")
     if not grid:
         return
     refuse_unknown(grid, SECTIONS, where)

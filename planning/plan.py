@@ -26,6 +26,8 @@ from training.settings import Settings as TrainingSettings
 
 # The plan beside a report and beside published results.
 PLAN = "plan.json"
+# Parts of a design that few experiments have: the records and keys of the others do without them.
+OPTIONAL = ("metric", "withhold_untuned")
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Plan(Design):
     def record(self) -> dict[str, Any]:
         """Return what is kept beside results (plan.json): equal plans give equal records, wherever they are made."""
         left_out = {"environment"} | ({"search", "bases"} if self.search is None else set())
+        left_out |= {name for name in OPTIONAL if not getattr(self, name)}
         return {**{name: value for name, value in self.to_json().items() if name not in left_out}, "key": self.key}
 
     def key_parts(self) -> dict[str, Any]:
@@ -110,6 +113,7 @@ class Plan(Design):
         }
         versions = {f"data {name}": about and about["version"] for name, about in self.data.items()}
         rule = {"equivalence_margin": self.equivalence_margin, "alpha": self.alpha, "evaluate_on": self.evaluate_on}
+        rule |= {name: value for name in OPTIONAL if (value := getattr(self, name))}
         decided_by = ("treatment", "control", "reference", "metric", "equivalence_margin")
         comparisons = [{key: one[key] for key in decided_by if key in one} for one in self.comparisons]
         return _plain({**variants, **versions, "seeds": self.seeds, "comparisons": comparisons, "rule": rule})

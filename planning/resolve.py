@@ -8,7 +8,7 @@ from typing import Any
 
 import kinds
 import models
-from evaluation.metrics import comparison_metrics, higher_is_better
+from evaluation.metrics import all_metric_names, comparison_metrics, higher_is_better
 from planning import keys
 from planning.environment import Environment, read_environment
 from planning.experiment import Experiment, VariantSettings, load_experiment, networks, with_trials
@@ -34,17 +34,18 @@ def make_plan(
     overrides: Iterable[str] = (),
     root: Path = Path(),
     environment: Environment | None = None,
+    content: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Resolve and check an experiment, or some of its variants and seeds, before anything is started.
 
     overrides: SECTION.SETTING=VALUE for all these variants, or variants.NAME.SECTION.SETTING=VALUE for one; sections
-    are preprocessing, network and training, values are YAML.
+    are preprocessing, network and training, values are YAML. content: stands in for the experiment's file.
     InputError, one line, for a wrong name or value, for a model and data that do not fit, and for a wrong variable.
     """
     environment = environment or read_environment()
     names = None if variants is None else list(variants)
     overrides = tuple(overrides)
-    whole = load_experiment(experiment, root, names, overrides)
+    whole = load_experiment(experiment, root, names, overrides, content)
     chosen = _select(whole, names, seeds)
     manifest_path = root / MANIFEST_PATH
     known = read_manifest(manifest_path).datasets
@@ -174,6 +175,10 @@ def _check(plan: Plan, known: Mapping[str, DataSetEntry]) -> None:
             first, of_first = rows.setdefault(variant.data, (name, choice))
             if choice != of_first:
                 raise InputError(f"reads other rows of {variant.data} than '{first}' does: give both the same {choice}")
+    for data, about in plan.data.items():
+        if about and plan.metric is not None:
+            allowed = [name for name in all_metric_names(about["task"]) if higher_is_better(name)]
+            refuse_unknown([plan.metric], allowed, f"experiment '{plan.name}', metric on {data}")
     for comparison in plan.comparisons:
         data = next(plan.variants[name].data for name in networks(comparison))
         about = plan.data[data]

@@ -60,6 +60,9 @@ class Parameters(File):
     models: dict[str, Annotated[ModelSection, OrEmpty]]
 
 
+Grid = Any  # a mapping of settings to lists of values, or a list of such: planning/experiment.py reads it
+
+
 class VariantSection(File):
     """The settings of a variant or, under ``defaults``, of all variants of an experiment."""
 
@@ -73,14 +76,14 @@ class VariantSection(File):
 class Variant(VariantSection):
     """One variant; its ``grid`` replaces the experiment's, and its ``space`` that of the experiment's search."""
 
-    grid: dict[str, Any] | None = None
+    grid: Grid = None
     space: dict[str, Any] | None = None
 
 
 class OwnGrid(File):
     """The grid or the space of one variant in an experiment that tunes another; it replaces the experiment's."""
 
-    grid: dict[str, Any] | None = None
+    grid: Grid = None
     space: dict[str, Any] | None = None
 
 
@@ -140,6 +143,8 @@ class ExperimentFile(File):
 
     summary: the trial of a grid, as ``lag=100``, that results/NAME/summary.json shows of each variant; None for the
     best on validation. A grid of conditions has no best one.
+    metric: of validation, that chooses trials, best seeds and champions; None for the first of the data's task.
+    withhold_untuned: give no verdict on a side that was still learning, or whose settings are at the edge of its tuning.
     """
 
     title: Text
@@ -147,12 +152,14 @@ class ExperimentFile(File):
     seeds: Annotated[list[Seed], Field(min_length=1)]
     parameters: Section = {}
     defaults: VariantSection = VariantSection()
-    grid: dict[str, Any] = {}
+    grid: Grid = {}
     search: Search | None = None
     comparisons: list[ComparisonGroup] = []
     equivalence_margin: Margin = 0.01
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
     evaluate_on: Annotated[str, Field(pattern="^(validation|test)$")] = "validation"
+    metric: Text | None = None
+    withhold_untuned: bool = False
     tuning: Tuning = Tuning()
     tunes: Text | None = None
     variants_of: Text | None = None

@@ -13,6 +13,7 @@ from evaluation.seeds import least_seeds
 from evaluation.verdicts import Comparison
 from planning.experiment import load_experiment, merged, networks
 from planning.plan import Plan
+from planning.plan import Plan
 from planning.resolve import make_plan
 from planning.schema import parse_yaml
 from planning.validation import read
@@ -269,7 +270,10 @@ def test_another_member_of_a_registry_replaces_the_old_one_with_its_settings(bas
         (("variants", "other"), {"model": "han", "data": "digits"}, "han reads text"),
         (("variants", "other"), {"model": "densenet", "data": "docstrings"}, "densenet reads image"),
         (("variants", "other"), VECTORS, "word_vectors is word2vec"),
-        (("grid",), [1], "grid is [1]"),
+        (("grid",), 1, "grid is 1"),
+        (("grid",), [1], "grid.0 is 1"),
+        (("metric",), "loss", "'loss' in experiment 'trial', metric on digits"),
+        (("withhold_untuned",), "yes", "withhold_untuned is 'yes'"),
         (("summary",), "lag=100", "'relu/lag=100' in experiments/trial.yaml: summary"),
         (("grid",), {"trainin": {"learning_rate": [1]}}, "'training'"),
         (("grid",), {"training": {"learning_rate": 0.1}}, "grid.training.learning_rate is 0.1"),
@@ -436,6 +440,32 @@ def test_a_grid_makes_as_many_trials_of_each_variant(tmp_path):
     # An override of one trial, whose name has dots and equals signs.
     plan = make_plan("trial", [name], overrides=[f"variants.{name}.training.batch_size=3"], root=tmp_path)
     assert plan.variants[name].training["batch_size"] == 3
+
+
+def test_a_list_of_grids_makes_the_trials_of_each(tmp_path):
+    grids = [
+        {"training": {"learning_rate": [0.1, 0.05]}},
+        {"training": {"learning_rate": [0.1], "max_epochs": [60]}},
+        {"training": {"learning_rate": [0.05]}},
+    ]
+    variants = {"relu": {**EXPERIMENT["variants"]["relu"], "grid": grids}}
+    write(tmp_path, {**EXPERIMENT, "variants": variants, "comparisons": []})
+    plan = make_plan("trial", root=tmp_path)
+    assert {name: (one.training["learning_rate"], one.training["max_epochs"]) for name, one in plan.variants.items()} == {
+        "relu/learning_rate=0.1": (0.1, 30),
+        "relu/learning_rate=0.05": (0.05, 30),
+        "relu/learning_rate=0.1,max_epochs=60": (0.1, 60),
+    }
+
+
+def test_what_few_experiments_have_is_in_no_other_s_record_or_key(tmp_path):
+    write(tmp_path, EXPERIMENT)
+    plain = make_plan("trial", root=tmp_path)
+    write(tmp_path, {**EXPERIMENT, "metric": "macro_f1", "withhold_untuned": True})
+    plan = make_plan("trial", root=tmp_path)
+    assert not {"metric", "withhold_untuned"} & {*plain.record(), *plain.key_parts()["rule"]}
+    assert plan.record()["metric"] == "macro_f1" and plan.record()["withhold_untuned"] is True
+    assert plan.key != plain.key and Plan.from_json(plan.to_json()) == plan
 
 
 def test_a_grid_reaches_settings_within_settings(tmp_path):
