@@ -60,13 +60,14 @@ def evaluate_experiment(
     reads: Sequence[SplitRead] = (),
     plan: str = "",
     links: Links | None = None,
+    untuned: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Judge the comparisons of an experiment and write its report to ``destination`` (replaced whole).
 
     experiment: the plan (name, title, variants, seeds, comparisons, equivalence_margin, alpha, evaluate_on, tuning).
     baselines: by data set and name. command, environment and links: how it was run and where it was tracked, for the
     report alone. repeated: for each data set the test rows, bool [m], that occur in another split too. reads, plan: the
-    ledger of test reads and the experiment's plan key in it.
+    ledger of test reads and the experiment's plan key in it. untuned: by variant, how its tuning ended too early.
     Returns {"metrics": metrics.json, "verdicts": [...], "files": [paths]}.
 
     With ``evaluate_on: validation`` the test split is not read.
@@ -84,7 +85,8 @@ def evaluate_experiment(
     refuse_twice(records)
 
     metrics = summarise(experiment, records, baselines, splits, repeated)
-    verdicts = judge_experiment(experiment, records, baselines, split, reads, plan)
+    cautions = cautions_of(metrics["variants"], untuned or {})
+    verdicts = judge_experiment(experiment, records, baselines, split, reads, plan, cautions)
     judged = rounded([verdict.as_dict() for verdict in verdicts])
     times = latencies(records)
     # Only the chosen trials of a grid are drawn; the tables have all.
@@ -183,8 +185,12 @@ def judge_experiment(
     split: str,
     reads: Sequence[SplitRead] = (),
     plan: str = "",
+    cautions: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Verdict]:
-    """Return the verdicts of the experiment's comparisons on ``split``; the last two as in evaluate_experiment."""
+    """Return the verdicts of the experiment's comparisons on ``split``; reads and plan as in evaluate_experiment.
+
+    cautions: by variant. Where the experiment withholds the verdict then, they are the reasons for that.
+    """
     comparisons = [Comparison(**one) for one in experiment.get("comparisons", ())]
     if not comparisons:
         return []
@@ -195,7 +201,35 @@ def judge_experiment(
             found and replace(found, earlier_reads=earlier_reads(reads, experiment["name"], plan, data_of(one, data)))
             for one, found in zip(comparisons, measured, strict=True)
         ]
+    if cautions is not None:
+        lines = [[line for name in one.networks for line in cautions.get(name, ())] for one in comparisons]
+        measured = [
+            found
+            and (
+                replace(found, flags=[*found.flags, *of_it])
+                if experiment.get("withhold_untuned")
+                else replace(found, cautions=of_it)
+            )
+            for found, of_it in zip(measured, lines, strict=True)
+        ]
     return judge(comparisons, measured, experiment["equivalence_margin"], experiment["alpha"])
+
+
+def cautions_of(
+    variants: Mapping[str, Mapping[str, Any]], untuned: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """Return by variant, in sentences, that it was still learning and how its tuning ended too early.
+
+    variants: of metrics.json. A variant was still learning if half of its seeds were.
+    """
+    found = {}
+    for name, about in variants.items():
+        learning, seeds = len(about["still_improving_seeds"]), about["n"]
+        lines = list(untuned.get(name, ()))
+        if 2 * learning >= seeds:
+            lines.insert(0, f"was still learning when it ended ({learning} of {seeds} seeds): raise max_epochs")
+        found[name] = [f"{name} {line}." for line in lines]
+    return found
 
 
 def data_of(comparison: Comparison, data: Mapping[str, str]) -> str:
@@ -417,13 +451,13 @@ def columns(data: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     baselines = metrics["baselines"].get(data, {})
     task = next(iter(variants.values()))["task"]
     best = {}
-    for name in metric_names(task):
+    score = variants[next(iter(variants))]["score"]
+    for name in dict.fromkeys([score, *metric_names(task)]):
         means = {title: one[split][name]["mean"] for title, one in variants.items()}
         means |= {one["name"]: one[split][name] for one in baselines.values()}
         known = {title: value for title, value in means.items() if value is not None}
         if known:
             best[name] = (max if higher_is_better(name) else min)(known, key=known.__getitem__)
-    score = metric_names(task)[0]
     outdone = best.get(score) if best.get(score) not in variants else None
     champion, mean = champion_of(data, metrics)
     return {

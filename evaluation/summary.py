@@ -16,6 +16,7 @@ from evaluation.records import RunRecord
 from evaluation.statistics import mean_interval
 
 DIGITS = 10
+HIGH_RATE = 0.25
 # "learning_rate=0.01" of "han/learning_rate=0.01,cell=gru".
 NUMBER_OF_A_TRIAL = re.compile(r"(?<=[/,])([\w.]+)=([-+\d.e]*\d)(?=,|$)")
 
@@ -35,7 +36,7 @@ def summarise(
     for name in experiment["variants"]:
         mine = sorted((record for record in records if record.variant == name), key=lambda record: record.seed)
         if mine:
-            variants[name] = summarise_variant(experiment["variants"][name], mine, splits)
+            variants[name] = summarise_variant(experiment["variants"][name], mine, splits, experiment.get("metric"))
     choice = {"tuned": tuned(experiment["trials"], variants)} if experiment.get("trials") else {}
     again = without_repeated(records, baselines, repeated or {})
     return rounded(
@@ -54,8 +55,13 @@ def summarise(
     )
 
 
-def summarise_variant(variant: Mapping[str, Any], records: list[RunRecord], splits: Sequence[str]) -> dict[str, Any]:
-    """Summarise one variant over its seeds (``records``, in order of seed)."""
+def summarise_variant(
+    variant: Mapping[str, Any], records: list[RunRecord], splits: Sequence[str], metric: str | None = None
+) -> dict[str, Any]:
+    """Summarise one variant over its seeds (``records``, in order of seed).
+
+    metric: its score, by which trials, seeds and champions are chosen; None for the first of the task.
+    """
     task = records[0].description["task"]
     names = all_metric_names(task)
     seeds, splits_by_seed = {}, {}
@@ -70,7 +76,7 @@ def summarise_variant(variant: Mapping[str, Any], records: list[RunRecord], spli
             "ended": ended(result),
             **{split: {name: measured[split][name] for name in names} for split in splits},
         }
-    score = names[0]
+    score = metric or names[0]
     last = [seed[splits[-1]][score] for seed in seeds.values()]
     summary = {
         "model": variant["model"],
@@ -101,14 +107,16 @@ def ended(result: Mapping[str, Any]) -> str:
 
 
 def was_still_improving(record: RunRecord) -> bool:
-    """Return whether a constant schedule ended at its best epoch, so that more epochs might have helped.
+    """Return whether a run ended at its best epoch while its rate was still high: more epochs might have helped.
 
-    A schedule that decays is designed to end there, which says nothing.
+    A rate is high above a quarter of the run's highest. A schedule that decays is designed to end at its best epoch,
+    which says nothing: of that only a longer schedule tells whether it was long enough.
     """
-    schedule = record.job["training"].get("schedule", "cosine")
-    name = schedule["name"] if isinstance(schedule, Mapping) else schedule
     result = record.result
-    return name == "constant" and result["stopped"] != "patience" and result["best_epoch"] == result["epochs"]
+    if result["stopped"] == "patience" or result["best_epoch"] < result["epochs"]:
+        return False
+    rates = record.history()["learning_rate"]
+    return bool(rates.iloc[-1] > HIGH_RATE * rates.max())
 
 
 def over_seeds(values: Sequence[float | None], metric: str) -> dict[str, float | None]:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from evaluation.metric_names import metric_words
 from evaluation.metrics import higher_is_better, metric_names, metric_title
 from evaluation.page import half_width, interval, number, p_value, signed
 from evaluation.summary import at_an_end, champion_of
@@ -24,7 +25,10 @@ def terminal_table(metrics: Mapping[str, Any], verdicts: Sequence[Mapping[str, A
     parts: list[RenderableType] = []
     for data in dict.fromkeys(variant["data"] for variant in metrics["variants"].values()):
         parts.append(data_table(metrics, data))
-    parts.append(Text("★ champion: the best mean on the validation split", style="dim"))
+    by = " or ".join(
+        metric_words(score) for score in dict.fromkeys(one["score"] for one in metrics["variants"].values())
+    )
+    parts.append(Text(f"★ champion: the best mean {by} on the validation split", style="dim"))
     for name, choice in metrics.get("tuned", {}).items():
         score = number(choice["trials"][choice["chosen"]])
         line = Text(f"{name}: the best of {len(choice['trials'])} trials is {choice['chosen']}, {score}")
@@ -40,7 +44,8 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
     """Return the table of one data set: its variants, then its baselines."""
     split = metrics["evaluated_on"]
     variants = {name: one for name, one in metrics["variants"].items() if one["data"] == data}
-    names = metric_names(next(iter(variants.values()))["task"])[:MOST_METRICS]
+    first = next(iter(variants.values()))
+    names = list(dict.fromkeys([first["score"], *metric_names(first["task"])]))[:MOST_METRICS]
     title = f"{data}, {split} split: mean and 95 % interval over seeds"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("variant", overflow="fold", min_width=min(LEAST_NAME, max(map(len, variants))))

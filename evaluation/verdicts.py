@@ -48,7 +48,9 @@ the number of comparisons: one comparison at 0.05 needs 6 seeds for a direction 
 The printed intervals are of 1 - alpha and are not corrected for the number of comparisons.
 A variant that scores exactly 1 on every seed is suspiciously perfect. Its comparison is inconclusive until a leak of
 labels has been ruled out.
-Where the test split had been read before with other settings, the verdict says how often."""
+Where the test split had been read before with other settings, the verdict says how often.
+A caution stands beside the verdict where half of a side's seeds were still learning when they ended, or where a side has
+a setting at the edge of what its tuning tried. An experiment may withhold the verdict then: it is inconclusive."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Comparison:
 class Measured:
     """The measurements of a comparison: the paired difference of each seed, and the analysis over seeds and items.
 
+    flags: why there is no verdict, whatever the statistics are. cautions: what a reader of the verdict should know.
     earlier_reads: how often the test split had been read before with other settings.
     """
 
@@ -95,6 +98,7 @@ class Measured:
     differences: Sequence[float]
     two_way: TwoWay
     flags: Sequence[str] = ()
+    cautions: Sequence[str] = ()
     earlier_reads: int = 0
 
 
@@ -208,7 +212,7 @@ def judge_comparison(
     return Verdict(
         comparison=comparison,
         verdict=verdict,
-        sentence=sentence(comparison, verdict, over_seeds, margin, reasons, measured.earlier_reads),
+        sentence=sentence(comparison, verdict, over_seeds, margin, reasons, measured),
         equivalence_margin=margin,
         alpha=alpha,
         seeds=list(measured.seeds),
@@ -266,9 +270,9 @@ def why_not(mean: float, p: _PValues, margin: float, alpha: float) -> list[str]:
 
 
 def sentence(
-    comparison: Comparison, verdict: str, found: Interval, margin: float, reasons: list[str], earlier_reads: int
+    comparison: Comparison, verdict: str, found: Interval, margin: float, reasons: list[str], measured: Measured
 ) -> str:
-    """Return the verdict in words."""
+    """Return the verdict in words, with the cautions that stand beside it."""
     treatment, control = comparison.treatment, comparison.control
     size = f"{abs(found.mean):.4f} in {metric_words(comparison.metric)} over {found.n} seed"
     size += "s" if found.n > 1 else ""
@@ -284,7 +288,10 @@ def sentence(
         if shown == 0:
             direction = f"level with {control} over {found.n} seeds"
         text = " ".join([f"{treatment} is {direction}, which is inconclusive.", *reasons])
-    return f"{text} {read_before(earlier_reads)}" if earlier_reads else text
+    notes = [f"Caution: {line}" for line in measured.cautions]
+    if measured.earlier_reads:
+        notes.append(read_before(measured.earlier_reads))
+    return " ".join([text, *notes])
 
 
 def read_before(earlier_reads: int) -> str:

@@ -1,8 +1,9 @@
-"""What a tuning experiment chose for each variant, and where the experiment that it tuned has other settings."""
+"""What a tuning experiment chose for each variant, whether it ended too early, and where the experiment that it tuned has
+other settings."""
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,23 @@ from planning.space import flat, nested
 from storage.files import read_object
 from storage.run_folder import METRICS
 
+EPOCHS = "training.max_epochs"
+COMPLETED = "schedule completed"  # how a run ended, in metrics.json
+
 
 @dataclass(frozen=True)
 class Choice:
     """The trial of one variant that scored best on validation.
 
     settings: of each trial the settings in which the trials differ, by address ("training.learning_rate"). scores: of
-    each trial the mean validation score; None where it is undefined.
+    each trial the mean validation score; None where it is undefined. epochs: of the trial, if half of its seeds trained
+    to the end of their schedule and had their best epoch in its last tenth; else None.
     """
 
     trial: str
     settings: Mapping[str, Mapping[str, Any]]
     scores: Mapping[str, float | None]
+    epochs: int | None = None
 
     @property
     def chosen(self) -> Mapping[str, Any]:
@@ -51,16 +57,61 @@ def choices(report: Path) -> dict[str, Choice]:
     """
     if not (report / METRICS).is_file() or not (report / PLAN).is_file():
         return {}
-    tuned = read_object(report / METRICS).get("tuned", {})
-    return choices_of(tuned, read_object(report / PLAN, "variants")["variants"])
+    return choices_of(read_object(report / METRICS), read_object(report / PLAN, "variants")["variants"])
 
 
-def choices_of(tuned: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Choice]:
-    """Return the same from ``tuned`` of metrics.json and the trials that the tuning's plan has as ``variants``."""
+def choices_of(metrics: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Choice]:
+    """Return the same from metrics.json and the trials that the tuning's plan has as ``variants``."""
     return {
-        name: Choice(about["chosen"], differing({trial: variants[trial] for trial in about["trials"]}), about["trials"])
-        for name, about in tuned.items()
+        name: Choice(
+            trial=about["chosen"],
+            settings=differing({trial: variants[trial] for trial in about["trials"]}),
+            scores=about["trials"],
+            epochs=all_epochs(metrics["variants"][about["chosen"]]["seeds"].values()),
+        )
+        for name, about in metrics.get("tuned", {}).items()
     }
+
+
+def all_epochs(seeds: Collection[Mapping[str, Any]]) -> int | None:
+    """Return how many epochs a trial has if half of its ``seeds`` used all and were best in the last tenth; else None."""
+    ended = [
+        one["epochs"] for one in seeds if one.get("ended") == COMPLETED and one["best_epoch"] > 0.9 * one["epochs"]
+    ]
+    return max(ended) if ended and 2 * len(ended) >= len(seeds) else None
+
+
+def edges(here: Mapping[str, Any], tried: Iterable[Mapping[str, Any]], least: int = 3) -> dict[str, str]:
+    """Return which numbers of ``here`` are "highest" or "lowest" of those tried, by address; of at least ``least``.
+
+    A number of epochs has no edge: with more of them a run may still end early.
+    """
+    tried, found = list(tried), {}
+    for address, value in here.items():
+        values = {one[address] for one in tried if _is_number(one.get(address))}
+        if _is_number(value) and address != EPOCHS and len(values) >= least and not min(values) < value < max(values):
+            found[address] = "highest" if value >= max(values) else "lowest"
+    return found
+
+
+def untuned(plan: Plan, found: Mapping[str, Choice]) -> dict[str, list[str]]:
+    """Return by variant what its tuning left open: settings at the edge of what was tried, "has the highest ...".
+
+    Two values are alternatives and have no edge. A plan that withholds verdicts is stricter: two values are too few, and
+    a schedule that was used to its end must have been tried at twice the length.
+    """
+    left: dict[str, list[str]] = {}
+    for name, choice in found.items():
+        if name not in plan.variants:
+            continue
+        here = at(vars(plan.variants[name]), choice.chosen)
+        ends = edges(here, choice.settings.values(), least=2 if plan.withhold_untuned else 3)
+        lines = [f"has the {end} {address} that its tuning tried, {here[address]:g}" for address, end in ends.items()]
+        if plan.withhold_untuned and choice.epochs and here == choice.chosen:
+            lines.append(f"was best at the end of its {choice.epochs} epochs, and its tuning tried no more")
+        if lines:
+            left[name] = lines
+    return left
 
 
 def differing(trials: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -125,6 +176,10 @@ def chosen_sections(choice: Choice) -> dict[str, Any]:
 def _settings(variant: Mapping[str, Any]) -> dict[str, Any]:
     """Return each setting of a variant by its address."""
     return flat({section: variant[section] for section in SECTIONS})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _words(settings: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from evaluation.summary import champion_of
 from planning.experiment import networks
 from planning.plan import PLAN, Plan
 from planning.resolve import make_plan
+from planning.tuning import published, untuned
 from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
 from storage.files import write_json
@@ -80,6 +81,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         reads=reads,
         plan=chosen.key,
         links=links(experiment, run_ids),
+        untuned=untuned(chosen, published(chosen)),
     )
     write_json(destination / PLAN, chosen.record())
     if not chosen.partial:
@@ -127,10 +129,11 @@ def _rows_of_data_sets(plan: Plan, prepared: Mapping[str, str]) -> dict[str, Pre
 def asked_metrics(plan: Plan, data: str) -> dict[str, str]:
     """Return by baseline the metric of the first comparison that judges it on a data set.
 
-    A baseline that none judges has that of the first comparison on the data set, if there is one.
+    A baseline that none judges has the experiment's metric, or that of the first comparison on the data set.
     """
     there = [one for one in plan.comparisons if plan.variants[networks(one)[0]].data == data]
-    asked = dict.fromkeys(kinds.baselines(), there[0]["metric"]) if there else {}
+    first = plan.metric or (there[0]["metric"] if there else None)
+    asked = dict.fromkeys(kinds.baselines(), first) if first else {}
     for one in reversed(there):
         asked |= dict.fromkeys({one["treatment"], one["control"]} & kinds.baselines().keys(), one["metric"])
     return asked

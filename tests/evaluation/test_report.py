@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import vl_convert
 from dvc_render.vega import VegaRenderer
@@ -237,21 +238,57 @@ def opened_again(records):
     return [replace(record) for record in records]
 
 
-def test_a_constant_schedule_that_ends_at_its_best_epoch_was_still_improving(tmp_path, texts):
+def end_at_the_best_epoch(record, last_rate):
+    """The run of a record ends at its best epoch, with this share of its highest rate."""
+    result = record.result
+    history = pd.read_csv(record.run_directory / "history.csv")
+    history["learning_rate"] = [*[0.1] * (len(history) - 1), 0.1 * last_rate]
+    (record.run_directory / "history.csv").write_text(history.to_csv(index=False))
+    (record.run_directory / "digests.json").unlink(missing_ok=True)
+    write_json(
+        record.run_directory / "result.json", {**result, "stopped": "max_epochs", "best_epoch": result["epochs"]}
+    )
+
+
+def test_a_rate_that_is_high_when_a_run_ends_at_its_best_epoch_was_still_improving(tmp_path, texts):
     experiment, records = texts
-    result = records[0].result
-    job = read_json(records[0].run_directory / "job.json")
-    for file, changes in {
-        "result.json": {**result, "stopped": "max_epochs", "best_epoch": result["epochs"]},
-        "job.json": {**job, "training": {"schedule": {"name": "constant"}}},
-    }.items():
-        write_json(records[0].run_directory / file, changes)
+    end_at_the_best_epoch(records[0], 1.0)
     found = evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")["metrics"]["variants"]
     assert found[records[0].variant]["still_improving_seeds"] == [records[0].seed]
     assert "still improving at the end (1 of 6)" in (tmp_path / "trial" / "report.html").read_text()
-    write_json(records[0].run_directory / "job.json", {**job, "training": {"schedule": {"name": "cosine"}}})
+    # A schedule that decays ends there by design.
+    end_at_the_best_epoch(records[0], 0.01)
     found = evaluate_experiment(experiment, opened_again(records), {}, tmp_path / "trial")["metrics"]["variants"]
     assert found[records[0].variant]["still_improving_seeds"] == []
+
+
+def test_a_side_that_was_still_learning_or_at_its_grid_s_edge_is_named_beside_the_verdict(tmp_path, texts):
+    experiment, records = texts
+    (plain,) = evaluate_experiment(experiment, records, {}, tmp_path / "plain")["verdicts"]
+    edge = {"flat": ["has the highest learning_rate that its tuning tried"]}
+    (found,) = evaluate_experiment(experiment, records, {}, tmp_path / "edge", untuned=edge)["verdicts"]
+    assert found["verdict"] == plain["verdict"] and found["sentence"].startswith(plain["sentence"])
+    assert "flat has the highest learning_rate" in found["sentence"]
+    assert "flat has the highest learning_rate" in (tmp_path / "edge" / "report.html").read_text()
+    for record in records[:6:2]:
+        end_at_the_best_epoch(record, 1.0)
+    learning = opened_again(records)
+    (found,) = evaluate_experiment(experiment, learning, {}, tmp_path / "learning")["verdicts"]
+    assert f"{records[0].variant} was still learning when it ended (3 of 6 seeds)" in found["sentence"]
+
+
+def test_an_experiment_may_withhold_the_verdict_of_what_is_not_tuned(tmp_path, texts):
+    experiment, records = texts
+    experiment = {**experiment, "withhold_untuned": True}
+    (found,) = evaluate_experiment(experiment, records, {}, tmp_path / "tuned")["verdicts"]
+    assert found["verdict"] == "supported"
+    edge = {"flat": ["has the highest learning_rate that its tuning tried"]}
+    (found,) = evaluate_experiment(experiment, records, {}, tmp_path / "edge", untuned=edge)["verdicts"]
+    assert found["verdict"] == "inconclusive" and found["flags"] == [f"flat {edge['flat'][0]}."]
+    # Of a variant that no comparison judges nothing is withheld.
+    other = {"other": edge["flat"]}
+    (found,) = evaluate_experiment(experiment, records, {}, tmp_path / "other", untuned=other)["verdicts"]
+    assert found["verdict"] == "supported"
 
 
 def test_settings_that_differ_begin_with_the_name_of_the_file_that_they_select(tmp_path, texts):

@@ -451,7 +451,9 @@ def test_a_list_of_grids_makes_the_trials_of_each(tmp_path):
     variants = {"relu": {**EXPERIMENT["variants"]["relu"], "grid": grids}}
     write(tmp_path, {**EXPERIMENT, "variants": variants, "comparisons": []})
     plan = make_plan("trial", root=tmp_path)
-    assert {name: (one.training["learning_rate"], one.training["max_epochs"]) for name, one in plan.variants.items()} == {
+    assert {
+        name: (one.training["learning_rate"], one.training["max_epochs"]) for name, one in plan.variants.items()
+    } == {
         "relu/learning_rate=0.1": (0.1, 30),
         "relu/learning_rate=0.05": (0.05, 30),
         "relu/learning_rate=0.1,max_epochs=60": (0.1, 60),

@@ -1,5 +1,6 @@
 """What a tuning chose, beside the settings of the experiment that it tuned, and jobs for each of its trials."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,12 +11,13 @@ from commands.jobs import plans_of_trials
 from planning.environment import Environment
 from planning.experiment import merged
 from planning.resolve import make_plan
-from planning.tuning import chosen_lines, other_settings, published
+from planning.tuning import all_epochs, chosen_lines, edges, other_settings, published, untuned
 from storage.errors import InputError
 from storage.files import write_json
 from tests.planning.test_experiment import EXPERIMENT, write
 
 GRID = {"training": {"learning_rate": [1.0e-05, 0.1]}, "network": {"growth_rate": [4, 6]}}
+SEED = {"epochs": 30, "best_epoch": 12, "ended": "schedule completed"}
 # Of the trials in the order of the grid; the last one is chosen.
 SCORES = (0.5, 0.6, 0.7, 0.8)
 
@@ -30,7 +32,8 @@ def plan_of(root, variants, folder="results"):
         for name, trials in tuning.trials.items()
     }
     write_json(root / folder / "trial-tuning/plan.json", tuning.record())
-    write_json(root / folder / "trial-tuning/metrics.json", {"variants": {}, "tuned": tuned})
+    measured = {trial: {"seeds": {"9": SEED}} for trials in tuning.trials.values() for trial in trials}
+    write_json(root / folder / "trial-tuning/metrics.json", {"variants": measured, "tuned": tuned})
     return plan
 
 
@@ -55,6 +58,60 @@ def test_settings_that_tuning_did_not_choose_are_named(tmp_path, learning_rate, 
 def test_an_experiment_without_a_tuning_has_nothing_to_say(tmp_path):
     plan = make_plan("trial", root=write(tmp_path), environment=Environment())
     assert other_settings(plan, published(plan, tmp_path)) == []
+
+
+def tried(*rates):
+    return [{"training.learning_rate": rate, "network.cell": "gru"} for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("rate", "rates", "end"),
+    [
+        (0.1, (0.01, 0.03, 0.1), "highest"),
+        (0.01, (0.01, 0.03, 0.1), "lowest"),
+        (0.2, (0.01, 0.03, 0.1), "highest"),  # beyond what was tried
+        (0.03, (0.01, 0.03, 0.1), None),
+        (0.1, (0.01, 0.1), None),  # two alternatives
+    ],
+)
+def test_a_setting_at_the_edge_of_its_grid_is_named(rate, rates, end):
+    here = {"training.learning_rate": rate, "network.cell": "gru"}
+    assert edges(here, tried(*rates)) == ({"training.learning_rate": end} if end else {})
+
+
+def test_more_epochs_are_no_edge_and_a_truth_value_is_no_number():
+    assert edges({"training.max_epochs": 60}, [{"training.max_epochs": number} for number in (15, 30, 60)]) == {}
+    assert edges({"training.amp_validation": True}, [{"training.amp_validation": one} for one in (2, 3, 4)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "epochs"),
+    [
+        ([SEED], None),
+        ([{**SEED, "best_epoch": 28}], 30),
+        ([{**SEED, "best_epoch": 28, "ended": "stopped early"}], None),
+        ([{**SEED, "best_epoch": 30}, SEED, SEED], None),
+        ([{**SEED, "best_epoch": 30}, SEED], 30),
+        ([{"epochs": 30, "best_epoch": 30}], None),  # how it ended is not known
+    ],
+)
+def test_a_trial_that_was_best_at_the_end_of_its_schedule(seeds, epochs):
+    assert all_epochs(seeds) == epochs
+
+
+def test_what_a_tuning_left_open_is_told_more_strictly_where_verdicts_are_withheld(tmp_path):
+    variants = relu(0.1, 6)
+    plan = plan_of(tmp_path, variants)
+    found = published(plan, tmp_path)
+    assert untuned(plan, found) == {}
+    strict = dataclasses.replace(plan, withhold_untuned=True)
+    (lines,) = untuned(strict, {"relu": found["relu"]}).values()
+    assert [line.split(" that its")[0] for line in lines] == [
+        "has the highest network.growth_rate",
+        "has the highest training.learning_rate",
+    ]
+    between = dataclasses.replace(found["relu"], trial="relu/none", epochs=30, settings={"relu/none": {}})
+    assert untuned(plan, {"relu": between}) == {} and "30 epochs" in untuned(strict, {"relu": between})["relu"][0]
 
 
 def test_the_choice_is_printed_as_an_experiment_has_it(tmp_path):
