@@ -49,8 +49,8 @@ The printed intervals are of 1 - alpha and are not corrected for the number of c
 A variant that scores exactly 1 on every seed is suspiciously perfect. Its comparison is inconclusive until a leak of
 labels has been ruled out.
 Where the test split had been read before with other settings, the verdict says how often.
-A caution stands beside the verdict where half of a side's seeds were still learning when they ended, or where a side has
-a setting at the edge of what its tuning tried. An experiment may withhold the verdict then: it is inconclusive."""
+A caution stands beside the verdict where half of a side's seeds were still learning when they ended, or where a side
+has a setting at the edge of what its tuning tried. An experiment may withhold the verdict then: it is inconclusive."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ grid                          each variant becomes one of every combination of t
 overrides                     training.learning_rate=0.02, or variants.NAME.training.learning_rate=0.02
 
 By ``grid: {training: {learning_rate: [0.01, 0.02]}, preprocessing: {length_quantile: {words: [0.9, 0.95]}}}`` the
-variant han becomes han/learning_rate=0.01,length_quantile.words=0.9 and three more. A list of grids gives the trials of each of them.
+variant han becomes han/learning_rate=0.01,length_quantile.words=0.9 and three more. A list of grids gives the
+trials of each of them.
 
 ``network: {size: NAME}`` stands for the settings of a size that the network's file names (SIZES); those beside it win.
 A mapping that names another member of a registry ({name: sgd}) replaces the old one and is not merged into it.
@@ -65,7 +66,7 @@ class Design:
     """The question of an experiment and the rule that judges it; the same in its files and in a plan.
 
     ``metric`` chooses trials, each variant's best seed and champions on validation; None: the first of the data's task.
-    ``withhold_untuned``: a side that was still learning or sits at the edge of its tuning has no verdict of a direction.
+    ``withhold_untuned``: no verdict on a side that was still learning, or whose settings are at the edge of its tuning.
     ``trials`` maps each variant that a grid or a search was applied to, to the variants that it became. ``search`` has
     the settings of the search, and the space of each variant under ``spaces``; None where there is none.
     """

@@ -144,7 +144,7 @@ class ExperimentFile(File):
     summary: the trial of a grid, as ``lag=100``, that results/NAME/summary.json shows of each variant; None for the
     best on validation. A grid of conditions has no best one.
     metric: of validation, that chooses trials, best seeds and champions; None for the first of the data's task.
-    withhold_untuned: give no verdict on a side that was still learning, or whose settings are at the edge of its tuning.
+    withhold_untuned: no verdict on a side that was still learning, or whose settings are at the edge of its tuning.
     """
 
     title: Text

@@ -1,9 +1,15 @@
 """The experiment that tries every reader on a user's data: its files, before and after tuning.
 
-Each network is tuned on validation by one seed that the experiment does not use; the experiment then compares the best
-network with the best baseline, both as validation had them. The test split is read at the end alone.
+Each network is tuned on validation by one seed that the experiment does not use. The tuning goes on where a choice is
+at the edge of what was tried; the experiment then compares the best network with the best baseline, both as validation
+had them. The test split is read at the end alone.
+
+experiments/NAME-tuning.yaml stands for itself, and what is tried later is added to it. experiments/NAME.yaml is written
+once tuning has ended.
 """
 
+import contextlib
+import copy
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -14,16 +20,20 @@ import yaml
 
 import kinds
 import models
+from evaluation.metric_names import metric_words
 from evaluation.power import ITEM_SHARE_OF_A_BASELINE, POWER
 from planning.experiment import EXPERIMENTS, PARAMETERS_FILE, merged
 from planning.plan import Plan
 from planning.schema import read_yaml
-from planning.tuning import choices_of, chosen_sections, tuning_name
+from planning.search import trial
+from planning.space import flat
+from planning.tuning import EPOCHS, at, choices_of, edges, sections, tuning_name
 from preprocessing.manifest import DataSetEntry
 from storage.errors import InputError, refuse_unknown
 from storage.files import write_text
 
 MARK = "# Written by `reread try`, which writes it again; copy it under another name to change it.\n"
+SEEDS = 6  # the fewest with which one comparison can be decided
 TUNING_SEED = 100
 # What the two sides are compared by. A linear model's C hardly changes AUROC of many labels, and changes F1 a lot.
 METRICS = {"single-label": "accuracy", "multi-label": "tuned_micro_f1"}
@@ -44,32 +54,54 @@ GRIDS: Mapping[str, dict[str, Any]] = {
 }
 
 
-def experiment_of(
-    name: str, entry: DataSetEntry, seeds: int, epochs: int | None, only: Collection[str] = ()
+def tuning_of(
+    name: str, entry: DataSetEntry, epochs: int | None = None, only: Collection[str] = (), metric: str | None = None
 ) -> dict[str, Any]:
-    """Return the experiment before tuning; InputError for a kind of data that no network here reads.
+    """Return the experiment that tunes each variant by its own grid, on validation, by one seed of its own.
 
-    only: the variants that it has, or other networks of models/; none: all variants of the kind.
-    epochs: at most so many; None: those of params.yaml. Several labels are trained without label smoothing: it lifts
-    the probability of every absent class.
+    It has the variants of an earlier tuning as they are there, apart from those that are tried now. InputError for a
+    kind of data that no network here reads, and for an experiment of that name that another hand wrote.
+    only: the variants that are tried, or other networks of models/; none: all variants of the kind.
+    epochs: at most so many; None: those of params.yaml, or more where these are too few. metric: what chooses; None:
+    that of the earlier tuning, or that of the task.
     """
     if entry.kind not in VARIANTS:
         raise InputError(f"'{name}' is {entry.kind} data: `reread try` knows {', '.join(VARIANTS)}")
-    training: dict[str, Any] = {} if epochs is None else {"max_epochs": epochs}
-    if entry.task == "multi-label":
-        training["objective"] = {"name": "classification", "label_smoothing": 0.0}
     known = VARIANTS[entry.kind]
     refuse_unknown(only, {*known, *models.available()}, "the networks")
-    variants = {one: known.get(one, {"model": one}) for one in dict.fromkeys(only or known)}
-    for about in variants.values():
-        models.refuse_other_kind(about["model"], name, entry.kind)
+    earlier = written(tuning_name(name))
+    variants = dict(earlier.get("variants", {}))
+    for one in dict.fromkeys(only or known):
+        section = copy.deepcopy(known.get(one, {"model": one}))
+        models.refuse_other_kind(section["model"], name, entry.kind)
+        if epochs is not None:
+            section["training"] = {"max_epochs": epochs}
+        variants[one] = {**section, "grid": [copy.deepcopy(grid_of(one, section["model"]))]}
+    return {
+        "title": f"Which size and learning rate does each network want on {name}?",
+        "metric": metric or earlier.get("metric") or METRICS[entry.task],
+        "defaults": {"data": name},
+        "variants": variants,
+        "seeds": [TUNING_SEED],
+    }
+
+
+def experiment_of(
+    name: str, entry: DataSetEntry, tuning: Mapping[str, Any], seeds: int | None = None
+) -> dict[str, Any]:
+    """Return the experiment before tuning. seeds: None for as many as an earlier one had, or SEEDS."""
+    variants = {
+        one: {key: section[key] for key in section if key != "grid"} for one, section in tuning["variants"].items()
+    }
     baseline = kinds.kind(entry.kind).baselines[0].name
     return {
         "title": f"{name}: networks and baselines that read it",
-        "defaults": {"data": name, "training": training},
-        "variants": {variant: dict(settings) for variant, settings in variants.items()},
-        "seeds": list(range(seeds)),
-        "comparisons": [comparison(name, next(iter(variants)), baseline, METRICS[entry.task])],
+        "metric": tuning["metric"],
+        "withhold_untuned": True,
+        "defaults": {"data": name},
+        "variants": variants,
+        "seeds": list(range(seeds)) if seeds else written(name).get("seeds", list(range(SEEDS))),
+        "comparisons": [comparison(name, next(iter(variants)), baseline, tuning["metric"])],
         "evaluate_on": "test",
     }
 
@@ -105,16 +137,48 @@ def grid_of(variant: str, model: str, root: Path = Path()) -> dict[str, Any]:
     return {"training": {"learning_rate": [float(f"{0.3 * rate:.3g}"), rate]}}
 
 
-def tuning_of(name: str, experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the experiment that tunes each variant by its own grid, on validation, by one other seed."""
-    return {
-        "title": f"Which size and learning rate does each network want on {name}?",
-        "tunes": name,
-        "variants": {
-            variant: {"grid": grid_of(variant, section["model"])} for variant, section in experiment["variants"].items()
-        },
-        "seeds": [TUNING_SEED],
+def wider(tuning: Mapping[str, Any], plan: Plan, metrics: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return by variant the trials that go on where its choice is at the edge of what was tried, each as a grid.
+
+    A trial changes one setting of the chosen one: a number at an edge by the step that led there; of a schedule that
+    was used to its end, the number of epochs, to twice as many. A value that a network refuses is left out.
+    plan: of ``tuning``; metrics: its metrics.json.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, choice in choices_of(metrics, {one: vars(variant) for one, variant in plan.variants.items()}).items():
+        section, base = tuning["variants"][name], plan.variants[choice.trial]
+        tried = list(choice.settings.values())
+        point = at(vars(base), {**flat(section["grid"][0]), **choice.chosen})
+        steps = {
+            address: beyond({one[address] for one in tried}, highest=end == "highest")
+            for address, end in edges(choice.chosen, tried, least=2).items()
+        }
+        if choice.short and "max_epochs" not in section.get("training", {}):
+            point[EPOCHS] = base.training["max_epochs"]
+            steps[EPOCHS] = 2 * point[EPOCHS]
+        for address, value in steps.items():
+            settings = {**point, address: value}
+            if value == point[address]:
+                continue  # a whole number that can be no lower
+            with contextlib.suppress(InputError):
+                trial(base, name, sections(settings), name)
+                found.setdefault(name, []).append(sections({one: [value] for one, value in settings.items()}))
+    return found
+
+
+def beyond(tried: Collection[float], highest: bool) -> float:
+    """Return the value that follows the highest or the lowest of at least two, by the ratio of the last two."""
+    *_, before, last = sorted(tried, reverse=not highest)
+    return max(1, round(last * last / before)) if isinstance(last, int) else float(f"{last * last / before:.3g}")
+
+
+def widened(tuning: Mapping[str, Any], trials: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return the tuning with further trials of some variants (``wider``)."""
+    variants = {
+        name: {**section, "grid": [*section["grid"], *trials.get(name, ())]}
+        for name, section in tuning["variants"].items()
     }
+    return {**tuning, "variants": variants}
 
 
 def tuned(experiment: Mapping[str, Any], tuning: Plan, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,20 +187,20 @@ def tuned(experiment: Mapping[str, Any], tuning: Plan, metrics: Mapping[str, Any
     metrics: metrics.json of the tuning.
     """
     (data,) = tuning.data
-    found = choices_of(metrics["tuned"], {name: vars(variant) for name, variant in tuning.variants.items()})
+    found = choices_of(metrics, {name: vars(variant) for name, variant in tuning.variants.items()})
     chosen = {name: choice.trial for name, choice in found.items()}
-    variants = {name: merged(section, chosen_sections(found[name])) for name, section in experiment["variants"].items()}
-    metric = experiment["comparisons"][0]["metric"]
+    variants = {name: merged(section, sections(found[name].chosen)) for name, section in experiment["variants"].items()}
+    metric = experiment["metric"]
     network = max(chosen, key=lambda name: metrics["variants"][chosen[name]]["validation"][metric]["mean"] or 0.0)
     baselines = metrics["baselines"][data]
     baseline = max(baselines, key=lambda name: baselines[name]["validation"][metric] or 0.0)
-    sides = [comparison(data, network, baseline, metric)]
     trials = sorted({len(one["trials"]) for one in metrics["tuned"].values()})
     notes = {
         "experiment": tuning_name(experiment["defaults"]["data"]),
         "budget": f"of each network {' or '.join(map(str, trials))} sizes and learning rates, by one seed "
-        f"({TUNING_SEED}), the best on validation chosen",
+        f"({TUNING_SEED}), the best {metric_words(metric)} on validation chosen",
     }
+    sides = [comparison(data, network, baseline, metric)]
     return {**experiment, "variants": variants, "comparisons": sides, "tuning": notes}
 
 
@@ -144,10 +208,19 @@ def path_of(name: str) -> Path:
     return EXPERIMENTS / f"{name}.yaml"
 
 
+def written(name: str, root: Path = Path()) -> dict[str, Any]:
+    """Return experiments/NAME.yaml as an earlier `reread try` wrote it, or {}; InputError for others."""
+    path = root / path_of(name)
+    if not path.is_file():
+        return {}
+    if not path.read_text(encoding="utf-8").startswith(MARK):
+        raise InputError(f"{path} is there, and `reread try` did not write it: rename it, or the data set")
+    return read_yaml(path)
+
+
 def write_experiment(name: str, content: Mapping[str, Any], root: Path = Path()) -> Path:
     """Write experiments/NAME.yaml; InputError where another hand wrote the one that is there."""
-    path = root / path_of(name)
-    if path.is_file() and not path.read_text(encoding="utf-8").startswith(MARK):
-        raise InputError(f"{path} is there, and `reread try` did not write it: rename it, or the data set")
-    write_text(path, MARK + yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110))
-    return path
+    written(name, root)
+    text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110)
+    write_text(root / path_of(name), MARK + text)
+    return root / path_of(name)

@@ -1,5 +1,4 @@
-"""What a tuning experiment chose for each variant, whether it ended too early, and where the experiment that it tuned has
-other settings."""
+"""What a tuning experiment chose for each variant and left open, and where the experiment that it tuned differs."""
 
 import json
 import math
@@ -40,6 +39,18 @@ class Choice:
         """The settings of the chosen trial."""
         return self.settings[self.trial]
 
+    @property
+    def short(self) -> bool:
+        """Whether the chosen trial used all its epochs, and none with more of them and the same settings was tried."""
+
+        def without_epochs(settings: Mapping[str, Any]) -> dict[str, Any]:
+            return {address: value for address, value in settings.items() if address != EPOCHS}
+
+        return self.epochs is not None and not any(
+            one.get(EPOCHS, 0) > self.chosen.get(EPOCHS, 0) and without_epochs(one) == without_epochs(self.chosen)
+            for one in self.settings.values()
+        )
+
     def score_of(self, settings: Mapping[str, Any]) -> float | None:
         """Return the score of the trial with these settings; None where there was none."""
         return next((self.scores[trial] for trial, tried in self.settings.items() if tried == settings), None)
@@ -74,7 +85,7 @@ def choices_of(metrics: Mapping[str, Any], variants: Mapping[str, Mapping[str, A
 
 
 def all_epochs(seeds: Collection[Mapping[str, Any]]) -> int | None:
-    """Return how many epochs a trial has if half of its ``seeds`` used all and were best in the last tenth; else None."""
+    """Return a trial's epochs if half of its ``seeds`` used them all and were best in the last tenth; else None."""
     ended = [
         one["epochs"] for one in seeds if one.get("ended") == COMPLETED and one["best_epoch"] > 0.9 * one["epochs"]
     ]
@@ -97,8 +108,8 @@ def edges(here: Mapping[str, Any], tried: Iterable[Mapping[str, Any]], least: in
 def untuned(plan: Plan, found: Mapping[str, Choice]) -> dict[str, list[str]]:
     """Return by variant what its tuning left open: settings at the edge of what was tried, "has the highest ...".
 
-    Two values are alternatives and have no edge. A plan that withholds verdicts is stricter: two values are too few, and
-    a schedule that was used to its end must have been tried at twice the length.
+    Two values are alternatives and have no edge. A plan that withholds verdicts is stricter: two values are too few,
+    and a schedule that was used to its end must have been tried at a greater length.
     """
     left: dict[str, list[str]] = {}
     for name, choice in found.items():
@@ -107,8 +118,8 @@ def untuned(plan: Plan, found: Mapping[str, Choice]) -> dict[str, list[str]]:
         here = at(vars(plan.variants[name]), choice.chosen)
         ends = edges(here, choice.settings.values(), least=2 if plan.withhold_untuned else 3)
         lines = [f"has the {end} {address} that its tuning tried, {here[address]:g}" for address, end in ends.items()]
-        if plan.withhold_untuned and choice.epochs and here == choice.chosen:
-            lines.append(f"was best at the end of its {choice.epochs} epochs, and its tuning tried no more")
+        if plan.withhold_untuned and choice.short and here == choice.chosen:
+            lines.append(f"was still learning at the end of its {choice.epochs} epochs, and its tuning tried no more")
         if lines:
             left[name] = lines
     return left
@@ -157,7 +168,7 @@ def at(variant: Mapping[str, Any], addresses: Iterable[str]) -> dict[str, Any]:
 
 def chosen_lines(found: Mapping[str, Choice]) -> list[str]:
     """Return the lines of ``variants`` in an experiment's file by which each variant trains with its choice."""
-    return [f"{flow(name)}: {flow(chosen_sections(choice))}" for name, choice in found.items() if choice.chosen]
+    return [f"{flow(name)}: {flow(sections(choice.chosen))}" for name, choice in found.items() if choice.chosen]
 
 
 def flow(value: Any) -> str:
@@ -165,10 +176,10 @@ def flow(value: Any) -> str:
     return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
 
 
-def chosen_sections(choice: Choice) -> dict[str, Any]:
-    """Return the chosen settings as an experiment has them: {"training": {"learning_rate": 0.01}}."""
+def sections(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by address as an experiment has them: {"training": {"learning_rate": 0.01}}."""
     whole: dict[str, Any] = {}
-    for address, value in choice.chosen.items():
+    for address, value in settings.items():
         whole = merged(whole, nested(address.split("."), value))
     return whole
 

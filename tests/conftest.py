@@ -88,6 +88,7 @@ main(["run", "--experiment", "tiny"])
 LONGEST = (
     "test_both_doors.py",
     "commands/test_service.py",
+    "commands/test_try.py",
     "tracking/test_journal.py",
     "training/test_launcher.py",
     "training/test_processes.py",

@@ -58,8 +58,19 @@ def test_data_that_is_not_ingested_leaves_the_reach_unknown(reread, folder):
     assert "swish: " in reread(*ARGUMENTS, "--variant", "densenet-relu", "--variant", "densenet-swish")
 
 
+def test_the_dry_run_of_a_try_writes_nothing(reread, folder):
+    before = {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+    printed = reread("try", "digits", "--dry-run", "--variant", "resnet", "--seeds", "2")
+    assert "6 runs (4 to tune, 2 of 2 seeds)" in printed
+    after = {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+    assert {path for path in after if after[path] != before.get(path)} <= set((folder / ".cache").rglob("*")) | {
+        folder / ".cache"
+    }
+    assert before.keys() <= after.keys()
+
+
 def test_a_try_that_is_refused_half_way_leaves_no_experiment(folder):
     (folder / "prepared").touch()  # a file in place of the folder
     with pytest.raises(SystemExit, match="2"):
-        main(["try", "digits", "--dry-run"])
+        main(["try", "digits"])
     assert not list(folder.glob("experiments/*digits*"))

@@ -13,7 +13,6 @@ from evaluation.seeds import least_seeds
 from evaluation.verdicts import Comparison
 from planning.experiment import load_experiment, merged, networks
 from planning.plan import Plan
-from planning.plan import Plan
 from planning.resolve import make_plan
 from planning.schema import parse_yaml
 from planning.validation import read
