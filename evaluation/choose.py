@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.metrics import metric_names
+from evaluation.metrics import all_metric_names, higher_is_better, metric_names
 from evaluation.run import find_evaluation
 from evaluation.summary import best_variant, over_seeds
-from storage.errors import InputError, command
+from storage.errors import InputError, command, refuse_unknown
 from storage.files import read_json, read_object
 from storage.prepared import DESCRIPTION
 from storage.run_folder import METRICS, RunFolder
@@ -23,8 +23,11 @@ from storage.run_folder import METRICS, RunFolder
 VALIDATION = ("validation",)
 
 
-def measured_trials(tuning: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """Return each trial of the tuning's jobs as metrics.json has variants: its mean over seeds, and its parameters."""
+def measured_trials(tuning: Sequence[Path], metric: str | None = None) -> dict[str, dict[str, Any]]:
+    """Return each trial of the tuning's jobs as metrics.json has variants: its mean over seeds, and its parameters.
+
+    metric: the one that chooses; None for the first of the data's task.
+    """
     seeds: dict[str, list[float | None]] = {}
     about: dict[str, dict[str, Any]] = {}
     for path in tuning:
@@ -34,7 +37,10 @@ def measured_trials(tuning: Sequence[Path]) -> dict[str, dict[str, Any]]:
         folder = find_evaluation(run.directory, VALIDATION)
         if folder is None:
             raise InputError(f"{run.directory} is not evaluated: run `python -m evaluation {run.directory}`")
-        score = metric_names(read_object(Path(job["prepared"]) / DESCRIPTION, "task")["task"])[0]
+        task = read_object(Path(job["prepared"]) / DESCRIPTION, "task")["task"]
+        if metric is not None:
+            refuse_unknown([metric], [name for name in all_metric_names(task) if higher_is_better(name)], "--metric")
+        score = metric or metric_names(task)[0]
         seeds.setdefault(job["variant"], []).append(read_json(folder / METRICS)["validation"][score])
         about[job["variant"]] = {"score": score, "parameters": result["parameters"]}
     return {
@@ -66,11 +72,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.choose", description=__doc__.partition("\n")[0])
     parser.add_argument("tuning", type=Path, metavar="TUNING.txt", help="a list of the tuning's jobs, all evaluated")
     parser.add_argument("jobs", type=Path, metavar="JOBS.txt", help="the list of `reread jobs --tuned-by`")
+    parser.add_argument("--metric", help="the metric of the tuning's experiment, if it has one")
     options = parser.parse_args(arguments)
     tuning, jobs = (
         list(map(Path, path.read_text(encoding="utf-8").splitlines())) for path in (options.tuning, options.jobs)
     )
-    measured = measured_trials(tuning)
+    measured = measured_trials(tuning, options.metric)
     for trial, paths in choose(measured, jobs).items():
         score = measured[trial]["score"]
         print(f"{trial}: {score} {measured[trial]['validation'][score]['mean']:.4f}", file=sys.stderr)

@@ -210,6 +210,8 @@ def _search(file: ExperimentFile, path: Path) -> dict[str, Any] | None:
         raise InputError(f"{path}: evaluate_on is 'test': a search reads validation alone")
     if file.grid or any(value.grid for value in file.variants.values()):
         raise InputError(f"{path} has a grid and a search: remove one of them")
+    if file.metric is not None:
+        raise InputError(f"{path}: a search goes by the score that training maximises: remove 'metric'")
     if file.comparisons:
         raise InputError(f"{path}: a search has trials in place of its variants: remove 'comparisons'")
     spaces = {name: file.search.space if one.space is None else one.space for name, one in file.variants.items()}

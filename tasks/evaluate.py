@@ -186,7 +186,7 @@ def _register(
     metrics: Mapping[str, Any],
     tracker: Tracker,
 ) -> None:
-    """Of each variant its best seed as a model, and each baseline; the champion of each data set.
+    """Of each variant its best seed as a model, and each baseline; the champion of each data set, by its metric.
 
     The champion is the best on validation: a variant by its mean, or a baseline that is better than all of them. A run
     whose weights are on another machine is not registered: one line lists the missing ones.
@@ -201,13 +201,18 @@ def _register(
         if not best.run.weights.is_file():
             missing.append(f"{name} seed {best.seed} ({best.run.weights})")
             continue
-        tracker.model(best.run_directory, best.evaluation_directory, job, champions[best.data] == name)
+        mean = about["validation"][about["score"]]["mean"]
+        score = None if mean is None else (about["score"], mean)
+        tracker.model(best.run_directory, best.evaluation_directory, job, champions[best.data] == name, score)
     for data, mine in baselines.items():
         for name, baseline in mine.items():
             if baseline.directory is None or kinds.kind(data_sets[data].kind).reader is None:
                 continue
             folders = (baseline.directory, data_sets[data].directory)
-            tracker.baseline(experiment.environment.runs, experiment.name, name, *folders, champions[data] == name)
+            metric = metrics["champions"][data]["metric"]
+            tracker.baseline(
+                experiment.environment.runs, experiment.name, name, *folders, champions[data] == name, metric
+            )
     if missing:
         say(f"weights are missing, so no model is registered and no attention shown of: {', '.join(missing)}")
 

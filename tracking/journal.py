@@ -163,23 +163,38 @@ class Sender:
     def report(self, experiment: str, files: list[str], tags: Mapping[str, Any]) -> None:
         self.tracking.report(experiment, [Path(file) for file in files if Path(file).is_file()], tags)
 
-    def model(self, run_directory: str, evaluation_directory: str, job: dict[str, Any], champion: bool) -> None:
+    def model(
+        self,
+        run_directory: str,
+        evaluation_directory: str,
+        job: dict[str, Any],
+        champion: bool,
+        score: tuple[str, float] | None = None,
+    ) -> None:
         """Register the network of a run, as the champion of its data where it is that."""
         from tracking.registry import log_model, set_champion
 
         run_id = self.record(run_directory, evaluation_directory, job)
-        version = log_model(self.tracking, run_id, Path(run_directory), Path(evaluation_directory))
+        version = log_model(self.tracking, run_id, Path(run_directory), Path(evaluation_directory), score)
         if champion:
             set_champion(self.tracking, job["data"], version, job["experiment"])
 
-    def baseline(self, experiment: str, name: str, directory: str, prepared: str, champion: bool) -> None:
+    def baseline(
+        self,
+        experiment: str,
+        name: str,
+        directory: str,
+        prepared: str,
+        champion: bool,
+        metric: str | None = None,
+    ) -> None:
         """Register a fitted baseline, as the champion of its data where it is that."""
         from evaluation.baselines import Baseline
         from tracking.registry import log_baseline, set_champion
 
         values, data = read_json(Path(directory) / "baseline.json"), open_prepared(Path(prepared))
         fitted = Baseline(**values, probabilities={}, directory=Path(directory))
-        version = log_baseline(self.tracking, experiment, name, fitted, data)
+        version = log_baseline(self.tracking, experiment, name, fitted, data, metric)
         if champion:
             set_champion(self.tracking, data.description["name"], version, experiment)
 
@@ -232,16 +247,35 @@ class Tracker:
         one = entry("report", experiment=experiment, files=[str(file) for file in files], tags=dict(tags))
         self.log(Journal.of_report(runs, experiment), [one])
 
-    def model(self, run_directory: Path, evaluation_directory: Path, job: Mapping[str, Any], champion: bool) -> None:
-        """Register the network of a finished run as a model, and as the champion of its data."""
+    def model(
+        self,
+        run_directory: Path,
+        evaluation_directory: Path,
+        job: Mapping[str, Any],
+        champion: bool,
+        score: tuple[str, float] | None = None,
+    ) -> None:
+        """Register the network of a finished run as a model, and as the champion of its data.
+
+        score: as of ``registry.log_model``.
+        """
         folders = {"run_directory": str(run_directory), "evaluation_directory": str(evaluation_directory)}
-        one = entry("model", **folders, job=dict(job), champion=champion)
+        one = entry("model", **folders, job=dict(job), champion=champion, score=score)
         self.log(Journal.of_run(run_directory), [one])
 
-    def baseline(self, runs: Path, experiment: str, name: str, directory: Path, prepared: Path, champion: bool) -> None:
+    def baseline(
+        self,
+        runs: Path,
+        experiment: str,
+        name: str,
+        directory: Path,
+        prepared: Path,
+        champion: bool,
+        metric: str | None = None,
+    ) -> None:
         """Register a fitted baseline, kept in ``directory``, of the data in ``prepared``, after the report."""
         folders = {"directory": str(directory), "prepared": str(prepared)}
-        one = entry("baseline", experiment=experiment, name=name, **folders, champion=champion)
+        one = entry("baseline", experiment=experiment, name=name, **folders, champion=champion, metric=metric)
         self.log(Journal.of_report(runs, experiment), [one])
 
     def log(self, journal: Journal, entries: list[Entry], header: Entry | None = None) -> Any:

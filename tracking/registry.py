@@ -61,13 +61,21 @@ if TYPE_CHECKING:
     from tracking.predictor import Predictor
 
 CHAMPION = "champion"
+METRIC = "validation.metric"  # the tag that names what "validation.score" is of
 ENOUGH_SEEDS = 6  # the fewest with which a comparison can be decided: more do not make a better champion
 
 
-def log_model(tracking: Tracking, run_id: str, run_directory: Path, evaluation_directory: Path | None = None) -> str:
+def log_model(
+    tracking: Tracking,
+    run_id: str,
+    run_directory: Path,
+    evaluation_directory: Path | None = None,
+    score: tuple[str, float] | None = None,
+) -> str:
     """Log the network of a run as a model that takes raw input, register it, and return its version.
 
     evaluation_directory: its evaluation, which has the threshold of several labels; without it that is 0.5.
+    score: the metric that chooses champions, and the variant's mean of it on validation; None: that of the task.
 
     A version is identified by the tags ``run_key``, ``variant`` and ``source``, the digest of the code that serves it.
     If the run has a version of today's code already, only its card is updated.
@@ -84,7 +92,9 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path, evaluation_d
         tracking.update_stale_parent(parent_id)
         variant_metrics = client.get_run(parent_id).data.metrics
         card = model_card(job, description, _data_entry(tracking, job["data"]), run.data.metrics, variant_metrics)
-        # The variant's validation score over its seeds: champions are chosen by it.
+        usual = SCORES[description["task"]]
+        # The variant's validation score over its seeds: champions are chosen by it. MLflow has not every metric.
+        score = score or (usual, variant_metrics[f"validation.{usual}.mean"])
         return _register(
             tracking, run, registered_name(job["data"]), card,
             {
@@ -93,7 +103,7 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path, evaluation_d
                 "source": served_source(job, description["kind"]),
             },
             {
-                **_validated(description, variant_metrics[f"validation.{SCORES[description['task']]}.mean"]),
+                **_validated(description, *score),
                 "validation.seeds": str(int(variant_metrics.get(SEEDS, 1))),
             },
             lambda folder: pack(run_directory, folder, threshold),
@@ -101,13 +111,22 @@ def log_model(tracking: Tracking, run_id: str, run_directory: Path, evaluation_d
         )  # fmt: skip
 
 
-def log_baseline(tracking: Tracking, experiment: str, name: str, baseline: "Baseline", prepared: Prepared) -> str:
+def log_baseline(
+    tracking: Tracking,
+    experiment: str,
+    name: str,
+    baseline: "Baseline",
+    prepared: Prepared,
+    metric: str | None = None,
+) -> str:
     """Log a fitted baseline as a run and a model of the data set of ``prepared``, register it; return its version.
 
     name: of kinds.baselines(). It is fitted once and has no seeds: as many count for it as are enough.
+    metric: the one that chooses champions; None: that of the task.
     """
     assert baseline.directory is not None, f"{name} is not served"
     data, description = prepared.description["name"], prepared.description
+    metric = metric or SCORES[description["task"]]
     run_id = tracking.baseline(experiment, data, name, baseline.parameters_and_metrics(), description)
     card = baseline_card(name, baseline, description, data, _data_entry(tracking, data))
     with _locked(tracking):
@@ -119,7 +138,7 @@ def log_baseline(tracking: Tracking, experiment: str, name: str, baseline: "Base
                 "source": baseline_source(prepared.kind, name),
             },
             {
-                **_validated(description, baseline.metrics["validation"][SCORES[description["task"]]]),
+                **_validated(description, metric, baseline.metrics["validation"][metric]),
                 "validation.seeds": str(ENOUGH_SEEDS),
             },
             lambda folder: pack_baseline(baseline, prepared, name, folder),
@@ -132,9 +151,9 @@ def _data_entry(tracking: Tracking, name: str) -> Mapping[str, Any]:
     return vars(data) if data else {}
 
 
-def _validated(description: Mapping[str, Any], score: float) -> dict[str, str]:
+def _validated(description: Mapping[str, Any], metric: str, score: float) -> dict[str, str]:
     start, stop = description["splits"]["validation"]
-    return {"validation.rows": str(stop - start), "validation.score": repr(score)}
+    return {"validation.rows": str(stop - start), METRIC: metric, "validation.score": repr(score)}
 
 
 def _register(
@@ -189,8 +208,9 @@ def set_champion(tracking: Tracking, data: str, version: str, experiment: str | 
 
     experiment: the one that chose it; None: the one that the version is of. They differ where two share a run.
     Within one experiment the latest choice wins. Across experiments, the version that was validated on more rows wins,
-    then the one with more seeds (up to ENOUGH_SEEDS), then the one with the higher score. A trial on a subset or of one
-    seed therefore cannot replace the champion. A champion whose experiment was deleted is replaced by any other.
+    then the one with more seeds (up to ENOUGH_SEEDS), then the one with the higher score, or the later one where the
+    two scores are of different metrics. A trial on a subset or of one seed therefore cannot replace the champion. A
+    champion whose experiment was deleted is replaced by any other.
     """
     client, name = tracking.client, registered_name(data)
     with _locked(tracking):
@@ -344,12 +364,15 @@ def _merit(tags: Mapping[str, str]) -> tuple[int, int, float]:
 def _outranks(tracking: Tracking, holder: Mapping[str, str], claim: Mapping[str, str], ties: bool = False) -> bool:
     """Return whether the tags of a version hold against a claim: of another experiment, which is there, and better.
 
-    ties: also if both are as good.
+    ties: also if both are as good. Scores of two metrics are not compared.
     """
     other = holder.get("experiment")
     if other == claim["experiment"] or not _exists(tracking, other):
         return False
-    return _merit(claim) <= _merit(holder) if ties else _merit(claim) < _merit(holder)
+    metrics = {tags[METRIC] for tags in (holder, claim) if METRIC in tags}
+    comparable = 2 if len(metrics) > 1 else 3
+    ours, theirs = _merit(claim)[:comparable], _merit(holder)[:comparable]
+    return ours <= theirs if ties else ours < theirs
 
 
 def _exists(tracking: Tracking, experiment: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""A data set of several labels a row, and a user's own: from rows to a verdict on AUROC, by the same commands."""
+"""A data set of several labels a row, and a user's own: from rows to a verdict on F1, by the same commands."""
 
 import json
 
@@ -74,8 +74,9 @@ def test_several_labels_from_rows_to_a_verdict(project):
         "seeds": [0, 1],
         "parameters": {"training": {"max_epochs": 6, "learning_rate": 0.02}},
         "evaluate_on": "test",
+        "metric": "tuned_micro_f1",
         "comparisons": [
-            {"claim": "c", "source": "s", "treatment": "han", "control": "word_average", "metric": "macro_auroc"},
+            {"claim": "c", "source": "s", "treatment": "han", "control": "word_average", "metric": "tuned_micro_f1"},
         ],
     }  # fmt: skip
     (root / "experiments/topics.yaml").write_text(yaml.safe_dump(experiment))
@@ -84,20 +85,21 @@ def test_several_labels_from_rows_to_a_verdict(project):
 
     metrics = json.loads((root / "reports/topics/metrics.json").read_text())
     han = metrics["variants"]["han"]
-    assert han["task"] == "multi-label" and han["score"] == "macro_auroc"
+    assert han["task"] == "multi-label" and han["score"] == "tuned_micro_f1"
     # Three words name each topic: far better than a guess, which is 0.5.
     assert han["test"]["macro_auroc"]["mean"] > 0.7
     assert set(han["test"]["auroc"]) == set(TOPICS)
     (verdict,) = json.loads((root / "reports/topics/verdicts.json").read_text())["verdicts"]
-    assert verdict["metric"] == "macro_auroc" and verdict["verdict"] == "inconclusive"
+    assert verdict["metric"] == "tuned_micro_f1" and verdict["verdict"] == "inconclusive"
     assert "2 seeds" in verdict["sentence"]
 
     # The networks and the baselines are registered, and the best on validation is the champion, whichever it is.
     client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
     versions = {one.version: one for one in client.search_model_versions("name = 'reread-topics'")}
     scores = {one.tags["variant"]: float(one.tags["validation.score"]) for one in versions.values()}
-    of_baselines = {name: one["validation"]["macro_auroc"] for name, one in metrics["baselines"]["topics"].items()}
-    of_networks = {name: one["validation"]["macro_auroc"]["mean"] for name, one in metrics["variants"].items()}
+    of_baselines = {name: one["validation"]["tuned_micro_f1"] for name, one in metrics["baselines"]["topics"].items()}
+    of_networks = {name: one["validation"]["tuned_micro_f1"]["mean"] for name, one in metrics["variants"].items()}
     assert scores == pytest.approx({**of_baselines, **of_networks})
+    assert {one.tags["validation.metric"] for one in versions.values()} == {"tuned_micro_f1"}
     champion = versions[client.get_registered_model("reread-topics").aliases["champion"]]
     assert scores[champion.tags["variant"]] == max(scores.values())

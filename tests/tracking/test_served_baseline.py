@@ -151,6 +151,24 @@ def test_an_experiment_that_shares_a_baseline_does_not_make_it_its_own(folder, m
     assert tracking.client.get_model_version("reread-snippets", version).tags["experiment"] == "second"
 
 
+def test_scores_of_two_metrics_are_not_compared(folder):
+    prepared = open_prepared(prepared_text(folder))
+    baseline, tracking = fitted(folder, "tf-idf", prepared), open_tracking()
+    data = prepared.description["name"]
+    first = log_baseline(tracking, "first", "tf-idf", baseline, prepared)
+    set_champion(tracking, data, first, "first")
+    tracking.client.set_model_version_tag(f"reread-{data}", first, "validation.score", "2.0")
+    other = fitted(folder, "nb-svm", prepared)
+    # By the same metric the champion holds, whichever comes later; by another one it does not.
+    same = log_baseline(tracking, "second", "nb-svm", other, prepared)
+    assert set_champion(tracking, data, same, "second") == first
+    by_f1 = log_baseline(tracking, "second", "nb-svm", other, prepared, "macro_f1")
+    tags = tracking.client.get_model_version(f"reread-{data}", by_f1).tags
+    assert tags["validation.metric"] == "macro_f1"
+    assert float(tags["validation.score"]) == other.metrics["validation"]["macro_f1"]
+    assert set_champion(tracking, data, by_f1, "second") == by_f1
+
+
 def test_a_damaged_baseline_is_not_registered(folder):
     prepared = open_prepared(prepared_text(folder))
     baseline = fitted(folder, "nb-svm", prepared)
