@@ -21,6 +21,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 # Vega, Vega-Lite and vega-embed, from the package vl-convert.
 VEGA = "vega"
 MINUS = "\N{MINUS SIGN}"
+NO_SPREAD = "no spread"  # of seeds with one value: they have no interval
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -33,17 +34,24 @@ def signed(value: float | None, digits: int = 4) -> str:
 
 
 def interval(value: Mapping[str, Any] | None, digits: int = 4, sign: bool = False) -> str:
-    """The interval of a mapping with low and high: ``[0.1, 0.2]``."""
+    """The interval of a mapping with low and high: ``[0.1, 0.2]``; equal values have none."""
     if value is None or value["low"] is None:
         return "–"
+    if value["low"] == value["high"]:
+        return NO_SPREAD
     show = signed if sign else number
     return f"[{show(value['low'], digits)}, {show(value['high'], digits)}]"
 
 
 def half_width(value: Mapping[str, Any], digits: int = 4) -> str:
-    """``± 0.0123``, both ends of an interval that ends at a bound, or nothing where there is no interval."""
+    """``± 0.0123``, both ends of an interval that ends at a bound, or nothing where there is no interval.
+
+    Values that are all equal say nothing of their spread.
+    """
     if value.get("low") is None:
         return ""
+    if value["low"] == value["high"]:
+        return NO_SPREAD
     below, above = value["mean"] - value["low"], value["high"] - value["mean"]
     if abs(above - below) > 1e-8:  # beyond the rounding of metrics.json
         return f"[{value['low']:.{digits}f}, {value['high']:.{digits}f}]"

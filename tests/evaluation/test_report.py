@@ -376,6 +376,23 @@ def test_a_grid_says_which_trial_of_each_variant_is_best_and_draws_that_one(tmp_
     assert "reader: 2 trials; the best mean on validation has <strong>han</strong>" in page
 
 
+def test_equal_seeds_are_shown_without_an_interval(tmp_path, texts):
+    experiment, records = texts
+    pair = [record for record in records if record.seed < 2]
+    for record in pair[2:]:  # the second seed of each has the answers of the first
+        first = next(one for one in pair if one.variant == record.variant)
+        for name in ("test.npy", "validation.npy", "metrics.json"):
+            shutil.copy(first.evaluation_directory / name, record.evaluation_directory / name)
+    found = evaluate_experiment(experiment, opened_again(pair), {}, tmp_path / "trial")
+    (verdict,) = found["verdicts"]
+    assert verdict["over_seeds"]["low"] == verdict["over_seeds"]["high"]
+    console = Console(width=200, record=True)
+    console.print(terminal_table(found["metrics"], found["verdicts"]))
+    for shown in (console.export_text(), (tmp_path / "trial" / "report.html").read_text()):
+        mean = found["metrics"]["variants"]["han"]["test"]["accuracy"]["mean"]
+        assert "no spread" in shown and "± 0.0000" not in shown and f"[{mean:.4f}, {mean:.4f}]" not in shown
+
+
 def test_a_trial_at_an_end_of_its_grid_says_so(tools, tmp_path, texts, text_data):
     names = [f"han/learning_rate={rate},cell={cell}" for rate in (0.003, 0.01, 3e-05) for cell in ("gru", "rnn")]
     for chosen, ends in ((names[0], []), (names[3], ["highest learning_rate"]), (names[4], ["lowest learning_rate"])):
