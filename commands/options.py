@@ -139,11 +139,11 @@ def results_of(report: Path) -> dict[str, Any]:
 def print_results(report: Path) -> None:
     """Print the tables and verdicts of a report and, of a tuning, its choices as an experiment has them."""
     from evaluation.terminal import terminal_table
-    from planning.tuning import choices, chosen_lines
+    from planning.tuning import chosen_lines
 
     results = results_of(report)
     print_table(terminal_table(results["metrics"], results["verdicts"]))
-    if lines := chosen_lines(choices(report)):
+    if lines := chosen_lines(report):
         print("To train with these, write them under `variants` of the experiment that is tuned:", *lines, sep="\n  ")
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import yaml
 
 from planning.experiment import SECTIONS, merged
-from planning.plan import PLAN, Plan
+from planning.plan import PLAN, Plan, Variant
+from planning.resolve import make_plan
 from planning.runs import RESULTS
 from planning.space import flat, nested
+from storage.errors import InputError
 from storage.files import read_object
 from storage.run_folder import METRICS
 
@@ -166,9 +168,41 @@ def at(variant: Mapping[str, Any], addresses: Iterable[str]) -> dict[str, Any]:
     return {one: found[one] for one in addresses if one in found}
 
 
-def chosen_lines(found: Mapping[str, Choice]) -> list[str]:
-    """Return the lines of ``variants`` in an experiment's file by which each variant trains with its choice."""
-    return [f"{flow(name)}: {flow(sections(choice.chosen))}" for name, choice in found.items() if choice.chosen]
+def chosen_lines(report: Path, root: Path = Path()) -> list[str]:
+    """Return the lines of ``variants`` in an experiment's file by which each variant trains with its choice.
+
+    report: of the tuning. The lines are for the experiment that it tunes, NAME of NAME-tuning: they have the settings
+    in which the trials differ, and those in which the chosen trial differs from that experiment. Where there is none
+    they have the model and the data as well, and all that differs from params.yaml.
+    """
+    lines = []
+    for name, choice in choices(report).items():
+        plan = read_object(report / PLAN, "name", "variants")
+        trial = plan["variants"][choice.trial]
+        there = _variant_of(plan["name"].removesuffix(tuning_name("")), name, root)
+        about = {"title": "-", "seeds": [0], "variants": {"-": {"model": trial["model"], "data": trial["data"]}}}
+        base = there or make_plan("-", root=root, content=about).variants["-"]
+        settings = sections({**_differing_from(_settings(trial), _settings(vars(base))), **choice.chosen})
+        if not there:
+            settings = {"model": trial["model"], "data": trial["data"], **settings}
+        if settings:
+            lines.append(f"{flow(name)}: {flow(settings)}")
+    return lines
+
+
+def _variant_of(experiment: str, name: str, root: Path) -> Variant | None:
+    """Return a variant of an experiment; None where there is no such experiment, or it cannot be read."""
+    try:
+        return make_plan(experiment, root=root).variants.get(name)
+    except InputError:
+        return None
+
+
+def _differing_from(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that ``base`` has not, by address; with another member of a registry all settings of it."""
+    differ = [address for address, value in settings.items() if address not in base or base[address] != value]
+    members = tuple(address.removesuffix("name") for address in differ if address.endswith(".name"))
+    return {one: value for one, value in settings.items() if one in differ or one.startswith(members)}
 
 
 def flow(value: Any) -> str:

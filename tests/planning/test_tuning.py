@@ -22,10 +22,10 @@ SEED = {"epochs": 30, "best_epoch": 12, "ended": "schedule completed"}
 SCORES = (0.5, 0.6, 0.7, 0.8)
 
 
-def plan_of(root, variants, folder="results"):
+def plan_of(root, variants, folder="results", grid=GRID):
     """Write an experiment, its tuning and what the tuning found, and return the plan of the experiment."""
     write(root, {**EXPERIMENT, "variants": variants})
-    write(root, {"title": "Tune", "tunes": "trial", "seeds": [9], "grid": GRID}, name="trial-tuning")
+    write(root, {"title": "Tune", "tunes": "trial", "seeds": [9], "grid": grid}, name="trial-tuning")
     plan, tuning = (make_plan(name, root=root, environment=Environment()) for name in ("trial", "trial-tuning"))
     tuned = {
         name: {"chosen": trials[-1], "trials": dict(zip(trials, SCORES, strict=True))}
@@ -116,11 +116,40 @@ def test_what_a_tuning_left_open_is_told_more_strictly_where_verdicts_are_withhe
 
 def test_the_choice_is_printed_as_an_experiment_has_it(tmp_path):
     plan = plan_of(tmp_path, EXPERIMENT["variants"])
-    lines = chosen_lines(published(plan, tmp_path))
+    lines = chosen_lines(tmp_path / "results/trial-tuning", tmp_path)
     settings = {"network": {"growth_rate": 6}, "training": {"learning_rate": 0.1}}
     assert yaml.safe_load("\n".join(lines)) == dict.fromkeys(EXPERIMENT["variants"], settings)
     variants = {name: merged(given, settings) for name, given in EXPERIMENT["variants"].items()}
     assert other_settings(plan_of(tmp_path, variants), published(plan, tmp_path)) == []
+
+
+def test_the_printed_choice_has_the_settings_that_the_tuning_fixes(tmp_path):
+    """A tuning trains longer, and by another schedule, than the experiment that it tunes."""
+    fixed = {"max_epochs": [60], "schedule": [{"name": "constant", "warmup_epochs": 2.0}], **GRID["training"]}
+    grid = {**GRID, "training": fixed}
+    plan = plan_of(tmp_path, EXPERIMENT["variants"], grid=grid)
+    lines = chosen_lines(tmp_path / "results/trial-tuning", tmp_path)
+    chosen = {"learning_rate": 0.1, "max_epochs": 60, "schedule": {"name": "constant", "warmup_epochs": 2.0}}
+    assert yaml.safe_load("\n".join(lines))["relu"] == {"network": {"growth_rate": 6}, "training": chosen}
+    # Written there, they are what the chosen trial trained with.
+    pasted = yaml.safe_load("\n".join(lines))
+    variants = {name: merged(given, pasted[name]) for name, given in EXPERIMENT["variants"].items()}
+    again = plan_of(tmp_path, variants, grid=grid)
+    trial = make_plan("trial-tuning", root=tmp_path).variants[published(again, tmp_path)["relu"].trial]
+    assert again.variants["relu"].training == trial.training != plan.variants["relu"].training
+
+
+def test_the_printed_choice_of_a_tuning_that_stands_for_itself_has_all_that_it_set(tmp_path):
+    plan_of(tmp_path, EXPERIMENT["variants"])
+    file = tmp_path / "results/trial-tuning/plan.json"
+    write_json(file, {**json.loads(file.read_text()), "name": "alone"})
+    printed = yaml.safe_load("\n".join(chosen_lines(file.parent, tmp_path)))
+    write(tmp_path, {"title": "Alone", "seeds": [0], "variants": printed}, name="other")
+    plan = make_plan("other", root=tmp_path, environment=Environment())
+    tuning = make_plan("trial-tuning", root=tmp_path, environment=Environment())
+    for name, variant in plan.variants.items():
+        trial = tuning.variants[tuning.trials[name][-1]]
+        assert (variant.network, variant.training, variant.data) == (trial.network, trial.training, trial.data)
 
 
 def test_jobs_for_each_trial_need_a_grid_of_the_same_variants(tmp_path, monkeypatch):
