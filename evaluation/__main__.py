@@ -2,7 +2,8 @@
 
 The command runs on a training machine: it needs torch, numpy, safetensors, scikit-learn and scipy, and nothing else.
 RUN is a folder of runs/. Its prepared folder may follow it; the default is the one that its job.json names.
-It reads the validation split. With --test it reads the test split too: use that when all choices are made.
+It reads the validation split. With --test it reads the test split too: use that when all choices are made. The read is
+recorded in RUN/evaluation/test-reads.jsonl and, in a project, in results/test-reads.jsonl (evaluation/ledger.py).
 Evaluations are written to RUN/evaluation/; existing ones are reused.
 
 A run that cannot be evaluated is named on stderr, and the other runs are still evaluated. Exit code 0: all; 2: not all.
@@ -13,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.run import evaluate_run
+from evaluation.ledger import record_run_read
+from evaluation.run import evaluate_run, find_evaluation
 from storage.errors import InputError, command
 from storage.files import read_object
 from storage.prepared import DESCRIPTION
@@ -46,6 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     for run, prepared in pairs(options.folders):
         try:
             RunFolder(run).refuse_damage()
+            if options.test and find_evaluation(run, splits) is None:
+                record_run_read(RunFolder(run))
             prepared = prepared or Path(read_object(run / JOB, "prepared")["prepared"])
             print(evaluate_run(run, prepared, splits), flush=True)
         except InputError as error:

@@ -8,13 +8,16 @@ results/test-reads.jsonl is committed, one JSON object per line:
     data        the data sets whose test split was read
     changed     what differs from the experiment's last entry ("first read" for its first)
     parts       a short key of each named part of the plan, from which ``changed`` is found
+    run         of a run that `python -m evaluation --test` evaluated alone: its key; ``plan`` is then the key of its
+                settings. The entry is in the run's folder as well, evaluation/test-reads.jsonl, and comes with it from
+                a training machine to the project's ledger.
 
 A test split that steered a choice no longer measures unseen data (Dwork et al. 2015, "The reusable holdout"), so a
 verdict after the first read of changed settings is marked.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +26,7 @@ from typing import Any
 from storage.errors import InputError
 from storage.files import content_key, write_text
 from storage.locks import file_lock
+from storage.run_folder import EVALUATION, RunFolder
 
 LEDGER = Path("results/test-reads.jsonl")
 FIRST = "first read"
@@ -38,6 +42,12 @@ class SplitRead:
     data: list[str]
     changed: str
     parts: dict[str, str] = field(default_factory=dict)
+    run: str | None = None
+
+    def line(self) -> str:
+        """Return the entry as a line of the ledger; ``run`` only where there is one."""
+        values = {name: value for name, value in asdict(self).items() if name != "run" or value is not None}
+        return json.dumps(values, ensure_ascii=False) + "\n"
 
 
 def read_ledger(path: Path = LEDGER) -> list[SplitRead]:
@@ -68,15 +78,52 @@ def record_read(
     """
     with file_lock(path.parent.parent / ".locks" / path.name):
         entries = read_ledger(path)
-        before = [entry for entry in entries if entry.experiment == experiment]
+        before = [entry for entry in entries if entry.experiment == experiment and entry.run is None]
         if any(entry.plan == plan for entry in before):
             return entries
         keys = {name: content_key(value)[:12] for name, value in parts.items()}
-        date = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         changed = what_changed(before[-1].parts, keys) if before else FIRST
-        entries.append(SplitRead(date, experiment, plan, sorted(data), changed, keys))
-        write_text(path, "".join(json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in entries))
+        entries.append(SplitRead(_date(now), experiment, plan, sorted(data), changed, keys))
+        write_text(path, "".join(entry.line() for entry in entries))
         return entries
+
+
+def settings_key(about: Mapping[str, Any]) -> str:
+    """Return the key of the settings of a job, or of a variant of a plan: without seed and machine."""
+    return content_key({name: about.get(name) for name in ("model", "data", "network", "training")})
+
+
+def record_run_read(run: RunFolder, path: Path = LEDGER, now: datetime | None = None) -> None:
+    """Record that the test split is read to evaluate one run: in its folder and, where there is one, in the ledger."""
+    job = run.job
+    changed = f"run {run.key} alone ({job.get('variant', '')}, seed {job.get('seed', '')})"
+    data = [job["data"]] if "data" in job else []
+    entry = SplitRead(_date(now), job.get("experiment", ""), settings_key(job), data, changed, run=run.key)
+    if not reads_file(run.directory).is_file():
+        write_text(reads_file(run.directory), entry.line())
+    if path.parent.is_dir():
+        add_reads([entry], path)
+
+
+def reads_file(run_directory: Path) -> Path:
+    """Return the file of a run's folder that has the reads of the test split for this run alone."""
+    return run_directory / EVALUATION / LEDGER.name
+
+
+def add_reads(found: Iterable[SplitRead], path: Path = LEDGER) -> None:
+    """Append the entries of runs to the ledger, one for each experiment and settings."""
+    new = {(entry.experiment, entry.plan): entry for entry in found}
+    if not new:
+        return
+    with file_lock(path.parent.parent / ".locks" / path.name):
+        entries = read_ledger(path)
+        known = {(entry.experiment, entry.plan) for entry in entries}
+        if added := [entry for key, entry in new.items() if key not in known]:
+            write_text(path, "".join(entry.line() for entry in [*entries, *added]))
+
+
+def _date(now: datetime | None) -> str:
+    return (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def what_changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -91,11 +138,16 @@ def reads_of(entries: Sequence[SplitRead], data: Sequence[str]) -> list[SplitRea
     return [entry for entry in entries if set(entry.data) & set(data)]
 
 
-def earlier_reads(entries: Sequence[SplitRead], experiment: str, plan: str, data: str) -> int:
-    """Return how often an experiment had read a data set's test split with other settings before this plan."""
+def earlier_reads(
+    entries: Sequence[SplitRead], experiment: str, plan: str, data: str, settings: Collection[str] = ()
+) -> int:
+    """Return how often an experiment had read a data set's test split with other settings before this plan.
+
+    settings: of each variant of the plan (``settings_key``): reads for one run with these are none of other settings.
+    """
     count = 0
     for entry in entries:
         if entry.experiment == experiment and entry.plan == plan:
             break
-        count += entry.experiment == experiment and data in entry.data
+        count += entry.experiment == experiment and data in entry.data and entry.plan not in settings
     return count

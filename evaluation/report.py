@@ -18,7 +18,7 @@ from evaluation import charts, tables
 from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
 from evaluation.by_class import write_class_figures
-from evaluation.ledger import SplitRead, earlier_reads, reads_of
+from evaluation.ledger import SplitRead, earlier_reads, reads_of, settings_key
 from evaluation.metric_names import metric_words
 from evaluation.metrics import (
     TUNED,
@@ -197,8 +197,13 @@ def judge_experiment(
     measured = [measure(one, records, baselines, split, experiment["alpha"]) for one in comparisons]
     if split == "test":
         data = {record.variant: record.data for record in records}
+        settings = {settings_key(about) for about in experiment["variants"].values()}
+
+        def earlier(one: Comparison) -> int:
+            return earlier_reads(reads, experiment["name"], plan, data_of(one, data), settings)
+
         measured = [
-            found and replace(found, earlier_reads=earlier_reads(reads, experiment["name"], plan, data_of(one, data)))
+            found and replace(found, earlier_reads=earlier(one))
             for one, found in zip(comparisons, measured, strict=True)
         ]
     if cautions is not None:

@@ -14,7 +14,7 @@ import numpy as np
 
 import kinds
 from evaluation.baselines import Baseline, evaluate_baseline
-from evaluation.ledger import SplitRead, record_read
+from evaluation.ledger import SplitRead, add_reads, read_ledger, reads_file, record_read
 from evaluation.metrics import metric_names
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
@@ -66,6 +66,7 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         baselines[name] = _baselines(data, raw, chosen.environment.runs / "baselines", asked_metrics(chosen, name))
         if "test" in splits:
             repeated[name] = repeated_rows(raw)
+    add_reads(one for record in records for one in read_ledger(reads_file(record.run_directory)))
     reads: list[SplitRead] = []
     if "test" in splits:
         reads = record_read(experiment, chosen.key, sorted(data_sets), chosen.key_parts())

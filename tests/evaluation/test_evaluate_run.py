@@ -72,6 +72,33 @@ def test_a_split_that_is_not_named_is_not_read(run, text_data):
     assert found != evaluate_run(run, text_data)
 
 
+def test_the_command_records_each_read_of_the_test_split(run, text_data, tmp_path, monkeypatch):
+    def entries(file):
+        return [json.loads(line) for line in file.read_text().splitlines()]
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, str(run), str(text_data)])
+        assert not ended.value.code
+
+    job = {**read_json(run / "job.json"), "experiment": "trial"}
+    write_json(run / "job.json", job)
+    monkeypatch.chdir(tmp_path)  # a bare machine: no project, and no git
+    here, there = run / "evaluation/test-reads.jsonl", tmp_path / "results/test-reads.jsonl"
+    call()
+    assert not here.exists()
+    call("--test")
+    (entry,) = entries(here)
+    assert (entry["experiment"], entry["data"], entry["run"]) == ("trial", ["corpus"], run.name)
+    call("--test")  # what is evaluated already is not read again
+    assert entries(here) == [entry] and not there.exists()
+    # Where there is a project, its ledger has it as well, and the date of the first read stays.
+    (tmp_path / "results").mkdir()
+    shutil.rmtree(next(path for path in (run / "evaluation").iterdir() if (path / "test.npy").is_file()))
+    call("--test")
+    assert entries(here) == [entry] and [one["run"] for one in entries(there)] == [run.name]
+
+
 def test_images_with_several_labels(tools, tmp_path):
     data = tools["write_image_data"](
         tmp_path / "prepared" / "xray", {"train": 8, "validation": 12, "test": 20}, ["a", "b", "c"], "multi-label"

@@ -6,10 +6,22 @@ from datetime import UTC, datetime
 
 import pytest
 
-from evaluation.ledger import FIRST, LEDGER, earlier_reads, read_ledger, reads_of, record_read
+from evaluation.ledger import (
+    FIRST,
+    LEDGER,
+    add_reads,
+    earlier_reads,
+    read_ledger,
+    reads_file,
+    reads_of,
+    record_read,
+    record_run_read,
+    settings_key,
+)
 from storage.errors import InputError
-from storage.files import read_json
+from storage.files import read_json, write_json
 from storage.locks import file_lock
+from storage.run_folder import RunFolder
 
 WHEN = datetime(2026, 11, 21, 16, 5, 8, tzinfo=UTC)
 
@@ -44,6 +56,24 @@ def test_earlier_reads_are_those_of_other_settings(ledger):
     assert [earlier_reads(entries, "imdb", plan, "imdb") for plan in ("aaaa", "bbbb", "new")] == [0, 1, 2]
     assert earlier_reads(entries, "imdb", "new", "mnist") == 0
     assert len(reads_of(entries, ["imdb"])) == 3 and len(reads_of(entries, ["digits"])) == 2
+
+
+def test_reads_for_one_run_come_to_the_ledger_once_and_count_where_the_settings_differ(ledger, tmp_path):
+    ledger.parent.mkdir()
+    for seed, rate in ((0, 0.1), (1, 0.1), (0, 0.2)):
+        job = {"experiment": "imdb", "variant": "han", "model": "han", "data": "imdb", "seed": seed, "network": {}}
+        job["training"] = {"learning_rate": rate}
+        write_json(tmp_path / f"runs/{rate}-{seed}/job.json", job)
+        run = RunFolder(tmp_path / f"runs/{rate}-{seed}")
+        record_run_read(run, tmp_path / "elsewhere" / ledger.name, WHEN)
+        add_reads(read_ledger(reads_file(run.directory)), ledger)
+        add_reads(read_ledger(reads_file(run.directory)), ledger)
+    assert [entry.run for entry in read_ledger(ledger)] == ["0.1-0", "0.2-0"]
+    entries = record_read("imdb", "aaaa", ["imdb"], {"han": 1}, ledger)
+    assert entries[-1].changed == FIRST and '"run"' not in ledger.read_text().splitlines()[-1]
+    assert earlier_reads(entries, "imdb", "aaaa", "imdb", {settings_key(job)}) == 1
+    assert earlier_reads(entries, "imdb", "aaaa", "imdb") == 2
+    assert earlier_reads(entries, "other", "aaaa", "imdb") == 0
 
 
 def test_where_no_part_tells_what_changed_it_is_not_known(ledger):
