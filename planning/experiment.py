@@ -19,7 +19,7 @@ A mapping that names another member of a registry ({name: sgd}) replaces the old
 By ``search: {trials: 20, space: {training: {learning_rate: {low: 0.001, high: 0.1, log: true}}}}`` a variant becomes
 trials that a sampler proposes from the validation scores of those before (planning/search.py).
 An experiment of ``variants_of`` another names some of its variants, and takes them with its parameters and defaults.
-An experiment that ``tunes`` another takes its variants, parameters and defaults, and reads validation alone. Under
+An experiment that ``tunes`` another takes its variants, parameters, defaults and metric, and reads validation. Under
 ``variants`` it may give some of them a grid or a space of their own.
 ``comparisons: OTHER`` takes those comparisons of experiment OTHER of which both sides are here.
 """
@@ -241,7 +241,7 @@ def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict
         if "variants_of" in tuned:
             tuned = _with_variants_of_another(tuned, EXPERIMENTS / f"{given['tunes']}.yaml", root)
         variants = _with_grids(tuned.get("variants") or {}, given.get("variants") or {}, f"{path}: variants")
-        given = _over_settings_of(tuned, given, variants, path)
+        given = _over_settings_of(tuned, {"metric": tuned.get("metric"), **given}, variants, path)
     elif "variants_of" in given:
         given = _with_variants_of_another(given, path, root)
     if isinstance(given.get("comparisons"), str):

@@ -491,12 +491,12 @@ def test_a_variant_may_have_a_grid_of_its_own(tmp_path):
 
 
 def test_an_experiment_tunes_the_variants_of_another(tmp_path):
-    write(tmp_path, {**EXPERIMENT, "defaults": {"training": {"batch_size": 4}}})
+    write(tmp_path, {**EXPERIMENT, "defaults": {"training": {"batch_size": 4}}, "metric": "macro_f1"})
     tuning = {"title": "Tune", "tunes": "trial", "seeds": [9], "grid": {"training": {"learning_rate": [0.5, 0.25]}}}
     write(tmp_path, tuning, name="tune")
     experiment, tuned = load_experiment("tune", tmp_path), load_experiment("trial", tmp_path)
     assert list(experiment.trials) == list(tuned.variants) and experiment.seeds == (9,)
-    assert (experiment.evaluate_on, experiment.comparisons) == ("validation", ())
+    assert (experiment.evaluate_on, experiment.comparisons, experiment.metric) == ("validation", (), "macro_f1")
     trial = experiment.variants["swish/learning_rate=0.25"]
     # All but what the grid says is as in the experiment that is tuned.
     assert {**trial.training, "learning_rate": 0.01} == tuned.variants["swish"].training
