@@ -76,7 +76,7 @@ def command(
         print(f"warning: fewer than {FEWEST_SEEDS} seeds decide nothing")
     files = path_of(tuning_name(name)), path_of(name)
     print(f"{'would write' if dry_run else 'writes'} {files[0]}, then {files[1]}")
-    seconds = print_estimate(*plans, dry_run)
+    seconds = print_estimate(*plans, minutes, dry_run)
     least, words = smallest_difference(entry.splits["test"]), metric_words(first["metric"])
     print(f"{entry.splits['test']:,} test rows can show a difference of about {least:.3f} or more in {words}")
     if dry_run:
@@ -86,7 +86,7 @@ def command(
     from flows.pipeline import pipeline
 
     with prefect_session():
-        tuning_plan, metrics = tune(name, tuning, plans[0], seconds if minutes is None else 60 * minutes)
+        tuning_plan, metrics = tune(tuning, plans[0], seconds)
         write_experiment(name, tuned(first, tuning_plan, metrics))
         report = Path(pipeline(name, plan=make_plan(name).to_json()))
     print_results(report)
@@ -100,7 +100,7 @@ def metric_words(metric: str) -> str:
     return metric_words(metric)
 
 
-def tune(name: str, tuning: dict[str, Any], plan: "Plan", seconds: float) -> tuple["Plan", Mapping[str, Any]]:
+def tune(tuning: dict[str, Any], plan: "Plan", seconds: float) -> tuple["Plan", Mapping[str, Any]]:
     """Tune until no choice is at an edge, or about ``seconds`` after the first round; return the plan and metrics.json.
 
     Each round is written to the tuning's experiment before it is trained.
@@ -120,14 +120,15 @@ def tune(name: str, tuning: dict[str, Any], plan: "Plan", seconds: float) -> tup
         more = wider(tuning, plan, metrics)
         if not more or number == ROUNDS:
             break
-        further = make_plan(plan.name, content=widened(tuning, more))
+        jobs, workers = make_plan(plan.name, content=widened(tuning, more)).unfinished(), plan.environment.workers
         left = seconds - (time.monotonic() - began)
-        needed, _ = training_seconds(further.unfinished(), further.environment.workers)
+        needed, _ = training_seconds(jobs, workers)
+        for job in jobs:
+            needed[job["variant"].partition("/")[0]] += RUN_SECONDS / workers
         fitting = {}
         for variant in sorted(more, key=lambda one: -best_score(metrics, one)):
-            share = needed.get(variant, 0.0) + RUN_SECONDS * len(more[variant]) / further.environment.workers
-            if share <= left:
-                left -= share
+            if needed.get(variant, 0.0) <= left:  # nothing is needed where an earlier `try` has finished them
+                left -= needed.get(variant, 0.0)
                 fitting[variant] = more[variant]
         if open_ := [variant for variant in more if variant not in fitting]:
             print(f"at the edge of what was tried, with no time to go on: {', '.join(open_)} (--minutes gives more)")
@@ -147,10 +148,11 @@ def best_score(metrics: Mapping[str, Any], variant: str) -> float:
     return about["trials"][about["chosen"]] or 0.0
 
 
-def print_estimate(tuning: "Plan", final: "Plan", dry_run: bool) -> float:
-    """Print how many runs the two experiments still have and about how long these take here; return that in seconds.
+def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: bool) -> float:
+    """Print how many runs the two experiments still have and about how long these take here.
 
-    The data are prepared for it; on a dry run, what is not there yet in a folder that is removed.
+    Return the seconds for which tuning may go on: ``minutes``, or as long as all runs take, finished ones too. The data
+    are prepared for the estimate; on a dry run, what is not there yet in a folder that is removed.
     """
     import tempfile
 
@@ -167,8 +169,15 @@ def print_estimate(tuning: "Plan", final: "Plan", dry_run: bool) -> float:
             prepared[key] = preprocess.fn({**about, **elsewhere})
         to_tune, to_compare = tuning.unfinished(prepared), final.unfinished(prepared)
         jobs, workers = [*to_tune, *to_compare], final.environment.workers
+        every = [*tuning.jobs(prepared), *final.jobs(prepared)]
         training, share = training_seconds(jobs, workers)
-    whole = sum(training.values()) + (RUN_SECONDS * len(jobs) / workers + WHOLE_SECONDS) / share
+        first, _ = training_seconds(every, workers) if len(every) > len(jobs) else (training, share)
+
+    def with_the_rest(training: Mapping[str, float], runs: int) -> float:
+        return sum(training.values()) + (RUN_SECONDS * runs / workers + WHOLE_SECONDS) / share
+
+    whole = with_the_rest(training, len(jobs))
+    further = with_the_rest(first, len(every)) if minutes is None else 60.0 * minutes
     parts = ", ".join(f"{variant} {duration(seconds)}" for variant, seconds in training.items())
     print(
         f"{len(jobs)} runs ({len(to_tune)} to tune, {len(to_compare)} of {len(final.seeds)} seeds): about "
@@ -176,10 +185,11 @@ def print_estimate(tuning: "Plan", final: "Plan", dry_run: bool) -> float:
     )
     if share < 0.9:
         print(f"other work takes {1 - share:.0%} of what a run could have")
-    print("tuning goes on beyond that where a choice is at the edge of what was tried: by default as long again")
+    if further:
+        print(f"then about {duration(further)} more at most, where a choice is at the edge of what was tried")
     if whole > LONG_SECONDS:
         print(f"shorter: `reread try {final.name} --epochs N`, or --variant NAME for one network alone, or a GPU")
-    return whole
+    return further
 
 
 def print_champion(name: str, kind: str, report: Path) -> None:

@@ -70,8 +70,14 @@ def tuning_of(
     known = VARIANTS[entry.kind]
     refuse_unknown(only, {*known, *models.available()}, "the networks")
     earlier = written(tuning_name(name))
+    chosen = dict.fromkeys(only or known)
     variants = dict(earlier.get("variants", {}))
-    for one in dict.fromkeys(only or known):
+    for one, section in variants.items():
+        if one not in chosen and not ("model" in section and isinstance(section.get("grid"), list)):
+            raise InputError(
+                f"{path_of(tuning_name(name))}: variants.{one} is not as `reread try` writes it: remove {one} there"
+            )
+    for one in chosen:
         section = copy.deepcopy(known.get(one, {"model": one}))
         models.refuse_other_kind(section["model"], name, entry.kind)
         if epochs is not None:
@@ -94,13 +100,14 @@ def experiment_of(
         one: {key: section[key] for key in section if key != "grid"} for one, section in tuning["variants"].items()
     }
     baseline = kinds.kind(entry.kind).baselines[0].name
+    earlier = written(name).get("seeds", list(range(SEEDS)))
     return {
         "title": f"{name}: networks and baselines that read it",
         "metric": tuning["metric"],
         "withhold_untuned": True,
         "defaults": {"data": name},
         "variants": variants,
-        "seeds": list(range(seeds)) if seeds else written(name).get("seeds", list(range(SEEDS))),
+        "seeds": list(range(seeds)) if seeds else earlier,
         "comparisons": [comparison(name, next(iter(variants)), baseline, tuning["metric"])],
         "evaluate_on": "test",
     }

@@ -141,6 +141,15 @@ def test_a_network_is_added_to_those_that_were_tried():
     assert len(again["variants"]["word-average"]["grid"]) == 1
 
 
+@pytest.mark.parametrize("section", [{"grid": [{}]}, {"model": "han"}, {"model": "han", "grid": {"training": {}}}])
+def test_an_earlier_variant_that_was_edited_is_refused_unless_it_is_tried_again(section):
+    about = entry("single-label")
+    write_experiment(tuning_name("mine"), {"variants": {"han": section}})
+    with pytest.raises(InputError, match="experiments/mine-tuning.yaml: variants.han"):
+        tuning_of("mine", about, only=["word-average"])
+    assert list(tuning_of("mine", about, only=["han", "word-average"])["variants"]) == ["han", "word-average"]
+
+
 def test_some_of_the_networks_can_be_chosen():
     about = entry("multi-label")
     assert list(tuning_of("mine", about, only=["word-average"])["variants"]) == ["word-average"]
@@ -160,7 +169,7 @@ def test_an_experiment_of_the_user_s_own_is_left_alone():
     path = write_experiment("mine", experiment_of("mine", about, content))
     assert path.read_text().startswith(MARK)
     path.write_text("title: mine\n")
-    for attempt in (lambda: write_experiment("mine", content), lambda: experiment_of("mine", about, content)):
+    for attempt in (lambda: write_experiment("mine", content), lambda: experiment_of("mine", about, content, seeds=6)):
         with pytest.raises(InputError, match="experiments/mine.yaml"):
             attempt()
     assert path.read_text() == "title: mine\n"

@@ -24,7 +24,11 @@ def test_every_baseline_of_a_data_set_is_tuned_for_a_metric_that_is_asked():
         {"treatment": "han", "control": "nb-svm", "metric": "loss"},
         {"treatment": "flat", "control": "nb-svm", "metric": "accuracy"},
     ]
-    plan = SimpleNamespace(comparisons=comparisons, variants=variants)
+    plan = SimpleNamespace(comparisons=comparisons, variants=variants, metric=None)
     asked = asked_metrics(plan, "news")
     assert (asked["nb-svm"], asked["tf-idf"]) == ("loss", "macro_f1")
     assert asked_metrics(plan, "digits") == {}
+    # The experiment's own metric comes first where no comparison asks for another: a tuning has no comparison.
+    plan.metric = "macro_recall"
+    assert [asked_metrics(plan, "news")[name] for name in ("nb-svm", "tf-idf")] == ["loss", "macro_recall"]
+    assert asked_metrics(plan, "digits")["linear"] == "macro_recall"
