@@ -259,7 +259,8 @@ def test_predictions_on_a_gpu_repeat_and_are_those_of_the_cpu(run, text_data):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_the_command_evaluates_many_runs_and_prints_which_it_cannot(run, text_data, tools, tmp_path, capsys):
+def test_the_command_evaluates_many_runs_and_prints_which_it_cannot(run, text_data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the project's ledger is for its own reads
     write_json(run / "job.json", {**read_json(run / "job.json"), "prepared": str(text_data)})
     other = shutil.copytree(run, tmp_path / "runs" / "1")
     write_json(other / "job.json", {**read_json(other / "job.json"), "prepared": "elsewhere"})
