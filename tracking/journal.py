@@ -351,7 +351,7 @@ class TrackedRun(Tracker):
     def _end(self, one: Entry) -> None:
         self._log(one)
         # Where MLflow failed the lock is still held, and ``reconcile`` must find the run unlocked.
-        RUN_LOCKS.release_thread()
+        RUN_LOCKS.release_run(self.started["job"]["run_key"])
 
 
 @dataclass
@@ -384,15 +384,17 @@ def reconcile(runs: Path, root: Path = Path()) -> Settled:
         with file_lock(run_lock(journal.run_directory), blocking=False) as free:
             if not free:
                 continue
+            sender = Sender(tracking)
             try:
-                journal.send(Sender(tracking))
+                journal.send(sender)
                 settled.sent.append(path.stem)
             except Exception as error:  # of this journal's entries alone, if MLflow still answers
                 open_tracking(root)
                 reason = error if isinstance(error, InputError) else _reason(error)
                 settled.left[str(path)] = f"{path} cannot be sent ({reason}): remove it where that cannot be mended"
             finally:
-                RUN_LOCKS.release_thread()
+                if sender.job:
+                    RUN_LOCKS.release_run(sender.job["run_key"])
     settled.closed = tracking.reconcile(runs)
     OUTAGES.end(tracking_uri(root))
     return settled

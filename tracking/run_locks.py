@@ -8,7 +8,10 @@ from storage.locks import file_lock
 
 
 class RunLocks:
-    """The locks of the runs that this process tracks, each with the thread that acquired it."""
+    """The locks EXPERIMENT_ID-RUN_KEY.lock of the runs that this process tracks, each with the thread that acquired it.
+
+    One thread may track several runs at once, so each run is released by its key.
+    """
 
     def __init__(self) -> None:
         self.locks: dict[Path, tuple[int, contextlib.ExitStack]] = {}
@@ -27,10 +30,11 @@ class RunLocks:
         if stack:
             stack.close()
 
-    def release_thread(self) -> None:
-        """Release the locks that this thread acquired."""
-        for path in [path for path, (owner, _) in list(self.locks.items()) if owner == threading.get_ident()]:
-            self.release(path)
+    def release_run(self, run_key: str) -> None:
+        """Release the locks of one run that this thread acquired, whichever MLflow experiment it is logged to."""
+        for path, (owner, _) in list(self.locks.items()):
+            if owner == threading.get_ident() and path.name.endswith(f"-{run_key}.lock"):
+                self.release(path)
 
 
 RUN_LOCKS = RunLocks()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from storage.errors import InputError
 from storage.files import below, content_key, read_json, write_json, write_text
-from storage.locks import file_lock
+from storage.locks import file_lock, run_lock
 from storage.prepared import DESCRIPTION
 from storage.run_folder import (
     ENVIRONMENT,
@@ -331,18 +331,20 @@ class Tracking:
     def reconcile(self, runs_root: Path) -> dict[str, str]:
         """Set the final status of RUNNING runs that no process of this folder trains; return {run id: status}.
 
-        FINISHED where runs/ has the result, else KILLED. Runs that were started from another folder, or on another
-        machine that tracks on the same server, are left alone.
+        FINISHED where runs/ has the result, else KILLED. A run is live while a process holds the lock of its tracking
+        or that of its folder: one that resumed while MLflow was away holds the latter alone. Runs that were started
+        from another folder, or on another machine that tracks on the same server, are left alone.
         """
         settled = {}
         wanted = f"attributes.status = 'RUNNING' AND tags.folder = '{self._workspace_id()}'"
         for run in self._search([one.experiment_id for one in self.client.search_experiments()], wanted):
             run_id, run_key = run.info.run_id, run.data.tags["run_key"]
-            with file_lock(self._run_lock(run.info.experiment_id, run_key), blocking=False) as free:
+            run_directory = Path(runs_root) / run_key
+            tracked = self._run_lock(run.info.experiment_id, run_key)
+            with file_lock(run_lock(run_directory), blocking=False) as free, file_lock(tracked, blocking=False) as also:
                 # Its own process may have ended it between the search and the lock.
-                if not free or self.client.get_run(run_id).info.status != "RUNNING":
+                if not (free and also) or self.client.get_run(run_id).info.status != "RUNNING":
                     continue
-                run_directory = Path(runs_root) / run_key
                 folder = RunFolder(run_directory)
                 if folder.finished:
                     self.finish(run_id, run_directory)

@@ -16,6 +16,7 @@ from sqlalchemy import event
 
 from storage.errors import InputError
 from storage.files import read_json
+from storage.locks import run_locked
 from storage.source import ROOT
 from tests.servers import free_port
 from tests.tracking.comparison import server
@@ -130,6 +131,7 @@ def test_a_server_that_is_killed_stops_no_training_and_gets_everything_once(fold
             assert set(settled.sent) == names - {killed["run_key"]} and settled.left == {}
             assert [one.path.stem for one in waiting(folder / "runs")] == [killed["run_key"]]
             assert late.journal.waits is False
+            assert found(tracking, jobs[1]).info.status == "RUNNING"
 
             process.kill()
             process.communicate()
@@ -181,6 +183,57 @@ def test_a_server_that_is_killed_stops_no_training_and_gets_everything_once(fold
     finally:
         process.kill()
         process.communicate()
+
+
+# Elsewhere: what `reread reconcile` and every flow that starts do.
+RECONCILES = """
+    import json
+    from pathlib import Path
+    from tracking.journal import reconcile
+    print(json.dumps(reconcile(Path("runs")).closed))
+"""
+
+
+def reconciled_elsewhere() -> dict[str, str]:
+    process = start(RECONCILES)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return json.loads(output)
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_run_that_ends_frees_its_own_lock_alone(folder, database, monkeypatch, away):
+    """One thread tracks all runs of a flow: the short run ends while the other one trains."""
+    prepared, lines = prepared_text(folder), []
+    short, long = (make_job(folder, prepared, "han", seed) for seed in range(2))
+    first, second = (TrackedRun(job, {}, lines.append) for job in (short, long))
+    tracking = open_tracking()
+    ended, live = (found(tracking, job).info.run_id for job in (short, long))
+    finish_run(short)
+    with monkeypatch.context() as broken:
+        if away:
+            broken.setattr(Sender, "finish", lambda self: 1 / 0)
+        first.finish()
+    # What MLflow did not get of the short run is sent elsewhere, since its lock is free.
+    assert reconciled_elsewhere() == {}
+    assert [tracking.client.get_run(one).info.status for one in (ended, live)] == ["FINISHED", "RUNNING"]
+    second.fail("KILLED", "stopped from outside")
+    assert tracking.client.get_run(live).info.status == "KILLED"
+
+
+def test_a_run_whose_folder_is_locked_is_live(folder, database):
+    """It resumes, and MLflow, which did not answer when it began, still has it as RUNNING from before."""
+    job = make_job(folder, prepared_text(folder), "han")
+    process = start(TRAINS, json.dumps([job, history(1)]))
+    try:
+        assert process.stdout.readline() == "logged\n"
+    finally:
+        process.kill()
+        process.communicate()
+    with run_locked(Path(job["run_directory"])):
+        assert reconciled_elsewhere() == {}
+        assert found(open_tracking(), job).info.status == "RUNNING"
+    assert list(reconciled_elsewhere().values()) == ["KILLED"]
 
 
 def test_a_locked_database_and_an_exception_in_the_tracker_stop_no_training(folder, database, monkeypatch, capfd):
