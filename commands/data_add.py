@@ -38,10 +38,15 @@ def name_of(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", plain).strip("_-")
 
 
+def lock_of(name: str) -> Path:
+    """Return the path of the lock of a data set that is being added."""
+    return LOCKS / f"data-{content_key(name)}.lock"
+
+
 @contextmanager
 def _alone(name: str) -> Iterator[None]:
     """Hold the lock of a data set, whose files, entry and card belong together; InputError where another holds it."""
-    with file_lock(LOCKS / f"data-{content_key(name)}.lock", blocking=False) as held:
+    with file_lock(lock_of(name), blocking=False) as held:
         if not held:
             raise InputError(f"another process adds '{name}': wait until it ends, or choose another --name")
         yield

@@ -10,14 +10,16 @@ run         a run that no experiment would reuse, whichever its seed: its varian
 prepared    arrays that neither an experiment nor a kept run refers to
 leftover    hidden files of a process that died while it wrote, and reproductions that were kept
 
-Runs of another machine are kept: torch, CUDA and device are ignored. What MLflow keeps (metrics, models) is left alone.
-A run whose lock is held (it is being trained, evaluated or reproduced) is not removed.
+Runs of another machine are kept: torch, CUDA and device are ignored. So are runs of a job file that was written by
+hand. What MLflow keeps (metrics, models) is left alone. Nothing goes whose lock is held, however old it looks: a run
+that is trained, evaluated or reproduced, arrays that are prepared, data that is added, a report that is written. While
+an experiment cannot be read, neither runs nor prepared arrays go: it might reuse them.
 """
 
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +30,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from commands.data_add import lock_of as data_lock
 from commands.options import AsJson, print_json, print_table
 from commands.reproduce import FOLDER as REPRODUCED
 from planning.environment import read_environment
@@ -38,21 +41,30 @@ from storage.files import remove_directory
 from storage.locks import file_lock, holder, is_held, run_lock
 from storage.prepared import DESCRIPTION
 from storage.run_folder import CHECKPOINTS, RunFolder
+from tracking.connection import LOCKS
 from tracking.journal import FOLDER as JOURNALS
 
-# A hidden file younger than this may be one that somebody writes now.
+# A hidden file younger than this may be one that somebody writes now, before it is locked.
 SETTLED_SECONDS = 3600
+# What a job that an experiment made has, and the parts of its key that are the same for all seeds and machines.
+OF_EXPERIMENTS = {"variant", "prepared", "key_parts"}
+SHARED_PARTS = {"model", "network", "training", "data", "source"}
 
 
 @dataclass(frozen=True)
 class Item:
-    """A file or folder that can go; ``lock`` is held by whoever works on it."""
+    """A file or folder that can go. Whoever works on it holds ``lock``, or the lock of the folder itself."""
 
     kind: str
     path: Path
     why: str
     bytes: int
     lock: Path | None = None
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process works on it now."""
+        return is_held(self.path) or (self.lock is not None and is_held(self.lock))
 
 
 def command(
@@ -63,7 +75,7 @@ def command(
     console = Console(highlight=False, soft_wrap=True)
     if as_json and not dry_run:
         raise InputError("--json lists and removes nothing: give --dry-run as well")
-    items = find()
+    items = find(lambda line: print(f"warning: {line}", file=sys.stderr))
     if as_json:
         print_json([{**vars(item), "path": str(item.path), "lock": item.lock and str(item.lock)} for item in items])
         return
@@ -87,11 +99,20 @@ def command(
         )
 
 
-def find() -> list[Item]:
-    """Return every item that can be removed, kinds in the order above. InputError if an experiment cannot be read."""
+def find(warn: Callable[[str], None] = lambda line: None) -> list[Item]:
+    """Return every item that can be removed, kinds in the order above.
+
+    ``warn`` gets a line for each experiment that cannot be read: then no run and no arrays are among the items.
+    """
     from planning.resolve import make_plan  # torch
 
-    wanted = {name: make_plan(name).parts() for name in experiments()}
+    wanted, unreadable = {}, False
+    for name in experiments():
+        try:
+            wanted[name] = make_plan(name).parts()
+        except InputError as error:
+            unreadable = True
+            warn(f"{error}; until then '{name}' might reuse any run or prepared arrays: they are kept")
     prepared_root = read_environment().prepared
     kept, items = [], []
     for run in all_runs():
@@ -99,7 +120,7 @@ def find() -> list[Item]:
         if is_held(lock):
             kept.append(run)
             continue
-        why = _why_stale(run, wanted)
+        why = None if unreadable else _why_stale(run, wanted)
         if why:
             items.append(Item("run", run.directory, why, _size(run.directory), lock))
             continue
@@ -108,15 +129,15 @@ def find() -> list[Item]:
             checkpoints = run.directory / CHECKPOINTS
             if checkpoints.is_dir():
                 items.append(Item("checkpoint", checkpoints, "the run is finished", _size(checkpoints), lock))
-    used = {Path(run.job["prepared"]).name for run in kept}
+    used = {Path(run.job["prepared"]).name for run in kept if "prepared" in run.job}
     used |= {one["prepared_key"] for variants in wanted.values() for one in variants.values()}
-    for folder in sorted(prepared_root.glob(f"*/{DESCRIPTION}")):
+    for folder in [] if unreadable else sorted(prepared_root.glob(f"*/{DESCRIPTION}")):
         if not folder.parent.name.startswith(".") and folder.parent.name not in used:
-            lock = prepared_root / ".locks" / f"{folder.parent.name}.lock"
-            if not is_held(lock):
-                items.append(Item("prepared", folder.parent, "nothing refers to it", _size(folder.parent), lock))
+            size, lock = _size(folder.parent), run_lock(folder.parent)
+            items.append(Item("prepared", folder.parent, "nothing refers to it", size, lock))
     items += _leftovers({item.path for item in items})
     order = ("checkpoint", "run", "prepared", "leftover")
+    items = [item for item in items if not item.in_use]
     return sorted(items, key=lambda item: (order.index(item.kind), str(item.path)))
 
 
@@ -125,7 +146,7 @@ def remove(items: Iterable[Item]) -> tuple[int, list[Item]]:
     freed, in_use = 0, []
     for item in items:
         with contextlib.ExitStack() as held:
-            if item.lock and not held.enter_context(file_lock(item.lock, blocking=False)):
+            if is_held(item.path) or (item.lock and not held.enter_context(file_lock(item.lock, blocking=False))):
                 in_use.append(item)
                 continue
             if item.path.is_dir():
@@ -137,7 +158,12 @@ def remove(items: Iterable[Item]) -> tuple[int, list[Item]]:
 
 
 def _why_stale(run: RunFolder, wanted: dict[str, dict[str, dict[str, Any]]]) -> str | None:
-    """Why no experiment would reuse ``run``: what differs from the nearest variant; None where one would."""
+    """Why no experiment would reuse ``run``: what differs from the nearest variant; None where one would.
+
+    None as well for a run of a job that no experiment made, which lacks parts of the key.
+    """
+    if not run.job.keys() >= OF_EXPERIMENTS or not set(run.job["key_parts"]) >= SHARED_PARTS:
+        return None
     changes = [(_changes(run.job, one), name) for name, variants in wanted.items() for one in variants.values()]
     own = [
         _changes(run.job, variants[run.job["variant"]])
@@ -172,18 +198,28 @@ def _changes(job: dict[str, Any], today: dict[str, Any]) -> str:
 def _leftovers(found: set[Path]) -> Iterator[Item]:
     """Hidden files and folders that have not been touched for an hour; reproductions that were kept."""
     environment = read_environment()
-    roots = (environment.runs, environment.prepared, environment.reports, Path("data"))
-    hidden = [path for root in roots for path in root.glob(".*")]
+    hidden: dict[Path, Path | None] = {}
+    for root in (environment.runs, environment.prepared):  # whose locks are in the same place
+        hidden |= {path: run_lock(root / _written(path)) for path in root.glob(".*")}
+    hidden |= {path: data_lock(_written(path)) for path in Path("data").glob(".*")}
+    hidden |= dict.fromkeys(environment.reports.glob(".*"))
+    hidden |= dict.fromkeys(Path().glob(".mlflow.db.*"), LOCKS / "mlflow.lock")
     for run in all_runs():
         if run.directory not in found:
-            hidden += [*run.directory.glob(".*.*"), *run.directory.glob(f"{CHECKPOINTS}/.*")]
-    hidden += Path().glob(".mlflow.db.*")
-    for path in sorted(hidden):
-        if path.name in (".locks", ".gitignore", JOURNALS) or any(map(is_held, path.glob(".locks/*.lock"))):
+            inside = (*run.directory.glob(".*.*"), *run.directory.glob(f"{CHECKPOINTS}/.*"))
+            hidden |= dict.fromkeys(inside, run_lock(run.directory))
+    reproduced = {path: run_lock(path) for path in (environment.runs / REPRODUCED).glob("[!.]*")}
+    for path, lock in (hidden | reproduced).items():
+        if path.name in (".locks", ".gitignore", JOURNALS, REPRODUCED):
             continue
         if time.time() - _touched(path) > SETTLED_SECONDS:
-            why = "reproductions that were kept" if path.name == REPRODUCED else "left by a process that died"
-            yield Item("leftover", path, why, _size(path))
+            why = "a reproduction that was kept" if path in reproduced else "left by a process that died"
+            yield Item("leftover", path, why, _size(path), lock)
+
+
+def _written(path: Path) -> str:
+    """Return the name under which a hidden file or folder was to appear: ``KEY`` of ``.KEY.a1b2c3``."""
+    return path.name[1:].rpartition(".")[0]
 
 
 def _files(path: Path) -> Iterator[Path]:

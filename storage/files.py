@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import InputError
+from storage.locks import folder_lock
 
 # Constants of Linux: linux/fcntl.h and linux/fs.h.
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -127,12 +128,15 @@ def published_directory(destination: Path, replace: bool = False) -> Iterator[Pa
 
     An existing folder is kept (another process published the same content first), unless ``replace``: then the two
     folders are exchanged in one step, so that ``destination`` exists at every moment. All content is flushed to disk
-    before the rename. After an error nothing is left.
+    before the rename. After an error nothing is left. The yielded folder is locked until the end of the block, so that
+    ``reread prune`` can tell it from one that a killed process left.
     """
     destination = Path(destination)
     destination.parent.mkdir(parents=True, exist_ok=True)
     working = Path(tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}."))
-    try:
+    with contextlib.ExitStack() as held:
+        held.callback(shutil.rmtree, working, ignore_errors=True)
+        held.enter_context(folder_lock(working))
         yield working
         os.chmod(working, 0o755)
         for path in (*working.rglob("*"), working):
@@ -146,8 +150,6 @@ def published_directory(destination: Path, replace: bool = False) -> Iterator[Pa
             if replace:
                 exchange(working, destination)
         fsync_path(destination.parent)
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
 
 
 def exchange(one: Path, other: Path) -> None:

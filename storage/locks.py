@@ -58,13 +58,29 @@ def run_lock(run_directory: Path) -> Path:
     return run_directory.parent / ".locks" / f"{run_directory.name}.lock"
 
 
+@contextlib.contextmanager
+def folder_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder that this process has made, on the folder itself: it is locked under any name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def is_held(path: Path) -> bool:
-    """Return whether another process, or another part of this one, holds the lock."""
-    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    """Return whether another process, or another part of this one, holds the lock: a file's, or a folder's own."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
     return False
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from commands.app import main
 from commands.prune import find, remove
 from planning.resolve import make_plan
 from preprocessing.prepare import prepare
-from storage.errors import InputError
 from storage.files import content_key, write_json
 from storage.locks import file_lock, is_held, run_lock
 
@@ -160,11 +160,76 @@ def test_arrays_go_when_neither_an_experiment_nor_a_kept_run_refers_to_them(prep
     assert set(found("prepared")) == {unused, of_a_held_run}
 
 
+# A process that writes each of these folders, under the locks that the project's own processes hold.
+WRITES = """
+    import contextlib, sys, time
+    from pathlib import Path
+    from commands.data_add import lock_of
+    from commands.reproduce import FOLDER
+    from storage.files import published_directory
+    from storage.locks import file_lock, run_lock
+    with contextlib.ExitStack() as held:
+        for key in sys.argv[1:]:
+            held.enter_context(file_lock(run_lock(Path("runs") / key)))
+        held.enter_context(file_lock(run_lock(Path("runs") / FOLDER / "0123")))
+        held.enter_context(file_lock(run_lock(Path("prepared/4567"))))
+        held.enter_context(file_lock(lock_of("photos")))
+        for folder in ("reports/tiny", "data/digits"):
+            held.enter_context(published_directory(Path(folder)))
+        print("locked", flush=True)
+        time.sleep(600)
+"""
+
+
+def test_what_a_process_writes_is_left_alone_however_old_it_looks(prepared, folder):
+    """A preparation takes hours, and a clock may be set back or forward."""
+    run, other = write_run(0), write_run(1, finished=False)
+    written = [
+        Path("prepared/.4567.abcdef"),
+        Path(f"runs/.{run.name}.abcdef"),
+        Path("runs/.reproduced/0123"),
+        Path("data/.photos.abcdef"),
+        run / ".evaluation.abcdef",
+        other / "checkpoints" / ".000004.abcdef",
+    ]
+    for path in written:
+        path.mkdir(parents=True)
+        (path / "part").write_bytes(b"p")
+    process = start(WRITES, run.name, other.name)
+    try:
+        assert process.stdout.readline() == "locked\n"
+        written += [*Path("reports").glob(".tiny.*"), *Path("data").glob(".digits.*")]
+        assert len(written) == 8
+        for root in ("runs", "prepared", "reports", "data"):
+            make_old(Path(root))
+        assert set(found("leftover")) == set()
+    finally:
+        process.kill()
+        process.communicate()
+    assert set(found("leftover")) == set(written)
+    items = find()
+    process = start(WRITES, run.name, other.name)
+    try:
+        assert process.stdout.readline() == "locked\n"
+        _, in_use = remove(item for item in items if item.kind == "leftover" and item.path.parent.name != "reports")
+        assert {item.path for item in in_use} == {*written[:6]}
+        assert all(path.exists() for path in written[:6])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def start(code, *arguments):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE)
+
+
 def test_what_a_dead_process_left_goes_after_an_hour(prepared):
     run = write_run(0)
-    old = [Path("prepared/.0123.abc"), Path("runs/.reproduced"), Path("data/.digits.xyz")]
+    old = [Path("prepared/.0123.abc"), Path("runs/.reproduced/89ab"), Path("data/.digits.xyz")]
     for path in [*old, Path("prepared/.4567.def")]:
-        path.mkdir()
+        path.mkdir(parents=True)
         (path / "part").write_bytes(b"p" * 10)
     partial = run / ".best.safetensors.partial"
     partial.write_bytes(b"p")
@@ -176,11 +241,38 @@ def test_what_a_dead_process_left_goes_after_an_hour(prepared):
     assert not partial.exists() and (run / "best.safetensors").exists()
 
 
-def test_a_broken_experiment_stops_it(prepared):
-    write_run(0, changed={"source": "0" * 64}, variant="gone")
-    Path("experiments/tiny.yaml").write_text("variants: [")
-    with pytest.raises(InputError, match="tiny.yaml"):
-        find()
+def test_a_broken_experiment_keeps_every_run_and_all_arrays(prepared, folder, reread, monkeypatch):
+    """It might reuse any of them; checkpoints and leftovers do not depend on it."""
+    monkeypatch.chdir(folder)
+    stale = write_run(0, changed={"source": "0" * 64}, variant="gone")
+    finished = write_run(0)
+    shutil.copytree(prepared, Path("prepared") / "0123456789abcdef")
+    assert set(found("run")) == {stale} and found("prepared")
+    broken = Path("experiments/broken.yaml")
+    shutil.copy("experiments/tiny.yaml", broken)
+    broken.write_text(broken.read_text().replace("model: densenet", "model: densenett"))
+    assert not found("run") and not found("prepared")
+    assert set(found("checkpoint")) == {stale / "checkpoints", finished / "checkpoints"}
+    lines = []
+    find(lines.append)
+    (line,) = lines
+    assert "broken" in line and "densenett" in line
+    broken.write_text("variants: [")
+    reread("prune", "--yes")
+    assert stale.is_dir() and not (finished / "checkpoints").exists()
+
+
+def test_a_run_of_a_job_that_was_written_by_hand_is_kept(prepared):
+    """`python -m training` takes a job without the parts of a key, or with some of them."""
+    for seed, left_out in ((0, ("key_parts",)), (1, ("key_parts", "prepared", "variant", "experiment"))):
+        run = write_run(seed)
+        job = json.loads((run / "job.json").read_text())
+        write_json(run / "job.json", {name: value for name, value in job.items() if name not in left_out})
+    run = write_run(2)
+    job = json.loads((run / "job.json").read_text())
+    write_json(run / "job.json", {**job, "key_parts": {"source": 5}})
+    assert not found("run") and not found("prepared")
+    assert len(found("checkpoint")) == 3
 
 
 def test_it_asks_first(prepared, reread, folder, monkeypatch):
