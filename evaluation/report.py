@@ -61,6 +61,7 @@ def evaluate_experiment(
     plan: str = "",
     links: Links | None = None,
     untuned: Mapping[str, Sequence[str]] | None = None,
+    record: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Judge the comparisons of an experiment and write its report to ``destination`` (replaced whole).
 
@@ -68,6 +69,7 @@ def evaluate_experiment(
     baselines: by data set and name. command, environment and links: how it was run and where it was tracked, for the
     report alone. repeated: for each data set the test rows, bool [m], that occur in another split too. reads, plan: the
     ledger of test reads and the experiment's plan key in it. untuned: by variant, how its tuning ended too early.
+    record: written beside the metrics, as plan.json.
     Returns {"metrics": metrics.json, "verdicts": [...], "files": [paths]}.
 
     With ``evaluate_on: validation`` the test split is not read.
@@ -97,6 +99,8 @@ def evaluate_experiment(
             working / "verdicts.json", {"experiment": experiment["name"], "evaluated_on": split, "verdicts": judged}
         )
         write_json(working / "latency.json", times)
+        if record is not None:
+            write_json(working / "plan.json", record)
         written = write_tables(records, baselines, verdicts, split, working)
         by_class = write_class_figures(records, baselines, split, drawn, working)
         explanations = write_explanations(metrics, records, split, working)

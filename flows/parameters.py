@@ -24,7 +24,8 @@ Experiment = Annotated[
 Variants = Annotated[list[str] | None, described("Only these variants of the experiment; none: all.")]
 Seeds = Annotated[list[int] | None, described("Only these seeds of the experiment; none: all.")]
 Overrides = Annotated[
-    list[str] | None, described("Settings as NAME=VALUE, as training.learning_rate=0.02; the report is NAME-part.")
+    list[str] | None,
+    described("Settings as NAME=VALUE, as training.learning_rate=0.02; each set of them has a report of its own."),
 ]
 Fresh = Annotated[bool, described("Do not reuse what is finished: make it again.")]
 Wait = Annotated[bool, described("Wait where another process trains a run; otherwise fail there.")]

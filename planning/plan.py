@@ -74,8 +74,14 @@ class Plan(Design):
 
     @property
     def report_name(self) -> str:
-        """The report's folder. A partial plan leaves the experiment's own report as it is."""
-        return f"{self.name}-part" if self.partial else self.name
+        """The report's folder: NAME or, of a partial plan, NAME-part-DIGEST, a folder for each selection.
+
+        DIGEST is of the variants (of a search: those that its trials begin from), seeds and overrides.
+        """
+        if not self.partial:
+            return self.name
+        selection = [sorted(self.bases or self.variants), sorted(self.seeds), self.overrides]
+        return f"{self.name}-part-{content_key(selection)[:8]}"
 
     @property
     def report_directory(self) -> Path:

@@ -21,12 +21,11 @@ from evaluation.report import evaluate_experiment
 from evaluation.run import evaluate_run
 from evaluation.summary import champion_of
 from planning.experiment import networks
-from planning.plan import PLAN, Plan
+from planning.plan import Plan
 from planning.resolve import make_plan
 from planning.tuning import published, untuned
 from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
-from storage.files import write_json
 from storage.prepared import SPLITS, Prepared, open_prepared
 from storage.run_folder import RunFolder
 from tasks.links import links
@@ -42,8 +41,8 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
     """Evaluate the finished runs of a plan (``Plan.to_json``) and write its report; return the report's folder.
 
     ``prepared`` maps prepared keys to folders. The report is reports/EXPERIMENT or, of a partial plan,
-    reports/EXPERIMENT-part, which leaves the experiment's own report and champions alone. ``evaluate_on: validation``
-    leaves the test split unread. plan.json is beside the report. InputError where runs are not trained.
+    reports/EXPERIMENT-part-DIGEST, which leaves the experiment's own report and champions alone. ``evaluate_on:
+    validation`` leaves the test split unread. plan.json is in the report. InputError where runs are not trained.
     """
     chosen = Plan.from_json(plan)
     experiment, splits = chosen.name, chosen.splits
@@ -83,8 +82,8 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         plan=chosen.key,
         links=links(experiment, run_ids),
         untuned=untuned(chosen, published(chosen)),
+        record=chosen.record(),
     )
-    write_json(destination / PLAN, chosen.record())
     if not chosen.partial:
         _track(chosen, found, tracker)
         # One that tunes registers no model: its variants are settings to choose from, not candidates to serve.
@@ -174,7 +173,7 @@ def _track(experiment: Plan, found: dict[str, Any], tracker: Tracker) -> None:
     tracker.report(
         experiment.environment.runs,
         experiment.name,
-        [Path(file) for file in found["files"] if Path(file).is_file()] + [experiment.report_directory / PLAN],
+        [Path(file) for file in found["files"] if Path(file).is_file()],
         tags,
     )
 

@@ -24,6 +24,7 @@ from evaluation.report import evaluate_experiment, judge_experiment
 from evaluation.summary import at_an_end, champion_of
 from evaluation.tables import differences
 from evaluation.terminal import terminal_table
+from storage import files
 from storage.errors import InputError
 from storage.files import read_json, sha256_file, write_json
 from storage.prepared import open_prepared
@@ -81,6 +82,23 @@ def chart_of(page: str, name: str) -> dict:
     return json.loads(re.search(rf'<script type="application/json" id="chart-{name}">(.*?)</script>', page)[1])
 
 
+def test_the_plan_of_a_report_is_replaced_with_it(tmp_path, texts, monkeypatch):
+    """Of two evaluations at once, and of one that is killed, plan.json is that of the metrics beside it."""
+    experiment, records = texts
+    destination = tmp_path / "reports" / "trial"
+    evaluate_experiment(experiment, records, {}, destination, record={"key": "old"})
+
+    def killed(working, place):
+        assert read_json(working / "plan.json") == {"key": "new"} and place == destination
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "exchange", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_experiment(experiment, records, {}, destination, record={"key": "new"})
+    assert read_json(destination / "plan.json") == {"key": "old"}
+
+
 def test_the_whole_report(tools, tmp_path, texts, text_data):
     experiment, records = texts
     destination = tmp_path / "reports" / "trial"
@@ -91,10 +109,12 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
         destination,
         "make run",
         {"torch": "2.13.0"},
+        record={"key": "0123"},
     )
+    assert read_json(destination / "plan.json") == {"key": "0123"} and str(destination / "plan.json") in found["files"]
     assert sorted(path.name for path in destination.iterdir()) == [
         "attention.html", "calibration.csv", "classes.csv", "confusion.csv", "curves.csv", "differences.csv",
-        "differences.png", "latency.json", "metrics.json", "report.html", "verdicts.json",
+        "differences.png", "latency.json", "metrics.json", "plan.json", "report.html", "verdicts.json",
     ]  # fmt: skip
     metrics = read_json(destination / "metrics.json")
     assert metrics == found["metrics"]

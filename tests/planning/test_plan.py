@@ -53,7 +53,28 @@ def test_an_override_changes_all_variants_or_one(tmp_path, override, section, ch
     plan = make_plan("trial", overrides=[override], root=write(tmp_path))
     name = override.split("=")[0].split(".")[-1]
     assert {key: getattr(one, section)[name] for key, one in plan.variants.items()} == changed
-    assert plan.overrides == (override,) and plan.partial and plan.report_name == "trial-part"
+    assert plan.overrides == (override,) and plan.partial
+    assert plan.report_name.startswith("trial-part-")
+
+
+def test_each_selection_has_a_report_of_its_own(tmp_path):
+    root = write(tmp_path)
+    selections = [
+        {},
+        {"overrides": ["training.learning_rate=0.5"]},
+        {"overrides": ["training.learning_rate=0.25"]},
+        {"names": ["relu"]},
+        {"seeds": [0]},
+        {"seeds": [1]},
+        {"seeds": [1], "overrides": ["training.learning_rate=0.5"]},
+    ]
+
+    def name_of(names=None, seeds=None, overrides=()):
+        return make_plan("trial", names, seeds, overrides, root=root).report_name
+
+    names = [name_of(**selection) for selection in selections]
+    assert len(set(names)) == len(names) and names[0] == "trial"
+    assert names == [name_of(**selection) for selection in selections]
 
 
 def test_an_override_reaches_the_selected_variants_alone(tmp_path):

@@ -1,5 +1,6 @@
 """A search for settings: trials that a sampler proposes from validation scores, the same ones after each restart."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -143,6 +144,10 @@ def test_a_search_that_is_killed_goes_on_with_what_is_missing(project):
         finish(job)
     second = next(given)
     assert len(second) == 4 and not {job["run_key"] for job in first} & {job["run_key"] for job in second}
+    # Trials that become known leave the report of a selection where it was.
+    part = dataclasses.replace(plan, partial=True)
+    assert with_known_trials(part).variants != part.variants
+    assert with_known_trials(part).report_name == part.report_name
     finish(second[0])
 
     # A new process begins with the plan that the finished runs make.

@@ -35,6 +35,5 @@ def run_pipeline(root: Path, experiment: str) -> Plan:
             places = (path.parent, Path(job["prepared"]))
             evaluation = evaluate_run(*places, plan.splits)
             records.append(RunRecord(job["variant"], job["data"], job["seed"], *places, evaluation))
-        evaluate_experiment(plan.to_json(), records, {}, plan.report_directory)
-        write_json(plan.report_directory / "plan.json", plan.record())
+        evaluate_experiment(plan.to_json(), records, {}, plan.report_directory, record=plan.record())
     return plan
