@@ -49,16 +49,26 @@ class SplitRead:
         values = {name: value for name, value in asdict(self).items() if name != "run" or value is not None}
         return json.dumps(values, ensure_ascii=False) + "\n"
 
+    def check(self) -> None:
+        """Raise TypeError where a value is of another type than one that ``record_read`` writes."""
+        if not (isinstance(self.data, list) and isinstance(self.parts, dict)):
+            raise TypeError("'data' is no list or 'parts' no object")
+        texts = (self.date, self.experiment, self.plan, self.changed, *self.data, *self.parts.values())
+        if not all(isinstance(one, str) for one in texts):
+            raise TypeError("a value is no text")
+
 
 def read_ledger(path: Path = LEDGER) -> list[SplitRead]:
     """Return all entries in order; none where the file is missing. InputError names a line that cannot be read."""
     if not path.is_file():
         return []
     entries = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            entries.append(SplitRead(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            entry = SplitRead(**json.loads(line))
+            entry.check()
+            entries.append(entry)
+        except (ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{path}, line {number} is no ledger entry ({error}): restore the file from git") from None
     return entries
 

@@ -9,6 +9,7 @@ The sampler is Optuna's: ``tpe`` (Bergstra et al., Algorithms for Hyper-Paramete
 trials do not depend on the order in which runs end. Nothing is stored: proposals are made again from the results.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -93,8 +94,12 @@ def _axes(space: Any, path: tuple[str, ...], where: str) -> Iterator[Axis]:
 def _interval(given: Mapping[str, Any], path: tuple[str, ...], here: str) -> Axis:
     refuse_unknown(given, ENDS, here)
     for name in {"low", "high", "step"} & {"low", "high", *given}:
-        if isinstance(given.get(name), bool) or not isinstance(given.get(name), int | float):
-            raise InputError(f"{here}.{name} is {given.get(name)!r}: give a number")
+        value = given.get(name)
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or infinite:
+            raise InputError(f"{here}.{name} is {value!r}: give a number")
+    if not isinstance(given.get("log", False), bool):
+        raise InputError(f"{here}.log is {given['log']!r}: give true or false")
     axis = Axis(path, **given)
     if axis.low >= axis.high:
         raise InputError(f"{here}: low is {axis.low} and high {axis.high}: low must be less")
@@ -129,8 +134,8 @@ def propose(
         asked = [study.ask(distributions) for _ in range(start, min(start + search["parallel"], search["trials"]))]
         names = []
         for trial in asked:
-            values = {axis: axis.value(trial.params[".".join(axis.path)]) for axis in space}
-            names.append(",".join(f"{axis.name}={value}" for axis, value in values.items()))
+            values = [(axis, axis.value(trial.params[".".join(axis.path)])) for axis in space]
+            names.append(",".join(f"{axis.name}={value}" for axis, value in values))
             found[names[-1]] = _settings(values)
         scores = [score(name, found[name]) for name in names]
         if None in scores:
@@ -140,10 +145,10 @@ def propose(
     return found
 
 
-def _settings(values: Mapping[Axis, Any]) -> dict[str, Any]:
+def _settings(values: Iterable[tuple[Axis, Any]]) -> dict[str, Any]:
     """Return the values as nested settings: {"training": {"learning_rate": 0.01}}."""
     settings: dict[str, Any] = {}
-    for axis, value in values.items():
+    for axis, value in values:
         place = settings
         for step in axis.path[:-1]:
             place = place.setdefault(step, {})

@@ -66,16 +66,24 @@ def tuning_name(experiment: str) -> str:
 def choices(report: Path) -> dict[str, Choice]:
     """Return what a tuning chose for each variant, from the folder of its report or of its published results.
 
-    {} where a file is missing, and for an experiment without trials.
+    {} where a file is missing, and for an experiment without trials. InputError where the two do not fit.
     """
     if not (report / METRICS).is_file() or not (report / PLAN).is_file():
         return {}
-    return choices_of(read_object(report / METRICS), read_object(report / PLAN, "variants")["variants"])
+    metrics = read_object(report / METRICS)
+    variants = read_object(report / PLAN, "variants")["variants"]
+    try:
+        return choices_of(metrics, variants)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{report / PLAN} and {METRICS} beside it are not of one tuning ({type(error).__name__}: {error}): "
+            "restore them or remove the folder and run the tuning again"
+        ) from None
 
 
 def choices_of(metrics: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Choice]:
     """Return the same from metrics.json and the trials that the tuning's plan has as ``variants``."""
-    return {
+    found = {
         name: Choice(
             trial=about["chosen"],
             settings=differing({trial: variants[trial] for trial in about["trials"]}),
@@ -84,6 +92,12 @@ def choices_of(metrics: Mapping[str, Any], variants: Mapping[str, Mapping[str, A
         )
         for name, about in metrics.get("tuned", {}).items()
     }
+    for choice in found.values():
+        if not all(
+            isinstance(score, int | float | None) for score in (choice.scores[choice.trial], *choice.scores.values())
+        ):
+            raise TypeError("a score is no number")
+    return found
 
 
 def all_epochs(seeds: Collection[Mapping[str, Any]]) -> int | None:

@@ -118,6 +118,8 @@ def _names(kind: Any, path: list[int | str]) -> list[str]:
         kind = next((one for one in options if is_dataclass(one) or _is_model(one)), options[0])
         if step is None:
             break
+        if isinstance(step, int):  # of a list, whose elements are ``options``
+            continue
         if is_dataclass(kind) or _is_model(kind):
             kind = get_type_hints(kind, include_extras=True)[str(step)]
         else:

@@ -22,6 +22,7 @@ from storage.errors import InputError
 from storage.files import read_json, write_json
 from storage.locks import file_lock
 from storage.run_folder import RunFolder
+from tests.damage import damages
 
 WHEN = datetime(2026, 11, 21, 16, 5, 8, tzinfo=UTC)
 
@@ -106,3 +107,31 @@ def test_the_committed_ledger_has_the_reads_of_imdb():
     assert len(reads) >= 3 and reads[0].changed == FIRST
     assert [entry.date for entry in reads] == sorted(entry.date for entry in reads)
     assert read_json(LEDGER.parent / "imdb" / "metrics.json")["evaluated_on"] == "test"
+
+
+def test_a_damaged_ledger_is_refused_and_stays_as_it_is(ledger):
+    for plan in ("aaaa", "bbbb"):
+        record_read("imdb", plan, ["imdb", "größe"], {"plan": plan, "seeds": [1]}, ledger)
+    refused = []
+    for _ in damages(ledger):
+        damaged, line = ledger.read_bytes(), ""
+        try:
+            entries = record_read("imdb", "bbbb", ["imdb"], {"plan": "bbbb"}, ledger)
+            reads_of(entries, ["imdb"])
+            earlier_reads(entries, "imdb", "bbbb", "imdb")
+        except InputError as error:
+            line = str(error)
+        if line:
+            refused.append(line)
+            assert ledger.read_bytes() == damaged
+    assert len(refused) > 10 and "\n" not in "".join(refused)
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", '{"date": 1}', '{"date": "", "experiment": "", "plan": "", "data": 5, "changed": ""}', "[" * 100_000]
+)
+def test_a_line_that_is_no_entry_is_named(ledger, line):
+    record_read("imdb", "aaaa", ["imdb"], {}, ledger)
+    ledger.write_text(f"{ledger.read_text()}{line}\n")
+    with pytest.raises(InputError, match="line 2"):
+        read_ledger(ledger)

@@ -14,6 +14,7 @@ from planning.resolve import make_plan
 from planning.tuning import all_epochs, chosen_lines, edges, other_settings, published, untuned
 from storage.errors import InputError
 from storage.files import write_json
+from tests.damage import damages
 from tests.planning.test_experiment import EXPERIMENT, write
 
 GRID = {"training": {"learning_rate": [1.0e-05, 0.1]}, "network": {"growth_rate": [4, 6]}}
@@ -150,6 +151,20 @@ def test_the_printed_choice_of_a_tuning_that_stands_for_itself_has_all_that_it_s
     for name, variant in plan.variants.items():
         trial = tuning.variants[tuning.trials[name][-1]]
         assert (variant.network, variant.training, variant.data) == (trial.network, trial.training, trial.data)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "metrics.json"])
+def test_a_damaged_report_of_a_tuning_is_refused(tmp_path, name):
+    plan = plan_of(tmp_path, EXPERIMENT["variants"])
+    refused = []
+    for _ in damages(tmp_path / "results/trial-tuning" / name):
+        try:
+            found = published(plan, tmp_path)
+            other_settings(plan, found)
+            chosen_lines(tmp_path / "results/trial-tuning", tmp_path)
+        except InputError as error:
+            refused.append(str(error))
+    assert len(refused) > 10 and "\n" not in "".join(refused)
 
 
 def test_jobs_for_each_trial_need_a_grid_of_the_same_variants(tmp_path, monkeypatch):
