@@ -9,8 +9,8 @@ class Settings:
     optimizer: Annotated[Tagged, OneOf("training.optimisers")] = tagged("adamw")
     augmentation: tuple[Annotated[Tagged, OneOf("batches.augmentations")], ...] = ()
 
-planning.validation checks values against the annotations (by pydantic). A machine that trains has no validation
-library: it reads resolved JSON, which ``from_json`` turns back into the dataclass.
+planning.validation checks what people write against the annotations (by pydantic) and fills in defaults. A machine that
+trains has no validation library: it reads resolved JSON, which ``from_json`` checks and turns back into the dataclass.
 
 A field at its default enters no run's key (``without_defaults``), so that a new field changes no key. Therefore a
 default never changes: tests/golden holds them all. A field with the metadata {"key": False} enters no key at all: where
@@ -18,10 +18,11 @@ a file is, beside its digest.
 """
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from storage.errors import InputError
 
@@ -36,6 +37,13 @@ class Range:
     low: float
     high: float = math.inf
     exclusive: bool = False
+
+    def holds(self, value: float) -> bool:
+        return (self.low < value if self.exclusive else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        end = "" if self.high == math.inf else f" to {self.high:g}"
+        return f" {'above' if self.exclusive else 'from'} {self.low:g}{end}"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         schema = {**handler(source), "gt" if self.exclusive else "ge": self.low}
@@ -52,6 +60,10 @@ class OneOf:
 
     registry: str
 
+    def holds(self, value: Tagged) -> bool:
+        """Return whether the value names a member; the registry knows which there are."""
+        return isinstance(value.get("name"), str)
+
 
 def tagged(name: str, **settings: Any) -> Any:
     """Return the default of a ``Tagged`` field: the member ``name`` with ``settings``."""
@@ -59,12 +71,55 @@ def tagged(name: str, **settings: Any) -> Any:
 
 
 def from_json(cls: type, values: Mapping[str, Any]) -> Any:
-    """Build the settings ``cls`` from resolved JSON; what is missing has its default. InputError for unknown names."""
+    """Build the settings ``cls`` from resolved JSON; what is missing has its default.
+
+    InputError for an unknown name, and for a value that its annotation does not allow.
+    """
     hints = get_type_hints(cls, include_extras=True)
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise InputError(f"unknown setting '{unknown[0]}' for {cls.__module__}: choose from {', '.join(hints)}")
+    for name, value in values.items():
+        if not allows(hints[name], value):
+            raise InputError(f"{name} of {cls.__module__} is {value!r}: give {in_words(hints[name])}")
     return cls(**{name: _from_json(hints[name], value) for name, value in values.items()})
+
+
+def allows(kind: Any, value: Any) -> bool:
+    """Return whether an annotation allows a value of resolved JSON; settings within settings check their own."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return allows(parts[0], value) and all(one.holds(value) for one in parts[1:])
+    if origin in (Union, UnionType):
+        return any(allows(one, value) for one in parts)
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in parts)
+    if origin in (tuple, list):
+        return isinstance(value, list | tuple) and all(allows(parts[0], one) for one in value)
+    if kind is float:
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    if kind in (int, bool, str):
+        return type(value) is kind
+    if is_dataclass(kind) or kind == Tagged:
+        return isinstance(value, Mapping)
+    return value is None or kind is not type(None)
+
+
+def in_words(kind: Any) -> str:
+    """Return in words what an annotation allows."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return in_words(parts[0]) + "".join(str(one) for one in parts[1:] if isinstance(one, Range))
+    if origin in (Union, UnionType):
+        return " or ".join(map(in_words, parts))
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, parts))}"
+    if origin in (tuple, list):
+        return f"a list, each {in_words(parts[0])}"
+    if is_dataclass(kind):
+        return "an object of settings"
+    words = {float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
+    return "an object with a 'name'" if kind == Tagged else words.get(kind, str(kind))
 
 
 def _from_json(kind: Any, value: Any) -> Any:

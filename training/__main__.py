@@ -22,12 +22,15 @@ import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+import models
 from storage.errors import InputError, command, printable
 from storage.files import below, read_json
 from storage.locks import is_held, run_lock
+from storage.registry import registry
 from storage.run_folder import RunFolder
+from storage.settings import members
 from storage.source import numeric_digest, numeric_files
 from training.processes import ONE, Processes
 from training.progress import Progress
@@ -216,6 +219,7 @@ def train(
             refuse_other_sources(path, given)
             from training.run import run  # torch takes two seconds to import, and a finished run does not need it
 
+            refuse_wrong_settings(path, job)
             if processes.main:
                 warn_of_another_machine(path, given)
             result = run(job, given, progress, locked, processes, wait)
@@ -230,6 +234,24 @@ def train(
         progress.failed(f"{type(error).__name__}: {error}", 1)
         raise
     progress.finished(result)
+
+
+def refuse_wrong_settings(path: Path, job: Job) -> None:
+    """Raise InputError for a value of a job that cannot be, before anything is written."""
+    for name, value, least in (("seed", job.seed, 0), ("runs_per_gpu", job.runs_per_gpu, 1)):
+        if type(value) is not int or value < least:
+            raise InputError(f"{path}: '{name}' is {value!r}: give a whole number from {least} up")
+    try:
+        for settings in (job.training, models.settings(job.model, job.network)):
+            refuse_wrong_members(settings)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def refuse_wrong_members(settings: Any) -> None:
+    """Raise InputError for a member of a registry that there is not, and for its settings."""
+    for package, member in members(settings):
+        refuse_wrong_members(registry(package).resolve(member)[1])
 
 
 def refuse_other_sources(path: Path, given: dict) -> None:

@@ -95,7 +95,7 @@ class Job:
 
 
 def _training(values: Mapping[str, Any], path: Path) -> Settings:
-    """Return the settings of a job. Planning has checked their values; only their names are checked again."""
+    """Return the settings of a job; InputError for a name or a value that cannot be."""
     try:
         return from_json(Settings, values)
     except InputError as error:

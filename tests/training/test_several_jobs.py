@@ -78,6 +78,45 @@ def test_a_job_that_fails_does_not_keep_the_others(train, write_job, image_direc
     assert (tmp_path / "runs/last/result.json").is_file() and not (tmp_path / "runs/broken/result.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"training": {"max_epochs": "9"}}, "max_epochs"),
+        ({"training": {"max_epochs": 0}}, "max_epochs"),
+        ({"training": {"batch_size": 2.5}}, "batch_size"),
+        ({"training": {"learning_rate": None}}, "learning_rate"),
+        ({"training": {"learning_rate": 10**400}}, "learning_rate"),
+        ({"training": {"deterministic": 1}}, "deterministic"),
+        ({"training": {"amp": "bf8"}}, "'bf16'"),
+        ({"training": {"augmentation": "flip"}}, "augmentation"),
+        ({"training": {"augmentation": [{"pixels": 2}]}}, "augmentation"),
+        ({"training": {"augmentation": [{"name": "shift", "pixels": "2"}]}}, "pixels"),
+        ({"training": {"optimizer": {}}}, "optimizer"),
+        ({"training": {"optimizer": {"name": "adamm"}}}, "'adamw'"),
+        ({"training": {"objective": {"name": ["classification"]}}}, "objective"),
+        ({"training": {"schedule": {"name": "cosine", "warmup_epochs": []}}}, "warmup_epochs"),
+        ({"network": {"depth": "10"}}, "depth"),
+        ({"network": {"depth": 10, "growth_rate": -4}}, "growth_rate"),
+        ({"network": {"activation": {"name": "swich"}}}, "'swish'"),
+        ({"network": {"activation": 5}}, "activation"),
+        ({"network": {"dept": 10}}, "'dept'"),
+        ({"model": "densenett"}, "'densenet'"),
+        ({"runs_per_gpu": "two"}, "runs_per_gpu"),
+        ({"seed": True}, "seed"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_one_line_before_anything_is_written(
+    train, write_job, image_directory, tmp_path, changes, named
+):
+    path = write_job(image_directory, "wrong", "densenet", training={"max_epochs": 3})
+    job = json.loads(path.read_text())
+    path.write_text(json.dumps(job | changes | {"training": job["training"] | changes.get("training", {})}))
+    code, output, errors = train(path)
+    assert (code, output) == (2, "") and errors.startswith("error: ") and errors.count("\n") == 1
+    assert str(path) in errors and named in errors
+    assert not (tmp_path / "runs/wrong/job.json").exists()
+
+
 def test_a_job_of_other_sources_is_refused_before_anything_is_written(train, write_job, image_directory):
     path = write_job(image_directory, "other", "densenet", training={"max_epochs": 2})
     job = json.loads(path.read_text())
