@@ -106,7 +106,8 @@ def train_at_once(jobs: list[Path], count: int, runs_per_gpu: int | None) -> int
     command = [sys.executable, "-m", "training", "--skip-locked"]
     if runs_per_gpu is not None:
         command += ["--runs-per-gpu", str(runs_per_gpu)]
-    starts = [len(jobs) * number // count for number in range(min(count, len(jobs)))]
+    count = min(count, len(jobs))
+    starts = [len(jobs) * number // count for number in range(count)]
     processes = [subprocess.Popen([*command, *map(str, jobs[start:] + jobs[:start])]) for start in starts]
     try:
         codes = [process.wait() for process in processes]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from models.layers import parameter_count
 from storage.locks import file_lock, run_lock
 from storage.source import ROOT, numeric_digest, numeric_files
 from tests.training.outcome import outcome
-from training.__main__ import main
+from training.__main__ import main, train_at_once
 from training.machine import machine
 
 FLAT = {"name": "constant", "warmup_epochs": 0}
@@ -150,6 +151,27 @@ def test_the_machine_is_printed_as_json():
         [sys.executable, "-m", "training.machine"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout) == machine() and set(machine()) >= {"torch", "cuda", "device"}
+
+
+@pytest.mark.parametrize(("jobs", "count"), [(2, 6), (3, 3), (7, 3), (1, 4), (5, 4)])
+def test_each_process_begins_at_another_place_of_the_list(monkeypatch, jobs, count):
+    begun = []
+
+    class Process:
+        def __init__(self, command):
+            begun.append([Path(one) for one in command if one.endswith(".json")])
+
+        def wait(self):
+            return 0
+
+        def terminate(self):
+            pass
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    listed = [Path(f"{number}.json") for number in range(jobs)]
+    assert train_at_once(listed, count, None) == 0
+    assert len({one[0] for one in begun}) == len(begun) == min(jobs, count)
+    assert all(sorted(one) == listed for one in begun)
 
 
 def test_a_list_is_trained_by_several_processes_each_run_once(write_job, image_directory, tmp_path):
