@@ -118,25 +118,25 @@ def submit(jobs: Sequence[dict[str, Any]], options: Mapping[str, Any], runs_per_
     listed = FOLDER / f"{uuid.uuid4().hex}.txt"
     write_text(listed, "".join("\t".join(group) + "\n" for group in groups))
     executor = JobArrays(FOLDER)
-    executor.update_parameters(**parameters(jobs[0], options))
+    executor.update_parameters(**parameters(jobs, options))
     array = executor.submit_command(["bash", str(SCRIPT), str(listed), *training_command(jobs[0])], len(groups))
     write_json(FOLDER / f"{array}.json", {"array": array, "tasks": groups})
     say(f"Slurm job {array}: {len(jobs)} runs in {len(groups)} tasks; they go on when this ends (scancel {array})")
     return [Task(f"{array}_{number}", tuple(group)) for number, group in enumerate(groups)]
 
 
-def parameters(job: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of sbatch for ``job``: the user's over ours. InputError for an unknown one."""
-    processes = job.get("processes", 1)
+def parameters(jobs: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of sbatch for an array, any task of which may train the largest of ``jobs``: the user's over
+    ours. InputError for an unknown one."""
     ours: dict[str, Any] = {
-        "job_name": f"reread-{job['experiment']}",
+        "job_name": f"reread-{jobs[0]['experiment']}",
         "time": MINUTES,
-        "cpus_per_task": job["training"]["threads"] * processes,
+        "cpus_per_task": max(job["training"]["threads"] * job.get("processes", 1) for job in jobs),
         "use_srun": False,
         "stderr_to_stdout": True,
     }
-    if job["machine"].get("cuda"):
-        ours["gpus_per_node"] = processes
+    if gpus := max(job.get("processes", 1) if job["machine"].get("cuda") else 0 for job in jobs):
+        ours["gpus_per_node"] = gpus
     more = {"requeue": True, "signal": f"B:USR1@{MARGIN}", **options.get("additional_parameters", {})}
     chosen = {**ours, **options, "additional_parameters": more}
     known = SlurmExecutor._valid_parameters()

@@ -129,11 +129,22 @@ def test_a_run_that_fails_is_named_with_its_log_and_submitted_again(cluster, fol
     ] * 2
 
 
+def test_a_task_has_room_for_the_largest_of_its_jobs(folder):
+    jobs = jobs_of(["variants.densenet-swish.training.threads=6"])
+    assert [job["training"]["threads"] for job in jobs] == [1, 6]
+    for ordered in (jobs, jobs[::-1]):
+        assert parameters(ordered, {})["cpus_per_task"] == 6
+    on_gpu = {**jobs[1], "machine": {"cuda": "13.0"}, "processes": 2}
+    chosen = parameters([jobs[0], on_gpu], {})
+    assert (chosen["cpus_per_task"], chosen["gpus_per_node"]) == (12, 2)
+    assert "gpus_per_node" not in parameters(jobs, {})
+
+
 def test_a_wrong_option_and_a_machine_without_slurm_are_refused(folder, monkeypatch):
     (job, _) = jobs_of([])
     with pytest.raises(InputError, match="'gpus'"):
-        parameters(job, {"gpus": 1})
-    chosen = parameters({**job, "processes": 2, "machine": {"cuda": "13.0"}}, {"time": 5, "partition": "large"})
+        parameters([job], {"gpus": 1})
+    chosen = parameters([{**job, "processes": 2, "machine": {"cuda": "13.0"}}], {"time": 5, "partition": "large"})
     assert (chosen["gpus_per_node"], chosen["time"], chosen["partition"]) == (2, 5, "large")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match="sbatch"):
