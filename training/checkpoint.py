@@ -275,7 +275,15 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, metadata)
+    """Write tensors; a weight that a network has under several names is written under each, as of a GPU's copies."""
+    saved: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        # safetensors refuses tensors that share memory.
+        saved[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    save_file(saved, path, metadata)
     os.chmod(path, 0o644)
 
 

@@ -1,6 +1,7 @@
 """What a checkpoint keeps of an optimiser, and that a writer in the background writes what one at once does."""
 
 import dataclasses
+import json
 import threading
 
 import pytest
@@ -8,14 +9,18 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
+from models import word_average
 from storage.digests import DIGESTS, refuse_damaged_folder
 from storage.errors import InputError
 from storage.run_folder import CHECKPOINT, CHECKPOINTS, HISTORY, WEIGHTS
+from tests.training.outcome import outcome
 from training import checkpoint
 from training.average import Average
 from training.checkpoint import Checkpoint, Writer, checkpoints
 from training.optimisers import REGISTRY, make_optimiser
-from training.settings import Settings
+from training.progress import Progress
+from training.run import run
+from training.settings import Job, Settings
 from training.state import COLUMNS, State
 from training.validation import Validation
 
@@ -300,3 +305,41 @@ def flip(path, share, bit=3):
     content = bytearray(path.read_bytes())
     content[int(share * len(content))] ^= 1 << bit
     path.write_bytes(content)
+
+
+class Stops(Progress):
+    """Is interrupted after the checkpoint of the second epoch."""
+
+    def epoch(self, row, batches):
+        super().epoch(row, batches)
+        if row["epoch"] == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+def test_a_network_with_tied_weights_trains_and_resumes_with_the_same_bytes(
+    train_here, write_job, text_directory, monkeypatch, ema_decay
+):
+    """One weight under two names, as the embedding and the output of a language model are."""
+    plain = word_average.build
+
+    def tied(settings, description):
+        network = plain(settings, description)
+        network.embedding.again = nn.Linear(1, 1, bias=False)
+        network.embedding.again.weight = network.embedding.weight
+        return network
+
+    monkeypatch.setattr(word_average, "build", tied)
+    settings = {"max_epochs": 4, "patience": 4, "ema_decay": ema_decay}
+    jobs = [
+        write_job(text_directory, key, "word_average", run_key="tied", training=settings)
+        for key in ("whole", "resumed")
+    ]
+    whole = train_here(jobs[0])
+    job = Job.read(jobs[1])
+    with pytest.raises(KeyboardInterrupt):
+        run(job, json.loads(jobs[1].read_text()), Stops(job, None))
+    assert [folder.name for folder in checkpoints(job.run_directory)] == ["000001", "000002"]
+    assert outcome(train_here(jobs[1])) == outcome(whole)
+    weights = load_file(whole / WEIGHTS)
+    assert (weights["embedding.weight"] == weights["embedding.again.weight"]).all()
