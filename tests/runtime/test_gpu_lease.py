@@ -1,22 +1,36 @@
 """One job per GPU: the lease's locks, spreading and waiting."""
 
 import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import uuid
+from pathlib import Path
 
 import pytest
 import torch
 
 from runtime import gpu_lease
+from storage.errors import InputError
 from storage.locks import file_lock
+from storage.source import ROOT
 
 CPU = torch.device("cpu")
 
 
-def test_without_a_gpu_a_job_has_the_cpu(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def locks(monkeypatch, tmp_path):
+    """A folder of locks of the test's own."""
+    monkeypatch.setattr(gpu_lease, "LOCKS", tmp_path / "locks")
+    return tmp_path / "locks"
+
+
+def test_without_a_gpu_a_job_has_the_cpu(monkeypatch, locks):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with gpu_lease.acquire_gpu() as device:
         assert device == CPU
-    assert not any(tmp_path.iterdir())
+    assert not locks.exists()
 
 
 class Gpu:
@@ -24,10 +38,9 @@ class Gpu:
         self.uuid = uuid
 
 
-def test_jobs_take_free_gpus_one_each_by_their_uuid(monkeypatch, tmp_path):
+def test_jobs_take_free_gpus_one_each_by_their_uuid(monkeypatch):
     """The locks alone are real here: what a machine with two GPUs would say is put in its place."""
     taken = []
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Gpu(f"uuid-{index}"))
@@ -41,8 +54,7 @@ def test_jobs_take_free_gpus_one_each_by_their_uuid(monkeypatch, tmp_path):
     assert taken == [0, 1]
 
 
-def test_a_job_waits_while_every_gpu_is_taken(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_job_waits_while_every_gpu_is_taken(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Gpu("only"))
@@ -63,8 +75,7 @@ def test_a_job_waits_while_every_gpu_is_taken(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().err.count("waiting") == 1
 
 
-def test_several_jobs_may_share_each_gpu_and_spread_first(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_several_jobs_may_share_each_gpu_and_spread_first(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Gpu(f"uuid-{index}"))
@@ -83,3 +94,53 @@ def test_several_jobs_may_share_each_gpu_and_spread_first(monkeypatch, tmp_path)
 
 def stop(seconds):
     raise TimeoutError
+
+
+# A process on a machine with two GPUs, whose locks are real.
+LEASES = """
+    import sys, torch
+    from types import SimpleNamespace
+    from runtime import gpu_lease
+    torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 2
+    torch.cuda.set_device = lambda index: None
+    torch.cuda.get_device_properties = lambda index: SimpleNamespace(uuid=f"{sys.argv[1]}-{index}")
+    with gpu_lease.acquire_gpu() as device:
+        print(device.index, gpu_lease.LOCKS, flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_two_checkouts_of_a_user_have_a_gpu_each(tmp_path):
+    name, found = str(uuid.uuid4()), []
+    with contextlib.ExitStack() as stack:
+        for number, folder in enumerate(("one", "two")):
+            (tmp_path / folder).mkdir()
+            process = subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(LEASES), name], cwd=tmp_path / folder, text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / folder)},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
+            stack.callback(process.communicate)
+            index, place = process.stdout.readline().split()
+            stack.callback((Path(place) / f"gpu-{name}-{number}.lock").unlink)
+            found.append(int(index))
+    assert found == [0, 1]
+
+
+def test_a_folder_of_another_s_is_not_used(monkeypatch, locks, tmp_path):
+    gpu_lease.make_folder(locks)
+    gpu_lease.make_folder(locks)
+    assert locks.stat().st_mode & 0o777 == 0o700
+    locks.chmod(0o777)
+    with pytest.raises(InputError, match=locks.name):
+        gpu_lease.make_folder(locks)
+    locks.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: locks.stat().st_uid + 1)
+    with pytest.raises(InputError, match=locks.name):
+        gpu_lease.make_folder(locks)
+    monkeypatch.undo()
+    (tmp_path / "link").symlink_to(locks)
+    (tmp_path / "file").touch(mode=0o600)
+    for name in ("link", "file"):
+        with pytest.raises(InputError, match=name):
+            gpu_lease.make_folder(tmp_path / name)
