@@ -26,6 +26,12 @@ def task_context() -> "TaskRunContext | None":
     return TaskRunContext.get()
 
 
+def is_retry() -> bool:
+    """Return whether Prefect runs the task that this code is in again, after a failure that may pass."""
+    context = task_context()
+    return context is not None and context.task_run.run_count > 1
+
+
 def flow_run_id() -> str | None:
     """Return the id of the flow run that this process is in, or None."""
     if not _is_imported():

@@ -27,6 +27,7 @@ from storage.errors import InputError, PassingError
 from storage.files import read_json, remove_directory, write_json, write_text
 from storage.locks import run_locked
 from storage.run_folder import JOB, RunFolder
+from tasks.prefect_run import is_retry
 from tasks.progress import say
 from tasks.provenance import provenance
 from tasks.step import step
@@ -87,7 +88,7 @@ def train_on_slurm(
     InputError for a wrong option and without Slurm; TrainingFailed where runs ended without a result.
     """
     queued = {file: task for task in queued_tasks() for file in task.job_files}
-    if fresh:
+    if fresh and not is_retry():
         for job in jobs:
             if job_file(job) not in queued:
                 remove_run(Path(job["run_directory"]))

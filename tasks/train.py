@@ -21,6 +21,7 @@ from storage.run_folder import RunFolder
 from tasks.background import is_in_background, track
 from tasks.board import BOARD, name_of
 from tasks.machine import refuse_other_machine
+from tasks.prefect_run import is_retry
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
@@ -37,8 +38,9 @@ SECONDS_UNTIL_TRACKED = 0.5
 def train(job: Mapping[str, Any], fresh: bool = False, wait: bool = True) -> str:
     """Train a job of ``Plan.jobs``; return its folder in runs/.
 
-    A finished run is reused and a stopped one resumed after its last epoch; ``fresh`` trains from the start. Where
-    another process trains the run, say which and ``wait`` for it, or raise InputError.
+    A finished run is reused and a stopped one resumed after its last epoch; ``fresh`` trains from the start, but not
+    where Prefect tries again, so that what the first attempt trained is kept. Where another process trains the run, say
+    which and ``wait`` for it, or raise InputError.
     InputError for a run that is not finished and whose job was made for another machine.
     """
     job = dict(job)
@@ -50,7 +52,7 @@ def train(job: Mapping[str, Any], fresh: bool = False, wait: bool = True) -> str
     remote = any(job["machine"][part] != here[part] for part in here)
     # Another process may train the very same run (a deployment beside `dvc repro`): it is trained once.
     with run_locked(run_directory, wait, say) as lock:
-        if fresh and run_directory.exists() and not remote:
+        if fresh and not is_retry() and run_directory.exists() and not remote:
             remove_directory(run_directory)
         run = RunFolder(run_directory)
         damage = run.damage() if run.finished else None

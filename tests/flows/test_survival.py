@@ -75,6 +75,35 @@ def child_runs(project) -> list:
     return [run for run in client.search_runs([experiment.experiment_id]) if "run_key" in run.data.tags]
 
 
+# `reread train --no-cache` whose first attempt fails, with all checkpoints written, by an error that may pass.
+FAILS_ONCE = """
+import sys
+from pathlib import Path
+import tasks.train
+from commands.app import main
+train, failed = tasks.train.run_training, []
+
+def fail_once(job, follow, lock):
+    train(job, follow, lock)
+    if not failed:
+        failed.append(job)
+        (Path(job["run_directory"]) / "result.json").unlink()
+        raise ConnectionError("the network is away")
+
+tasks.train.run_training = fail_once
+main(["train", *sys.argv[1:], "--no-cache"])
+"""
+
+
+def test_a_retry_of_a_run_that_was_started_afresh_keeps_its_checkpoints(make_project):
+    project = make_project()
+    project.run("python", "-c", FAILS_ONCE, *ARGUMENTS)
+    (log,) = project.directory.glob("runs/*/log.txt")
+    first, _ = log.read_text().split("resumed after epoch 3")
+    assert first.count("validation loss") == 3
+    assert (log.parent / "result.json").is_file()
+
+
 @pytest.fixture
 def poor(make_project):
     """A copy in a folder with a space and an umlaut, without git, HOME and a language."""
