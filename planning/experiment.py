@@ -47,7 +47,8 @@ from storage.errors import InputError, nearest, refuse_unknown
 PARAMETERS_FILE = Path("params.yaml")
 EXPERIMENTS = Path("experiments")
 SECTIONS = ("preprocessing", "network", "training")
-MOST_TRIALS = 10_000  # of a grid; each is a variant, of which all are made before anything is trained
+# Of the grids of an experiment: each takes some hundredths of a second to resolve, and minutes to train.
+MOST_TRIALS = 1000
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ def load_experiment(
         grid = _grid(file.grid, f"{path}: grid") if value.grid is None else _grid(value.grid, f"{path}: {key}.grid")
         if found := {f"{key}/{values}": settings for values, settings in grid}:
             trials[key] = found
+    _refuse_many(sum(map(len, trials.values())), str(path))
     names = [one for key in sections for one in trials.get(key, [key])]
     if file.summary is not None:
         for key in sections:
@@ -312,8 +314,7 @@ def _grid(grid: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     refuse_unknown(grid, SECTIONS, where)
     axes = list(_axes(grid, (), where))
-    if (trials := math.prod(len(values) for _, values in axes)) > MOST_TRIALS:
-        raise InputError(f"{where} has {trials:,} trials: give at most {MOST_TRIALS:,}, or a search in place of it")
+    _refuse_many(math.prod(len(values) for _, values in axes), where)
     for combination in itertools.product(*(values for _, values in axes)):
         settings: dict[str, Any] = {}
         for (place, _), value in zip(axes, combination, strict=True):
@@ -321,6 +322,15 @@ def _grid(grid: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield (
             ",".join(f"{'.'.join(place[1:])}={value}" for (place, _), value in zip(axes, combination, strict=True)),
             settings,
+        )
+
+
+def _refuse_many(trials: int, where: str) -> None:
+    """Raise InputError for more trials than can be resolved in a minute."""
+    if trials > MOST_TRIALS:
+        raise InputError(
+            f"{where} has {trials:,} trials, and an experiment may have {MOST_TRIALS:,}: "
+            "give fewer values, or a search in place of the grid"
         )
 
 

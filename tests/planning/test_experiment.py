@@ -480,6 +480,18 @@ def test_a_grid_reaches_settings_within_settings(tmp_path):
     assert len(plan.preparations()) == 2
 
 
+def test_a_grid_of_more_trials_than_can_be_resolved_is_refused(tmp_path):
+    """Before it is expanded: 30^4 combinations took most of a minute and gigabytes."""
+    values = list(range(1, 31))
+    large = {"batch_size": values, "max_epochs": values, "patience": values, "threads": values}
+    write(tmp_path, {**EXPERIMENT, "comparisons": [], "grid": {"training": large}})
+    assert "grid has 810,000 trials" in refused(tmp_path)
+    # Each of two variants has a thousand at most, and both together more.
+    shared = {"batch_size": values, "max_epochs": values}
+    write(tmp_path, {**EXPERIMENT, "comparisons": [], "grid": {"training": shared}})
+    assert "1,800 trials" in refused(tmp_path)
+
+
 def test_a_variant_may_have_a_grid_of_its_own(tmp_path):
     variants = {**EXPERIMENT["variants"], "plain": {**EXPERIMENT["variants"]["relu"], "grid": {}}}
     variants["relu"] = {**variants["relu"], "grid": {"network": {"depth": [10, 22, 28]}}}
