@@ -219,15 +219,16 @@ class Tracking:
             if "ended_by" in run.data.tags:
                 self.client.delete_tag(run_id, "ended_by")
             self._log_files(run_id, [folder.directory / name for name in RUN_FILES])
-            self.client.set_terminated(run_id, "FINISHED", ended or logged_at())
+            self._terminate(run, "FINISHED", ended)
         self._release(run)
         self._parent_changed(run.data.tags["mlflow.parentRunId"])
 
     def fail(self, run_id: str, status: str = "FAILED", message: str = "") -> None:
         """Set the final status of a run without a result: FAILED, or KILLED where it was stopped from outside."""
         self.client.set_tag(run_id, "ended_by", message[:5000])
-        self.client.set_terminated(run_id, status, logged_at())
-        self._release(self.client.get_run(run_id))
+        run = self.client.get_run(run_id)
+        self._terminate(run, status)
+        self._release(run)
 
     def record(
         self,
@@ -510,6 +511,10 @@ class Tracking:
 
     def _run_lock(self, experiment_id: str, run_key: str) -> Path:
         return self.root / LOCKS / "tracked" / f"{experiment_id}-{run_key}.lock"
+
+    def _terminate(self, run: "Run", status: str, ended: int | None = None) -> None:
+        """Set the final status; no run ends before it began, also where the clock was set back in between."""
+        self.client.set_terminated(run.info.run_id, status, max(ended or logged_at(), run.info.start_time))
 
     def _release(self, run: "Run") -> None:
         RUN_LOCKS.release(self._run_lock(run.info.experiment_id, run.data.tags["run_key"]))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from storage.source import ROOT
 from tests.tracking.comparison import server
 from tests.tracking.examples import evaluate_run, finish_run, history, make_job, prepared_text
 from tracking.registry import log_model, set_champion
-from tracking.runs import MAXIMUM_METRICS, open_tracking, shared_connection
+from tracking.runs import HAPPENED, MAXIMUM_METRICS, open_tracking, shared_connection
 
 # MLflow 3.17 uses what SQLAlchemy and pandas have deprecated.
 pytestmark = [
@@ -395,3 +396,24 @@ def test_a_server_instead_of_the_database(folder, monkeypatch):
         assert set_champion(tracking, "snippets", version) == version == log_model(tracking, run_id, run)
         assert list((folder / "artifacts").rglob("best.safetensors"))
     assert [path.name for path in project.iterdir()] == [".locks"]
+
+
+@pytest.mark.parametrize("end", ["finish", "fail"])
+def test_a_clock_that_is_set_back_ends_no_run_before_it_began(folder, end):
+    """A run was killed, the clock was set back by a day, and the run resumed."""
+    tracking, job = open_tracking(), make_job(folder, prepared_text(folder), "han")
+    began = int(time.time() * 1000)
+    run_id = tracking.start(job, {})
+    token = HAPPENED.set(began - 24 * 3600 * 1000)
+    try:
+        assert tracking.start(job, {}) == run_id
+        if end == "finish":
+            tracking.finish(run_id, finish_run(job))
+        else:
+            tracking.fail(run_id, "KILLED")
+    finally:
+        HAPPENED.reset(token)
+    run = tracking.client.get_run(run_id)
+    assert run.info.start_time >= began and run.info.end_time >= run.info.start_time
+    parent = tracking.client.get_run(run.data.tags["mlflow.parentRunId"])
+    assert parent.info.end_time >= parent.info.start_time
