@@ -356,9 +356,13 @@ def _locked(tracking: Tracking) -> contextlib.AbstractContextManager[TextIO | No
 
 
 def _merit(tags: Mapping[str, str]) -> tuple[int, int, float]:
-    """Return validation rows, seeds and score; a version without these tags comes after all others."""
-    seeds = min(int(tags.get("validation.seeds", 1)), ENOUGH_SEEDS)
-    return int(tags.get("validation.rows", 0)), seeds, float(tags.get("validation.score", 0.0))
+    """Return validation rows, seeds and score; a version without these tags, or whose tags are no numbers, comes after
+    all others."""
+    try:
+        seeds = min(int(tags.get("validation.seeds", 1)), ENOUGH_SEEDS)
+        return int(tags.get("validation.rows", 0)), seeds, float(tags.get("validation.score", 0.0))
+    except ValueError:
+        return 0, 0, 0.0
 
 
 def _outranks(tracking: Tracking, holder: Mapping[str, str], claim: Mapping[str, str], ties: bool = False) -> bool:

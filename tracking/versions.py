@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from storage.errors import InputError, nearest
 from tracking.addresses import place_now
-from tracking.connection import DATABASE, tracking_uri
+from tracking.connection import DATABASE, Unavailable, tracking_uri
 from tracking.descriptions import registered_name
 from tracking.runs import open_tracking
 
@@ -34,6 +34,11 @@ class Version:
     description: str
     address: str
 
+    def __post_init__(self) -> None:
+        texts = (self.description, self.address, *self.tags, *self.tags.values())
+        if not all(isinstance(one, str) for one in texts):
+            raise TypeError(f"version {self.version} of {self.name} has a value that is no text")
+
 
 @dataclass(frozen=True)
 class Registered:
@@ -50,16 +55,30 @@ class Registered:
 
 
 def registered_model(data: str, root: Path = Path()) -> Registered:
-    """Return the registered model of a data set; InputError names those that there are."""
+    """Return the registered model of a data set; InputError names those that there are.
+
+    Unavailable where MLflow does not answer or its database is damaged.
+    """
     own = root / DATABASE
     if tracking_uri(root) == f"sqlite:///{own.resolve()}":
         if not own.exists():
             raise InputError(f"no model is registered yet ({own.resolve()} does not exist): {TRAIN}")
         try:
             return _in_database(own, data)
-        except sqlite3.Error:
-            pass  # of another version of MLflow, whose client says what is wrong
-    return _at_client(data, root)
+        except InputError:
+            raise
+        except (sqlite3.Error, ValueError, TypeError, AttributeError):
+            pass  # damaged, or of another version of MLflow, whose client says what is wrong
+    try:
+        return _at_client(data, root)
+    except InputError:
+        raise
+    except Exception as error:  # whatever MLflow, its database or its server raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Unavailable(
+            f"MLflow cannot read the models in {tracking_uri(root)} ({reason}): restore that database, or move it away "
+            "and run the experiments again, which registers their models"
+        ) from None
 
 
 def _in_database(path: Path, data: str) -> Registered:

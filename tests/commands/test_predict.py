@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -115,6 +116,31 @@ def test_the_database_says_what_mlflow_says_of_the_models(folder, monkeypatch):
         other = asked.versions[number]
         assert replace(one, address=other.address) == other
         assert versions.files(one) == versions.files(other) and versions.files(one).is_dir()
+
+
+def test_a_damaged_database_is_refused_in_one_line(folder, monkeypatch):
+    """A bit is flipped in each name of the model and of its table, another in what precedes it, and the file is cut."""
+    monkeypatch.chdir(folder.directory)
+    path, generator = folder.directory / "mlflow.db", random.Random(0)
+    content, refused = path.read_bytes(), []
+    damaged = [content[: len(content) * part // 4] for part in range(4)]
+    for found in re.finditer(rb"reread-snippets|TABLE registered_model|registered_modelsregistered", content):
+        for place, bit in ((found.start(), 7), (found.start() - generator.randrange(1, 12), generator.randrange(8))):
+            changed = bytearray(content)
+            changed[place] ^= 1 << bit
+            damaged.append(bytes(changed))
+    try:
+        for one in damaged:
+            path.write_bytes(one)
+            for variant in (None, "han"):
+                try:
+                    load_model("snippets", variant=variant)
+                except InputError as error:
+                    refused.append(str(error))
+    finally:
+        path.write_bytes(content)
+    assert len(refused) > 10 and "\n" not in "".join(refused)
+    assert load_model("snippets").version == "2"
 
 
 def test_a_table_is_read_by_its_column_and_what_is_no_list_is_refused(folder, monkeypatch):
