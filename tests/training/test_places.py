@@ -159,8 +159,9 @@ def test_memory_that_runs_out_is_one_line_and_the_checkpoint_stays(write_job, te
     folder = train_here(write_job(text_directory, "key", **settings))
     before = {path: path.read_bytes() for path in folder.rglob("checkpoints/*/*")}
     (folder / "result.json").unlink()
-    # A network of a gigabyte.
-    job = write_job(text_directory, "key", **settings, network={"embedding_dim": 10_000_000})
+    # A network of two gigabytes.
+    large = {"embedding_dim": 4096, "hidden_size": 4096}
+    job = write_job(text_directory, "key", **{**settings, "model": "han"}, network=large)
     code, _, errors = finish(start(job, program=("-c", LIMITED)))
     assert code == 2 and errors.count("\n") == 1, errors
     assert "too little memory" in errors and "lower batch_size (8)" in errors
