@@ -344,9 +344,10 @@ def test_a_run_that_cannot_be_written_is_refused_in_one_line(train_here, write_j
 
 
 def test_bad_input_is_one_line_and_exit_code_2(train_by_command, write_job, text_directory):
-    code, output, errors = train_by_command(write_job(text_directory, model="hann"))
+    job = write_job(text_directory, model="hann")
+    code, output, errors = train_by_command(job)
     assert code == 2 and output == ""
-    assert errors == "error: unknown model 'hann': did you mean 'han'?\n"
+    assert errors == f"error: {job}: unknown model 'hann': did you mean 'han'?\n"
 
 
 def test_several_labels_are_scored_by_auroc(train_here, write_job, multi_label_directory):
