@@ -7,6 +7,7 @@ refuses instead. Both messages name the reason and the command that fixes it. Wh
 
 import ctypes
 import functools
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,6 +87,11 @@ def kernels(device: torch.device) -> str:
     found = build.built()
     some = "" if found["architectures"] == build.capabilities() else f"; compiled for {_named(found['architectures'])}"
     return f"extension {found['sources']}{some}" + (f"; reference: {', '.join(lacking)}" if lacking else "")
+
+
+def implementation(record: str) -> str:
+    """Return what ``kernels`` says without the library's key and the reason: ``extension; compiled for sm_90``."""
+    return re.sub(r"^(extension) [0-9a-f]+|^(reference) \(.*\)$", r"\1\2", record)
 
 
 def _named(architectures: Sequence[Sequence[int]]) -> str:

@@ -7,7 +7,6 @@ always measured on the CPU.
 """
 
 import contextlib
-import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,9 +29,9 @@ from storage.digests import digested_directory as published_directory
 from storage.errors import InputError
 from storage.files import content_key, write_json
 from storage.locks import file_lock, run_lock
+from storage.numeric import Numeric, numeric_source
 from storage.prepared import SPLITS, Prepared, open_prepared
 from storage.run_folder import LATENCY, METRICS, RunFolder
-from storage.source import numeric_digest
 
 BATCH_SIZE = 64
 LATENCY_ROWS = 32
@@ -44,38 +43,47 @@ def evaluation_key(
 ) -> str:
     """Return the name of an evaluation's folder, of all that its results depend on.
 
-    They are the run, the splits, the source of the evaluation, and the machine that predicts (default: the CPU here).
+    They are the run, the splits, the source of the evaluation, the machine that predicts (default: the CPU here), and
+    on a GPU the kernels that the network calls.
     The appearance of reports is no part of it.
     """
+    machine = machine or machine_here(torch.device("cpu"))
+    objective = run.job.get("training", {}).get("objective", DEFAULT)["name"]
+    kernels = {}
+    if str(machine["kernels"]).startswith("extension"):
+        network = numeric_source(models.source_modules(run.job["model"], run.job["network"]))
+        kernels = {"kernels": {**source(objective).kernels, **network.kernels}}
     return content_key(
         {
+            **kernels,
             "run": run.job.get("run_key"),
             "splits": sorted(splits),
-            "source": source(run.job.get("training", {}).get("objective", DEFAULT)["name"]),
-            "machine": machine or machine_here(torch.device("cpu")),
+            "source": source(objective).digest,
+            "machine": machine,
         }
     )
 
 
-@functools.cache
-def source(objective: str) -> str:
-    """Return the digest of the code that decides an evaluation's results, the networks left out."""
-    return numeric_digest(["evaluation.run", "batches", f"models.objectives.{objective}"])
+def source(objective: str) -> Numeric:
+    """Return the code that decides an evaluation's results, the networks left out."""
+    return numeric_source(["evaluation.run", "batches", f"models.objectives.{objective}"])
 
 
 def machine_here(device: torch.device) -> dict[str, Any]:
-    """Describe what predictions on ``device`` depend on: torch, and of a GPU its name and kernels."""
+    """Describe what predictions on ``device`` depend on: torch, numpy, and the GPU with its kernels."""
     gpu = device.type == "cuda"
     return {
         "torch": torch.__version__,
+        "numpy": np.__version__,
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
-        "kernels": library.kernels(device) if gpu else None,
+        "kernels": library.implementation(library.kernels(device)) if gpu else None,
     }
 
 
 def training_machine(run: RunFolder) -> dict[str, Any]:
     """Return the same of the machine that trained a run; empty values where environment.json does not have them."""
-    return {name: run.environment.get(name) for name in ("torch", "gpu", "kernels")}
+    about = {name: run.environment.get(name) for name in ("torch", "numpy", "gpu", "kernels")}
+    return {**about, "kernels": library.implementation(about["kernels"]) if about["kernels"] else None}
 
 
 def this_gpu() -> torch.device | None:

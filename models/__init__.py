@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError, nearest
 from storage.files import read_object, sha256_file
+from storage.numeric import numeric_digest, numeric_files
 from storage.registry import Registry
 from storage.run_folder import JOB, RESULT, RunFolder
 from storage.settings import from_json, members
-from storage.source import numeric_digest, numeric_files
 
 if TYPE_CHECKING:
     from torch import nn

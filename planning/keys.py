@@ -2,10 +2,11 @@
 
 A key is made of the model, its settings and those of training that differ from their defaults, the seed, the prepared
 arrays, the machine, and a digest of the source that computes: training's loop, the model, and the members of
-registries that the settings name. What a variant is called, and the wording, typing and place of code, change no key.
+registries that the settings name. On a GPU that runs the compiled kernels it has the digests of those that this code
+calls. What a variant is called, and the wording, typing and place of code, change no key.
 """
 
-import functools
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,24 @@ import kinds
 from planning.environment import Environment, variable
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, read_json
+from storage.numeric import numeric_source
 from storage.settings import members, without_defaults
-from storage.source import ROOT, numeric_digest, numeric_files
+from storage.source import ROOT
 
-ROOTS = ("training.loop",)
+# The loop, how arrays are opened, how the process computes, and which weights are kept.
+ROOTS = (
+    "training.loop",
+    "storage.prepared:open_prepared",
+    "training.device:configure",
+    "training.checkpoint:publish_best_weights",
+)
 # Entries of prepared.json that name or describe the arrays and change nothing that is computed.
 NOT_NUMERIC_ENTRIES = ("schema", "name", "settings", "data_version", "cut", "arrays")
 # Arrays that no network reads: where rows come from, and where classes are to be seen.
 NOT_READ = ("raw_indices", "groups", "boxes")
 MACHINE_HINT = "write it on the machine that trains, by `python -m training.machine > machine.json`"
+# Of cuda_ext.library.implementation.
+IMPLEMENTATION = re.compile(r"extension(; .*)?|reference")
 MACHINE_NAMES = ("torch", "cuda", "cudnn", "numpy", "device", "kernels")
 
 
@@ -39,7 +49,9 @@ def key_parts(
     network, training: the settings' dataclasses. data: of ``data_digest``. machine: of ``job_machine``. source: of
     ``source``.
     """
+    kernels = {"kernels": source["kernels"]} if runs_kernels(machine) else {}
     return {
+        **kernels,
         "model": model,
         "network": without_defaults(network),
         "training": without_defaults(training),
@@ -50,27 +62,29 @@ def key_parts(
     }
 
 
+def runs_kernels(machine: Mapping[str, Any]) -> bool:
+    """Return whether a machine runs the compiled kernels, and not their references."""
+    return str(machine["kernels"]).startswith("extension")
+
+
 def source(model: str, kind: str | None, *settings: Any, root: Path = ROOT) -> dict[str, Any]:
     """Return the modules that compute a run of ``model`` on a kind of data, and the digest of all that they reach.
 
     settings: those of the network and of training; the members of registries that they name are of these modules.
     ``files`` has the digest of each file by its path, so that a difference can be named; the paths are in no key.
+    ``kernels`` has the digest of the CUDA source of each folder of kernels that the modules call.
     """
     named = {f"{package}.{tagged['name']}" for one in settings for package, tagged in members(one)}
-    collator = [kinds.module_of(kinds.kind(kind).collator)] if kind else []
-    modules = (*ROOTS, f"models.{model}", *collator, *sorted(named))
+    read = [f"kinds.{kind}:KIND", kinds.module_of(kinds.kind(kind).collator)] if kind else []
+    modules = (*ROOTS, f"models.{model}", *read, *sorted(named))
     return source_of(modules, root)
 
 
 def source_of(modules: Iterable[str], root: Path = ROOT) -> dict[str, Any]:
     """Return ``source`` of named modules; ValueError where there is no such module."""
-    digest, files = _digest_and_files(tuple(modules), root)
-    return {"modules": list(modules), "digest": digest, "files": dict(files)}
-
-
-@functools.cache
-def _digest_and_files(modules: tuple[str, ...], root: Path) -> tuple[str, dict[str, str]]:
-    return numeric_digest(modules, root), numeric_files(modules, root)
+    modules = list(modules)
+    found = numeric_source(modules, root)
+    return {"modules": modules, "digest": found.digest, "files": dict(found.files), "kernels": dict(found.kernels)}
 
 
 def data_digest(description: Mapping[str, Any]) -> str:
@@ -112,4 +126,6 @@ def read_machine(path: Path) -> dict[str, Any]:
         wanted = str if on_gpu or name in ("torch", "numpy", "device") else type(None)
         if not isinstance(found.get(name), wanted):
             raise InputError(f"{where}: '{name}' is {found.get(name)!r}: {MACHINE_HINT}")
+    if on_gpu and not IMPLEMENTATION.fullmatch(found["kernels"]):
+        raise InputError(f"{where}: 'kernels' is {found['kernels']!r}: {MACHINE_HINT}")
     return found

@@ -20,19 +20,20 @@ from preprocessing.settings import settings_for
 from storage.digests import digested_directory as published_directory
 from storage.files import content_key, read_json, sha256_file, write_json
 from storage.locks import file_lock
+from storage.numeric import NOT_NUMERIC, numeric_digest
 from storage.prepared import DESCRIPTION
 from storage.settings import to_json, without_defaults
-from storage.source import numeric_digest
 
 SCHEMA = 2
 PREPARED_ROOT = Path("prepared")
-# Modules that affect no number: the processes that share the work, and the sources of raw data, whose hashes count.
-# The settings' values are in the key, and their defaults never change (tests/golden).
-NOT_NUMERIC = (
-    "storage",
-    "kinds.__init__",
-    "kinds.text",
-    "kinds.image",
+# More that affects no array: the processes that share the work, the sources of raw data, whose hashes count, and the
+# tables and picture of lengths. The settings' values are in the key, and their defaults never change (tests/golden).
+LEFT_OUT = (
+    *NOT_NUMERIC,
+    "preprocessing.lengths:length_table",
+    "preprocessing.lengths:plot_lengths",
+    "preprocessing.lengths:quantile_table",
+    "preprocessing.lengths:write_table",
     "preprocessing.settings",
     "preprocessing.sources",
     "preprocessing.workers",
@@ -60,7 +61,7 @@ def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: P
                 "files": {file: about.sha256 for file, about in entry.files.items()},
                 "groups": entry.groups,
             },
-            "source": numeric_digest(numeric_modules(entry.kind), without=NOT_NUMERIC),
+            "source": numeric_digest(numeric_modules(entry.kind), without=LEFT_OUT),
             "libraries": {library: importlib.metadata.version(library) for library in libraries},
         }
     )
@@ -68,7 +69,8 @@ def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: P
 
 def numeric_modules(kind: str) -> list[str]:
     """Return the modules that make the arrays of ``kind``; what they import counts as well."""
-    return ["preprocessing.prepare", kinds.module_of(kinds.kind(kind).prepare)]
+    entry = kinds.kind(kind)
+    return ["preprocessing.prepare", kinds.module_of(entry.prepare), kinds.module_of(entry.open_raw)]
 
 
 def prepare(

@@ -1,47 +1,75 @@
-"""Digests of the source that a result depends on, read by ``ast`` and never imported; keys contain them.
-
-``numeric_digest`` is a digest of the normalised syntax trees of all files that some modules reach by imports. It
-changes with a constant or an operation. These do not change it:
-
-- docstrings, comments, positions, annotations, and the text of an exception or a warning
-- a new field of a Settings class, and a network's named SIZES
-- the name or place of a file, and a new file that none of these modules imports
-"""
+"""The source of the project, read by ``ast`` and never imported: its files, what they import, and their digests."""
 
 import ast
 import functools
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from storage.files import sha256_bytes, sha256_file
+from storage.errors import InputError
+from storage.files import sha256_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
+# The rooms whose code decides a result.
+ROOMS = ("batches", "cuda_ext", "evaluation", "kinds", "models", "preprocessing", "runtime", "storage", "training")
+SUFFIXES = (".py", ".cu", ".cuh")
 # Two threads that parse at once can fail with "AST constructor recursion depth mismatch" (CPython issue 106905). A lock
 # serialises this module's threads; a failure caused by a library's thread is retried.
 PARSING = threading.Lock()
 ATTEMPTS = 20
-# Modules that training uses and that affect no number.
-NOT_NUMERIC = (
-    "storage",
-    "kinds.__init__",
-    "cuda_ext.build",
-    "cuda_ext.library",
-    "models.__init__",
-    "runtime.gpu_lease",
-    "training.checkpoint",
-    "training.launcher",
-    "training.machine",
-    "training.progress",
-    "training.run",
-)
+
+
+class NoModule(ValueError):
+    """The project has no module of this name."""
+
+
+def changed(path: Path) -> tuple[int, int]:
+    """Return a file's modification time and size, by which results computed from it are cached."""
+    about = path.stat()
+    return about.st_mtime_ns, about.st_size
+
+
+def _read_all() -> dict[Path, tuple[tuple[int, int], bytes]]:
+    paths = (path for room in ROOMS for path in ROOT.joinpath(room).rglob("*") if path.suffix in SUFFIXES)
+    return {path: (changed(path), path.read_bytes()) for path in paths}
+
+
+# The source as it is when a process starts. Modules are imported at any later time: by then a file may be another.
+_AT_START = _read_all()
+
+
+def content(path: Path) -> bytes:
+    """Return a source file: of this project as it was when the process started, or when it was first asked for."""
+    if not path.is_relative_to(ROOT):
+        return path.read_bytes()
+    if path not in _AT_START:
+        _AT_START[path] = (changed(path), path.read_bytes())
+    return _AT_START[path][1]
+
+
+def edited(paths: Iterable[Path]) -> list[Path]:
+    """Return the files of this project whose ``content`` is no longer on the disk."""
+    found = []
+    for path in paths:
+        try:
+            before, text = _AT_START[path]
+            if changed(path) != before and path.read_bytes() != text:
+                found.append(path)
+        except FileNotFoundError:
+            found.append(path)
+    return found
 
 
 def parse(path: Path) -> ast.Module:
-    """Parse a source file; safe to call from several threads."""
-    source = path.read_bytes()
+    """Parse a source file as it is on the disk; safe to call from several threads."""
+    return parsed(path.read_bytes(), path)
+
+
+def parsed(source: bytes, path: Path) -> ast.Module:
+    """Parse the ``source`` of the file ``path``; safe to call from several threads."""
     with PARSING:
         for _ in range(ATTEMPTS - 1):
             try:
@@ -62,12 +90,6 @@ def _defined_names(path: Path, _changed: tuple[int, int]) -> frozenset[str]:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.add(node.target.id)
     return frozenset(names)
-
-
-def changed(path: Path) -> tuple[int, int]:
-    """Return a file's modification time and size, by which results computed from it are cached."""
-    about = path.stat()
-    return about.st_mtime_ns, about.st_size
 
 
 def defined_names(path: Path) -> frozenset[str]:
@@ -93,37 +115,61 @@ def module_file(name: str, root: Path = ROOT) -> Path | None:
     return None
 
 
-@functools.lru_cache(maxsize=1024)
-def _imported_names(path: Path, _changed: tuple[int, int]) -> frozenset[str]:
-    """Return the dotted names that a file imports, each with the packages above it."""
-    names: set[str] = set()
-    for node in ast.walk(parse(path)):
+def imported_names(tree: ast.AST, path: Path, root: Path = ROOT) -> dict[str, set[str]]:
+    """Return the names that the imports of a file bind, with the dotted addresses of each.
+
+    ``import a.b`` binds a to ``a`` and, for the sake of its import, a.b to ``a.b``; ``from .a import b as c`` in the
+    package p binds c to ``p.a.b``.
+    """
+    found = defaultdict(set)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    parts = [name.split(".") for name in names]
-    return frozenset(".".join(name[:end]) for name in parts for end in range(1, len(name) + 1))
+            for alias in node.names:
+                found[alias.asname or alias.name].add(alias.name)
+                if not alias.asname:
+                    found[alias.name.split(".")[0]].add(alias.name.split(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            module = f"{_package(path, node.level, root)}{node.module or ''}".rstrip(".")
+            for alias in node.names:
+                found[alias.asname or alias.name].add(f"{module}.{alias.name}")
+    return dict(found)
+
+
+def _package(path: Path, level: int, root: Path) -> str:
+    """Return the package that a relative import of ``level`` dots in a file means, with a dot; "" where level is 0."""
+    if not level or not path.is_relative_to(root):
+        return ""
+    return "".join(f"{part}." for part in path.parents[level - 1].relative_to(root).parts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _imports(path: Path, root: Path, _changed: tuple[int, int] | None) -> frozenset[str]:
+    found = imported_names(parsed(content(path), path), path, root).values()
+    parts = [address.split(".") for addresses in found for address in addresses]
+    return frozenset(".".join(names[:end]) for names in parts for end in range(1, len(names) + 1))
 
 
 def imported_files(path: Path, root: Path = ROOT) -> set[Path]:
     """Return the project's files that ``path`` imports directly, with the ``__init__.py`` of their packages."""
-    names = _imported_names(path, changed(path))
+    names = _imports(path, root, None if path.is_relative_to(ROOT) else changed(path))
     return {file for name in names if (file := module_file(name, root))}
+
+
+def root_files(name: str, root: Path = ROOT) -> list[Path]:
+    """Return the file of module ``name``, or each file of the package; NoModule where there is none."""
+    file = module_file(name, root)
+    if file is None:
+        raise NoModule(f"no module {name} in {root}")
+    return sorted(file.parent.glob("*.py")) if file.name == "__init__.py" else [file]
 
 
 def closure(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = ()) -> list[Path]:
     """Return all files of the project that ``modules`` reach by imports; a package means each of its files.
 
-    The modules and packages of ``without`` are left out, and so is what only they reach.
+    The modules of ``without`` are left out, and so is what only they reach.
     """
-    left_out = _left_out(without, root)
-    waiting: list[Path] = []
-    for name in modules:
-        file = module_file(name, root)
-        if file is None:
-            raise ValueError(f"no module {name} in {root}")
-        waiting += sorted(file.parent.glob("*.py")) if file.name == "__init__.py" else [file]
+    left_out = {module_file(name, root) for name in without}
+    waiting = [file for name in modules for file in root_files(name, root)]
     reached: set[Path] = set()
     while waiting:
         path = waiting.pop()
@@ -133,143 +179,19 @@ def closure(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = 
     return sorted(reached)
 
 
-def _left_out(without: Iterable[str], root: Path) -> frozenset[Path]:
-    files = {file for name in without if (file := module_file(name, root))}
-    return frozenset(files | {file for name in without for file in root.joinpath(*name.split(".")).glob("**/*.py")})
+def source_digests(modules: Iterable[str]) -> dict[str, str]:
+    """Return the sha256 of each file of the closure, by its path from the project's root; InputError for a file that
+    has changed since the process started."""
+    files = closure(modules)
+    refuse_edited(edited(files))
+    return {path.relative_to(ROOT).as_posix(): sha256_bytes(content(path)) for path in files}
 
 
-def source_digests(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
-    """Return the sha256 of each file of the closure, by its path from the project's root."""
-    return {path.relative_to(root).as_posix(): sha256_file(path) for path in closure(modules, root)}
-
-
-def numeric_digest(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> str:
-    """Return the sha256 of the normalised source of all files that ``modules`` reach, whatever their names."""
-    left_out = _left_out(without, root)
-    digests = sorted(normalised_digest(path, root, left_out) for path in closure(modules, root, without))
-    return sha256_bytes("\n".join(digests).encode())
-
-
-def numeric_files(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> dict[str, str]:
-    """Return the digest of each file's own content, by its path from the project's root, to name a difference."""
-    return {path.relative_to(root).as_posix(): content_digest(path, root) for path in closure(modules, root, without)}
-
-
-def normalised_digest(path: Path, root: Path = ROOT, without: frozenset[Path] = frozenset()) -> str:
-    """Return the sha256 of a file's normalised syntax tree, equal on every version of Python.
-
-    Imports of the project count by the content of the imported file, not by its name; imports of the files
-    ``without`` do not count.
-    """
-    imported = tuple((file, changed(file)) for file in sorted(imported_files(path, root)))
-    return _normalised_digest(path, root, without, changed(path), imported)
-
-
-@functools.lru_cache(maxsize=1024)
-def _normalised_digest(
-    path: Path,
-    root: Path,
-    without: frozenset[Path],
-    _changed: tuple[int, int],
-    _imported: tuple[tuple[Path, tuple[int, int]], ...],
-) -> str:
-    return sha256_bytes(_text(_Normalise(root, without).visit(parse(path))).encode())
-
-
-def content_digest(path: Path, root: Path = ROOT) -> str:
-    """Return the sha256 of a file's normalised syntax tree without its imports of the project."""
-    return _content_digest(path, root, changed(path))
-
-
-@functools.lru_cache(maxsize=1024)
-def _content_digest(path: Path, root: Path, _changed: tuple[int, int]) -> str:
-    return sha256_bytes(_text(_Normalise(root, None).visit(parse(path))).encode())
-
-
-class _Normalise(ast.NodeTransformer):
-    """Removes code that affects no number: docstrings, annotations, messages, the fields of Settings, names of modules.
-
-    Values of settings are in keys by themselves, and their defaults never change (tests/golden/defaults.json).
-    """
-
-    def __init__(self, root: Path, without: frozenset[Path] | None) -> None:
-        self.root = root
-        self.without = without  # None: leave out all imports of the project
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        super().generic_visit(node)
-        for name in ("annotation", "returns", "type_comment", "type_params"):
-            if getattr(node, name, None):
-                setattr(node, name, None)
-        return node
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        if isinstance(node.value, ast.Constant):
-            return None
-        if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in ("warnings.warn", "print"):
-            return None
-        return self.generic_visit(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        if node.name == "Settings":
-            node.body = [one for one in node.body if not isinstance(one, ast.AnnAssign)]
-        return self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        if isinstance(node.target, ast.Name) and node.target.id == "SIZES":
-            return None  # planning replaces a size by its settings, which are in keys by themselves
-        if node.value is None:
-            return None if isinstance(node.target, ast.Name) else ast.Expr(node.target)
-        return ast.Assign([node.target], self.visit(node.value))
-
-    def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-        return ast.Raise(raised, None)
-
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        return ast.Assert(self.visit(node.test), None)
-
-    def visit_Import(self, node: ast.Import) -> list[ast.AST]:
-        """Return one statement for each module; `import a.b as c` of the project: the content of a.b, and c."""
-        found = (self._imported(alias.name, [ast.alias("", alias.asname)], alias) for alias in node.names)
-        return [one for one in found if one]
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | list[ast.AST]:
-        module = node.module or ""
-        if not _is_own(module, self.root):
-            return node
-        found = []
-        for alias in node.names:
-            # The name is a module of the package, or a name within the module.
-            inner = module_file(f"{module}.{alias.name}", self.root)
-            name, names = (f"{module}.{alias.name}", [ast.alias("", alias.asname)]) if inner else (module, [alias])
-            found.append(self._imported(name, names, None))
-        return [one for one in found if one]
-
-    def _imported(self, name: str, names: list[ast.alias], foreign: ast.alias | None) -> ast.AST | None:
-        file = module_file(name, self.root)
-        if not _is_own(name, self.root):
-            return ast.Import([foreign] if foreign else [])
-        if self.without is None or file is None or file in self.without:
-            return None
-        return ast.ImportFrom(content_digest(file, self.root), names, 0)
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        test = ast.unparse(node.test)
-        if test in ("TYPE_CHECKING", "typing.TYPE_CHECKING") or test.startswith("__name__ == "):
-            return None
-        return self.generic_visit(node)
-
-
-def _is_own(module: str, root: Path) -> bool:
-    top = module.split(".")[0]
-    return bool(top) and (module_file(top, root) is not None or (root / top).is_dir())
-
-
-def _text(node: Any) -> str:
-    """Return a syntax tree as text. ``ast.dump`` writes empty fields by some versions of Python and not by others."""
-    if isinstance(node, ast.AST):
-        values = [(name, getattr(node, name, None)) for name in node._fields if name != "kind"]
-        inner = ",".join(f"{name}={_text(value)}" for name, value in values if value not in (None, []))
-        return f"{type(node).__name__}({inner})"
-    return f"[{','.join(map(_text, node))}]" if isinstance(node, list) else repr(node)
+def refuse_edited(files: list[Path]) -> None:
+    """Raise InputError where there are ``files`` that changed while this process ran: it would name the wrong code."""
+    if files:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        raise InputError(
+            f"{files[0].relative_to(ROOT)}{more} changed while this process ran, which imported it as it was before: "
+            "run the command again"
+        )

@@ -13,9 +13,10 @@ from models.objectives import DEFAULT
 from storage.digests import refuse_damaged_folder
 from storage.errors import InputError
 from storage.files import write_json
+from storage.numeric import numeric_digest
 from storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
 from storage.run_folder import JOB, RESULT, RunFolder
-from storage.source import ROOT, closure, numeric_digest
+from storage.source import ROOT, closure
 from tracking.baseline_predictor import SERVED, STATE
 from tracking.predictor import THRESHOLD
 

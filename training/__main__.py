@@ -28,10 +28,11 @@ import models
 from storage.errors import InputError, command, printable
 from storage.files import below, read_json
 from storage.locks import is_held, run_lock
+from storage.numeric import difference, numeric_source
 from storage.registry import registry
 from storage.run_folder import RunFolder
 from storage.settings import members
-from storage.source import numeric_digest, numeric_files
+from storage.source import NoModule
 from training.processes import ONE, Processes
 from training.progress import Progress
 from training.rendezvous import joined
@@ -256,21 +257,27 @@ def refuse_wrong_members(settings: Any) -> None:
 
 
 def refuse_other_sources(path: Path, given: dict) -> None:
-    """Raise InputError where the source here computes something else than the source that the job's key names."""
+    """Raise InputError where the source here computes something else than the source that the job's key names.
+
+    The source of kernels counts where the job was made for a machine that runs them.
+    """
     source = given.get("source")
     if source is None:
         return
+    of_kernels = str((given.get("machine") or {}).get("kernels")).startswith("extension")
     try:
-        if numeric_digest(source["modules"]) == source["digest"]:
-            return
-        here = numeric_files(source["modules"])
-    except (KeyError, ValueError) as error:
+        here = numeric_source(source["modules"])
+        same = here.digest == source["digest"] and (not of_kernels or here.kernels == source["kernels"])
+    except (KeyError, NoModule) as error:
         raise InputError(
             f"{path}: its 'source' names no modules of this project ({error}): write the job again"
         ) from None
-    then = source.get("files", {})
-    others = [name for name in sorted({**then, **here}) if then.get(name) != here.get(name)]
-    named = (others[0] if others else "") + (f" and {len(others) - 1} more" if len(others) > 1 else "")
+    if same:
+        return
+    then, now = source.get("files", {}), dict(here.files)
+    if of_kernels:
+        then, now = {**then, **source.get("kernels", {})}, {**now, **here.kernels}
+    named = difference(then, now)
     raise InputError(
         f"{path} was made by other source code than this ({named}): use the source that it was made by, or write "
         "the job again where it came from (`reread jobs`)"

@@ -44,8 +44,9 @@ def cpu(description: Path = CPU_DESCRIPTION) -> str:
 def machine() -> dict[str, Any]:
     """Return the versions of torch, numpy, CUDA and cuDNN, the device and its kernels; None for a GPU's on a CPU.
 
-    device: the GPU's name or ``cpu``. kernels: the digest of their CUDA sources, or why the library
-    does not fit. InputError where the visible GPUs are of several kinds, since a run may get any of them.
+    device: the GPU's name or ``cpu``. kernels: whether the compiled library runs (cuda_ext.library.implementation); a
+    run's key has the digests of the kernels that it calls beside it. InputError where the visible GPUs are of several
+    kinds, since a run may get any of them.
     """
     versions = {"torch": torch.__version__, "numpy": numpy.__version__}
     if not torch.cuda.is_available():
@@ -58,7 +59,7 @@ def machine() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": str(torch.backends.cudnn.version()),
         "device": names[0],
-        "kernels": library.kernels(torch.device("cuda", torch.cuda.current_device())),
+        "kernels": library.implementation(library.kernels(torch.device("cuda", torch.cuda.current_device()))),
     }
 
 

@@ -25,8 +25,9 @@ from batches import collation
 from models.objectives import Objective, make_objective, scores
 from storage.errors import InputError
 from storage.files import content_key, write_json
+from storage.numeric import numeric_digest
 from storage.prepared import Prepared
-from storage.source import ROOT, numeric_digest
+from storage.source import ROOT
 
 ROWS = 8
 # torch.export writes a recurrent network down step by step: the shortest rows take a tenth of the time.
@@ -48,6 +49,7 @@ def check_network(
             "source": models.network_source(model, settings),
             "check": numeric_digest([__name__, f"models.objectives.{objective['name']}"]),
             "network": dict(settings),
+            "debug": dataclasses.asdict(models.debug(model)),
             "objective": dict(objective),
             "kind": prepared.kind,
             "shapes": shapes(prepared),

@@ -198,7 +198,14 @@ def test_the_record_of_a_run_names_the_operations_that_run_their_reference(gpu_w
 
 
 def test_the_record_of_a_run_names_the_gpus_of_a_library_for_some(gpu_with):
-    assert library.kernels(gpu_with(232_448, [[8, 0]])) == "extension 0123456789abcdef; compiled for sm_80"
+    record = library.kernels(gpu_with(232_448, [[8, 0]]))
+    assert record == "extension 0123456789abcdef; compiled for sm_80"
+    assert library.implementation(record) == "extension; compiled for sm_80"
+
+
+def test_the_key_of_the_library_and_the_reason_for_a_reference_are_no_part_of_a_machine(gpu_with):
+    assert library.implementation(library.kernels(gpu_with(232_448))) == "extension"
+    assert library.implementation("reference (the library is not built: run `make ext`)") == "reference"
 
 
 def test_a_cpu_build_of_pytorch_is_named(monkeypatch):

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 from evaluation.__main__ import main
 from evaluation.records import RunRecord
-from evaluation.run import evaluate_run, evaluation_key, find_evaluation, machine_here, training_machine
+from evaluation.run import evaluate_run, evaluation_key, find_evaluation, machine_here, source, training_machine
 from models.objectives import DEFAULT, make_objective, to_probabilities
 from storage.errors import InputError
 from storage.files import read_json, write_json
@@ -125,7 +126,7 @@ def test_an_unfinished_run_and_a_damaged_array_are_refused_and_nothing_is_left(r
     assert not (run / "evaluation").exists()
 
 
-H200 = {"torch": "2.13.0+cu130", "gpu": "NVIDIA H200", "kernels": "extension 0123abcd"}
+H200 = {"torch": "2.13.0+cu130", "numpy": "2.4.6", "gpu": "NVIDIA H200", "kernels": "extension; compiled for sm_90"}
 
 
 @pytest.mark.parametrize("file", ["metrics.json", "validation.npy", "latency.json", "digests.json"])
@@ -148,19 +149,25 @@ def test_the_key_is_of_all_that_decides_the_evaluation(run, text_data, monkeypat
     def key(machine=None):
         return evaluation_key(RunFolder(run), ("validation",), machine)
 
-    keys = {key(), key(H200), key(H200 | {"kernels": "reference (the library is not built)"})}
+    keys = {key(), key(H200), key(H200 | {"kernels": "reference"})}
     keys |= {key(H200 | {"gpu": "NVIDIA A100"}), key(H200 | {"torch": "2.11.0+cu130"}), evaluation_key(RunFolder(run))}
-    monkeypatch.setattr("evaluation.run.source", lambda objective: "another")
+    keys.add(key(H200 | {"numpy": "2.5.2"}))
+    found, cpu, gpu = source("classification"), key(), key(H200)
+    # A kernel that HAN calls counts where kernels run.
+    monkeypatch.setattr("evaluation.run.source", lambda objective: replace(found, kernels={"gru": "another"}))
+    assert key() == cpu and key(H200) != gpu
+    monkeypatch.setattr("evaluation.run.source", lambda objective: replace(found, digest="another"))
     keys.add(key())
     write_json(run / "job.json", read_json(run / "job.json") | {"run_key": "another"})
     keys.add(key())
-    assert len(keys) == 8
+    assert len(keys) == 9
 
 
 def test_an_evaluation_made_on_the_gpu_that_trained_is_reused(run, text_data):
     """By its key, which names that GPU and its kernels; without weights too."""
     here = evaluate_run(run, text_data)
-    write_json(run / "environment.json", {**H200, "host": "a machine with GPUs"})
+    recorded = {**H200, "kernels": "extension 0123456789abcdef; compiled for sm_90", "host": "a machine with GPUs"}
+    write_json(run / "environment.json", recorded)
     assert training_machine(RunFolder(run)) == H200 and find_evaluation(run) == here
     there = here.rename(here.with_name(evaluation_key(RunFolder(run), machine=H200)))
     (run / "best.safetensors").unlink()

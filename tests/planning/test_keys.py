@@ -25,7 +25,7 @@ from training.settings import Settings
 
 GPU = {
     "torch": "2.11.0+cu130", "numpy": "2.3.0", "cuda": "13.0", "cudnn": "91500", "device": "NVIDIA H200",
-    "kernels": "extension 0123456789abcdef",
+    "kernels": "extension; compiled for sm_90",
 }  # fmt: skip
 CPU = {"torch": "2.13.0", "numpy": "2.4.6", "cuda": None, "cudnn": None, "device": "AVX2", "kernels": None}
 DESCRIPTION = {
@@ -108,16 +108,18 @@ def test_what_changes_weights_changes_the_key(tmp_path, monkeypatch):
 @pytest.fixture
 def sources(tmp_path):
     """A copy of the sources that a test may edit, and a function that gives their digest."""
-    for package in ("batches", "cuda_ext", "models", "runtime", "storage", "training"):
+    for package in ("batches", "cuda_ext", "kinds", "models", "runtime", "storage", "training"):
         if (ROOT / package).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.so", "build", ".build")
+            ignored = shutil.ignore_patterns("__pycache__", "*.so", "_build")
             shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
 
-    def digest(model: str = "densenet", kind: str = "image", settings: dict | None = None) -> str:
-        keys._digest_and_files.cache_clear()
+    def source(model: str = "densenet", kind: str = "image", settings: dict | None = None) -> dict:
         network = read(models.settings_class(model), {}, "network")
         training = read(Settings, settings or {}, "training")
-        return keys.source(model, kind, network, training, root=tmp_path)["digest"]
+        return keys.source(model, kind, network, training, root=tmp_path)
+
+    def digest(*arguments, **keywords) -> str:
+        return source(*arguments, **keywords)["digest"]
 
     def edit(name: str, old: str, new: str) -> None:
         path = tmp_path / name
@@ -125,8 +127,8 @@ def sources(tmp_path):
         assert old in text, f"{name} has no {old!r}"
         path.write_text(text.replace(old, new, 1))
 
-    yield tmp_path, digest, edit
-    keys._digest_and_files.cache_clear()
+    digest.source = source
+    return tmp_path, digest, edit
 
 
 def test_words_types_and_places_of_the_source_are_not_in_the_key(sources):
@@ -150,11 +152,13 @@ def test_words_types_and_places_of_the_source_are_not_in_the_key(sources):
     (root / "training/optimisers").mkdir(exist_ok=True)
     (root / "training/optimisers/mine.py").write_text("def build(groups, learning_rate, settings): ...\n")
     assert digest() == usual
-    # What reports, saves and launches.
-    with open(root / "training/progress.py", "a") as file:
-        file.write("\nMINE = 1\n")
-    with open(root / "training/checkpoint.py", "a") as file:
-        file.write("\nMINE = 1\n")
+    # What reports, what describes a run, a size for tests, and a function that training does not call.
+    edit("training/progress.py", "INTERVAL = 0.5", "INTERVAL = 0.7")
+    edit("training/device.py", '"python": platform.python_version()', '"python": platform.python_build()')
+    edit("models/__init__.py", 'if "size" in network', 'if "size" not in network')
+    edit("models/densenet.py", "DEBUG = Settings(", "DEBUG = Settings(dropout=0.5, ")
+    edit("storage/prepared.py", 'SPLITS = ("train", "validation", "test")', 'SPLITS = ("train", "validation", "exam")')
+    edit("storage/files.py", "indent=2", "indent=4")
     assert digest() == usual
 
 
@@ -172,9 +176,22 @@ def test_a_moved_file_is_not_in_the_key(sources):
     [
         ("models/densenet.py", "BLOCKS = 3", "BLOCKS = 4"),
         ("models/densenet.py", "2 * settings.growth_rate", "3 * settings.growth_rate"),
-        ("training/step.py", "\nimport torch\n", "\nimport torch\n\nEXTRA = 1\n"),
+        ("training/step.py", "\nimport torch\n", "\nimport torch\n\ntorch.set_flush_denormal(True)\n"),
         ("batches/order.py", "start + length", "start + length - 1"),
         ("batches/image.py", ".float() / 255", ".float() / 256"),
+        ("storage/prepared.py", "np.arange(start, stop)", "np.arange(start, stop, 2)"),
+        ("storage/prepared.py", "allow_pickle=False)", "allow_pickle=False)[::2]"),
+        ("models/__init__.py", "_build(model, network, description)\n", "_build(model, network, description).half()\n"),
+        ("training/device.py", "torch.set_num_threads(settings.threads)", "torch.set_num_threads(2)"),
+        ("training/checkpoint.py", "best = state.best_epoch == state.epoch", "best = True"),
+        (
+            "training/checkpoint.py",
+            "newest, path = checkpoints(run_directory)[-1]",
+            "newest, path = checkpoints(run_directory)[0]",
+        ),
+        ("storage/settings.py", "return tuple(value) if", "return tuple(value[1:]) if"),
+        ("kinds/image.py", 'row_array="images"', 'row_array="boxes"'),
+        ("cuda_ext/library.py", "return dtype != torch.float64", "return dtype != torch.float32"),
     ],
 )
 def test_a_changed_constant_or_operation_is_in_the_key(sources, name, old, new):
@@ -189,11 +206,81 @@ def test_another_import_of_the_same_name_is_in_the_key(sources):
     (root / "models/layers/one.py").write_text("def f(x):\n    return x\n")
     (root / "models/layers/two.py").write_text("def f(x):\n    return 2 * x\n")
     with open(root / "models/densenet.py", "a") as file:
-        file.write("\nfrom models.layers.one import f\nfrom models.layers.two import f as g\n")
+        file.write("\nfrom models.layers.one import f\nfrom models.layers.two import f as g\n\nBOTH = (f, g)\n")
     usual = digest()
     edit("models/densenet.py", "layers.one import f", "layers.two import f")
     edit("models/densenet.py", "layers.two import f as g", "layers.one import f as g")
     assert digest() != usual
+
+
+def test_a_relative_import_is_in_the_key(sources):
+    root, digest, edit = sources
+    for path in (root / "models").glob("*.py"):
+        path.write_text(path.read_text().replace("from models.layers.pooling import", "from .layers.pooling import"))
+    usual = digest("gru_flat", "text")
+    edit("models/layers/pooling.py", "sums / length", "sums * length")
+    assert digest("gru_flat", "text") != usual
+
+
+def test_a_package_outside_of_the_project_is_in_the_key(sources, tmp_path_factory, monkeypatch):
+    root, digest, _ = sources
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    package = elsewhere / "reread_test_networks"
+    package.mkdir()
+    (package / "__init__.py").write_text("from reread_test_networks.net import Net\n")
+    (package / "net.py").write_text("WIDTH = 3\n\n\nclass Net: ...\n")
+    densenet = (root / "models/densenet.py").read_text()
+    (root / "models/densenet.py").write_text(f"{densenet}\nfrom reread_test_networks import Net\n\nNETS = [Net]\n")
+    with pytest.raises(InputError, match="reread_test_networks"):
+        digest()
+    monkeypatch.syspath_prepend(elsewhere)
+    usual = digest()
+    (package / "net.py").write_text("WIDTH = 4\n\n\nclass Net: ...\n")
+    assert digest() != usual
+
+
+CUDA = {"kernels": "extension; compiled for sm_90"}
+OTHERS = {"kernels": "reference"}
+
+
+def test_the_kernels_that_a_network_calls_are_in_its_key_where_they_run(sources):
+    root, digest, edit = sources
+
+    def parts(model, kind, machine):
+        return {**keys.key_parts(model, network, training, 0, "", machine, digest.source(model, kind)), "source": ""}
+
+    training = Settings()
+    texts = {}
+    for name in ("gru/gru.cuh", "common/copies.cuh", "conv2d/fft.cuh"):
+        texts[name] = (root / "cuda_ext" / name).read_text()
+    for model, kind, own in (("han", "text", {"gru/gru.cuh"}), ("densenet", "image", set())):
+        network = read(models.settings_class(model), {}, "network")
+        usual, reference = parts(model, kind, CUDA), parts(model, kind, OTHERS)
+        for name, text in texts.items():
+            path = root / "cuda_ext" / name
+            path.write_text(f"// A comment.\n\n{text}")
+            assert parts(model, kind, CUDA) == usual
+            path.write_text(f"{text}\nconstexpr int kAnother = 1;\n")
+            changed = parts(model, kind, CUDA) != usual
+            assert changed == (name in own or includes(root, usual["kernels"], name)), (model, name)
+            assert parts(model, kind, OTHERS) == reference
+            path.write_text(text)
+        edit("cuda_ext/build.py", '"-O3"', '"-O2"')
+        assert parts(model, kind, CUDA) != usual
+        edit("cuda_ext/build.py", '"-O2"', '"-O3"')
+
+
+def includes(root: Path, folders, name: str) -> bool:
+    """Whether a file of these folders names another file, by itself or through others, in an #include."""
+    waiting = [path for folder in folders for path in (root / "cuda_ext" / folder).glob("*.cu*")]
+    seen = set()
+    while waiting:
+        path = waiting.pop()
+        if path not in seen:
+            seen.add(path)
+            lines = [line for line in path.read_text().splitlines() if line.startswith('#include "')]
+            waiting += [(path.parent / line.split('"')[1]).resolve() for line in lines]
+    return root / "cuda_ext" / name in {path.resolve() for path in seen}
 
 
 def test_the_members_that_the_settings_name_are_in_the_key(sources):
@@ -207,7 +294,7 @@ def test_the_members_that_the_settings_name_are_in_the_key(sources):
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
 def test_the_digest_is_the_same_on_other_versions_of_python(version):
     modules = ["training.loop", "models.han", "models.densenet", "batches.text", "batches.image"]
-    code = f"from storage.source import numeric_digest; print(numeric_digest({modules!r}))"
+    code = f"from storage.numeric import numeric_digest; print(numeric_digest({modules!r}))"
     here = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     candidates = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
     for python in filter(None, candidates):
@@ -238,6 +325,7 @@ def test_the_machine_of_a_file_stands_for_this_one(tmp_path, monkeypatch, machin
         ({"torch": "2.11.0"}, "'numpy'"),
         ({**GPU, "devise": "x"}, "'device'"),
         ({**GPU, "kernels": None}, "'kernels' is None"),
+        ({**GPU, "kernels": "extension 0123456789abcdef; compiled for sm_90"}, "'kernels' is 'extension 0123"),
         ({**GPU, "cuda": None}, "'cudnn' is '91500'"),
         ({**CPU, "kernels": "x"}, "'kernels' is 'x'"),
     ],

@@ -21,7 +21,7 @@ from preprocessing.vocabulary import word_index
 from storage.errors import InputError
 from storage.files import read_json, sha256_file
 from storage.prepared import SPLITS, open_prepared
-from storage.source import numeric_digest
+from storage.numeric import numeric_digest
 
 ROOT = Path(__file__).parents[2]
 CLASSES = ("cats", "dogs", "birds")

@@ -10,7 +10,8 @@ import torch
 
 from models.layers import parameter_count
 from storage.locks import file_lock, run_lock
-from storage.source import ROOT, numeric_digest, numeric_files
+from storage.numeric import numeric_digest, numeric_files
+from storage.source import ROOT
 from tests.training.outcome import outcome
 from training.__main__ import main, train_at_once
 from training.machine import machine
