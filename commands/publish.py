@@ -6,7 +6,7 @@ reread publish imdb --without-weights      runs came back from another machine w
 Writes what is committed: metrics.json, verdicts.json, plan.json, the tables (CSV) and differences.png of the report,
 runs.json with each run's key, seed, sha256 of its weights, environment and commit, and summary.json, the few figures
 that `dvc metrics` shows. DVC gets a stage for the experiment (results/experiments.yaml). Refuses a report of a
-selection, of other settings than today's, and of runs whose files do not match their digests.
+selection, of other settings than today's, one that is damaged, and runs whose files do not match their digests.
 """
 
 import shutil
@@ -21,6 +21,7 @@ from planning.experiment import EXPERIMENTS as EXPERIMENTS_FOLDER
 from planning.experiment import load_experiment
 from planning.runs import RESULTS, RUNS, run_records
 from planning.schema import read_yaml
+from storage.digests import Damaged, refuse_damaged_folder
 from storage.errors import InputError
 from storage.files import published_directory, read_object, write_json, write_text
 
@@ -47,6 +48,10 @@ def command(
     for name in RECORDS:
         if not (report / name).is_file():
             raise InputError(f"{report / name} is missing: {again}")
+    try:
+        refuse_damaged_folder(report)
+    except Damaged as error:
+        raise InputError(f"{error}: {again}") from None
     record, metrics = (
         read_object(report / "plan.json", "key", "partial"),
         read_object(report / "metrics.json", "variants"),

@@ -39,7 +39,7 @@ from evaluation.linear_models import (
 )
 from evaluation.metrics import higher_is_better, metric_names, metric_value, metrics_of_splits, row_losses
 from evaluation.nb_svm import NbSvm, bigram_vectoriser
-from storage.digests import digested_directory
+from storage.digests import Damaged, digested_directory, refuse_damaged_folder
 from storage.errors import InputError, refuse_unknown
 from storage.files import content_key, read_json, write_json
 from storage.source import source_digests
@@ -109,7 +109,8 @@ def evaluate_baseline(
     metric: by which C is chosen, as a comparison names it; None: the task's first.
 
     name: of kinds.baselines(). inputs: by split, texts or uint8 [N, H, W, C]. labels: by split, int [N] or
-    uint8 [N, K]. cache: a folder that keeps results by the digest of all these.
+    uint8 [N, K]. cache: a folder that keeps results by the digest of all these; InputError where
+    a kept one is damaged.
     """
     refuse_unknown([name], kinds.baselines(), "the baselines")
     for split in ("train", "validation"):
@@ -128,7 +129,12 @@ def evaluate_baseline(
             **({"metric": metric} if metric else {}),
         }
     )
-    if not (directory / "baseline.json").is_file():
+    if directory.is_dir():
+        try:
+            refuse_damaged_folder(directory)
+        except Damaged as error:
+            raise InputError(f"{error}: remove {directory} and run again, it will be fitted again") from None
+    else:
         found, state = _fit(name, inputs, labels, task, classes, metric)
         with digested_directory(directory) as working:
             if state is not None:

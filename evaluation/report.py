@@ -34,8 +34,9 @@ from evaluation.records import RunRecord
 from evaluation.statistics import finite
 from evaluation.summary import at_an_end, champion_of, rounded, summarise
 from evaluation.verdicts import RULE, Comparison, Measured, Verdict, judge
+from storage.digests import digested_directory
 from storage.errors import InputError, refuse_unknown
-from storage.files import published_directory, write_json, write_text
+from storage.files import write_json, write_text
 
 # Pairs of classes in the table of confusions.
 MOST_CONFUSED = 20
@@ -69,7 +70,7 @@ def evaluate_experiment(
     baselines: by data set and name. command, environment and links: how it was run and where it was tracked, for the
     report alone. repeated: for each data set the test rows, bool [m], that occur in another split too. reads, plan: the
     ledger of test reads and the experiment's plan key in it. untuned: by variant, how its tuning ended too early.
-    record: written beside the metrics, as plan.json.
+    record: plan.json. digests.json names each file's sha256.
     Returns {"metrics": metrics.json, "verdicts": [...], "files": [paths]}.
 
     With ``evaluate_on: validation`` the test split is not read.
@@ -93,8 +94,10 @@ def evaluate_experiment(
     times = latencies(records)
     # Only the chosen trials of a grid are drawn; the tables have all.
     drawn = {one["chosen"] for one in metrics.get("tuned", {}).values()} or set(metrics["variants"])
-    with published_directory(Path(destination), replace=True) as working:
+    with digested_directory(Path(destination), replace=True) as working:
         write_json(working / "metrics.json", metrics)
+        if record is not None:
+            write_json(working / "plan.json", record)
         write_json(
             working / "verdicts.json", {"experiment": experiment["name"], "evaluated_on": split, "verdicts": judged}
         )

@@ -14,6 +14,7 @@ from planning.plan import PLAN, Plan, Variant
 from planning.resolve import make_plan
 from planning.runs import RESULTS
 from planning.space import flat, nested
+from storage.digests import whole
 from storage.errors import InputError
 from storage.files import read_object
 from storage.run_folder import METRICS
@@ -66,18 +67,19 @@ def tuning_name(experiment: str) -> str:
 def choices(report: Path) -> dict[str, Choice]:
     """Return what a tuning chose for each variant, from the folder of its report or of its published results.
 
-    {} where a file is missing, and for an experiment without trials. InputError where the two do not fit.
+    {} where a file is missing, and for an experiment without trials. InputError where a file is damaged or the two do
+    not fit.
     """
     if not (report / METRICS).is_file() or not (report / PLAN).is_file():
         return {}
-    metrics = read_object(report / METRICS)
-    variants = read_object(report / PLAN, "variants")["variants"]
+    again = f"run `reread run --experiment {report.name}` again"
+    metrics = read_object(whole(report / METRICS, again))
+    variants = read_object(whole(report / PLAN, again), "variants")["variants"]
     try:
         return choices_of(metrics, variants)
     except (AttributeError, KeyError, TypeError) as error:
         raise InputError(
-            f"{report / PLAN} and {METRICS} beside it are not of one tuning ({type(error).__name__}: {error}): "
-            "restore them or remove the folder and run the tuning again"
+            f"{report / PLAN} and {METRICS} beside it are not of one tuning ({type(error).__name__}: {error}): {again}"
         ) from None
 
 

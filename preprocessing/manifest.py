@@ -206,9 +206,15 @@ def load_raw_rows(
 ) -> dict[str, Any]:
     """Return the rows of ``prepared`` as they were before preparation, by split and in its order: texts or images.
 
-    InputError where the raw data is missing or is not what the manifest names.
+    InputError where the raw data is missing, is not what the manifest names, or was replaced since the preparation.
     """
-    data = open_data_set(prepared.description["name"], data_directory, manifest_path)
+    name = prepared.description["name"]
+    data = open_data_set(name, data_directory, manifest_path)
+    if data.entry.version != prepared.description["data_version"]:
+        raise InputError(
+            f"{prepared.directory} was prepared of another version of data set '{name}' than "
+            f"{Path(data_directory) / name} has: run again, it will be prepared of this one"
+        )
     indices = {split: prepared.arrays["raw_indices"][prepared.rows(split)].tolist() for split in splits}
     rows = data.read([index for of_split in indices.values() for index in of_split])
     stops = np.cumsum([len(of_split) for of_split in indices.values()]).tolist()

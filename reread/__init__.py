@@ -23,6 +23,7 @@ import tasks  # noqa: F401  (settles the process's environment: nothing is sent 
 from commands.compare import compare as _compare
 from planning.resolve import make_plan
 from planning.runs import all_runs, find_run
+from storage.digests import whole
 from storage.errors import InputError
 from storage.files import read_json
 from storage.run_folder import HISTORY, RunFolder
@@ -152,11 +153,11 @@ def verdicts(experiment: str) -> pd.DataFrame:
 
 
 def _report_file(experiment: str, name: str) -> Any:
-    plan = make_plan(experiment)
+    plan, again = make_plan(experiment), f"run `reread run --experiment {experiment}`"
     for folder in (plan.report_directory, Path("results") / experiment):
         if (folder / name).is_file():
-            return read_json(folder / name)
-    raise InputError(f"experiment '{experiment}' has no report: run `reread run --experiment {experiment}`")
+            return read_json(whole(folder / name, again))
+    raise InputError(f"experiment '{experiment}' has no report: {again}")
 
 
 def attention(answers: pd.DataFrame) -> pd.DataFrame:

@@ -15,10 +15,11 @@ from batches import collation
 from batches.subsets import segment_arange, select_rows
 from evaluation.run import find_evaluation
 from planning.plan import Plan
+from storage.digests import whole
 from storage.errors import InputError
 from storage.files import read_json
 from storage.prepared import Prepared, open_prepared
-from storage.run_folder import RESULT, RunFolder
+from storage.run_folder import RESULT, RunFolder, evaluate_again
 
 BATCH_SIZE = 64
 
@@ -129,7 +130,7 @@ class EvaluatedExperiment:
                 f"{job['run_directory']} has no evaluation by this source: "
                 f"run `reread evaluate --experiment {self.plan.name}`"
             )
-        return np.load(folder / f"{split}.npy", allow_pickle=False)
+        return np.load(whole(folder / f"{split}.npy", evaluate_again(folder)), allow_pickle=False)
 
 
 def evaluated_experiment(plan: Plan) -> EvaluatedExperiment:
@@ -139,13 +140,13 @@ def evaluated_experiment(plan: Plan) -> EvaluatedExperiment:
     again = f"run `reread run --experiment {plan.name}`"
     if not (folder / "plan.json").is_file():
         raise InputError(f"experiment '{plan.name}' is not evaluated, {folder} has no plan.json: {again}")
-    if read_json(folder / "plan.json")["key"] != plan.key:
+    if read_json(whole(folder / "plan.json", again))["key"] != plan.key:
         raise InputError(f"{folder} is the report of other settings of '{plan.name}' than today's: {again}")
-    metrics = read_json(folder / "metrics.json")
+    metrics = read_json(whole(folder / "metrics.json", again))
     for job in jobs:
         if metrics["variants"][job["variant"]]["seeds"][str(job["seed"])]["run_key"] != job["run_key"]:
             raise InputError(f"{folder} is of another run of {job['variant']} seed {job['seed']}: {again}")
-    return EvaluatedExperiment(plan, metrics, read_json(folder / "verdicts.json")["verdicts"], jobs)
+    return EvaluatedExperiment(plan, metrics, read_json(whole(folder / "verdicts.json", again))["verdicts"], jobs)
 
 
 def _finished_jobs(plan: Plan) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Publishing an experiment's results, and what is refused."""
 
+import itertools
 import json
 import shutil
 
@@ -9,9 +10,11 @@ import yaml
 from commands.publish import summary
 from planning.experiment import load_experiment
 from planning.resolve import make_plan
+from storage.digests import DIGESTS
 from storage.files import read_json, sha256_file, write_json
 from storage.source import ROOT
 from tests.commands.conftest import make_folder
+from tests.damage import damages
 
 
 @pytest.fixture
@@ -42,7 +45,24 @@ def published(reread, tmp_path, monkeypatch):
     write_json(report / "plan.json", plan.record())
     (report / "curves.csv").write_text("epoch\n1\n")
     (report / "report.html").write_text("<html>")
+    write_digests(report)
     return tmp_path
+
+
+def write_digests(folder):
+    files = (path for path in folder.iterdir() if path.name != DIGESTS)
+    write_json(folder / DIGESTS, {"files": {path.name: sha256_file(path) for path in files}})
+
+
+@pytest.mark.parametrize("file", ["metrics.json", "verdicts.json", "plan.json", "curves.csv", "digests.json"])
+def test_no_damaged_report_is_published(reread, published, file):
+    path = published / "reports/tiny" / file
+    # All 55 ways are tried in tests/storage/test_digests.py.
+    for damage in itertools.islice(damages(path), 0, None, 11):
+        assert "is damaged" in reread("publish", "tiny", code=2), damage
+        assert not (published / "results").exists(), damage
+    path.unlink()
+    assert "reports/tiny/" in reread("publish", "tiny", code=2)
 
 
 def test_one_command_writes_all_that_is_committed(reread, published):
@@ -80,6 +100,8 @@ def test_the_summary_of_a_grid_has_the_best_trial_or_the_one_that_the_experiment
 
 def edit_json(path, **values):
     write_json(path, {**read_json(path), **values})
+    if (path.parent / DIGESTS).is_file():
+        write_digests(path.parent)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from evaluation.baselines import bigram_features, evaluate_baseline
 from evaluation.metrics import row_losses
 from evaluation.nb_svm import NbSvm, one_against_the_rest
 from storage.errors import InputError
+from tests.damage import damages
 
 
 def split_of(values, *edges):
@@ -156,6 +157,20 @@ def test_found_again_by_content(tmp_path, monkeypatch):
     arguments[0]["train"][0] += " another"
     evaluate_baseline("nb-svm", *arguments, cache=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("file", ["baseline.json", "validation.npy", "test.npy", "model.safetensors", "digests.json"])
+def test_each_damage_of_a_kept_baseline_is_found(tmp_path, file):
+    inputs, labels = split_of(texts_of(LABELS), *EDGES), split_of(LABELS, *EDGES)
+    arguments = ("nb-svm", inputs, labels, "single-label", ["a", "b", "c"], tmp_path)
+    folder = evaluate_baseline(*arguments).directory
+    for damage in damages(folder / file):
+        with pytest.raises(InputError, match=f"remove {folder} and run again"):
+            assert not evaluate_baseline(*arguments), damage
+    evaluate_baseline(*arguments)
+    (folder / file).unlink()
+    with pytest.raises(InputError, match=f"remove {folder} and run again"):
+        evaluate_baseline(*arguments)
 
 
 def test_a_test_split_that_is_not_given_is_not_measured():

@@ -114,7 +114,7 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
     assert read_json(destination / "plan.json") == {"key": "0123"} and str(destination / "plan.json") in found["files"]
     assert sorted(path.name for path in destination.iterdir()) == [
         "attention.html", "calibration.csv", "classes.csv", "confusion.csv", "curves.csv", "differences.csv",
-        "differences.png", "latency.json", "metrics.json", "plan.json", "report.html", "verdicts.json",
+        "differences.png", "digests.json", "latency.json", "metrics.json", "plan.json", "report.html", "verdicts.json",
     ]  # fmt: skip
     metrics = read_json(destination / "metrics.json")
     assert metrics == found["metrics"]
@@ -361,7 +361,7 @@ def test_two_evaluations_are_byte_equal(tmp_path, texts):
     evaluate_experiment(experiment, records, {}, first)
     evaluate_experiment(experiment, list(reversed(records)), {}, second)
     for path in first.iterdir():
-        if path.name not in ("latency.json", "report.html"):
+        if path.name not in ("digests.json", "latency.json", "report.html"):
             assert path.read_bytes() == (second / path.name).read_bytes(), path.name
 
 

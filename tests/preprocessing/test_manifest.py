@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocessing.manifest import DataSetEntry, FileEntry, Manifest, open_data_set, record
+from preprocessing.manifest import DataSetEntry, FileEntry, Manifest, load_raw_rows, open_data_set, record
+from preprocessing.prepare import prepare
 from preprocessing.raw import About, add_data_set, count_leaks, published_splits, split_by_quota
 from preprocessing.raw_images import ImageRows, normalised_pixels
 from preprocessing.raw_text import Document, TextRows, normalised_text
 from storage.errors import InputError
 from storage.files import sha256_bytes
+from storage.prepared import open_prepared
 
 ABOUT = About(classes=("cold", "warm"), source="written by the test", licence="none")
 SPLITS = ("train", "train", "validation", "test")
@@ -70,6 +72,20 @@ def test_text_comes_back_as_it_was_given(folder):
     rows = list(data.documents())
     assert data.labels.tolist() == [row.labels[0] for row in rows]
     assert data.read([3, 0, 3]) == [rows[3].text, rows[0].text, rows[3].text]
+
+
+def test_raw_rows_of_another_version_of_the_data_are_refused(folder, tmp_path):
+    rows = [
+        Document(f"d{number}", (number % 2,), SPLITS[number // 2 % 4], f"Text of row {number}. It ends.")
+        for number in range(16)
+    ]
+    folder.add("weather", TextRows(ABOUT, rows))
+    places = {"data_directory": folder.data, "manifest_path": folder.manifest}
+    prepared = open_prepared(prepare("weather", {"min_count": 1}, **places, prepared_root=tmp_path / "prepared"))
+    assert load_raw_rows(prepared, ["test"], **places)["test"]
+    folder.add("weather", TextRows(ABOUT, [row._replace(text=row.text.replace("row", "line")) for row in rows]))
+    with pytest.raises(InputError, match=f"{prepared.directory} .*'weather'"):
+        load_raw_rows(prepared, ["test"], **places)
 
 
 def test_bytes_and_version_do_not_depend_on_the_order_of_rows(folder):

@@ -20,8 +20,8 @@ from preprocessing.text import encode, segment
 from preprocessing.vocabulary import word_index
 from storage.errors import InputError
 from storage.files import read_json, sha256_file
-from storage.prepared import SPLITS, open_prepared
 from storage.numeric import numeric_digest
+from storage.prepared import SPLITS, open_prepared
 
 ROOT = Path(__file__).parents[2]
 CLASSES = ("cats", "dogs", "birds")
