@@ -2,10 +2,12 @@
 
 reread adopt --experiment imdb --from ../old/runs
 reread adopt --experiment imdb --from runs --epochs 2 --dry-run
+REREAD_MACHINE=machine.json reread adopt --experiment imdb --from runs --checkout ../at-that-commit
 REREAD_MACHINE=machine.json reread adopt --experiment imdb --from runs --proof there/runs
 
 Each old run of a variant is copied to its key of today, if today's code computes the same:
 
+- if the source that trained it, in a checkout (--checkout), is today's in all that decides a number;
 - on a CPU, if both sources gave the same golden runs (planning/equivalent_sources.json);
 - otherwise today's code trains the first seed of the variant for some epochs (--epochs), and the history must equal the
   old run's to the last digit. With --proof another machine trained these epochs: `reread jobs` writes the jobs,
@@ -24,7 +26,7 @@ from typing import Annotated, Any
 import typer
 
 from commands.options import Experiment, Variants, plan_of
-from planning.adopt import adopt, golden_runs_are_equal, old_run, require_agreement
+from planning.adopt import adopt, golden_runs_are_equal, old_run, require_agreement, sources_are_equal
 from planning.runs import all_runs
 from storage.errors import InputError
 from storage.locks import file_lock, run_lock
@@ -41,14 +43,19 @@ def command(
     proof: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Runs whose first epochs another machine trained.")
     ] = None,
+    checkout: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A checkout of the source that trained the old runs.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare and copy nothing.")] = False,
 ) -> int:
     plan = plan_of(experiment, variants)
     runs = [run for run in all_runs(source) if run.finished and run.job.get("experiment") == experiment]
     if not runs:
         raise InputError(f"--from {source}: no finished run of experiment '{experiment}' is there")
-    if plan.targets_remote_machine and proof is None:
-        raise InputError("--proof is missing: REREAD_MACHINE names another machine, where the first epochs are trained")
+    if plan.targets_remote_machine and proof is None and checkout is None:
+        raise InputError(
+            "--proof or --checkout is missing: REREAD_MACHINE names another machine, where the first epochs are trained"
+        )
 
     from tasks.preprocess import preprocess
 
@@ -60,10 +67,10 @@ def command(
     different = 0
     for variant, pairs in found.items():
         require_agreement(variant, [old for _, old in pairs])
-        equal = evidence(pairs, epochs, proof, plan.environment.runs)
+        equal = evidence(pairs, epochs, proof, checkout, plan.environment.runs, plan.targets_remote_machine)
         if equal is None:
             different += 1
-            print(f"{variant}: left, today's code trains it differently (from the first {epochs} epochs on)")
+            print(f"{variant}: left, nothing shows that today's code trains it equally")
             continue
         print(f"{variant}: {equal}, {len(pairs)} runs are adopted{' (dry run)' * dry_run}")
         for job, old in pairs if not dry_run else ():
@@ -72,11 +79,20 @@ def command(
 
 
 def evidence(
-    pairs: list[tuple[dict[str, Any], RunFolder]], epochs: int, proof: Path | None, runs_root: Path
+    pairs: list[tuple[dict[str, Any], RunFolder]],
+    epochs: int,
+    proof: Path | None,
+    checkout: Path | None,
+    runs_root: Path,
+    remote: bool,
 ) -> str | None:
     """Return what shows that today's code computes the old runs of a variant, or None where it does not."""
+    if checkout and all(sources_are_equal(job, old.job, checkout.resolve()) for job, old in pairs):
+        return "the source is equal"
     if all(golden_runs_are_equal(job, old.job) for job, old in pairs):
         return "golden runs are equal"
+    if remote and proof is None:
+        return None
     job, old = pairs[0]
     then = history(old.directory, epochs)
     now = history(proof / job["run_key"], epochs) if proof else train_first_epochs(job, epochs, runs_root)

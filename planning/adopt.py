@@ -1,21 +1,36 @@
 """Adoption: a finished run of older code gets its key of today, where both codes are shown to compute the same.
 
-``adopt`` copies the run. What shows it is either the golden runs or the run's own first epochs (commands/adopt.py).
+``adopt`` copies the run and its evaluations. What shows it is the source itself, by today's rule of what decides a
+number, or the golden runs, or the run's own first epochs (commands/adopt.py).
 equivalent_sources.json, committed beside this file, lists for the modules that compute a run the digests of all sources
 that gave the same golden runs. ``python -m tests.golden.equivalent`` runs the golden cases and adds today's source.
 """
 
+import functools
+import math
+import os
+import re
 import shutil
-from collections.abc import Iterable, Mapping
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import models
-from storage.digests import DIGESTS
+from cuda_ext import library
+from evaluation.metrics import metrics_of_splits
+from evaluation.run import evaluation_key, training_machine
+from planning import keys
+from storage.digests import DIGESTS, refuse_damaged_folder
 from storage.errors import InputError
 from storage.files import below, published_directory, read_json, write_json
 from storage.locks import file_lock, run_lock
-from storage.run_folder import JOB, RESULT, RunFolder, write_result
+from storage.prepared import SPLITS, open_prepared
+from storage.run_folder import EVALUATION, JOB, METRICS, RESULT, RunFolder, write_result
+from storage.source import NoModule
 
 FILE = Path(__file__).with_name("equivalent_sources.json")
 # What the old runs of one variant must agree in, whatever their names were.
@@ -56,9 +71,54 @@ def golden_runs_are_equal(job: Mapping[str, Any], old: Mapping[str, Any], equiva
     return parts["source"] == before["source"] or {parts["source"], before["source"]} <= set(equal)
 
 
-def adopt(job: Mapping[str, Any], old: RunFolder) -> None:
-    """Copy an old run to the folder of ``job``, under its key; its evaluations are made again.
+def sources_are_equal(job: Mapping[str, Any], old: Mapping[str, Any], checkout: Path) -> bool:
+    """Return whether two jobs differ in the forms of their keys alone, by the source in ``checkout`` that trained one.
 
+    InputError where ``checkout`` has another source than the old job names, or other kernels.
+    """
+    before = source_there(checkout, tuple(old["source"]["modules"]))
+    named = re.match(r"extension ([0-9a-f]+)", str(old["machine"]["kernels"]))
+    if before[0] != old["source"]["digest"] or (named and named[1] != before[1]):
+        raise InputError(f"{checkout} is not the source that trained run {old['run_key']}: check out its commit there")
+    parts, then = job["key_parts"], old["key_parts"]
+    machine = {**then["machine"], "kernels": job["machine"]["kernels"]}
+    form = {"source": "", "kernels": ""}
+    if {**parts, **form} != {**then, **form, "machine": machine}:
+        return False
+    if old["machine"]["kernels"] and library.implementation(old["machine"]["kernels"]) != job["machine"]["kernels"]:
+        return False
+    try:
+        there = keys.source_of(job["source"]["modules"], checkout)
+    except NoModule:
+        return False
+    return all(there[name] == job["source"][name] for name in ("digest", "kernels"))
+
+
+@functools.cache
+def source_there(checkout: Path, modules: tuple[str, ...]) -> tuple[str, str]:
+    """Return the digest of a job's modules by a checkout's own rule, and the key of its library of kernels."""
+    code = (
+        "from planning import keys; from cuda_ext import build; "
+        f"print(keys.source_of({modules!r})['digest'], build.source_key())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise InputError(f"{checkout} is no checkout of this project: it cannot say which source it has")
+    digest, kernels = done.stdout.split()
+    return digest, kernels
+
+
+def adopt(job: Mapping[str, Any], old: RunFolder) -> None:
+    """Copy an old run to the folder of ``job``, under its key.
+
+    Its evaluations are copied where today's code makes the same metrics of their probabilities; others are made again.
     InputError for a link that leads out of its folder, whose target would be copied.
     """
     destination = Path(job["run_directory"])
@@ -71,6 +131,38 @@ def adopt(job: Mapping[str, Any], old: RunFolder) -> None:
         result = {**old.require_result(), "run_key": job["run_key"]}
         result["network_source"] = models.network_source(job["model"], job["network"])
         write_result(folder, result)
+        # An evaluation's key is that of the run, which is not in its place yet.
+        adopted = RunFolder(folder)
+        for splits, evaluation in evaluations(old, job):
+            key = evaluation_key(adopted, splits, training_machine(adopted))
+            shutil.copytree(evaluation, adopted.evaluation(key))
+
+
+def evaluations(old: RunFolder, job: Mapping[str, Any]) -> Iterator[tuple[list[str], Path]]:
+    """Yield the splits and the folder of each evaluation of a run that today's metrics agree with.
+
+    Two of the same splits were made by different machines or sources: neither is taken.
+    """
+    found: dict[tuple[str, ...], list[Path]] = {}
+    for path in sorted(old.directory.glob(f"{EVALUATION}/*/{METRICS}")):
+        refuse_damaged_folder(path.parent)
+        found.setdefault(tuple(one for one in SPLITS if path.with_name(f"{one}.npy").is_file()), []).append(path.parent)
+    for splits, folders in found.items():
+        prepared = open_prepared(Path(job["prepared"]))
+        probabilities = {split: np.load(folders[0] / f"{split}.npy", allow_pickle=False) for split in splits}
+        labels = {split: prepared.labels[prepared.rows(split)] for split in splits}
+        metrics = metrics_of_splits(probabilities, labels, prepared.task, prepared.classes)
+        if len(folders) == 1 and agree(read_json(folders[0] / METRICS), metrics):
+            yield list(splits), folders[0]
+
+
+def agree(before: Any, now: Any) -> bool:
+    """Return whether all values ``now`` are those ``before``, numbers to twelve digits: numpy's last one may differ."""
+    if isinstance(now, Mapping):
+        return all(name in before and agree(before[name], value) for name, value in now.items())
+    if isinstance(now, list | tuple):
+        return len(before) == len(now) and all(map(agree, before, now))
+    return math.isclose(before, now, rel_tol=1e-12) if isinstance(now, float) and before is not None else before == now
 
 
 def record_source(modules: Iterable[str], digest: str, unchanged: bool, equivalent: Path = FILE) -> None:

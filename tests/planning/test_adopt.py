@@ -2,19 +2,35 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import models
+from evaluation.metrics import metrics_of_splits
+from evaluation.run import find_evaluation
 from planning import keys
-from planning.adopt import FILE, adopt, golden_runs_are_equal, old_run, record_source, require_agreement
+from planning.adopt import (
+    FILE,
+    adopt,
+    golden_runs_are_equal,
+    old_run,
+    record_source,
+    require_agreement,
+    source_there,
+    sources_are_equal,
+)
+from storage.digests import digested_directory
 from storage.errors import InputError
 from storage.files import read_json, write_json
+from storage.prepared import open_prepared
 from storage.run_folder import RunFolder
 from tests.golden.cases import CASES
+from tests.golden.data import WRITERS
 from tests.golden.equivalent import source
+from tests.rooms import copy_rooms
 from training.machine import machine
 
-MODULES = ["training.loop", "models.densenet"]
+MODULES = ["training.loop", "storage.prepared:open_prepared", "models.densenet"]
 OLD, OLDER = "1" * 64, "2" * 64
 
 
@@ -88,6 +104,90 @@ def test_the_old_run_of_a_job_is_found_and_two_are_refused(tmp_path, today):
         old_run(job(tmp_path, today), [first, second])
     with pytest.raises(InputError, match=r"training"):
         require_agreement("relu", [other, second])
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A copy of the source; a test may edit it before jobs are made of it."""
+    return copy_rooms(tmp_path / "checkout")
+
+
+def at(checkout: Path, root: Path, cuda: bool = False) -> dict:
+    """A job of the source in a checkout, as older code wrote it: its machine has the key of all kernels."""
+    digest, kernels = source_there(checkout, tuple(MODULES))
+    old = job(root, digest)
+    old["machine"] |= {"cuda": "13.0", "kernels": f"extension {kernels}; compiled for sm_90"} if cuda else {}
+    return {**old, "key_parts": {**old["key_parts"], "machine": old["machine"]}}
+
+
+def of_today(root: Path, cuda: bool = False) -> dict:
+    source = keys.source_of(MODULES)
+    new = job(root, source["digest"])
+    new["machine"] |= {"cuda": "13.0", "kernels": "extension; compiled for sm_90"} if cuda else {}
+    kernels = {"kernels": source["kernels"]} if cuda else {}
+    return {**new, "source": source, "key_parts": {**new["key_parts"], **kernels, "machine": new["machine"]}}
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_the_source_that_trained_a_run_proves_it_equal_on_a_gpu_as_well(tmp_path, checkout, cuda):
+    new, old = of_today(tmp_path, cuda), at(checkout, tmp_path, cuda)
+    assert sources_are_equal(new, old, checkout)
+    other = {**new["key_parts"], "training": {"learning_rate": 0.5}}
+    assert not sources_are_equal({**new, "key_parts": other}, old, checkout)
+    if cuda:
+        for kernels in ("reference", "extension"):
+            machine = {**new["machine"], "kernels": kernels}
+            assert not sources_are_equal({**new, "machine": machine}, old, checkout)
+        unknown = {**old, "machine": {**old["machine"], "kernels": "extension 0123456789abcdef; compiled for sm_90"}}
+        with pytest.raises(InputError, match="checkout"):
+            sources_are_equal(new, unknown, checkout)
+
+
+@pytest.mark.parametrize(
+    ("file", "cuda", "equal"),
+    [
+        ("storage/prepared.py", False, False),
+        ("cuda_ext/batch_norm_activation/norm.cuh", True, False),
+        ("cuda_ext/gru/gru.cuh", True, True),
+    ],
+)
+def test_another_source_proves_nothing(tmp_path, checkout, file, cuda, equal):
+    added = (
+        "\nSPLITS = SPLITS[:2]\nPrepared.rows = None\n" if file.endswith(".py") else "\nconstexpr int kAnother = 1;\n"
+    )
+    with open(checkout / file, "a") as stream:
+        stream.write(added)
+    assert sources_are_equal(of_today(tmp_path, cuda), at(checkout, tmp_path, cuda), checkout) == equal
+
+
+def test_a_checkout_of_another_source_than_the_run_s_is_refused(tmp_path, checkout):
+    old = at(checkout, tmp_path)
+    with pytest.raises(InputError, match="checkout"):
+        sources_are_equal(of_today(tmp_path), {**old, "source": {**old["source"], "digest": OLD}}, checkout)
+    with pytest.raises(InputError, match="no checkout"):
+        sources_are_equal(of_today(tmp_path), old, tmp_path)
+
+
+def test_evaluations_are_adopted_where_today_s_metrics_agree(tmp_path, today):
+    WRITERS["images"](tmp_path / "arrays")
+    prepared = open_prepared(tmp_path / "arrays")
+    old, new = write_run(job(tmp_path, OLD)), {**job(tmp_path, today), "prepared": str(prepared.directory)}
+    write_json(old.directory / "environment.json", {"torch": "2.11.0", "numpy": "2.5.2", "gpu": None, "kernels": None})
+    for name, splits, error in (("a", ["validation"], 0.1), ("b", ["validation", "test"], 0.0)):
+        probabilities = {split: np.full((len(prepared.rows(split)), 3), 1 / 3, np.float32) for split in splits}
+        labels = {split: prepared.labels[prepared.rows(split)] for split in splits}
+        metrics = metrics_of_splits(probabilities, labels, "single-label", prepared.classes)
+        metrics["validation"]["accuracy"] += error
+        with digested_directory(old.evaluation(name)) as folder:
+            write_json(folder / "metrics.json", {"parameters": 7, **metrics})
+            for split in splits:
+                np.save(folder / f"{split}.npy", probabilities[split])
+    adopt(new, old)
+    folder = Path(new["run_directory"])
+    found = find_evaluation(folder)
+    assert found and [path.name for path in (folder / "evaluation").iterdir()] == [found.name]
+    for path in old.evaluation("b").iterdir():
+        assert (found / path.name).read_bytes() == path.read_bytes()
 
 
 def test_each_golden_case_has_a_list():
