@@ -4,7 +4,8 @@ The command runs on a training machine: it needs torch, numpy, safetensors, scik
 RUN is a folder of runs/. Its prepared folder may follow it; the default is the one that its job.json names.
 It reads the validation split. With --test it reads the test split too: use that when all choices are made. The read is
 recorded in RUN/evaluation/test-reads.jsonl and, in a project, in results/test-reads.jsonl (evaluation/ledger.py).
-Evaluations are written to RUN/evaluation/; existing ones are reused.
+Evaluations are written to RUN/evaluation/; existing ones are reused. The time per row is measured once for all runs of
+one network.
 
 A run that cannot be evaluated is named on stderr, and the other runs are still evaluated. Exit code 0: all; 2: not all.
 """
@@ -13,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from evaluation.ledger import record_run_read
 from evaluation.run import evaluate_run, find_evaluation
@@ -45,13 +47,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     splits = ("validation", "test") if options.test else ("validation",)
     failed = 0
+    latencies: dict[str, dict[str, Any]] = {}
     for run, prepared in pairs(options.folders):
         try:
             RunFolder(run).refuse_damage()
             if options.test and find_evaluation(run, splits) is None:
                 record_run_read(RunFolder(run))
             prepared = prepared or Path(read_object(run / JOB, "prepared")["prepared"])
-            print(evaluate_run(run, prepared, splits), flush=True)
+            print(evaluate_run(run, prepared, splits, latencies), flush=True)
         except InputError as error:
             failed += 1
             print(f"error: {error}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ Several labels: one regression a label (one against the rest). Deterministic, on
 """
 
 import hashlib
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ MODEL = "model.safetensors"
 MOST_ITERATIONS = 10_000
 # After so many strengths in a row that are no better, weaker regularisation is not tried: it takes the longest.
 PATIENCE = 3
+# A fit that takes as long is worth a line.
+SLOW_SECONDS = 5.0
 # Between these powers of e a temperature is looked for.
 COLDEST, HOTTEST = -7.0, 7.0
 
@@ -103,6 +106,7 @@ def evaluate_baseline(
     classes: list[str],
     cache: Path | None = None,
     metric: str | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Baseline:
     """Fit on ``train``, choose C on ``validation``, and measure every other split that ``inputs`` has.
 
@@ -110,14 +114,14 @@ def evaluate_baseline(
 
     name: of kinds.baselines(). inputs: by split, texts or uint8 [N, H, W, C]. labels: by split, int [N] or
     uint8 [N, K]. cache: a folder that keeps results by the digest of all these; InputError where
-    a kept one is damaged.
+    a kept one is damaged. tell: called with a line for each C whose fit took SLOW_SECONDS.
     """
     refuse_unknown([name], kinds.baselines(), "the baselines")
     for split in ("train", "validation"):
         if not len(inputs.get(split, ())):
             raise InputError(f"the baseline needs rows in the {split} split and there are none: correct the manifest")
     if cache is None:
-        return _fit(name, inputs, labels, task, classes, metric)[0]
+        return _fit(name, inputs, labels, task, classes, metric, tell)[0]
     directory = Path(cache) / content_key(
         {
             "inputs": {split: _digest(inputs[split], labels[split]) for split in sorted(inputs)},
@@ -135,7 +139,7 @@ def evaluate_baseline(
         except Damaged as error:
             raise InputError(f"{error}: remove {directory} and run again, it will be fitted again") from None
     else:
-        found, state = _fit(name, inputs, labels, task, classes, metric)
+        found, state = _fit(name, inputs, labels, task, classes, metric, tell)
         with digested_directory(directory) as working:
             if state is not None:
                 save_file({key: np.ascontiguousarray(array) for key, array in state.items()}, working / MODEL)
@@ -157,7 +161,13 @@ def _modules(name: str) -> set[str]:
 
 
 def _fit(
-    name: str, inputs: Mapping, labels: Labels, task: str, classes: list[str], metric: str | None
+    name: str,
+    inputs: Mapping,
+    labels: Labels,
+    task: str,
+    classes: list[str],
+    metric: str | None,
+    tell: Callable[[str], None] | None,
 ) -> tuple[Baseline, State | None]:
     """Return the baseline and its state, None where it is not served."""
     baseline = kinds.baselines()[name]
@@ -173,11 +183,15 @@ def _fit(
         grid: dict[str, float | None] = {}
         worse = 0
         for strength in baseline.grid:
+            started = time.monotonic()
             fitted = fit(features, labels, len(classes), task, strength)
             validation = {"validation": fitted.predict(features["validation"])}
             measured = metrics_of_splits(validation, labels, task, classes)["validation"]
             value = metric_value(measured, score)
             grid[f"{strength:g}"] = value
+            if tell and (seconds := time.monotonic() - started) >= SLOW_SECONDS:
+                number, most = len(grid), len(baseline.grid)
+                tell(f"baseline {baseline.title}: {number} of at most {most} fits, C = {strength:g}, {seconds:.0f} s")
             # Equal scores: the smaller loss, then the stronger regularisation, which came first.
             rank = (-np.inf if value is None else sign * value, -measured["loss"])
             if best is None or rank > best[0]:

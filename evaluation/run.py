@@ -107,10 +107,16 @@ def find_evaluation(run_directory: Path, splits: Sequence[str] = ("validation", 
     return next((folder for folder in found if (folder / METRICS).is_file()), None)
 
 
-def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence[str] = ("validation", "test")) -> Path:
+def evaluate_run(
+    run_directory: Path,
+    prepared_directory: Path,
+    splits: Sequence[str] = ("validation", "test"),
+    latencies: dict[str, dict[str, Any]] | None = None,
+) -> Path:
     """Evaluate the best weights of a finished run and return its evaluation folder; at once where it exists.
 
-    A split that is not named is not read, so that an experiment that tunes can leave the test split alone. InputError
+    A split that is not named is not read, so that an experiment that tunes can leave the test split alone. latencies:
+    those that were measured here already, by network; a run of the same network takes them. InputError
     where the run is not finished, its weights are missing or changed, the code of its network has changed, or the
     prepared arrays are missing or damaged.
     """
@@ -143,7 +149,11 @@ def evaluate_run(run_directory: Path, prepared_directory: Path, splits: Sequence
             labels = {split: prepared.labels[prepared.rows(split)] for split in splits}
             metrics = metrics_of_splits(probabilities, labels, prepared.task, prepared.classes)
             write_json(working / METRICS, {"parameters": parameter_count(network), **metrics})
-            write_json(working / LATENCY, latency(network.cpu(), prepared, splits[0]))
+            latencies = {} if latencies is None else latencies
+            about = content_key({name: run.job.get(name) for name in ("model", "network", "prepared")})
+            if about not in latencies:
+                latencies[about] = {"run": run.key, **latency(network.cpu(), prepared, splits[0])}
+            write_json(working / LATENCY, latencies[about])
     return destination
 
 

@@ -151,7 +151,7 @@ def _baselines(
 
     return {
         baseline.name: evaluate_baseline(
-            baseline.name, raw, labels, prepared.task, prepared.classes, cache, metric_of(baseline.name)
+            baseline.name, raw, labels, prepared.task, prepared.classes, cache, metric_of(baseline.name), say
         )
         for baseline in kinds.kind(prepared.kind).baselines
     }

@@ -59,6 +59,17 @@ def test_weaker_regularisation_is_not_tried_once_three_in_a_row_are_no_better(mo
     assert list(found.grid).index(f"{found.chosen:g}") == len(found.grid) - 4 < 4
 
 
+def test_a_slow_fit_is_told(monkeypatch):
+    given = (TEXT[0], split_of(texts_of(LABELS), *EDGES), split_of(LABELS, *EDGES), "single-label", ["a", "b", "c"])
+    lines: list[str] = []
+    evaluate_baseline(*given, tell=lines.append)
+    assert lines == []
+    monkeypatch.setattr(baselines, "SLOW_SECONDS", 0.0)
+    found = evaluate_baseline(*given, tell=lines.append)
+    assert len(lines) == len(found.grid)
+    assert all(f"C = {strength}," in line for strength, line in zip(found.grid, lines, strict=True))
+
+
 def test_each_baseline_has_as_many_trials():
     assert {len(set(baseline.grid)) for baseline in kinds.baselines().values()} == {8}
 

@@ -266,6 +266,20 @@ def test_predictions_on_a_gpu_repeat_and_are_those_of_the_cpu(run, text_data):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+def test_the_command_measures_the_latency_of_a_network_once(run, text_data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = {**read_json(run / "job.json"), "prepared": str(text_data)}
+    write_json(run / "job.json", job)
+    same, other = (shutil.copytree(run, tmp_path / "runs" / name) for name in ("same", "other"))
+    write_json(other / "job.json", {**job, "network": {**job["network"], "dropout": 0.25}})
+    with pytest.raises(SystemExit) as ended:
+        main([str(run), str(same), str(other)])
+    assert not ended.value.code
+    first, second, third = (read_json(next(one.glob("evaluation/*/latency.json"))) for one in (run, same, other))
+    assert first == second and first["run"] == run.name
+    assert third["run"] == "other"
+
+
 def test_the_command_evaluates_many_runs_and_prints_which_it_cannot(run, text_data, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the project's ledger is for its own reads
     write_json(run / "job.json", {**read_json(run / "job.json"), "prepared": str(text_data)})
