@@ -99,7 +99,7 @@ def source_there(checkout: Path, modules: tuple[str, ...]) -> tuple[str, str]:
     """Return the digest of a job's modules by a checkout's own rule, and the key of its library of kernels."""
     code = (
         "from planning import keys; from cuda_ext import build; "
-        f"print(keys.source_of({modules!r})['digest'], build.source_key())"
+        f"print(keys.source_of({modules!r})['digest'], build.source_key(), keys.__file__)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -109,9 +109,10 @@ def source_there(checkout: Path, modules: tuple[str, ...]) -> tuple[str, str]:
         text=True,
         check=False,
     )
-    if done.returncode:
+    digest, kernels, file = done.stdout.split(maxsplit=2) if done.returncode == 0 else ("", "", "")
+    # Python falls back to the project that is installed.
+    if not Path(file.strip()).is_relative_to(Path(checkout).resolve()):
         raise InputError(f"{checkout} is no checkout of this project: it cannot say which source it has")
-    digest, kernels = done.stdout.split()
     return digest, kernels
 
 

@@ -64,7 +64,7 @@ def key_parts(
 
 def runs_kernels(machine: Mapping[str, Any]) -> bool:
     """Return whether a machine runs the compiled kernels, and not their references."""
-    return str(machine["kernels"]).startswith("extension")
+    return str(machine.get("kernels")).startswith("extension")
 
 
 def source(model: str, kind: str | None, *settings: Any, root: Path = ROOT) -> dict[str, Any]:

@@ -172,12 +172,14 @@ class _Reach:
                             if target[0] != file:
                                 bound.append(f"{name}={self._own_digest(target)}")
                 lines[place].append("\n".join([part.text, *sorted(bound)]))
-        files: dict[str, list[str]] = {}
-        for (file, _), texts in lines.items():
-            files.setdefault(file.relative_to(self.root).as_posix(), []).extend(texts)
-        texts = [sha256_bytes(text.encode()) for each in files.values() for text in each]
+        texts = [sha256_bytes(text.encode()) for each in lines.values() for text in each]
         texts += [f"{name} {about}" for name, about in packages.items()]
         digest = sha256_bytes("\n".join(sorted(texts)).encode())
+        # A file's own text, without what its names are bound to: a difference names the file that was changed alone.
+        files: dict[str, list[str]] = {}
+        for place in lines:
+            own = files.setdefault(place[0].relative_to(self.root).as_posix(), [])
+            own += [part.text for part in self._parts(place)]
         digests = {name: _digest(sorted(each)) for name, each in files.items() if each}
         digests |= {f"package {name}": about for name, about in packages.items()}
         folders = {file.parent for file, _ in lines if self._is_operation(file)}

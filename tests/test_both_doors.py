@@ -75,11 +75,11 @@ def modified(project) -> dict[str, float]:
 
 
 def determined(folder: Path) -> dict[str, str]:
-    """What parameters, data and source determine in a report: all but its name, times and what shows them."""
+    """What parameters, data and source determine in a report: all but its name, times and what shows or lists them."""
     return {
         path.name: re.sub(rf'"(experiment|name)": "{folder.name}"', r'"\1": ""', path.read_text())
         for path in folder.iterdir()
-        if path.suffix in (".json", ".csv") and path.name != "latency.json"
+        if path.suffix in (".json", ".csv") and path.name not in ("latency.json", "digests.json")
     }
 
 
