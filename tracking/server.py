@@ -38,7 +38,7 @@ def team() -> Door:
 def confine_artifacts() -> None:
     """Let MLflow refuse an experiment with a place of its own for artifacts.
 
-    The server would write there with its rights, and read: at file:///ANYWHERE, or in any bucket that it reaches.
+    The server would write there with its rights, and read: at ``file:///ANYWHERE``, or in any bucket that it reaches.
     """
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
