@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from planning import keys
 from storage.numeric import numeric_digest
 from storage.source import ROOT, closure
@@ -72,15 +74,14 @@ def mutants(path: Path, called: set[int]) -> Iterator[tuple[str, list[str]]]:
             yield getattr(statement, "name", f"line {statement.lineno}"), texts
 
 
-CASE = "densenet-swish"
-
-
-def test_each_change_is_in_a_key_or_changes_no_byte(tmp_path):
-    WRITERS[CASES[CASE].data](tmp_path / "data")
-    modules = source(CASES[CASE])["modules"]
+# An image network, and a reader of documents with averaged weights.
+@pytest.mark.parametrize("case", ["densenet-swish", "han-average"])
+def test_each_change_is_in_a_key_or_changes_no_byte(tmp_path, case):
+    WRITERS[CASES[case].data](tmp_path / "data")
+    modules = source(CASES[case])["modules"]
     named = [name for name in modules if ":" not in name]
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.storage.mutation", CASE, str(tmp_path)],
+        [sys.executable, "-m", "tests.storage.mutation", case, str(tmp_path)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         usual = json.loads(process.stdout.readline())
