@@ -102,8 +102,6 @@ def evaluate_experiment(
             working / "verdicts.json", {"experiment": experiment["name"], "evaluated_on": split, "verdicts": judged}
         )
         write_json(working / "latency.json", times)
-        if record is not None:
-            write_json(working / "plan.json", record)
         written = write_tables(records, baselines, verdicts, split, working)
         by_class = write_class_figures(records, baselines, split, drawn, working)
         explanations = write_explanations(metrics, records, split, working)
