@@ -23,7 +23,7 @@ from evaluation.metrics import metric_names
 from evaluation.summary import best_seed
 from storage.digests import DIGESTS
 from storage.errors import InputError, command
-from storage.files import read_json, read_object, write_json
+from storage.files import read_object, write_json
 from storage.prepared import DESCRIPTION
 from storage.run_folder import ENVIRONMENT, EVALUATION, HISTORY, JOB, METRICS, RESULT, TIMING, RunFolder
 
@@ -78,7 +78,7 @@ def pack(jobs: Sequence[Path], folder: Path, most: int = MEGABYTES << 20) -> lis
         if state["weights"].get(variant) == run.key or not run.weights.is_file():
             continue
         written.append(_archive(folder / f"weights-{run.key}.tar", [run.weights]))
-        if (before := state["weights"].get(variant)) and before not in state["weights"].values():
+        if before := state["weights"].get(variant):
             (folder / f"weights-{before}.tar").unlink(missing_ok=True)
         state["weights"][variant] = run.key
         write_json(folder / PACKED, state)
@@ -137,8 +137,8 @@ def main(arguments: list[str] | None = None) -> None:
         raise InputError(f"--megabytes is {options.megabytes}: give a whole number from 1 up")
     written = pack(options.jobs, options.to, options.megabytes << 20)
     print(*written, sep="\n", end="\n" if written else "")
-    state = read_json(options.to / PACKED) if (options.to / PACKED).is_file() else {"runs": {}}
-    print(f"{len(state['runs'])} of {len(options.jobs)} runs are packed", file=sys.stderr)
+    packed = sum(RunFolder(path.parent).finished for path in options.jobs)
+    print(f"{packed} of {len(options.jobs)} runs are packed", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,21 @@ def test_each_call_adds_what_is_new(machine, tmp_path):
                       and one.name != "log.txt"}  # fmt: skip
 
 
+def test_the_weights_of_a_better_seed_replace_those_before(machine, tmp_path):
+    folder = tmp_path / "machine"
+    shutil.copytree(machine, folder)
+    call(folder, "evaluation", "runs/seed2")
+    pack(folder)
+    state = json.loads((folder / "packs/packed.json").read_text())
+    best = state["weights"]["tiny/small"]
+    other = {"seed1": "seed2", "seed2": "seed1"}[best]
+    # As if the other seed had been the best when the first call was made.
+    (folder / f"packs/weights-{best}.tar").rename(folder / f"packs/weights-{other}.tar")
+    (folder / "packs/packed.json").write_text(json.dumps({**state, "weights": {"tiny/small": other}}))
+    assert pack(folder) == [f"packs/weights-{best}.tar"]
+    assert [path.name for path in (folder / "packs").glob("weights-*")] == [f"weights-{best}.tar"]
+
+
 def test_parts_have_at_most_the_given_size_and_a_large_run_one_of_its_own(machine, tmp_path):
     from evaluation.pack import files_of, parts
 
