@@ -37,6 +37,7 @@ def command(
     plan = plan_of(experiment, variants, seeds, overrides)
 
     from storage.files import write_json
+    from storage.git import checkout
     from storage.run_folder import JOB
     from tasks.preprocess import preprocess
 
@@ -50,8 +51,10 @@ def command(
         # Of trials finished runs are listed too: which jobs are needed is known after the choice.
         for job in one.jobs(prepared) if trial else one.unfinished(prepared):
             jobs[Path(job["run_directory"]) / JOB] = {**job, "trial": trial} if trial else job
+    source = checkout()
     for path, job in jobs.items():
-        write_json(path, job)
+        # The training machine has no git; its source is compared with the job's before it trains.
+        write_json(path, {**job, "checkout": source} if source else job)
     if as_json:
         print_json([str(path) for path in jobs])
     else:
