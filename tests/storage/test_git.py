@@ -1,0 +1,36 @@
+"""The commit of the source, and what counts as a change of it."""
+
+import subprocess
+
+import pytest
+
+from storage import git
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    for name in ("data.manifest.json", "results/default/report.json", "models/han.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "All")):
+        subprocess.run(["git", "-C", tmp_path, *command], check=True)
+    monkeypatch.setattr(git, "SOURCE", tmp_path)
+    return tmp_path
+
+
+def test_no_checkout_outside_of_git(tmp_path, monkeypatch):
+    monkeypatch.setattr(git, "SOURCE", tmp_path)
+    assert git.checkout() is None
+
+
+@pytest.mark.parametrize("name", ["data.manifest.json", "results/default/report.json", "notes.txt"])
+def test_data_results_and_untracked_files_are_no_change_of_the_source(repository, name):
+    (repository / name).write_text("changed")
+    head = (repository / ".git" / "refs" / "heads").iterdir()
+    assert git.checkout() == (next(head).read_text().strip(), False)
+
+
+def test_an_edit_of_the_source_is_a_change(repository):
+    (repository / "models/han.py").write_text("changed")
+    assert git.checkout()[1] is True
