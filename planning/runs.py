@@ -8,8 +8,8 @@ from typing import Any
 from planning.environment import read_environment
 from storage.digests import whole
 from storage.errors import InputError
-from storage.files import read_json, read_object, sha256_file
-from storage.run_folder import ENVIRONMENT, JOB, RESULT, WEIGHTS, RunFolder
+from storage.files import read_object, sha256_file
+from storage.run_folder import JOB, RESULT, WEIGHTS, RunFolder
 
 # results/EXPERIMENT/runs.json is the list of the experiment's run records.
 RESULTS = Path("results")
@@ -65,7 +65,7 @@ def run_record(directory: Path, variant: str, without_weights: bool = False) -> 
         raise InputError(f"{weights} is missing, so its digest cannot be verified: copy it here or --without-weights")
     if weights.is_file() and sha256_file(weights) != result["weights_sha256"]:
         raise InputError(f"{weights} does not match the sha256 in result.json: {again}")
-    environment = read_json(directory / ENVIRONMENT)
+    environment = RunFolder(directory).environment
     return {
         "run_key": directory.name,
         "variant": variant,

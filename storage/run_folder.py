@@ -85,7 +85,12 @@ class RunFolder:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        return self._read(ENVIRONMENT)
+        """environment.json, with the commit that the job names where it was made for another machine.
+
+        That machine has no checkout of its own, or one of another commit; its source was compared with the job's.
+        """
+        commit = self._read(JOB).get("checkout", ())
+        return {**self._read(ENVIRONMENT), **dict(zip(("git_commit", "git_dirty"), commit, strict=False))}
 
     @cached_property
     def timing(self) -> dict[str, Any]:

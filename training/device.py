@@ -3,7 +3,7 @@
 import contextlib
 import platform
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +89,10 @@ def peak_memory(device: torch.device) -> Iterator[dict[str, int]]:
         found["peak_memory_bytes"] = torch.cuda.max_memory_allocated(device)
 
 
-def environment(device: torch.device, runs_per_gpu: int = 1, travelled: Sequence[Any] = (None, None)) -> dict[str, Any]:
-    """Describe the machine and software of a run; no part of the result, so that equal results are equal files.
-
-    travelled: the commit of the source and whether files differ from it, for source that stands in no git checkout.
-    """
+def environment(device: torch.device, runs_per_gpu: int = 1) -> dict[str, Any]:
+    """Describe the machine and software of a run; no part of the result, so that equal results are equal files."""
     gpu = device.type == "cuda"
-    commit, dirty = checkout() or travelled
+    commit, dirty = checkout() or (None, None)
     driver = Path("/proc/driver/nvidia/version")
     return {
         "python": platform.python_version(),

@@ -58,8 +58,7 @@ def run(
                 # No kernel runs on a CPU, and result.json records that.
                 warnings.simplefilter("ignore", ReferenceWarning)
             if processes.main:
-                source = given.get("checkout", (None, None))
-                write_json(job.run_directory / ENVIRONMENT, environment(device, job.runs_per_gpu, source))
+                write_json(job.run_directory / ENVIRONMENT, environment(device, job.runs_per_gpu))
             try:
                 with memory_advice(job, device), peak_memory(device) as peak:
                     network, state = train(job, prepared, device, progress, processes)

@@ -25,6 +25,14 @@ def test_a_run_is_finished_when_it_has_a_result(tmp_path):
         _ = run.job
 
 
+def test_a_job_of_another_machine_brings_its_commit(tmp_path):
+    write_json(tmp_path / "environment.json", {"gpu": "H200", "git_commit": "there", "git_dirty": True})
+    write_json(tmp_path / "job.json", {"model": "han", "network": {}})
+    assert RunFolder(tmp_path).environment["git_commit"] == "there"
+    write_json(tmp_path / "job.json", {"model": "han", "network": {}, "checkout": ["here", False]})
+    assert RunFolder(tmp_path).environment == {"gpu": "H200", "git_commit": "here", "git_dirty": False}
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"), [("run_key", None, "None"), ("seed", "1", "'1'"), ("network", [], r"\[\]")]
 )

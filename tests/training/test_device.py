@@ -65,11 +65,3 @@ def test_visible_gpus_of_several_kinds_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
     with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES"):
         machine()
-
-
-def test_source_that_travelled_without_git_keeps_its_commit(monkeypatch):
-    here = device.environment(torch.device("cpu"), travelled=("c0ffee", False))
-    assert here["git_commit"] != "c0ffee"
-    monkeypatch.setattr(device, "checkout", lambda: None)
-    found = device.environment(torch.device("cpu"), travelled=("c0ffee", False))
-    assert (found["git_commit"], found["git_dirty"]) == ("c0ffee", False)
