@@ -238,6 +238,7 @@ def of_class(row: dict[str, str]) -> str:
 HEADLINES = (
     ("fastnet", "swish-beta-or-relu", "CIFAR-10", "Swish with a trained beta is better than ReLU."),
     ("fastnet", "swish-beta-or-gelu", "CIFAR-10", "Swish with a trained beta is better than GELU."),
+    ("swish-densenet", "swish", "CIFAR-10", "Swish is better than ReLU in DenseNet-BC-100-12."),
     (
         "lars",
         "lars-or-nesterov-16384",
