@@ -131,9 +131,10 @@ def print_json(value: Any) -> None:
 
 
 def results_of(report: Path) -> dict[str, Any]:
-    """Return what a report's folder has for a program: its path, its metrics and its verdicts."""
-    metrics, verdicts = read_json(report / "metrics.json"), read_json(report / "verdicts.json")["verdicts"]
-    return {"report": str(report), "metrics": metrics, "verdicts": verdicts}
+    """Return what a report's folder has for a program: its path, its metrics, verdicts and warnings."""
+    judged = read_json(report / "verdicts.json")
+    found = {"verdicts": judged["verdicts"], "warnings": judged.get("warnings", [])}
+    return {"report": str(report), "metrics": read_json(report / "metrics.json"), **found}
 
 
 def print_results(report: Path) -> None:
@@ -142,7 +143,8 @@ def print_results(report: Path) -> None:
     from planning.tuning import chosen_lines
 
     results = results_of(report)
-    print_table(terminal_table(results["metrics"], results["verdicts"]))
+    times, warnings = read_json(report / "latency.json"), results["warnings"]
+    print_table(terminal_table(results["metrics"], results["verdicts"], times, warnings))
     if lines := chosen_lines(report):
         print("To train with these, write them under `variants` of the experiment that is tuned:", *lines, sep="\n  ")
 

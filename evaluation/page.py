@@ -22,6 +22,14 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 VEGA = "vega"
 MINUS = "\N{MINUS SIGN}"
 NO_SPREAD = "no spread"  # of seeds with one value: they have no interval
+# The class of style.css and the mark of each verdict.
+WORDS = {
+    "supported": ("holds", "✓"),
+    "refuted": ("fails", "✗"),
+    "equivalent": ("none", "≈"),
+    "different": ("differs", "≠"),
+    "inconclusive": ("open", "?"),
+}
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -18,6 +18,7 @@ from evaluation import charts, tables
 from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
 from evaluation.by_class import write_class_figures
+from evaluation.head import decided_interval, recommendations, warnings_of
 from evaluation.ledger import SplitRead, earlier_reads, reads_of, settings_key
 from evaluation.metric_names import metric_words
 from evaluation.metrics import (
@@ -29,7 +30,7 @@ from evaluation.metrics import (
     metric_value,
     thresholds_of,
 )
-from evaluation.page import VEGA, render
+from evaluation.page import VEGA, WORDS, render
 from evaluation.records import RunRecord
 from evaluation.statistics import finite
 from evaluation.summary import at_an_end, champion_of, rounded, summarise
@@ -91,6 +92,7 @@ def evaluate_experiment(
     cautions = cautions_of(metrics["variants"], untuned or {})
     verdicts = judge_experiment(experiment, records, baselines, split, reads, plan, cautions)
     judged = rounded([verdict.as_dict() for verdict in verdicts])
+    warnings = warnings_of(metrics, cautions)
     times = latencies(records)
     # Only the chosen trials of a grid are drawn; the tables have all.
     drawn = {one["chosen"] for one in metrics.get("tuned", {}).values()} or set(metrics["variants"])
@@ -99,7 +101,8 @@ def evaluate_experiment(
         if record is not None:
             write_json(working / "plan.json", record)
         write_json(
-            working / "verdicts.json", {"experiment": experiment["name"], "evaluated_on": split, "verdicts": judged}
+            working / "verdicts.json",
+            {"experiment": experiment["name"], "evaluated_on": split, "verdicts": judged, "warnings": warnings},
         )
         write_json(working / "latency.json", times)
         written = write_tables(records, baselines, verdicts, split, working)
@@ -119,6 +122,7 @@ def evaluate_experiment(
             reads=reads_of(reads, sorted({record.data for record in records})) if split == "test" else [],
             command=command,
             environment=environment or {},
+            warnings=warnings,
         )
         write_text(working / "report.html", page)
         names = sorted(path.name for path in working.iterdir())
@@ -139,10 +143,11 @@ def report_page(
     reads: Sequence[SplitRead] = (),
     command: str = "",
     environment: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
 ) -> str:
     """Return report.html.
 
-    metrics, verdicts: metrics.json and the list in verdicts.json. written: of ``write_tables``. sets: of
+    metrics, verdicts, warnings: metrics.json and the lists in verdicts.json. written: of ``write_tables``. sets: of
     ``about_data``. by_class: of ``write_class_figures``. Without the others their sections are missing: results/ does
     not keep them.
     """
@@ -171,7 +176,11 @@ def report_page(
         by_class=by_class,
         explanations=explanations,
         title=metric_title,
+        words=WORDS,
         words_of=metric_words,
+        decided=decided_interval,
+        use=recommendations(metrics, times),
+        warnings=warnings,
         at_an_end=at_an_end,
         higher=higher_is_better,
         rule=RULE,
@@ -228,7 +237,7 @@ def judge_experiment(
 def cautions_of(
     variants: Mapping[str, Mapping[str, Any]], untuned: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
-    """Return by variant, in sentences, that it was still learning and how its tuning ended too early.
+    """Return by variant, in sentences, that it was still learning and what its tuning says against its settings.
 
     variants: of metrics.json. A variant was still learning if half of its seeds were.
     """

@@ -1,4 +1,4 @@
-"""The result of an experiment in the terminal: the tables of variants, then the verdicts."""
+"""The result of an experiment in the terminal: the claims and what to use, then tables of variants and details."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,21 +8,34 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from evaluation.head import decided_interval, recommendations
 from evaluation.metric_names import metric_words
 from evaluation.metrics import higher_is_better, metric_names, metric_title
 from evaluation.page import half_width, interval, number, p_value, signed
 from evaluation.summary import at_an_end, champion_of
-from evaluation.verdicts import EQUIVALENT, INCONCLUSIVE, REFUTED, SUPPORTED
 
 # The report has the others.
 MOST_METRICS = 4
 LEAST_NAME = 12  # letters of a variant's name before it is broken
-STYLES = {SUPPORTED: "bold green", REFUTED: "bold red", EQUIVALENT: "bold blue", INCONCLUSIVE: "bold yellow"}
+STYLES = {
+    "supported": "bold green",
+    "refuted": "bold red",
+    "equivalent": "bold blue",
+    "different": "bold magenta",
+    "inconclusive": "bold yellow",
+}
 
 
-def terminal_table(metrics: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return what rich prints: metrics is metrics.json, verdicts the list in verdicts.json."""
-    parts: list[RenderableType] = []
+def terminal_table(
+    metrics: Mapping[str, Any],
+    verdicts: Sequence[Mapping[str, Any]],
+    times: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> RenderableType:
+    """Return what rich prints: metrics is metrics.json, times latency.json, the others lists of verdicts.json."""
+    parts: list[RenderableType] = [claims_table(verdicts)] if verdicts else []
+    parts += [Text(line, style="bold") for line in recommendations(metrics, times)]
+    parts += [Text(f"Caution: {line}", style="yellow") for line in warnings]
     for data in dict.fromkeys(variant["data"] for variant in metrics["variants"].values()):
         parts.append(data_table(metrics, data))
     by = " or ".join(
@@ -75,10 +88,23 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
     return table
 
 
+def claims_table(verdicts: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of the claims: each with its verdict, and its difference with the interval that decided it."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("claim", overflow="fold")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("difference", justify="right", no_wrap=True)
+    for verdict in verdicts:
+        word, found = verdict["verdict"], decided_interval(verdict)
+        difference = f"{signed(found['mean'])}\n{interval(found, sign=True)}" if found else "–"
+        table.add_row(Text(verdict["claim"]), Text(word, style=STYLES.get(word, "bold")), difference)
+    return table
+
+
 def verdict_text(verdict: Mapping[str, Any]) -> Text:
     """Return one verdict: the word, the claim, and its numbers."""
     text = Text("\n")
-    text.append(verdict["verdict"], style=STYLES[verdict["verdict"]])
+    text.append(verdict["verdict"], style=STYLES.get(verdict["verdict"], "bold"))
     text.append(f"  {verdict['claim']}\n{verdict['sentence']}")
     if verdict["over_seeds"] is not None:
         text.append(

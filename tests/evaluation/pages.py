@@ -50,8 +50,9 @@ def published_report(results: Path, folder: Path) -> Path:
         settings = {key: {name: one.get(key) for name, one in mine.items()} for key in keys}
         about = {"name": data, "description": description, "lengths": None}
         sets.append(about | settings_of_set(settings) | columns(data, metrics))
-    verdicts = read_json(results / "verdicts.json")["verdicts"]
-    page = report_page(plan, metrics, verdicts, tables, sets, command=f"reread run --experiment {plan['name']}")
+    judged, command = read_json(results / "verdicts.json"), f"reread run --experiment {plan['name']}"
+    warnings = judged.get("warnings", [])
+    page = report_page(plan, metrics, judged["verdicts"], tables, sets, command=command, warnings=warnings)
     (folder / "report.html").write_text(page, encoding="utf-8")
     return folder / "report.html"
 

@@ -59,6 +59,9 @@ def test_the_report_and_the_page_of_attention(report):
         # Vega-Lite says of a chart with a row per variant that its height is fixed.
         assert [one for one in driver.get_log("browser") if "discrete height" not in one["message"]] == []
         assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
+        # What to use is on the first screen.
+        use = driver.find_element(By.CSS_SELECTOR, ".use")
+        assert use.text.startswith("On corpus use ") and use.rect["y"] + use.rect["height"] < 1000
         links = [one.get_attribute("href") for one in driver.find_elements(By.CSS_SELECTOR, 'a[target="_blank"]')]
         assert links == ["http://127.0.0.1:5000/#/experiments/1", "http://127.0.0.1:5000/#/run"]
         assert "reread run --experiment trial" in driver.find_element(By.CSS_SELECTOR, "header pre").text

@@ -17,13 +17,14 @@ from rich.console import Console
 from evaluation import charts
 from evaluation.baselines import Baseline
 from evaluation.bootstrap import two_way
+from evaluation.head import decided_interval, recommendations, warnings_of
 from evaluation.ledger import record_read
 from evaluation.metrics import metrics_of_splits
-from evaluation.page import TEMPLATES
+from evaluation.page import MINUS, TEMPLATES, WORDS
 from evaluation.report import evaluate_experiment, judge_experiment
 from evaluation.summary import at_an_end, champion_of
 from evaluation.tables import differences
-from evaluation.terminal import terminal_table
+from evaluation.terminal import STYLES, terminal_table
 from storage import files
 from storage.errors import InputError
 from storage.files import read_json, sha256_file, write_json
@@ -210,7 +211,9 @@ def test_the_page_is_escaped_self_contained_and_opens_with_the_verdicts(tools, t
     assert re.findall(r'(?:src|href)="(?!data:image/png|#|attention\.html")[^"]*', markup) == []
     assert "://" not in markup and "default-src 'none'" in markup
     order = [page.index(f'id="{name}"') for name in re.findall(r'<section id="(\w+)"', page)]
-    assert re.findall(r'<section id="(\w+)"', page)[:2] == ["verdicts", "variants"] and order == sorted(order)
+    assert re.findall(r'<section id="(\w+)"', page)[:3] == ["verdicts", "evidence", "variants"] and order == sorted(
+        order
+    )
     for expected in (
         "✓ supported",
         "(schedule completed)",
@@ -519,6 +522,60 @@ def test_the_terminal_table(tools, tmp_path, texts, text_data):
     assert "…" not in text  # at 80 columns headings and figures are whole
     for expected in ("han ★", "tf-idf", "(baseline)", "supported", CLAIM, "corrected p of a difference 0.0312"):
         assert expected in text
+
+
+def test_the_report_begins_with_the_claims_and_what_to_use(tools, tmp_path, texts, text_data):
+    experiment, records = texts
+    edge = {"flat": ["has the highest learning_rate that its tuning tried"], "none": ["is no variant"]}
+    baselines = {"corpus": {"tf-idf": baseline_of(tools, text_data, skill=8.0)}}
+    for place, there, used in (("networks", {}, "han"), ("baselines", baselines, "TF-IDF + logistic regression")):
+        found = evaluate_experiment(experiment, records, there, tmp_path / place, untuned=edge)
+        metrics, (verdict,) = found["metrics"], found["verdicts"]
+        scores = metrics["baselines"]["corpus"]["tf-idf"] if there else metrics["variants"]["han"]
+        score = {split: scores[split]["accuracy"] for split in ("validation", "test")}
+        score = {split: one if there else one["mean"] for split, one in score.items()}
+        use = f"On corpus use {used}: accuracy {score['validation']:.4f} on validation, {score['test']:.4f} on test"
+        times = read_json(tmp_path / place / "latency.json")
+        assert use in recommendations(metrics, times)[0]
+        assert ("ms a document" in recommendations(metrics, times)[0]) == (not there)
+        warnings = read_json(tmp_path / place / "verdicts.json")["warnings"]
+        assert warnings == [f"flat {edge['flat'][0]}."]
+        both = decided_interval(verdict)
+        shown = f"[{both['low']:+.4f}, {both['high']:+.4f}]".replace("-", MINUS)
+        head = (tmp_path / place / "report.html").read_text().partition('<section id="evidence">')[0]
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(terminal_table(metrics, found["verdicts"], times, warnings))
+        printed = console.export_text().partition("corpus, test split")[0]
+        for part in (shown, "supported", use, *warnings):
+            assert part in head and part in printed, part
+        assert head.index("✓ supported") < head.index(use) < head.index(warnings[0])
+
+
+def test_the_interval_of_a_verdict_is_that_of_its_decision():
+    both, own = ({"mean": 0.1, "low": low, "high": 0.2} for low in (0.05, 0.01))
+    assert decided_interval({"over_seeds_and_items": both}) == both
+    assert decided_interval({"over_seeds_and_items": both, "decision": own}) == own
+
+
+def test_a_tuning_warns_of_the_trials_that_it_chose(tmp_path, texts):
+    experiment, records = texts
+    tuning = {**experiment, "trials": {"reader": ["flat", "han"]}, "comparisons": [], "evaluate_on": "validation"}
+    open_settings = {"flat": ["was not chosen"], "han": ["was chosen"]}
+    found = evaluate_experiment(tuning, records, {}, tmp_path / "tune", untuned=open_settings)
+    assert read_json(tmp_path / "tune/verdicts.json")["warnings"] == ["han was chosen."]
+    # A grid is to choose from: nothing of it is recommended.
+    assert recommendations(found["metrics"]) == []
+    names = [f"han/learning_rate={rate}" for rate in (0.1, 0.2, 0.4)]
+    tuned = {"han": {"chosen": names[-1], "trials": dict.fromkeys(names, 0.5)}}
+    (line,) = warnings_of({"evaluated_on": "validation", "tuned": tuned}, {})
+    assert line.startswith("han is best with the highest learning_rate tried")
+    assert warnings_of({"evaluated_on": "test", "tuned": tuned}, {}) == []  # a grid of conditions
+
+
+@pytest.mark.parametrize("word", ["supported", "refuted", "equivalent", "different", "inconclusive"])
+def test_each_verdict_has_a_style_on_the_page_and_in_the_terminal(word):
+    style, _ = WORDS[word]
+    assert f".{style} {{" in (TEMPLATES / "style.css").read_text() and word in STYLES
 
 
 def test_runs_that_do_not_fit_are_refused(tools, tmp_path, texts):
