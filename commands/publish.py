@@ -6,7 +6,8 @@ reread publish imdb --without-weights      runs came back from another machine w
 Writes what is committed: metrics.json, verdicts.json, plan.json, the tables (CSV) and differences.png of the report,
 runs.json with each run's key, seed, sha256 of its weights, environment and commit, and summary.json, the few figures
 that `dvc metrics` shows. DVC gets a stage for the experiment (results/experiments.yaml). Refuses a report of a
-selection, of other settings than today's, one that is damaged, and runs whose files do not match their digests.
+selection, of other settings than today's, one that is damaged, runs whose files do not match their digests, and a
+setting that the published tuning did not choose, unless `tuning: {kept: {VARIANT: why}}` gives a reason.
 """
 
 import shutil
@@ -21,6 +22,7 @@ from planning.experiment import EXPERIMENTS as EXPERIMENTS_FOLDER
 from planning.experiment import load_experiment
 from planning.runs import RESULTS, RUNS, run_records
 from planning.schema import read_yaml
+from planning.tuning import refuse_untuned
 from storage.digests import Damaged, refuse_damaged_folder
 from storage.errors import InputError
 from storage.files import published_directory, read_object, write_json, write_text
@@ -43,6 +45,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     plan = plan_of(experiment)
+    refuse_untuned(plan)
     report = plan.report_directory
     again = f"run `reread run --experiment {experiment}`"
     for name in RECORDS:

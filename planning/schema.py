@@ -127,8 +127,9 @@ class ComparisonGroup(Control):
 
 
 class Tuning(BaseModel):
-    """The tuning of an experiment: notes, and the spread between seeds.
+    """The tuning of an experiment: notes, the spread between seeds, and settings that it did not choose.
 
+    kept: by variant why it trains with other settings than the tuning chose; `reread publish` asks for it.
     evidence: metrics.json of the tuning. spread: the standard deviation of paired differences, used in its place.
     """
 
@@ -136,6 +137,7 @@ class Tuning(BaseModel):
 
     evidence: Text | None = None
     spread: Annotated[float, Field(gt=0)] | None = None
+    kept: dict[Name, Text] | None = None
 
 
 class ExperimentFile(File):

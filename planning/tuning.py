@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-from planning.experiment import SECTIONS, merged
+from planning.experiment import EXPERIMENTS, SECTIONS, merged
 from planning.plan import PLAN, Plan, Variant
 from planning.resolve import make_plan
 from planning.runs import RESULTS
 from planning.space import flat, nested
 from storage.digests import whole
-from storage.errors import InputError
+from storage.errors import InputError, refuse_unknown
 from storage.files import read_object
 from storage.run_folder import METRICS
 
@@ -124,20 +124,23 @@ def edges(here: Mapping[str, Any], tried: Iterable[Mapping[str, Any]], least: in
 
 
 def untuned(plan: Plan, found: Mapping[str, Choice]) -> dict[str, list[str]]:
-    """Return by variant what its tuning left open: settings at the edge of what was tried, "has the highest ...".
+    """Return by variant what its tuning says against its settings: that they are at the edge of what was tried ("has
+    the highest ..."), or that it chose others.
 
     Two values are alternatives and have no edge. A plan that withholds verdicts is stricter: two values are too few,
     and a schedule that was used to its end must have been tried at a greater length.
     """
     left: dict[str, list[str]] = {}
+    others = contradictions(plan, found)
     for name, choice in found.items():
-        if name not in plan.variants:
+        if (here := trained_with(plan, name, choice.chosen)) is None:
             continue
-        here = at(vars(plan.variants[name]), choice.chosen)
         ends = edges(here, choice.settings.values(), least=2 if plan.withhold_untuned else 3)
         lines = [f"has the {end} {address} that its tuning tried, {here[address]:g}" for address, end in ends.items()]
         if plan.withhold_untuned and choice.short and here == choice.chosen:
             lines.append(f"was still learning at the end of its {choice.epochs} epochs, and its tuning tried no more")
+        if name in others:
+            lines.append(": ".join(filter(None, [others[name], plan.tuning.get("kept", {}).get(name)])))
         if lines:
             left[name] = lines
     return left
@@ -162,20 +165,55 @@ def published(plan: Plan, root: Path = Path()) -> dict[str, Choice]:
     return next(filter(None, (choices(root / one) for one in folders)), {})
 
 
-def other_settings(plan: Plan, found: Mapping[str, Choice]) -> list[str]:
-    """Return a sentence for each variant of a plan that trains with settings that its tuning did not choose."""
-    lines = []
+def contradictions(plan: Plan, found: Mapping[str, Choice]) -> dict[str, str]:
+    """Return by variant that it trains with settings that its tuning did not choose: "trains with ..., ..."."""
+    lines = {}
     for name, choice in found.items():
-        if name not in plan.variants:
+        if (here := trained_with(plan, name, choice.chosen)) is None:
             continue
-        here = at(vars(plan.variants[name]), choice.chosen)
-        score, best = choice.score_of(here), choice.scores[choice.trial]
-        if here != choice.chosen and (score is None or score != best):
-            lines.append(
-                f"tuning: {name} trains with {_words(here)} ({_words_of(score)}), "
+        # A grid varies some of them itself.
+        whole, chosen = here, choice.chosen
+        if name in plan.trials:
+            whole, chosen = {**chosen, **here}, {one: chosen[one] for one in here}
+        if here == chosen:
+            continue
+        score, best = choice.score_of(whole), choice.scores[choice.trial]
+        if score is None or score != best:
+            lines[name] = (
+                f"trains with {_words(here)} ({_words_of(score)}), "
                 f"the best trial has {_words(choice.chosen)} ({_words_of(best)})"
             )
     return lines
+
+
+def other_settings(plan: Plan, found: Mapping[str, Choice]) -> list[str]:
+    """Return a sentence for each variant of a plan that trains with settings that its tuning did not choose."""
+    return [f"tuning: {name} {line}" for name, line in contradictions(plan, found).items()]
+
+
+def refuse_untuned(plan: Plan, root: Path = Path()) -> None:
+    """InputError for a variant whose settings its published tuning did not choose, unless ``tuning.kept`` says why."""
+    where = EXPERIMENTS / f"{plan.name}.yaml"
+    kept = plan.tuning.get("kept", {})
+    refuse_unknown(kept, {*plan.variants, *plan.trials}, f"{where}: tuning.kept")
+    for name, line in contradictions(plan, published(plan, root)).items():
+        if name not in kept:
+            raise InputError(
+                f"{where}: {name} {line}: train it with that, or say under tuning.kept why these settings stay"
+            )
+
+
+def trained_with(plan: Plan, name: str, addresses: Collection[str]) -> dict[str, Any] | None:
+    """Return the settings of a variant at those addresses that it has; of a grid those that all its trials share.
+
+    None where the plan has no such variant.
+    """
+    settings = [
+        at(vars(plan.variants[one]), addresses) for one in plan.trials.get(name, [name]) if one in plan.variants
+    ]
+    if not settings:
+        return None
+    return {one: value for one, value in settings[0].items() if all(other.get(one) == value for other in settings)}
 
 
 def at(variant: Mapping[str, Any], addresses: Iterable[str]) -> dict[str, Any]:

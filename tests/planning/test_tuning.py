@@ -11,9 +11,10 @@ from commands.jobs import plans_of_trials
 from planning.environment import Environment
 from planning.experiment import merged
 from planning.resolve import make_plan
-from planning.tuning import all_epochs, chosen_lines, edges, other_settings, published, untuned
+from planning.tuning import all_epochs, chosen_lines, edges, other_settings, published, refuse_untuned, untuned
 from storage.errors import InputError
 from storage.files import write_json
+from storage.source import ROOT
 from tests.damage import damages
 from tests.planning.test_experiment import EXPERIMENT, write
 
@@ -38,8 +39,12 @@ def plan_of(root, variants, folder="results", grid=GRID):
     return plan
 
 
+def settings_of(learning_rate, growth_rate):
+    return {"network": {"growth_rate": growth_rate}, "training": {"learning_rate": learning_rate}}
+
+
 def relu(learning_rate, growth_rate):
-    settings = {"network": {"growth_rate": growth_rate}, "training": {"learning_rate": learning_rate}}
+    settings = settings_of(learning_rate, growth_rate)
     return {**EXPERIMENT["variants"], "relu": {"model": "densenet", "data": "digits", **settings}}
 
 
@@ -54,6 +59,45 @@ def test_settings_that_tuning_did_not_choose_are_named(tmp_path, learning_rate, 
     best = "the best trial has network.growth_rate=6, training.learning_rate=0.1 (0.8000 on validation)"
     here = f"network.growth_rate={growth_rate}, training.learning_rate={learning_rate}"
     assert found == ([] if expected is None else [f"tuning: relu trains with {here} ({expected}), {best}"])
+
+
+def test_settings_that_tuning_did_not_choose_are_not_published_without_a_reason(tmp_path):
+    variants = {**relu(0.1, 6), "swish": merged(EXPERIMENT["variants"]["swish"], settings_of(0.1, 6))}
+    refuse_untuned(plan_of(tmp_path, variants), tmp_path)
+    plan = plan_of(tmp_path, variants | {"relu": relu(1.0e-05, 6)["relu"]})
+    with pytest.raises(InputError, match=r"experiments/trial.yaml: relu trains with .*0.6000.*tuning.kept"):
+        refuse_untuned(plan, tmp_path)
+    (line,) = untuned(plan, published(plan, tmp_path))["relu"]
+    assert line.startswith("trains with") and line.endswith("(0.8000 on validation)")
+    kept = dataclasses.replace(plan, tuning={"kept": {"relu": "it is the paper's"}})
+    refuse_untuned(kept, tmp_path)
+    assert untuned(kept, published(kept, tmp_path))["relu"] == [f"{line}: it is the paper's"]
+    with pytest.raises(InputError, match="tuning.kept"):
+        refuse_untuned(dataclasses.replace(plan, tuning={"kept": {"other": "why"}}), tmp_path)
+
+
+def test_a_grid_of_conditions_has_the_settings_that_its_tuning_chose(tmp_path):
+    """The trials of each variant differ in a condition and share the tuned settings."""
+    plan = plan_of(tmp_path, relu(1.0e-05, 6))
+    conditions = {"training": {"max_epochs": [3, 4]}}
+    write(tmp_path, {**EXPERIMENT, "comparisons": [], "variants": relu(1.0e-05, 6), "grid": conditions})
+    grid = make_plan("trial", root=tmp_path, environment=Environment())
+    assert set(grid.variants) != set(plan.variants)
+    (line,) = (one for one in other_settings(grid, published(grid, tmp_path)) if "relu" in one)
+    assert "learning_rate=1e-05 (0.6000 on validation)" in line
+    # A setting that the grid itself varies is not held against the tuning.
+    varied = {"network": {"growth_rate": [4, 6]}}
+    write(tmp_path, {**EXPERIMENT, "comparisons": [], "variants": relu(0.1, 6), "grid": varied})
+    grid = make_plan("trial", root=tmp_path, environment=Environment())
+    assert not [one for one in other_settings(grid, published(grid, tmp_path)) if "relu" in one]
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in ROOT.glob("results/*/plan.json")))
+def test_each_published_experiment_says_why_its_settings_are_not_the_tuned_ones(name):
+    plan = make_plan(name, root=ROOT)
+    refuse_untuned(plan, ROOT)
+    others = {line.split()[1] for line in other_settings(plan, published(plan, ROOT))}
+    assert set(plan.tuning.get("kept", {})) == others  # no reason outlives what it explains
 
 
 def test_an_experiment_without_a_tuning_has_nothing_to_say(tmp_path):
@@ -104,7 +148,7 @@ def test_what_a_tuning_left_open_is_told_more_strictly_where_verdicts_are_withhe
     variants = relu(0.1, 6)
     plan = plan_of(tmp_path, variants)
     found = published(plan, tmp_path)
-    assert untuned(plan, found) == {}
+    assert set(untuned(plan, found)) == {"swish"}  # which trains with other settings than were chosen
     strict = dataclasses.replace(plan, withhold_untuned=True)
     (lines,) = untuned(strict, {"relu": found["relu"]}).values()
     assert [line.split(" that its")[0] for line in lines] == [
