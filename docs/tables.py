@@ -284,9 +284,86 @@ def larger_experiments() -> Table:
         rows.append([*cells, f"trained in {one['seconds']['whole']:.1f} s"])
     metrics = read_json("results/lars/metrics.json")["variants"]
     lars, nesterov = (metrics[name]["test"]["accuracy"] for name in ("lars-16384", "nesterov-16384"))
+    tuned = read_json("results/lars-tuning/metrics.json")["tuned"]
+    best = [f"{one['trials'][one['chosen']]:.4f}" for one in (tuned["sgd-warmup-16384"], tuned["lars-16384"])]
+    beside = (
+        f"tuned Nesterov momentum: {nesterov['mean']:.4f}. SGD at a tuned rate has no test accuracy; "
+        f"on validation it reached {best[0]}, LARS {best[1]} (one seed each)"
+    )
     cells = [rows[-1][0], "fastnet, LARS, batch 16384", interval(lars, 4, sign=False)]
-    rows.append([*cells, str(len(metrics["lars-16384"]["seeds"])), f"tuned Nesterov momentum: {nesterov['mean']:.4f}"])
+    rows.append([*cells, str(len(metrics["lars-16384"]["seeds"])), beside])
     return ["data", "network", "test accuracy", "seeds", "beside it"], rows
+
+
+# The data sets of the README, by the experiment that has their networks.
+USED = ("default", "imdb", "newsgroups20", "fastnet")
+
+
+def use() -> str:
+    """Return for each data set of USED the line on what to use that the experiment's report begins with."""
+    from evaluation.head import recommendations
+
+    lines = [line for name in USED for line in recommendations(read_json(f"results/{name}/metrics.json"))]
+    return "".join(f"- {line}\n" for line in lines)
+
+
+# What the learning rate of each method of LARS was, and the published experiment that has them.
+LARS_RATES = {
+    "lars": "tuned at this batch",
+    "nesterov": "tuned at this batch",
+    "sgd-warmup": "linear rule",
+    "sgd": "linear rule",
+}
+
+
+def lars_rates() -> Table:
+    """Return each method at the large batches: the rate it trained with, and the best one of its tuning.
+
+    Where the two differ, the test accuracy is of the first.
+    """
+    plan, tests = read_json("results/lars/plan.json"), read_json("results/lars/metrics.json")["variants"]
+    tuned, tuning = (read_json(f"results/lars-tuning/{name}.json") for name in ("metrics", "plan"))
+
+    def rate(variant: dict[str, Any]) -> float:
+        return variant["training"]["learning_rate"]
+
+    rows = []
+    for batch in (8192, 16384):
+        for method, how in LARS_RATES.items():
+            name = f"{method}-{batch}"
+            choice = tuned["tuned"][name]
+            best, score = rate(tuning["variants"][choice["chosen"]]), choice["trials"][choice["chosen"]]
+            cells = [str(batch), f"`{method}`", how, "", "not trained by eight seeds"]
+            if name in tests:
+                cells[3:] = [
+                    f"{rate(plan['variants'][name]):g}",
+                    interval(tests[name]["test"]["accuracy"], 4, sign=False),
+                ]
+            rows.append([*cells, f"{best:g}", f"{score:.4f}"])
+    head = ["batch", "method", "learning rate set by", "rate", "test accuracy, 8 seeds"]
+    return [*head, "best rate of its tuning", "validation there, 1 seed"], rows
+
+
+def grid_ends() -> Table:
+    """Return each choice of a published tuning at an end of what it tried, with what the experiment tries today."""
+    from planning.experiment import load_experiment
+    from planning.resolve import make_plan
+    from planning.tuning import choices, differing, edges
+
+    rows = []
+    for path in sorted((ROOT / "results").glob("*tuning/plan.json")):
+        name = path.parent.name
+        today = make_plan(name, root=ROOT)
+        trials = load_experiment(name, ROOT).trials
+        for variant, choice in choices(path.parent).items():
+            tried = differing({one: vars(today.variants[one]) for one in trials[variant]})
+            for address, end in edges(choice.chosen, choice.settings.values()).items():
+                before, now = ({one[address] for one in of.values()} for of in (choice.settings, tried))
+                added = ", ".join(f"{value:g}" for value in sorted(now - before))
+                span = ", ".join(f"{value:g}" for value in sorted(before))
+                label = address.rpartition(".")[2]
+                rows.append([f"`{name}`", f"`{variant}`", f"{end} `{label}`: {choice.chosen[address]:g}", span, added])
+    return ["tuning", "variant", "its choice", "tried", "added since, not run"], rows
 
 
 def readers_accuracies() -> Table:
