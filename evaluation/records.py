@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evaluation.items import SCORES, decides, decoded
 from storage.digests import whole
 from storage.errors import InputError
 from storage.files import read_json
-from storage.prepared import DESCRIPTION, Prepared, open_prepared
+from storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
 from storage.run_folder import HISTORY, LATENCY, METRICS, RunFolder, evaluate_again
 
 
@@ -78,11 +79,44 @@ class RunRecord:
         return {split: found[split] for split in splits}
 
     def probabilities(self, split: str) -> np.ndarray:
-        """Return float32 [rows, K]."""
-        path = self._file(f"{split}.npy")
-        if not path.is_file():
-            raise InputError(f"{path} is missing: {evaluate_again(path.parent)}")
-        return np.load(path, allow_pickle=False)
+        """Return float32 [rows, K]; of a run known from results/, what stands for them (evaluation.items.decoded)."""
+        kind = self.kind(split)
+        if kind is None or (Path(self.evaluation_directory) / f"{split}.npy").is_file():
+            path = self._file(f"{split}.npy")
+            if not path.is_file():
+                raise InputError(f"{path} is missing: {evaluate_again(path.parent)}")
+            return np.load(path, allow_pickle=False)
+        with np.load(self._file(f"{split}.npz"), allow_pickle=False) as arrays:
+            return decoded(kind, arrays[kind], self.labels(split), len(self.description["classes"]))
+
+    def kind(self, split: str) -> str | None:
+        """Return the kind of evaluation.items that is known of the predictions; None where nothing is."""
+        folder = Path(self.evaluation_directory)
+        if (folder / f"{split}.npy").is_file():
+            return SCORES
+        if not (folder / f"{split}.npz").is_file():
+            return None
+        with np.load(self._file(f"{split}.npz"), allow_pickle=False) as arrays:
+            return arrays.files[0]
+
+    def measures(self, split: str, metric: str) -> bool:
+        """Return whether ``probabilities`` decide a metric: of a run known from results/ some do not."""
+        return decides(self.kind(split), metric, self.description["task"])
+
+    def has_probabilities(self, split: str) -> bool:
+        """Return whether the run's own probabilities are known."""
+        return self.kind(split) == SCORES
+
+    def files(self, splits: Sequence[str]) -> dict[str, Any]:
+        """Return what results/ keeps of the run's small files (storage.run_folder.FILES)."""
+        metrics = read_json(self._file(METRICS))
+        return {
+            "result": self.result,
+            "timing": self.run.timing,
+            "history": (self.run.directory / HISTORY).read_text(encoding="utf-8"),
+            "metrics": {name: value for name, value in metrics.items() if name in splits or name not in SPLITS},
+            "latency": self.latency,
+        }
 
     def _file(self, name: str) -> Path:
         """Return the path of a file of the evaluation; InputError where it is damaged."""

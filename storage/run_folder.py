@@ -8,9 +8,15 @@ best.safetensors    the weights of the best epoch, written at the end
 digests.json        the sha256 of history.csv and result.json, which has that of the weights
 result.json         written last: a run that has it is finished
 evaluation/KEY/     metrics.json, latency.json and SPLIT.npy, the probabilities float32 [rows, classes]; digests.json
+
+A run that is known from results/ alone has no weights and no checkpoints. It has published.json, its record in
+runs.json there, and evaluation/published/ with SPLIT.npz, what is published of its predictions, in place of SPLIT.npy.
 """
 
 import csv
+import json
+import lzma
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +24,16 @@ from typing import Any
 
 from storage.digests import DIGESTS, compare, refuse_damaged, whole
 from storage.errors import InputError
-from storage.files import json_text, read_json, read_object, sha256_bytes, sha256_file, write_json, write_text
+from storage.files import (
+    canonical_json,
+    json_text,
+    read_json,
+    read_object,
+    sha256_bytes,
+    sha256_file,
+    write_json,
+    write_text,
+)
 
 JOB = "job.json"
 RESULT = "result.json"
@@ -45,6 +60,10 @@ JOB_ENTRIES = {
 EVALUATION = "evaluation"
 METRICS = "metrics.json"
 LATENCY = "latency.json"
+# In results/EXPERIMENT: the small files of each run as they were, by its key: result, timing, history (text), metrics of
+# the evaluated splits, and latency. Canonical JSON, compressed by xz.
+FILES = "files.json.xz"
+PUBLISHED = "published"
 
 
 @dataclass(frozen=True)
@@ -141,6 +160,19 @@ class RunFolder:
         """Return the folder of the evaluation with this key, whether or not it exists."""
         return self.directory / EVALUATION / key
 
+    @cached_property
+    def published(self) -> dict[str, Any]:
+        """published.json, the run's record in results/; {} of a run that was trained."""
+        return self._read(f"{PUBLISHED}.json")
+
+    def published_evaluation(self, splits: Sequence[str]) -> Path | None:
+        """Return the folder of the evaluation that results/ keeps; None where there is none of all these splits."""
+        folder = self.evaluation(PUBLISHED)
+        if not self.published or not (folder / METRICS).is_file():
+            return None
+        measured = read_object(whole(folder / METRICS, evaluate_again(folder)))
+        return folder if set(splits) <= set(measured) else None
+
     def evaluations(self) -> dict[str, dict[str, Any]]:
         """Return the metrics of each evaluation by its key, the newest last."""
         files = sorted(
@@ -159,6 +191,19 @@ def write_result(run_directory: Path, result: dict[str, Any]) -> None:
     digests = {HISTORY: sha256_file(run_directory / HISTORY), RESULT: sha256_bytes(text.encode())}
     write_json(run_directory / DIGESTS, {"files": digests})
     write_text(run_directory / RESULT, text)
+
+
+def write_files(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the small files of runs by key; see FILES."""
+    path.write_bytes(lzma.compress(canonical_json(files).encode(), preset=9))
+
+
+def read_files(path: Path) -> dict[str, dict[str, Any]]:
+    """Return what ``write_files`` wrote; InputError where it is missing or damaged."""
+    try:
+        return json.loads(lzma.decompress(path.read_bytes()))
+    except (OSError, lzma.LZMAError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}): restore it from git") from None
 
 
 def evaluate_again(evaluation_directory: Path) -> str:
