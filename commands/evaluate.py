@@ -2,10 +2,14 @@
 
 reread evaluate
 reread evaluate --experiment imdb
+reread evaluate --experiment imdb --so-far      while some runs are missing
 REREAD_MACHINE=machine.json reread evaluate --experiment imdb      runs that another machine trained
 """
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from commands.options import (
     AsJson,
@@ -26,6 +30,9 @@ def command(
     variants: Variants = None,
     seeds: Seeds = None,
     overrides: Overrides = None,
+    so_far: Annotated[
+        bool, typer.Option("--so-far", help="Evaluate what is trained, though other runs are missing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     plan = plan_of(experiment, variants, seeds, overrides)
@@ -34,7 +41,7 @@ def command(
     from flows.evaluate import evaluate
 
     with progress(as_json), prefect_session():
-        report = Path(evaluate(experiment, plan=plan.to_json()))
+        report = Path(evaluate(experiment, plan=plan.to_json(), so_far=so_far))
     if as_json:
         print_json(results_of(report))
     else:

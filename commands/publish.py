@@ -2,22 +2,28 @@
 
 reread publish imdb
 reread publish imdb --without-weights      runs came back from another machine without their weights
+reread publish imdb --so-far      some seeds are missing, as after `reread evaluate --so-far`
 
 Writes what is committed: metrics.json, verdicts.json, plan.json, the tables (CSV) and differences.png of the report,
-runs.json with each run's key, seed, sha256 of its weights, environment and commit, and summary.json, the few figures
-that `dvc metrics` shows. DVC gets a stage for the experiment (results/experiments.yaml). Refuses a report of a
-selection, of other settings than today's, one that is damaged, runs whose files do not match their digests, and a
-setting that the published tuning did not choose, unless `tuning: {kept: {VARIANT: why}}` gives a reason.
+runs.json with each run's key and its parts, seed, digests of its weights and arrays, environment and commit, items.npz
+with what each run predicted (evaluation/items.py), files.json.xz with its history, metrics and times, and summary.json,
+the few figures that `dvc metrics` shows. What is published of a run that was not trained here stays as it is.
+
+DVC gets a stage for the experiment (results/experiments.yaml). Refuses a report of a selection, of other settings than
+today's, one that is damaged, runs whose files do not match their digests, and a setting that the published tuning did
+not choose, unless `tuning: {kept: {VARIANT: why}}` gives a reason.
 """
 
 import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 
 from commands.options import EXPERIMENTS, AsJson, plan_of, print_json
+from evaluation.items import ITEMS, open_items
 from planning.experiment import EXPERIMENTS as EXPERIMENTS_FOLDER
 from planning.experiment import load_experiment
 from planning.runs import RESULTS, RUNS, run_records
@@ -26,11 +32,13 @@ from planning.tuning import refuse_untuned
 from storage.digests import Damaged, refuse_damaged_folder
 from storage.errors import InputError
 from storage.files import published_directory, read_object, write_json, write_text
+from storage.run_folder import FILES, read_files
 
 LISTED = """# The experiments that results/dvc.yaml has a stage of; `reread publish NAME` adds one.
 # of: the file whose variants or comparisons an experiment takes, or params.
 """
 RECORDS = ("metrics.json", "verdicts.json", "plan.json")
+EVIDENCE = (ITEMS, FILES)
 SUMMARY = "summary.json"
 DIGITS = 4
 
@@ -42,6 +50,7 @@ def command(
     without_weights: Annotated[
         bool, typer.Option("--without-weights", help="Accept runs whose weights are on another machine.")
     ] = False,
+    so_far: Annotated[bool, typer.Option("--so-far", help="Publish what there is, though seeds are missing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     plan = plan_of(experiment)
@@ -67,13 +76,18 @@ def command(
         for name, variant in metrics["variants"].items()
         for seed, about in variant["seeds"].items()
     }
-    if set(folders) != {(name, seed) for name in plan.variants for seed in plan.seeds}:
-        raise InputError(f"{report / 'metrics.json'} does not have every variant and seed of the experiment: {again}")
+    planned = {(name, seed) for name in plan.variants for seed in plan.seeds}
+    if not folders or not set(folders) <= planned or (set(folders) < planned and not so_far):
+        raise InputError(
+            f"{report / 'metrics.json'} does not have every variant and seed of the experiment: {again}, or publish "
+            "what there is with --so-far"
+        )
     runs = run_records(folders, without_weights)
     with published_directory(RESULTS / experiment, replace=True) as folder:
-        for name in (*RECORDS, *(path.name for path in report.glob("*.csv")), "differences.png"):
+        for name in (*RECORDS, *EVIDENCE, *(path.name for path in report.glob("*.csv")), "differences.png"):
             if (report / name).is_file():
                 shutil.copy2(report / name, folder / name)
+        keep_bytes(RESULTS / experiment, folder)
         write_json(folder / RUNS, runs)
         verdicts = read_object(report / "verdicts.json", "verdicts")["verdicts"]
         write_json(folder / SUMMARY, summary(metrics, verdicts, runs, load_experiment(experiment).summary))
@@ -83,6 +97,17 @@ def command(
         print_json({"results": str(RESULTS / experiment), "runs": runs})
     else:
         print(f"{RESULTS / experiment}: {len(runs)} runs; commit it")
+
+
+def keep_bytes(before: Path, folder: Path) -> None:
+    """Keep the compressed files of ``before`` where they hold the same: other libraries compress to other bytes."""
+    if not all((one / name).is_file() for one in (before, folder) for name in EVIDENCE):
+        return
+    if read_files(before / FILES) == read_files(folder / FILES):
+        shutil.copy2(before / FILES, folder / FILES)
+    old, new = open_items(before), open_items(folder)
+    if old and new and old.equals(new):
+        shutil.copy2(before / ITEMS, folder / ITEMS)
 
 
 def summary(

@@ -110,7 +110,14 @@ def subjects(
     """Return every variant, then every baseline, of each data set."""
     found = []
     for data in dict.fromkeys(record.data for record in records):
-        of_data = [record for record in records if record.data == data]
+        # Of several labels each class is measured by probabilities, which results/ need not keep.
+        of_data = [
+            one
+            for one in records
+            if one.data == data and (one.description["task"] == "single-label" or one.has_probabilities(split))
+        ]
+        if not of_data:
+            continue
         first = of_data[0]
         about = (first.description, first.labels(split), first.groups(split))
         for name in dict.fromkeys(record.variant for record in of_data):
@@ -277,7 +284,7 @@ def write_class_figures(
                     rates = {"false_positive_rate": RATES, "true_positive_rate": mean_curve(scores, truth[:, k])}
                     curves.append(pd.DataFrame({**start, "label": label, **rates}))
                 bins.append(pd.DataFrame(calibration(scores, truth[:, k])).assign(**start, label=label))
-    tables = {"classes": pd.DataFrame(rows)}
+    tables = {"classes": pd.DataFrame(rows)} if rows else {}
     if wholes:
         empty_curves = pd.DataFrame(columns=["data", "variant", "label", "false_positive_rate", "true_positive_rate"])
         tables["intervals"] = pd.DataFrame(wholes)

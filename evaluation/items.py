@@ -13,7 +13,7 @@ KIND is the least that the metrics of the experiment's comparisons on that data 
 
     predicted   the number of the predicted class, uint8 or uint16 [m]: accuracy, recall, precision, F1 of one label
     matched     whether the most probable classes are the row's labels, packed bits uint8 [m / 8]: exact match
-    ranks       of each class, the place of the row's probability among all distinct ones, uint16 or uint32 [m, K]: AUROC
+    ranks       the place of each probability among the distinct ones of its class, uint16 or uint32 [m, K]: AUROC
     scores      probabilities, float32 [m, K]: every other metric, and several metrics that need different kinds
 
 A data set of one label that no comparison judges has ``predicted``; one of several labels has no arrays of runs then.
@@ -125,8 +125,8 @@ class Recomputed:
     """What the published items give for a comparison.
 
     treatment, control: the metric of each seed, [n]; of a baseline or a published figure the same value n times.
-    item_deviation: of the mean difference over the seeds, as evaluation.bootstrap.TwoWay has it. rows: how many; groups:
-    how many groups they are drawn in, None where each row is drawn alone.
+    item_deviation: of the mean difference over the seeds, as evaluation.bootstrap.TwoWay has it. rows: how many;
+    groups: how many groups they are drawn in, None where each row is drawn alone.
     """
 
     seeds: list[int]
@@ -143,7 +143,15 @@ class Items:
     def __init__(self, folder: Path):
         self.folder = Path(folder)
         self.arrays = np.load(self.folder / ITEMS, allow_pickle=False)
-        self.kinds = {one.partition("/")[2]: one.partition("/")[0] for one in self.arrays.files if one.startswith(KINDS)}
+        self.kinds = {
+            one.partition("/")[2]: one.partition("/")[0] for one in self.arrays.files if one.startswith(KINDS)
+        }
+
+    def equals(self, other: "Items") -> bool:
+        """Return whether the other archive has the same arrays."""
+        return self.arrays.files == other.arrays.files and all(
+            np.array_equal(self.arrays[name], other.arrays[name]) for name in self.arrays.files
+        )
 
     def data_set(self, name: str) -> DataSet:
         """Return the rows of a data set."""

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.items import SCORES, decides, decoded
+from evaluation.baselines import Baseline
+from evaluation.items import ITEMS, SCORES, DataSet, decides, decoded, encoded, kind_for, write_items
 from storage.digests import whole
 from storage.errors import InputError
 from storage.files import read_json
 from storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
-from storage.run_folder import HISTORY, LATENCY, METRICS, RunFolder, evaluate_again
+from storage.run_folder import FILES, HISTORY, LATENCY, METRICS, RunFolder, evaluate_again, write_files
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,38 @@ class RunRecord:
         """Return int32 [rows] or uint8 [rows, K]."""
         prepared = self.prepared
         return np.array(prepared.labels[prepared.rows(split)])
+
+
+def write_evidence(
+    records: Sequence[RunRecord],
+    baselines: Mapping[str, Mapping[str, Baseline]],
+    splits: Sequence[str],
+    comparisons: Sequence[Mapping[str, Any]],
+    folder: Path,
+) -> None:
+    """Write what lets others continue the experiment and recompute it: items.npz of the last split, files.json.xz."""
+    split = splits[-1]
+    data_sets: dict[str, DataSet] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for data in dict.fromkeys(record.data for record in records):
+        mine = [record for record in records if record.data == data]
+        names = {record.variant for record in mine}
+        judged = {one["metric"] for one in comparisons if names & {one["treatment"], one.get("control")}}
+        first = mine[0]
+        kind = kind_for(judged, first.description["task"])
+        labels = first.labels(split)
+        data_sets[data] = DataSet(first.description["classes"], labels, first.groups(split))
+        if kind is None:
+            continue
+        for record in mine:
+            # Of a run known from results/ there may be less than is asked for now.
+            own = kind if record.has_probabilities(split) else record.kind(split)
+            if own is not None:
+                arrays[f"{own}/{record.run.key}"] = encoded(own, record.probabilities(split), labels)
+        for name, one in baselines.get(data, {}).items():
+            arrays[f"{kind}/{data}/{name}"] = encoded(kind, one.probabilities[split], labels)
+    write_items(folder / ITEMS, data_sets, arrays)
+    write_files(folder / FILES, {record.run.key: record.files(splits) for record in records})
 
 
 def best_first(records: Sequence[RunRecord], best_seeds: Mapping[str, int]) -> list[RunRecord]:

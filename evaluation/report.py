@@ -31,9 +31,9 @@ from evaluation.metrics import (
     thresholds_of,
 )
 from evaluation.page import VEGA, WORDS, render
-from evaluation.records import RunRecord
+from evaluation.records import RunRecord, write_evidence
 from evaluation.statistics import finite
-from evaluation.summary import at_an_end, champion_of, rounded, summarise
+from evaluation.summary import at_an_end, champion_of, rounded, so_far, summarise
 from evaluation.verdicts import RULE, Comparison, Measured, Verdict, judge
 from storage.digests import digested_directory
 from storage.errors import InputError, refuse_unknown
@@ -94,17 +94,18 @@ def evaluate_experiment(
     judged = rounded([verdict.as_dict() for verdict in verdicts])
     warnings = warnings_of(metrics, cautions)
     times = latencies(records)
+    if missing := so_far(experiment, records):
+        experiment["title"] = f"{experiment['title'] or experiment['name']} (so far: {in_words(missing)})"
     # Only the chosen trials of a grid are drawn; the tables have all.
     drawn = {one["chosen"] for one in metrics.get("tuned", {}).values()} or set(metrics["variants"])
     with digested_directory(Path(destination), replace=True) as working:
         write_json(working / "metrics.json", metrics)
         if record is not None:
             write_json(working / "plan.json", record)
-        write_json(
-            working / "verdicts.json",
-            {"experiment": experiment["name"], "evaluated_on": split, "verdicts": judged, "warnings": warnings},
-        )
+        about = {"experiment": experiment["name"], "evaluated_on": split, **({"so_far": missing} if missing else {})}
+        write_json(working / "verdicts.json", {**about, "verdicts": judged, "warnings": warnings})
         write_json(working / "latency.json", times)
+        write_evidence(records, baselines, splits, experiment.get("comparisons", ()), working)
         written = write_tables(records, baselines, verdicts, split, working)
         by_class = write_class_figures(records, baselines, split, drawn, working)
         explanations = write_explanations(metrics, records, split, working)
@@ -127,6 +128,13 @@ def evaluate_experiment(
         write_text(working / "report.html", page)
         names = sorted(path.name for path in working.iterdir())
     return {"metrics": metrics, "verdicts": judged, "files": [str(Path(destination) / name) for name in names]}
+
+
+def in_words(missing: Mapping[str, str]) -> str:
+    """Return ``summary.so_far`` in words: "5 of 6 seeds", or of each variant where they differ."""
+    if len(set(missing.values())) == 1:
+        return next(iter(missing.values()))
+    return ", ".join(f"{name} {seeds}" for name, seeds in missing.items())
 
 
 def report_page(
@@ -295,6 +303,13 @@ def measure(
             )
     allowed = comparison_metrics(task, classes)
     refuse_unknown([metric], allowed, f"the metric of comparison '{comparison.name}' on a {task} data set")
+
+    for one in (side[seed] for side in networks for seed in seeds):
+        if not one.measures(split, metric):
+            raise InputError(
+                f"comparison '{comparison.name}': what results/ keep of {one.variant} seed {one.seed} does not decide "
+                f"{metric}: copy its run here with its evaluation, or train it again"
+            )
 
     def judged(metrics: Mapping[str, Any], probabilities: np.ndarray) -> np.ndarray:
         """Return what the bootstrap reads: of a tuned metric the predictions at the thresholds of validation."""

@@ -5,6 +5,7 @@ its best there. Neither reads the test split.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the nested values of metrics.json, which ``dvc metrics diff`` reads: variants, baselines, champions.
 
-    An experiment with a grid has ``tuned`` as well, and one with ``repeated`` test rows ``without_repeated``.
+    An experiment with a grid has ``tuned`` as well, one with ``repeated`` test rows ``without_repeated``, and one
+    of which seeds are missing ``so_far``.
     """
     variants = {}
     for name in experiment["variants"]:
@@ -51,8 +53,16 @@ def summarise(
             "champions": champions(variants),
             **choice,
             **({"without_repeated": again} if again else {}),
+            **({"so_far": missing} if (missing := so_far(experiment, records)) else {}),
         }
     )
+
+
+def so_far(experiment: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the variants of which seeds are missing, with how many there are: "5 of 6 seeds"."""
+    counts = Counter(record.variant for record in records)
+    planned = len(experiment.get("seeds", ()))
+    return {name: f"{counts[name]} of {planned} seeds" for name in experiment["variants"] if counts[name] < planned}
 
 
 def summarise_variant(
@@ -74,7 +84,10 @@ def summarise_variant(
             "epochs": result["epochs"],
             "best_epoch": result["best_epoch"],
             "ended": ended(result),
-            **{split: {name: measured[split][name] for name in names} for split in splits},
+            **{
+                split: {**{name: measured[split][name] for name in names}, **counts(measured[split])}
+                for split in splits
+            },
         }
     score = metric or names[0]
     last = [seed[splits[-1]][score] for seed in seeds.values()]
@@ -99,6 +112,15 @@ def summarise_variant(
                 name: over_seeds([scores[name] for scores in by_class], "auroc") for name in by_class[0]
             }
     return summary
+
+
+def counts(measured: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many ``rows`` a split has and, where a metric counts rows that are ``right``, how many are.
+
+    Rounded numbers that are equal need not come from equal counts; these do not round.
+    """
+    share = measured.get("accuracy", measured.get("exact_match"))
+    return {"rows": measured["rows"]} | ({} if share is None else {"right": round(share * measured["rows"])})
 
 
 def ended(result: Mapping[str, Any]) -> str:
@@ -151,7 +173,11 @@ def summarise_baseline(baseline: Baseline, splits: Sequence[str]) -> dict[str, A
         "chosen": baseline.chosen,
         "temperature": baseline.temperature,
         "grid": baseline.grid,
-        **{split: {name: baseline.metrics[split][name] for name in all_metric_names(task)} for split in splits},
+        **{
+            split: {name: measured[name] for name in all_metric_names(task)} | counts(measured)
+            for split in splits
+            if (measured := baseline.metrics[split])
+        },
     }
 
 
@@ -219,7 +245,11 @@ def without_repeated(
     found = {}
     for data, rows in repeated.items():
         mine = [record for record in records if record.data == data]
-        if not rows.any() or not mine:
+        if (
+            not rows.any()
+            or not mine
+            or not all(one.measures("test", metric_names(one.description["task"])[0]) for one in mine)
+        ):
             continue
         task, classes, labels = mine[0].description["task"], mine[0].description["classes"], mine[0].labels("test")
         kept = ~rows

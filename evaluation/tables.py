@@ -136,7 +136,7 @@ def labels_predicted(
         return decided.astype(bool)
 
     for one in records:
-        if one.data in first:
+        if one.data in first and one.has_probabilities(split):
             found = guesses(one.metrics(["validation"])["validation"], one.probabilities(split))
             yield one.data, one.variant, truths[one.data], found, one.description["classes"]
     for data, one in first.items():

@@ -17,13 +17,17 @@ def evaluate(
     seeds: Seeds = None,
     overrides: Overrides = None,
     plan: PlanValue = None,
+    so_far: bool = False,
 ) -> str:
-    """Evaluate the finished runs of an experiment; return the folder of its report."""
+    """Evaluate the finished runs of an experiment; return the folder of its report.
+
+    so_far: some of them may be missing, which the report then says.
+    """
     from tasks.evaluate import evaluate as evaluate_plan  # torch and scikit-learn take two seconds to import
 
     # The plan was made before its trials were trained.
     value = with_known_trials(plan_of(plan, experiment, variants, seeds, overrides)).to_json()
     with shared_connection():
-        report = evaluate_plan(value, preprocess(plan=value))
+        report = evaluate_plan(value, preprocess(plan=value), so_far)
     show_results(Path(report))
     return report

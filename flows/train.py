@@ -47,6 +47,8 @@ def train(
     """
     allow_training()
     chosen = plan_of(plan, experiment, variants, seeds, overrides)
+    if fresh:
+        chosen = chosen.without_published()
     for line in [*reach_lines(plan_reach(chosen)), *other_settings(chosen, published(chosen))]:
         say(line, summary=True)
     # What a kill left running in Prefect and MLflow is closed first, and what waited in journals is sent.

@@ -52,6 +52,9 @@ class Environment(BaseSettings):
     mirror: Path | None = Field(
         None, description="folder with the archives of published data sets, read in place of the network"
     )
+    published: bool = Field(
+        True, description="runs in `results/` count as finished, whichever machine trained them; `false`: train them"
+    )
     project: Path | None = Field(None, description="folder in which a Prefect worker runs deployments; set by `serve`")
 
     def to_json(self) -> dict[str, Any]:

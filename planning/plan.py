@@ -15,6 +15,7 @@ import models
 from planning import keys
 from planning.environment import Environment
 from planning.experiment import Design
+from planning.published import published_runs, restore
 from planning.validation import read
 from preprocessing.manifest import Manifest
 from storage.errors import InputError, refuse_unknown
@@ -107,7 +108,7 @@ class Plan(Design):
 
     def record(self) -> dict[str, Any]:
         """Return what is kept beside results (plan.json): equal plans give equal records, wherever they are made."""
-        left_out = {"environment"} | ({"search", "bases"} if self.search is None else set())
+        left_out = {"environment", "machine"} | ({"search", "bases"} if self.search is None else set())
         left_out |= {name for name in OPTIONAL if not getattr(self, name)}
         return {**{name: value for name, value in self.to_json().items() if name not in left_out}, "key": self.key}
 
@@ -142,6 +143,10 @@ class Plan(Design):
         data = {name: about for name, about in self.data.items() if name in names}
         return dataclasses.replace(self, variants=kept, data=data, comparisons=(), trials={}, partial=True)
 
+    def without_published(self) -> "Plan":
+        """Return the plan for which no run of results/ counts as finished."""
+        return dataclasses.replace(self, environment=self.environment.model_copy(update={"published": False}))
+
     def preparations(self) -> dict[str, dict[str, Any]]:
         """Return what is to be prepared, by prepared key: data set, settings, folder, and which processes do it.
 
@@ -166,12 +171,28 @@ class Plan(Design):
     def jobs(self, prepared: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """Return the complete job of each (seed, variant); ``prepared`` maps prepared keys to folders.
 
-        InputError where arrays are not prepared yet.
+        A run that is not in runs/ and is published in results/ is restored from there (planning/published.py): its job
+        names the machine that trained it. InputError where arrays are not prepared yet.
         """
         folders = {key: about["directory"] for key, about in self.preparations().items()} | dict(prepared or {})
         descriptions = {key: read_object(Path(folder) / DESCRIPTION, "arrays") for key, folder in folders.items()}
+        published = published_runs(self.name) if self.environment.published else {}
+        machines = {content_key(one["key_parts"]["machine"]): one["key_parts"]["machine"] for one in published.values()}
+
+        def job(variant: Variant, seed: int, key: str) -> dict[str, Any]:
+            about = (variant, seed, folders[key], descriptions[key])
+            here = self._job(*about, self.machine, self.environment.processes_per_run)
+            if RunFolder(Path(here["run_directory"])).finished:
+                return here
+            for machine in machines.values():
+                there = self._job(*about, machine, machine["world_size"])
+                if there["run_key"] in published:
+                    restore(there, self.name, published[there["run_key"]])
+                    return there
+            return here
+
         return [
-            self._job(variant, seed, folders[key], descriptions[key])
+            job(variant, seed, key)
             for seed in self.seeds
             for variant in self.variants.values()
             if (key := variant.prepared_key)
@@ -210,10 +231,17 @@ class Plan(Design):
         about = self.data[variant.data]
         return about["kind"] if about else models.kind(variant.model)
 
-    def _job(self, variant: Variant, seed: int, prepared: str, description: Mapping[str, Any]) -> dict[str, Any]:
+    def _job(
+        self,
+        variant: Variant,
+        seed: int,
+        prepared: str,
+        description: Mapping[str, Any],
+        machine: Mapping[str, Any],
+        processes: int,
+    ) -> dict[str, Any]:
         network, training = variant.settings()
-        processes = self.environment.processes_per_run
-        machine = keys.job_machine(self.machine, training, processes)
+        machine = keys.job_machine(machine, training, processes)
         source = keys.source(variant.model, description["kind"], network, training)
         data = keys.data_digest(description)
         parts = keys.key_parts(variant.model, network, training, seed, data, machine, source)

@@ -9,6 +9,7 @@ from planning.environment import read_environment
 from storage.digests import whole
 from storage.errors import InputError
 from storage.files import read_object, sha256_file
+from storage.prepared import DESCRIPTION
 from storage.run_folder import JOB, RESULT, WEIGHTS, RunFolder
 
 # results/EXPERIMENT/runs.json is the list of the experiment's run records.
@@ -49,23 +50,29 @@ def run_records(runs: Mapping[tuple[str, int], Path], without_weights: bool = Fa
 
 
 def run_record(directory: Path, variant: str, without_weights: bool = False) -> dict[str, Any]:
-    """Return what results/ keeps of a run: key, variant, data, seed, digest of the weights, commit and environment.
+    """Return what results/ keeps of a run: key and its parts, variant, data, seed, commit, environment, and digests.
 
-    ``variant`` is its name in the experiment: the run may have been trained under another one.
+    ``variant`` is its name in the experiment: the run may have been trained under another one. The digests are of the
+    weights and of the prepared arrays; ``dirty`` says whether the source differed from the commit. The record of a run
+    that is known from results/ alone is returned as it is there.
     InputError where the run is not finished, its weights do not match their digest, or they are missing and
     ``without_weights`` does not accept that.
     """
     again = f"train run {directory.name} again"
     result = read_object(whole(directory / RESULT, again), "run_key", "seed", "weights_sha256")
     job = read_object(directory / JOB, "run_key", "data")
-    weights = directory / WEIGHTS
+    weights, run = directory / WEIGHTS, RunFolder(directory)
+    if run.published:
+        return {**run.published, "variant": variant}
     if not result["run_key"] == job["run_key"] == directory.name:
         raise InputError(f"{directory} is not the run of its name: its result.json names run '{result['run_key']}'")
     if not weights.is_file() and not without_weights:
         raise InputError(f"{weights} is missing, so its digest cannot be verified: copy it here or --without-weights")
     if weights.is_file() and sha256_file(weights) != result["weights_sha256"]:
         raise InputError(f"{weights} does not match the sha256 in result.json: {again}")
-    environment = RunFolder(directory).environment
+    environment = run.environment
+    description = Path(job.get("prepared", "")) / DESCRIPTION
+    arrays = read_object(description, "arrays")["arrays"] if description.is_file() else {}
     return {
         "run_key": directory.name,
         "variant": variant,
@@ -73,6 +80,9 @@ def run_record(directory: Path, variant: str, without_weights: bool = False) -> 
         "seed": result["seed"],
         "weights_sha256": result["weights_sha256"],
         "weights_verified": weights.is_file(),
+        "key_parts": job.get("key_parts", {}),
+        "arrays": {name: about["sha256"] for name, about in sorted(arrays.items())},
         "commit": environment.get("git_commit"),
+        "dirty": environment.get("git_dirty"),
         "environment": {name: value for name, value in environment.items() if name not in NOT_PUBLISHED},
     }

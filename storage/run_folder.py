@@ -60,8 +60,8 @@ JOB_ENTRIES = {
 EVALUATION = "evaluation"
 METRICS = "metrics.json"
 LATENCY = "latency.json"
-# In results/EXPERIMENT: the small files of each run as they were, by its key: result, timing, history (text), metrics of
-# the evaluated splits, and latency. Canonical JSON, compressed by xz.
+# In results/EXPERIMENT: the small files of each run as they were, by its key: result, timing, history (text), metrics
+# of the evaluated splits, and latency. Canonical JSON, compressed by xz.
 FILES = "files.json.xz"
 PUBLISHED = "published"
 

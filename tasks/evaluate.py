@@ -37,23 +37,31 @@ from tracking.journal import Tracker
 
 
 @step(task_run_name="evaluate-{plan[name]}")
-def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
+def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool = False) -> str:
     """Evaluate the finished runs of a plan (``Plan.to_json``) and write its report; return the report's folder.
 
     ``prepared`` maps prepared keys to folders. The report is reports/EXPERIMENT or, of a partial plan,
     reports/EXPERIMENT-part-DIGEST, which leaves the experiment's own report and champions alone. ``evaluate_on:
-    validation`` leaves the test split unread. plan.json is in the report. InputError where runs are not trained.
+    validation`` leaves the test split unread. plan.json is in the report. InputError where runs are not trained; with
+    ``so_far`` only where none is, and the report says how many seeds there are.
     """
     chosen = Plan.from_json(plan)
     experiment, splits = chosen.name, chosen.splits
     jobs = sorted(chosen.jobs(prepared), key=lambda job: list(chosen.variants).index(job["variant"]))
     unfinished = [job for job in jobs if not RunFolder(Path(job["run_directory"])).finished]
-    if unfinished:
+    if unfinished and (not so_far or len(unfinished) == len(jobs)):
         first = unfinished[0]
         command = "jobs" if chosen.targets_remote_machine else "train"
         raise InputError(
             f"{len(unfinished)} of {len(jobs)} runs of '{experiment}' are not trained ({first['variant']} seed "
             f"{first['seed']} is the first): run `reread {command} --experiment {experiment}`"
+        )
+    jobs = [job for job in jobs if job not in unfinished]
+    restored = sum(bool(RunFolder(Path(job["run_directory"])).published) for job in jobs)
+    if restored:
+        say(
+            f"{restored} of {len(jobs)} runs are known from results/, without weights: what needs weights, or "
+            "probabilities that are not published, is left out of the report or made for the other runs alone"
         )
     tracker = Tracker(say)
     run_ids: dict[str, str] = {}
@@ -76,7 +84,9 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str]) -> str:
         baselines,
         destination,
         command=shlex.join(["reread", "run", "--experiment", experiment, *overridden(chosen.overrides)]),
-        environment=described(chosen.machine, jobs[0]["training"]["threads"]),
+        environment=described(
+            {name: jobs[0]["machine"][name] for name in chosen.machine}, jobs[0]["training"]["threads"]
+        ),
         repeated=repeated,
         reads=reads,
         plan=chosen.key,
@@ -101,8 +111,9 @@ def overridden(overrides: Iterable[str]) -> list[str]:
 def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracker: Tracker, run_ids: dict[str, str]) -> RunRecord:
     run_directory, prepared = Path(job["run_directory"]), Path(job["prepared"])
     # Where an evaluation exists, the weights are not opened.
-    RunFolder(run_directory).refuse_damage()
-    evaluation = evaluate_run(run_directory, prepared, splits)
+    run = RunFolder(run_directory)
+    run.refuse_damage()
+    evaluation = run.published_evaluation(splits) or evaluate_run(run_directory, prepared, splits)
     run_id = tracker.record(run_directory, evaluation, job)
     if run_id:
         run_ids[job["run_key"]] = run_id

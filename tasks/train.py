@@ -165,7 +165,8 @@ def main() -> None:
     parser.add_argument("--experiment", default="default")
     parser.add_argument("--variant", help="default: all variants")
     arguments = parser.parse_args()
-    plan = make_plan(arguments.experiment, [arguments.variant] if arguments.variant else None)
+    # A stage of DVC makes the results of this machine.
+    plan = make_plan(arguments.experiment, [arguments.variant] if arguments.variant else None).without_published()
     if publishes(plan.name):
         refuse_other_machine()
     prepared = {key: preprocess.fn(about) for key, about in plan.preparations().items()}

@@ -115,7 +115,8 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
     assert read_json(destination / "plan.json") == {"key": "0123"} and str(destination / "plan.json") in found["files"]
     assert sorted(path.name for path in destination.iterdir()) == [
         "attention.html", "calibration.csv", "classes.csv", "confusion.csv", "curves.csv", "differences.csv",
-        "differences.png", "digests.json", "latency.json", "metrics.json", "plan.json", "report.html", "verdicts.json",
+        "differences.png", "digests.json", "files.json.xz", "items.npz", "latency.json", "metrics.json", "plan.json",
+        "report.html", "verdicts.json",
     ]  # fmt: skip
     metrics = read_json(destination / "metrics.json")
     assert metrics == found["metrics"]
