@@ -587,10 +587,10 @@ def test_enough_seeds_and_equal_budgets_on_the_real_corpora(name):
     assert len(plan.seeds) >= least_seeds(plan.alpha, len(plan.comparisons))
     assert not set(plan.seeds) & set(tuning.seeds) and tuning.evaluate_on == "validation"
     assert set(tuning.trials) == set(plan.variants)
-    # As many trials for each network as for a baseline; each variant is in a comparison, and has its own settings.
-    assert {len(trials) for trials in tuning.trials.values()} == {
-        len(baseline.grid) for baseline in kinds.baselines().values()
-    }
+    # As many trials for one network as for another, and no fewer than for a baseline. Each variant is in a comparison,
+    # and has its own settings.
+    (budget,) = {len(trials) for trials in tuning.trials.values()}
+    assert budget >= max(len(baseline.grid) for baseline in kinds.baselines().values())
     assert {side for one in plan.comparisons for side in networks(one)} == set(plan.variants)
     settings = [(one.model, one.network) for one in plan.variants.values()]
     assert all(one not in settings[:number] for number, one in enumerate(settings))
