@@ -234,6 +234,21 @@ def of_class(row: dict[str, str]) -> str:
     return interval({key: float(row[key]) for key in ("mean", "low", "high")}, 2, sign=False)
 
 
+def costs(experiment: str) -> Table:
+    """Return what training one run of each variant took, as means over seeds."""
+    from storage.run_folder import FILES, read_files
+
+    files = read_files(ROOT / "results" / experiment / FILES)
+    rows = []
+    for name, variant in read_json(f"results/{experiment}/metrics.json")["variants"].items():
+        timings = [files[one["run_key"]]["timing"] for one in variant["seeds"].values()]
+        taken, rate, memory = (
+            mean(timing[what] for timing in timings) for what in ("seconds", "samples_per_second", "peak_memory_bytes")
+        )
+        rows.append([f"`{name}`", f"{taken:.1f}", f"{rate:,.0f}", f"{memory / 2**30:.2f}"])
+    return ["variant", "seconds of training", "images per second", "peak memory in GiB"], rows
+
+
 # The verdicts of the README: image and text experiments on whole data sets, each claim in full.
 HEADLINES = (
     ("fastnet", "swish-beta-or-relu", "CIFAR-10", "Swish with a trained beta is better than ReLU."),
@@ -833,7 +848,7 @@ def table_of(name: str) -> Table | str:
     return BY_NAME[function](argument) if argument else globals()[function.replace("-", "_")]()
 
 
-BY_NAME = {"kernel": kernel, "profile": profile, "verdicts": verdicts, "accuracies": accuracies}
+BY_NAME = {"kernel": kernel, "profile": profile, "verdicts": verdicts, "accuracies": accuracies, "costs": costs}
 
 
 def main(arguments: Iterable[str]) -> int:
