@@ -154,7 +154,10 @@ def overview() -> Table:
             continue
         words = Counter(one["verdict"] for one in found["verdicts"])
         said = ", ".join(f"{count} {word}" for word, count in words.most_common())
-        rows.append([link, str(len(found["verdicts"])), str(len(load_experiment(name, ROOT).seeds)), said])
+        # "6 of 8" where seeds are missing.
+        so_far = {text.removesuffix(" seeds") for text in found.get("so_far", {}).values()}
+        seeds = " or ".join(sorted(so_far)) or str(len(load_experiment(name, ROOT).seeds))
+        rows.append([link, str(len(found["verdicts"])), seeds, said])
     return ["experiment", "claims", "seeds", "verdicts"], sorted(rows, key=lambda row: row[-1] == "not run yet")
 
 
