@@ -34,7 +34,6 @@ from batches.batches import Batches
 from batches.inference import Predictor
 from benchmarks.end_to_end import synchronised
 from cuda_ext import bench
-from evaluation.statistics import mean_interval
 from models.layers import kernels, parameter_count
 from models.layers.beginning import begin
 from models.objectives import make_objective
@@ -51,6 +50,7 @@ from training.optimisers import make_optimiser
 from training.schedules import Schedule
 from training.settings import Settings
 from training.step import Step
+from verdicts.statistics import mean_interval
 
 # Of airbench94 (Jordan, arXiv 2404.00498): 11.5 for the sum over 1024 images, in units of 1 + 1 / (1 - momentum), is
 # 1.465 for the mean of 1000; its weight decay of .0153 is .00133 of that. A norm's bias learns 64 times as fast.

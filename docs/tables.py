@@ -73,7 +73,10 @@ def signed(value: float, digits: int) -> str:
 
 def interval(of: dict[str, float], digits: int, sign: bool = True) -> str:
     """Return `mean [low, high]`, with signs for differences."""
-    first, low, high = (signed(of[key], digits) if sign else f"{of[key]:.{digits}f}" for key in ("mean", "low", "high"))
+    first, low, high = (
+        "none" if of[key] is None else signed(of[key], digits) if sign else f"{of[key]:.{digits}f}"
+        for key in ("mean", "low", "high")
+    )
     # The interval is not broken over two lines.
     return f"{first} [{low},\N{NO-BREAK SPACE}{high}]"
 
@@ -83,14 +86,38 @@ def verdict(name: str) -> str:
 
 
 def rule() -> str:
-    """Return the rule of verdicts as evaluation/verdicts.py words it, in a block of plain text."""
-    tree = ast.parse((ROOT / "evaluation/verdicts.py").read_text(encoding="utf-8"))
-    (text,) = [
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["RULE"]
-    ]
-    return f"```text\n{text.strip()}\n```\n"
+    """Return the rule of verdicts as verdicts/rule.py words it, in a block of plain text."""
+    from verdicts.rule import RULE
+
+    return f"```text\n{RULE.strip()}\n```\n"
+
+
+def fewest_seeds() -> Table:
+    """Return the fewest seeds that can show a direction by the number of comparisons, of both rules."""
+    from verdicts.seeds import least_seeds
+
+    head = ["comparisons", "two networks, seeds of each", "pairs, or one figure", "two networks by rule 1"]
+    counts = [(n, least_seeds(0.05, n), least_seeds(0.05, n, one_figure=True)) for n in (1, 2, 3, 4, 6, 9, 13)]
+    return head, [[str(n), str(two), str(one), str(one)] for n, two, one in counts]
+
+
+def seeds_of_experiments() -> Table:
+    """Return each published experiment's seeds beside the fewest that either rule needs for its comparisons."""
+    from verdicts.seeds import least_seeds
+
+    rows = []
+    for path in sorted((ROOT / "results").glob("*/verdicts.json")):
+        judged, name = read_json(str(path))["verdicts"], path.parent.name
+        if not judged:
+            continue
+        kinds = {one["kind"] for one in judged}
+        least = {one["least_seeds"] for one in judged}
+        before = least_seeds(judged[0]["alpha"], len(judged), one_figure=True)
+        counts = " or ".join(sorted({seeds_of(one) for one in judged}))
+        cells = [f"`{name}`", str(len(judged)), counts, str(before), " or ".join(map(str, sorted(least)))]
+        rows.append([*cells, "yes" if "one figure" in kinds else ""])
+    head = ["experiment", "comparisons", "seeds", "fewest by rule 1", "fewest by rule 2", "has one with one figure"]
+    return head, rows
 
 
 def service_settings() -> Table:
@@ -179,13 +206,13 @@ def verdicts(experiment: str) -> Table | str:
         [
             one["claim"],
             verdict(one["verdict"]),
-            interval(one["over_seeds"], 4),
-            interval(one["over_seeds_and_items"], 4),
+            interval(one["interval"], 4),
+            f"{one['equivalence_margin']:g}",
             f"{one['holm_p']:.3f}",
         ]
         for one in found["verdicts"]
     ]
-    return ["claim", "verdict", "difference over seeds", "over seeds and items", "p after Holm"], rows
+    return ["claim", "verdict", "difference", "margin", "p after Holm"], rows
 
 
 def accuracies(experiment: str) -> Table | str:
@@ -276,8 +303,8 @@ def headlines() -> Table:
     for experiment, name, data, claim in HEADLINES:
         found = read_json(f"results/{experiment}/verdicts.json")["verdicts"]
         one = next(one for one in found if one["name"] == name)
-        cells = [claim, data, verdict(one["verdict"]), interval(one["over_seeds"], 4)]
-        rows.append([*cells, f"{one['equivalence_margin']:g}", str(len(one["differences"]))])
+        cells = [claim, data, verdict(one["verdict"]), interval(one["interval"], 4)]
+        rows.append([*cells, f"{one['equivalence_margin']:g}", seeds_of(one)])
     return ["claim", "data", "verdict", "difference in accuracy", "margin", "seeds"], rows
 
 
@@ -409,9 +436,9 @@ def readers_verdicts() -> Table:
     news = {one["name"]: one for one in read_json("results/newsgroups20/verdicts.json")["verdicts"]}
     rows = []
     for one in imdb:
-        cells = [one["claim"], verdict(one["verdict"]), interval(one["over_seeds_and_items"], 4)]
+        cells = [one["claim"], verdict(one["verdict"]), interval(one["interval"], 4)]
         other = news.get(one["name"])
-        cells += [verdict(other["verdict"]), interval(other["over_seeds_and_items"], 4)] if other else ["", ""]
+        cells += [verdict(other["verdict"]), interval(other["interval"], 4)] if other else ["", ""]
         rows.append(cells)
     return ["claim", "IMDB", "difference", "20 Newsgroups", "difference"], rows
 
@@ -444,7 +471,7 @@ def choices() -> Table:
             decided = [one for one in verdicts if {one["treatment"], one["control"]} <= set(means)]
             losers = {loser(one) for one in decided} - {None}
             best = max(set(means) - losers, key=means.__getitem__)
-            equal = linked(best, decided) - losers
+            equal = equivalents(best, decided) - losers
             found = mine[best]["test"][score] if best in mine else {"mean": baselines[best]["test"][score]}
             shown = interval(found, 4, sign=False) if "low" in found else f"{found['mean']:.4f}"
             rows.append(
@@ -456,16 +483,22 @@ def choices() -> Table:
 
 def loser(verdict: dict[str, Any]) -> str | None:
     """Return the side that a verdict shows to be worse, or None."""
-    return {"supported": verdict["control"], "refuted": verdict["treatment"]}.get(verdict["verdict"])
+    sides = {"supported": "control", "refuted": "treatment"}
+    if verdict["verdict"] == "different":
+        return verdict["control" if verdict["mean"] > 0 else "treatment"]
+    return verdict[sides[verdict["verdict"]]] if verdict["verdict"] in sides else None
 
 
-def linked(name: str, verdicts: list[dict[str, Any]]) -> set[str]:
-    """Return the names that verdicts of equivalence link to ``name``, also through others."""
+def equivalents(name: str, verdicts: list[dict[str, Any]]) -> set[str]:
+    """Return the names that were compared with ``name`` itself and found equivalent to it."""
     pairs = [{one["treatment"], one["control"]} for one in verdicts if one["verdict"] == "equivalent"]
-    found = {name}
-    while more := set().union(*(pair for pair in pairs if pair & found)) - found:
-        found |= more
-    return found - {name}
+    return {other for pair in pairs if name in pair for other in pair - {name}}
+
+
+def seeds_of(verdict: dict[str, Any]) -> str:
+    """Return the number of seeds of each side that has any: one number where they agree."""
+    counts = {len(seeds) for seeds in verdict["seeds"].values() if seeds}
+    return " and ".join(map(str, sorted(counts)))
 
 
 def listed(names: Iterable[str]) -> str:
@@ -514,7 +547,7 @@ def quantile_verdicts() -> Table:
     rows: dict[str, dict[str, str]] = defaultdict(dict)
     for data in QUANTILES:
         for one in read_json(f"results/quantiles-{data}/verdicts.json")["verdicts"]:
-            rows[one["name"]][data] = f"{verdict(one['verdict'])}, {interval(one['over_seeds_and_items'], 3)}"
+            rows[one["name"]][data] = f"{verdict(one['verdict'])}, {interval(one['interval'], 3)}"
     body = [[f"{int(name[1:]) / 100:g}", *(cells.get(data, "") for data in QUANTILES)] for name, cells in rows.items()]
     return ["whole texts are better than those truncated at", *QUANTILES.values()], body
 
@@ -542,7 +575,7 @@ def copying() -> Table:
     claims = [one["measured"] for one in read_json("results/studies/copying/results.json")["claims"]]
     measured = {one["name"]: one for one in claims}
     rows = [
-        [title, verdict(measured[name]["verdict"]), interval(measured[name]["over_seeds"], 3)]
+        [title, verdict(measured[name]["verdict"]), interval(measured[name]["interval"], 3)]
         for name, title in parts.items()
     ]
     return ["the GRU recalls more than", "verdict", "difference in the share of symbols recalled"], rows

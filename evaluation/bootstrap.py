@@ -1,14 +1,6 @@
-"""The second analysis of a comparison: would the difference be there on other seeds and other test items?
+"""What the choice of test items leaves in a comparison, by a bootstrap: the items of verdicts.items.
 
 Shape legend: n seeds, m test items, G groups of items, K classes, R resamples.
-
-Seeds and items are two crossed random factors, as readers and cases are in studies of diagnosis (Obuchowski and
-Rockette 1995, "Hypothesis testing of diagnostic accuracy for multiple readers and multiple tests"). The variance of
-the mean difference is S^2 / n + I^2. S is the standard deviation of the differences between seeds, which contains what
-items add to a single seed. I is the standard error that the choice of items leaves in the mean of any number of seeds;
-it comes from a bootstrap of items that all seeds share, as the mean covariance between seeds (Owen 2007, "The
-pigeonhole bootstrap", Annals of Applied Statistics 1). The interval is Student's, with the degrees of freedom of
-Satterthwaite 1946 (Hillis 2007 for readers and cases). docs/verdicts.md has its coverage by simulation.
 
 Items that share a group (a patient, a film, a source file) are drawn together, as a cluster bootstrap.
 
@@ -17,12 +9,9 @@ with each item's score (accuracy, loss), with its entries in the confusion matri
 distance in its calibration bin, or a running sum along the sorted scores (AUROC).
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 from evaluation.metrics import (
     CALIBRATION_BINS,
@@ -32,14 +21,13 @@ from evaluation.metrics import (
     class_scores,
     confidence_and_outcome,
     exact_matches,
-    higher_is_better,
     one_hot,
     predicted,
     rank_pairs,
     row_losses,
 )
-from evaluation.statistics import CONFIDENCE, EQUAL, Interval
 from storage.errors import InputError, nearest
+from verdicts.items import Items, item_deviation
 
 # The relative standard error of a variance from R resamples is sqrt(2 / R): 3 % here.
 RESAMPLES = 2_000
@@ -48,39 +36,6 @@ CELLS_AT_ONCE = 500_000
 
 # Metric of R resamples, float64 [R], from their counts of items, float64 [R, m].
 Resampled = Callable[[np.ndarray], np.ndarray]
-
-
-@dataclass(frozen=True)
-class TwoWay:
-    """The mean difference over seeds and items, with its interval and what it is made of.
-
-    standard_error: of the mean; freedom: its degrees of freedom. item_deviation: the standard error that items leave in
-    the mean of any number of seeds; residual_deviation: what they add to a single seed's difference, and what more
-    seeds average away.
-    """
-
-    interval: Interval
-    standard_error: float
-    freedom: float
-    item_deviation: float
-    residual_deviation: float
-    resamples: int
-
-    def one_sided_p(self, bound: float = 0.0) -> tuple[float, float]:
-        """Return the p of "the mean exceeds ``bound``" and of "the mean is below ``bound``"."""
-        distance = self.interval.mean - bound
-        if self.standard_error <= EQUAL:
-            return float(distance <= EQUAL), float(distance >= -EQUAL)
-        below = float(scipy.stats.t.cdf(distance / self.standard_error, self.freedom))
-        return 1 - below, below
-
-    def p(self) -> float:
-        """Return the two-sided p of no difference."""
-        return min(1.0, 2 * min(self.one_sided_p()))
-
-    def equivalence_p(self, margin: float) -> float:
-        """Return the p of two one-sided tests that the mean is inside (-margin, +margin)."""
-        return max(self.one_sided_p(-margin)[0], self.one_sided_p(margin)[1])
 
 
 def mean_of(scores: np.ndarray) -> Resampled:
@@ -203,85 +158,48 @@ def item_counts(
         yield counts if groups is None else counts[:, groups]
 
 
-def two_way(
-    treatment: list[np.ndarray],
-    control: list[np.ndarray],
+def item_spread(
+    treatment: Sequence[np.ndarray],
+    control: Sequence[np.ndarray],
     labels: np.ndarray,
     task: str,
     metric: str,
-    confidence: float = CONFIDENCE,
     resamples: int = RESAMPLES,
     groups: Sequence | np.ndarray | None = None,
     classes: Sequence[str] = (),
-    reference: float | None = None,
-) -> TwoWay:
-    """Return the mean difference ``treatment`` - ``control`` over seeds and items, with its interval.
+) -> Items:
+    """Return what the choice of items leaves in the difference of the two sides' mean metrics.
 
-    treatment, control: float32 [m, K] of probabilities for each seed, seeds in the same order, of the same m items.
-    A metric that is better when lower (loss) has its difference negated, so that positive always favours ``treatment``.
-    groups: the group of each item, [m] of any comparable type (patient, film, source file); None: each item alone.
-    classes: the names of the classes, for a metric of one of them. reference: a figure in place of ``control``, which
-    is then empty; it does not vary with the items, so all of the treatment's own variance over them counts.
+    treatment, control: float32 [m, K] of probabilities for each seed, of the same m items; a baseline has one. A
+    published figure has none: it does not vary with the items, so all of the other side's own variance over them
+    counts. groups: the group of each item, [m] of any comparable type (patient, film, source file); None: each item
+    alone. classes: the names of the classes, for a metric of one of them.
     """
-    if reference is not None and not control:
-        metrics = [resampled_metric(metric, one, labels, task, classes) for one in treatment]
-        fixed = [(one, lambda counts: np.full(len(counts), reference)) for one in metrics]
-        return two_way_of(fixed, len(labels), higher_is_better(metric), confidence, resamples, groups)
-    if len(treatment) != len(control) or not treatment:
-        raise InputError(
-            f"a paired analysis needs as many seeds on both sides, not {len(treatment)} and {len(control)}"
-        )
-    pairs = [
-        (
-            resampled_metric(metric, first, labels, task, classes),
-            resampled_metric(metric, second, labels, task, classes),
-        )
-        for first, second in zip(treatment, control, strict=True)
-    ]
-    return two_way_of(pairs, len(labels), higher_is_better(metric), confidence, resamples, groups)
+    first, second = (
+        [resampled_metric(metric, one, labels, task, classes) for one in side] for side in (treatment, control)
+    )
+    return item_spread_of(first, second, len(labels), resamples, groups)
 
 
-def two_way_of(
-    pairs: list[tuple[Resampled, Resampled]],
+def item_spread_of(
+    treatment: Sequence[Resampled],
+    control: Sequence[Resampled],
     items: int,
-    higher_is_better: bool = True,
-    confidence: float = CONFIDENCE,
     resamples: int = RESAMPLES,
     groups: Sequence | np.ndarray | None = None,
-) -> TwoWay:
-    """Return ``two_way`` of metrics given as functions of the counts of ``items`` items: one pair per seed."""
-    sign = 1.0 if higher_is_better else -1.0
+) -> Items:
+    """Return ``item_spread`` of metrics given as functions of the counts of ``items`` items, one per seed."""
+    if not treatment:
+        raise InputError("a comparison needs at least one seed of its treatment")
     numbers = group_numbers(groups, items)
     units = items if numbers is None else int(numbers.max()) + 1
     blocks = [
-        np.stack([sign * (first(counts) - second(counts)) for first, second in pairs], axis=1)
+        np.stack([one(counts) for one in (*treatment, *control)], axis=1)
         for counts in item_counts(resamples, items, np.random.default_rng(0), numbers)
     ]
-    by_seed = np.concatenate(blocks)  # [R, n]: each seed's difference on each resample of items
-    item, residual = item_deviations(by_seed)
-    ones = np.ones((1, items))
-    differences = np.array([sign * (first(ones) - second(ones))[0] for first, second in pairs])
-    n = len(pairs)
-    error, freedom = crossed_error(differences, item, units)
-    mean, half = float(differences.mean()), float(scipy.stats.t.ppf((1 + confidence) / 2, freedom)) * error
-    drawn = f"{items} items" if numbers is None else f"{units} groups of {items} items"
-    method = f"t interval over {n} seed{'s' if n > 1 else ''} and {drawn}"
-    return TwoWay(Interval(mean, mean - half, mean + half, n, method), error, freedom, item, residual, resamples)
-
-
-def crossed_error(values: np.ndarray, item: float, units: int) -> tuple[float, float]:
-    """Return the standard error of the mean of ``values`` [n], one per seed, and its degrees of freedom.
-
-    item: the standard error that the choice of items leaves; units: how many items or groups are drawn.
-    """
-    n = len(values)
-    of_seeds = float(values.var(ddof=1)) / n if n > 1 else 0.0
-    variance = of_seeds + item**2
-    parts = [(of_seeds, n - 1), (item**2, units - 1)]
-    freedom = math.inf
-    if variance > 0:
-        freedom = variance**2 / max(sum(part**2 / max(degrees, 1) for part, degrees in parts), 1e-300)
-    return math.sqrt(variance), freedom
+    by_seed, n = np.concatenate(blocks), len(treatment)  # [R, seeds of both sides]
+    deviation = item_deviation(by_seed[:, :n], by_seed[:, n:] if control else None)
+    return Items(deviation, units, items, resamples)
 
 
 def group_numbers(groups: Sequence | np.ndarray | None, items: int) -> np.ndarray | None:
@@ -295,16 +213,3 @@ def group_numbers(groups: Sequence | np.ndarray | None, items: int) -> np.ndarra
     if numbers.max() == 0:
         raise InputError("all items are in one group: at least two groups are needed to draw from")
     return numbers
-
-
-def item_deviations(by_seed: np.ndarray) -> tuple[float, float]:
-    """Return item_deviation and residual_deviation from each seed's difference on the same resamples, [R, n].
-
-    Two seeds covary only through their items, so the mean covariance between seeds is the variance of the first; what
-    a seed's own variance exceeds it by is the variance of the second (neither below 0).
-    """
-    covariance = np.atleast_2d(np.cov(by_seed, rowvar=False))
-    n = len(covariance)
-    own = float(np.trace(covariance)) / n
-    shared = max(0.0, (float(covariance.sum()) - own * n) / (n * (n - 1))) if n > 1 else own
-    return math.sqrt(shared), math.sqrt(max(0.0, own - shared))

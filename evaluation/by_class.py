@@ -28,10 +28,8 @@ from evaluation.baselines import Baseline
 from evaluation.bootstrap import (
     RESAMPLES,
     Resampled,
-    crossed_error,
     group_numbers,
     item_counts,
-    item_deviations,
     resampled_metric,
     won_pairs,
 )
@@ -47,8 +45,9 @@ from evaluation.metrics import (
     thresholds_of,
 )
 from evaluation.records import RunRecord
-from evaluation.statistics import CONFIDENCE
 from evaluation.tables import write_table
+from verdicts.items import crossed_error, item_deviation, of_seeds
+from verdicts.statistics import CONFIDENCE
 
 BINS = 10
 RATES = np.linspace(0, 1, 101)
@@ -229,8 +228,8 @@ def _score(
     defined = drawn[:, ~np.isnan(drawn).any(axis=0)]
     if units < 2 or defined.shape[1] < 2:
         return Score(mean)
-    item, _ = item_deviations(defined.T)
-    error, freedom = crossed_error(np.array(known), item, units)
+    item = item_deviation(defined.T)
+    error, freedom = crossed_error([of_seeds(np.array(known))], item, units)
     half = float(stats.t.ppf((1 + confidence) / 2, freedom)) * error if error else 0.0
     return Score(mean, max(limits[0], mean - half), min(limits[1], mean + half))
 

@@ -130,7 +130,7 @@ def scores(rows: Sequence[Mapping[str, Any]], title: str) -> Chart:
 
 
 def differences(table: pd.DataFrame) -> Chart:
-    """Return each comparison's differences by seed, their mean with both intervals, and the margin."""
+    """Return each comparison's differences by seed, their mean with the decision's interval, and the margin."""
     metric = table["metric"].map(metric_words).str.replace(" at ", "|at ")  # "|" breaks the line
     table = table.assign(pair=table["treatment"] + "|− " + table["control"] + "|" + metric)
     seeds = table[["comparison", "pair", "treatment", "control", "metric", "seed", "difference"]].assign(part="seed")
@@ -141,10 +141,11 @@ def differences(table: pd.DataFrame) -> Chart:
         margin_low=-first["equivalence_margin"], margin_high=first["equivalence_margin"],
     ).drop(columns=["seed", "mean"])  # fmt: skip
     spec = chart("differences", pd.concat([means, seeds], ignore_index=True))
-    confidence, methods = f"{100 * table['confidence'].iloc[0]:g} %", " or ".join(dict.fromkeys(table["method"]))
+    ends = sorted({table["confidence"].min(), table["confidence"].max()})
+    confidence = " to ".join(f"{100 * one:.4g} %" for one in ends)
     spec["title"] |= {
-        "text": [f"blue: {confidence} over seeds ({methods})", f"orange: {confidence} over seeds and items"],
-        "subtitle": "grey: each seed, band: equivalence margin",
+        "text": [f"blue: the interval that decides ({confidence})"],
+        "subtitle": "grey: each seed of the treatment, band: equivalence margin",
     }
     return spec
 

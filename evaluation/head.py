@@ -8,14 +8,6 @@ from evaluation.page import number, seconds
 from evaluation.summary import at_an_end, champion_of
 
 
-def decided_interval(verdict: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the interval that decided a verdict of verdicts.json (mean, low, high); None where nothing was measured.
-
-    A verdict of the first rule has none of its own: of its two intervals, the one over seeds and items.
-    """
-    return verdict.get("decision") or verdict["over_seeds_and_items"]
-
-
 def recommendations(metrics: Mapping[str, Any], times: Mapping[str, Any] | None = None) -> list[str]:
     """Return for each data set a line on what to use: the network or baseline that is best on validation, and its cost.
 

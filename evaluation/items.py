@@ -27,11 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.bootstrap import RESAMPLES, resampled_metric, two_way
+import verdicts.items
+from evaluation.bootstrap import RESAMPLES, item_spread, resampled_metric
 from evaluation.metrics import TUNED, exact_matches, one_hot, thresholds_of
 from storage.errors import InputError
 from storage.files import read_object
 from storage.run_folder import FILES, METRICS, read_files
+from verdicts.rule import Side
 
 ITEMS = "items.npz"
 PREDICTED, MATCHED, RANKS, SCORES = KINDS = ("predicted", "matched", "ranks", "scores")
@@ -122,19 +124,14 @@ def write_items(path: Path, data_sets: Mapping[str, DataSet], arrays: Mapping[st
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What the published items give for a comparison.
+    """What the published items give for a comparison: both sides' scores by seed, and what the choice of items leaves.
 
-    treatment, control: the metric of each seed, [n]; of a baseline or a published figure the same value n times.
-    item_deviation: of the mean difference over the seeds, as evaluation.bootstrap.TwoWay has it. rows: how many;
-    groups: how many groups they are drawn in, None where each row is drawn alone.
+    A baseline and a published figure have one score and no seed.
     """
 
-    seeds: list[int]
-    treatment: list[float]
-    control: list[float]
-    item_deviation: float
-    rows: int
-    groups: int | None
+    treatment: Side
+    control: Side
+    items: verdicts.items.Items
 
 
 class Items:
@@ -189,25 +186,6 @@ def open_items(folder: Path) -> Items | None:
         raise InputError(f"{path} cannot be read ({error}): restore it from git") from None
 
 
-def item_deviation(
-    treatment: Sequence[np.ndarray],
-    control: Sequence[np.ndarray],
-    data: DataSet,
-    metric: str,
-    reference: float | None = None,
-    resamples: int = RESAMPLES,
-) -> float:
-    """Return the standard error that the choice of items leaves in the mean difference over seeds.
-
-    treatment, control: of each seed what ``Items.probabilities`` returns; control is empty with a ``reference``.
-    """
-    found = two_way(
-        list(treatment), list(control), data.labels, data.task, metric, resamples=resamples, groups=data.groups,
-        classes=data.classes, reference=reference,
-    )  # fmt: skip
-    return found.item_deviation
-
-
 def recompute(folder: Path, comparison: Mapping[str, Any], resamples: int = RESAMPLES) -> Recomputed | None:
     """Return what the items in results/NAME give for one of the comparisons in its plan.json.
 
@@ -225,7 +203,6 @@ def recompute(folder: Path, comparison: Mapping[str, Any], resamples: int = RESA
         return None
     data_name = variants[networks[0]]["data"]
     data = items.data_set(data_name)
-    seeds = sorted(set.intersection(*(set(map(int, variants[name]["seeds"])) for name in networks)))
     validated = read_files(Path(folder) / FILES) if metric in TUNED else {}
 
     def of_run(name: str, seed: int) -> np.ndarray | None:
@@ -234,22 +211,23 @@ def recompute(folder: Path, comparison: Mapping[str, Any], resamples: int = RESA
         chosen = thresholds_of(validated[key]["metrics"]["validation"]) if key in validated else None
         return found if found is None or chosen is None else chosen.decide(metric, found)
 
-    def of_baseline(name: str) -> np.ndarray | None:
-        return None if metric in TUNED else items.probabilities(f"{data_name}/{name}", data, metric)
+    def side(name: str) -> tuple[Side, list[np.ndarray]] | None:
+        if name not in variants and reference is not None:
+            return Side([float(reference)]), []
+        seeds = sorted(map(int, variants[name]["seeds"])) if name in variants else []
+        if name in variants:
+            found = [of_run(name, seed) for seed in seeds]
+        else:
+            found = [None if metric in TUNED else items.probabilities(f"{data_name}/{name}", data, metric)]
+        known = [one for one in found if one is not None]
+        if not known or len(known) < len(found):
+            return None
+        whole = np.ones((1, len(data.labels)))
+        resampled = (resampled_metric(metric, one, data.labels, data.task, data.classes) for one in known)
+        return Side([float(one(whole)[0]) for one in resampled], seeds), known
 
-    sides = [
-        [of_run(name, seed) for seed in seeds] if name in variants else [of_baseline(name)] * len(seeds)
-        for name in (names if reference is None else names[:1])
-    ]
-    if not seeds or any(one is None for side in sides for one in side):
+    treatment, control = map(side, names)
+    if treatment is None or control is None:
         return None
-    known = [[one for one in side if one is not None] for side in sides]
-    whole = np.ones((1, len(data.labels)))
-    scores = [
-        [float(resampled_metric(metric, one, data.labels, data.task, data.classes)(whole)[0]) for one in side]
-        for side in known
-    ]
-    deviation = item_deviation(known[0], known[1] if reference is None else [], data, metric, reference, resamples)
-    groups = None if data.groups is None else int(data.groups.max()) + 1
-    control = scores[1] if reference is None else [float(reference)] * len(seeds)
-    return Recomputed(seeds, scores[0], control, deviation, len(data.labels), groups)
+    spread = item_spread(treatment[1], control[1], data.labels, data.task, metric, resamples, data.groups, data.classes)
+    return Recomputed(treatment[0], control[0], spread)

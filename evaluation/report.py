@@ -16,9 +16,9 @@ import pandas as pd
 import kinds
 from evaluation import charts, tables
 from evaluation.baselines import Baseline
-from evaluation.bootstrap import two_way
+from evaluation.bootstrap import item_spread
 from evaluation.by_class import write_class_figures
-from evaluation.head import decided_interval, recommendations, warnings_of
+from evaluation.head import recommendations, warnings_of
 from evaluation.ledger import SplitRead, earlier_reads, reads_of, settings_key
 from evaluation.metric_names import metric_words
 from evaluation.metrics import (
@@ -32,12 +32,12 @@ from evaluation.metrics import (
 )
 from evaluation.page import VEGA, WORDS, render
 from evaluation.records import RunRecord, write_evidence
-from evaluation.statistics import finite
-from evaluation.summary import at_an_end, champion_of, rounded, so_far, summarise
-from evaluation.verdicts import RULE, Comparison, Measured, Verdict, judge
+from evaluation.summary import at_an_end, champion_of, so_far, summarise
 from storage.digests import digested_directory
 from storage.errors import InputError, refuse_unknown
 from storage.files import write_json, write_text
+from verdicts.rule import RULE, Comparison, Measured, Side, Verdict, judge, kind_of, named, which_look
+from verdicts.statistics import rounded
 
 # Pairs of classes in the table of confusions.
 MOST_CONFUSED = 20
@@ -186,7 +186,6 @@ def report_page(
         title=metric_title,
         words=WORDS,
         words_of=metric_words,
-        decided=decided_interval,
         use=recommendations(metrics, times),
         warnings=warnings,
         at_an_end=at_an_end,
@@ -213,10 +212,13 @@ def judge_experiment(
 
     cautions: by variant. Where the experiment withholds the verdict then, they are the reasons for that.
     """
-    comparisons = [Comparison(**one) for one in experiment.get("comparisons", ())]
+    comparisons = [
+        named(one, kinds.baselines(), metric_words(one["metric"]), higher_is_better(one["metric"]))
+        for one in experiment.get("comparisons", ())
+    ]
     if not comparisons:
         return []
-    measured = [measure(one, records, baselines, split, experiment["alpha"]) for one in comparisons]
+    measured = [measure(one, records, baselines, split) for one in comparisons]
     if split == "test":
         data = {record.variant: record.data for record in records}
         settings = {settings_key(about) for about in experiment["variants"].values()}
@@ -239,7 +241,8 @@ def judge_experiment(
             )
             for found, of_it in zip(measured, lines, strict=True)
         ]
-    return judge(comparisons, measured, experiment["equivalence_margin"], experiment["alpha"])
+    look = which_look(experiment)
+    return judge(comparisons, measured, experiment["equivalence_margin"], experiment["alpha"], look)
 
 
 def cautions_of(
@@ -264,38 +267,24 @@ def data_of(comparison: Comparison, data: Mapping[str, str]) -> str:
     return data[comparison.networks[0]]
 
 
-@dataclass(frozen=True)
-class Side:
-    """One side of a comparison, for each seed the metric (None where undefined) and probabilities float32 [m, K].
-
-    A published figure has no probabilities.
-    """
-
-    name: str
-    scores: list[float | None]
-    probabilities: list[np.ndarray]
-
-
 def measure(
     comparison: Comparison,
     records: Sequence[RunRecord],
     baselines: Mapping[str, Mapping[str, Baseline]],
     split: str,
-    alpha: float,
 ) -> Measured | None:
-    """Return the paired differences over the seeds that both variants have, or None where they have none.
+    """Return the scores of both sides by seed, or None where a variant has none.
 
-    The one figure of a baseline, or a published one, is paired with every seed of the other side.
+    A baseline has one figure, and so has a published reference.
     """
     names, metric = (comparison.treatment, comparison.control), comparison.metric
-    sides = [{one.seed: one for one in records if one.variant == name} for name in names]
+    sides = [sorted((one for one in records if one.variant == name), key=lambda record: record.seed) for name in names]
     networks = [side for side, name in zip(sides, names, strict=True) if name in comparison.networks]
-    seeds = sorted(set.intersection(*(set(side) for side in networks)))
-    if not seeds:
+    if not all(networks):
         return None
-    first = networks[0][seeds[0]]
+    first = networks[0][0]
     labels, task, classes = first.labels(split), first.description["task"], first.description["classes"]
-    for other in (side[seeds[0]] for side in networks):
+    for other in (side[0] for side in networks):
         if labels.tobytes() != other.labels(split).tobytes() or first.data != other.data:
             raise InputError(
                 f"comparison '{comparison.name}': {' and '.join(names)} were not measured on the same {split} items: "
@@ -304,7 +293,7 @@ def measure(
     allowed = comparison_metrics(task, classes)
     refuse_unknown([metric], allowed, f"the metric of comparison '{comparison.name}' on a {task} data set")
 
-    for one in (side[seed] for side in networks for seed in seeds):
+    for one in (run for side in networks for run in side):
         if not one.measures(split, metric):
             raise InputError(
                 f"comparison '{comparison.name}': what results/ keep of {one.variant} seed {one.seed} does not decide "
@@ -316,50 +305,37 @@ def measure(
         thresholds = thresholds_of(metrics) if metric in TUNED else None
         return probabilities if thresholds is None else thresholds.decide(metric, probabilities)
 
-    def measured_side(name: str, runs: Mapping[int, RunRecord]) -> Side:
+    def defined(score: float | None) -> float:
+        if score is None:
+            raise InputError(
+                f"comparison '{comparison.name}': {metric} is not defined on the {split} split, a class is missing"
+            )
+        return score
+
+    def measured_side(name: str, runs: Sequence[RunRecord]) -> tuple[Side, list[np.ndarray]]:
+        """Return the scores, and the probabilities float32 [m, K] of each, which a published figure has not."""
         if name == comparison.control and comparison.reference is not None:
-            return Side(name, [comparison.reference] * len(seeds), [])
+            return Side([comparison.reference]), []
         if name != comparison.baseline:
-            scores = [metric_value(runs[seed].metrics([split])[split], metric) for seed in seeds]
-            chosen = [runs[seed].metrics(["validation"])["validation"] for seed in seeds]
-            measured = [judged(one, runs[seed].probabilities(split)) for one, seed in zip(chosen, seeds, strict=True)]
-            return Side(name, scores, measured)
+            scores = [defined(metric_value(run.metrics([split])[split], metric)) for run in runs]
+            chosen = [run.metrics(["validation"])["validation"] for run in runs]
+            found = [judged(one, run.probabilities(split)) for one, run in zip(chosen, runs, strict=True)]
+            return Side(scores, [run.seed for run in runs]), found
         there = baselines.get(first.data, {})
         refuse_unknown([name], there, f"comparison '{comparison.name}': the baselines of {first.data}")
-        found = there[name]
-        score = metric_value(found.metrics[split], metric)
-        return Side(
-            name,
-            [score] * len(seeds),
-            [judged(found.metrics["validation"], found.probabilities[split])] * len(seeds),
-        )
+        one = there[name]
+        score = defined(metric_value(one.metrics[split], metric))
+        return Side([score]), [judged(one.metrics["validation"], one.probabilities[split])]
 
-    treatment, control = map(measured_side, names, sides)
-    scores = [[score for score in side.scores if score is not None] for side in (treatment, control)]
-    if any(len(known) < len(seeds) for known in scores):
-        raise InputError(
-            f"comparison '{comparison.name}': {metric} is not defined on the {split} split, a class is missing"
-        )
-    sign = 1 if higher_is_better(metric) else -1
+    (treatment, of_treatment), (control, of_control) = map(measured_side, names, sides)
     flags = [
-        f"Suspiciously perfect: {side.name} scores exactly 1"
-        f"{'' if side.name == comparison.baseline else ' on every seed'}. Rule out a leak of labels first."
-        for side in (treatment, control)
-        if side.probabilities and higher_is_better(metric) and all(value == 1.0 for value in side.scores)
+        f"Suspiciously perfect: {name} scores exactly 1"
+        f"{'' if name == comparison.baseline else ' on every seed'}. Rule out a leak of labels first."
+        for name, side, there in zip(names, (treatment, control), (of_treatment, of_control), strict=True)
+        if there and comparison.higher_is_better and all(value == 1.0 for value in side.scores)
     ]
-    both = two_way(
-        treatment.probabilities,
-        control.probabilities,
-        labels,
-        task,
-        metric,
-        confidence=1 - alpha,
-        groups=first.groups(split),
-        classes=classes,
-        reference=comparison.reference,
-    )
-    differences = (sign * (finite(scores[0]) - finite(scores[1]))).tolist()
-    return Measured(seeds=seeds, differences=differences, two_way=both, flags=flags)
+    items = item_spread(of_treatment, of_control, labels, task, metric, groups=first.groups(split), classes=classes)
+    return Measured(kind_of(comparison), treatment, control, items, flags)
 
 
 def write_tables(

@@ -14,9 +14,8 @@ import numpy as np
 from evaluation.baselines import Baseline
 from evaluation.metrics import all_metric_names, bounds, metric_names, split_metrics
 from evaluation.records import RunRecord
-from evaluation.statistics import mean_interval
+from verdicts.statistics import mean_interval, rounded
 
-DIGITS = 10
 HIGH_RATE = 0.25
 # "learning_rate=0.01" of "han/learning_rate=0.01,cell=gru".
 NUMBER_OF_A_TRIAL = re.compile(r"(?<=[/,])([\w.]+)=([-+\d.e]*\d)(?=,|$)")
@@ -282,14 +281,3 @@ def best_variant(names: Sequence[str], variants: Mapping[str, Mapping[str, Any]]
         return (np.inf if mean is None else -mean, variants[name]["parameters"], name)
 
     return min(names, key=rank)
-
-
-def rounded(value: Any) -> Any:
-    """Return the value with floats rounded to ten decimals: the last bits depend on the order of a sum."""
-    if isinstance(value, Mapping):
-        return {str(key): rounded(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(inner) for inner in value]
-    if isinstance(value, float):
-        return round(value, DIGITS)
-    return value

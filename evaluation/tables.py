@@ -11,7 +11,8 @@ confusion.csv     data, variant, label, actual, predicted, count: all seeds toge
 calibration.csv and confusion.csv have the baselines after the variants, by their titles.
 betas.csv         data, variant, seed, layer, name, beta, low, high: one row per layer that learnt a beta; over the
                   channels of a layer that has one for each, ``beta`` is their mean
-differences.csv   comparison, ..., seed, difference, and the mean and intervals: one row per comparison and seed
+differences.csv   comparison, ..., seed, difference, and the mean and interval: one row per comparison and seed of its
+                  treatment; its difference from the mean of the control's seeds, or from its pair
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +25,8 @@ import pandas as pd
 from evaluation.baselines import Baseline
 from evaluation.metrics import THRESHOLD, thresholds_of
 from evaluation.records import RunRecord
-from evaluation.verdicts import Verdict
 from storage.files import write_text
+from verdicts.rule import Verdict
 
 Baselines = Mapping[str, Mapping[str, Baseline]]
 
@@ -157,22 +158,21 @@ def betas(records: Sequence[RunRecord]) -> pd.DataFrame:
 
 
 def differences(verdicts: Sequence[Verdict]) -> pd.DataFrame:
-    """Return the paired difference of each seed of each comparison that was measured."""
+    """Return the difference of each seed of each comparison that was measured (``Verdict.differences``)."""
     columns = [
         "comparison", "treatment", "control", "metric", "verdict", "seed", "difference",
-        "mean", "low", "high", "method", "items_low", "items_high", "equivalence_margin", "confidence",
+        "mean", "low", "high", "method", "equivalence_margin", "confidence",
     ]  # fmt: skip
     rows = [
         [
             verdict.comparison.name, verdict.comparison.treatment, verdict.comparison.control,
             verdict.comparison.metric, verdict.verdict,
-            seed, difference, verdict.over_seeds.mean, verdict.over_seeds.low, verdict.over_seeds.high,
-            verdict.over_seeds.method, verdict.over_seeds_and_items.low, verdict.over_seeds_and_items.high,
-            verdict.equivalence_margin, 1 - verdict.alpha,
+            seed, difference, verdict.mean, verdict.interval["low"], verdict.interval["high"],
+            verdict.method, verdict.equivalence_margin, verdict.interval_level,
         ]
         for verdict in verdicts
-        if verdict.over_seeds and verdict.over_seeds_and_items
-        for seed, difference in zip(verdict.seeds, verdict.differences, strict=True)
+        if verdict.interval
+        for seed, difference in verdict.differences.items()
     ]  # fmt: skip
     # With a single seed there is no interval, and a column of None alone would not be numeric.
     return pd.DataFrame(rows, columns=columns).astype({"low": float, "high": float})

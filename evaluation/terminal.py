@@ -8,21 +8,22 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from evaluation.head import decided_interval, recommendations
+from evaluation.head import recommendations
 from evaluation.metric_names import metric_words
 from evaluation.metrics import higher_is_better, metric_names, metric_title
 from evaluation.page import half_width, interval, number, p_value, signed
 from evaluation.summary import at_an_end, champion_of
+from verdicts.rule import DIFFERENT, EQUIVALENT, INCONCLUSIVE, REFUTED, SUPPORTED
 
 # The report has the others.
 MOST_METRICS = 4
 LEAST_NAME = 12  # letters of a variant's name before it is broken
 STYLES = {
-    "supported": "bold green",
-    "refuted": "bold red",
-    "equivalent": "bold blue",
-    "different": "bold magenta",
-    "inconclusive": "bold yellow",
+    SUPPORTED: "bold green",
+    REFUTED: "bold red",
+    EQUIVALENT: "bold blue",
+    DIFFERENT: "bold magenta",
+    INCONCLUSIVE: "bold yellow",
 }
 
 
@@ -95,7 +96,7 @@ def claims_table(verdicts: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("verdict", no_wrap=True)
     table.add_column("difference", justify="right", no_wrap=True)
     for verdict in verdicts:
-        word, found = verdict["verdict"], decided_interval(verdict)
+        word, found = verdict["verdict"], verdict["interval"]
         difference = f"{signed(found['mean'])}\n{interval(found, sign=True)}" if found else "–"
         table.add_row(Text(verdict["claim"]), Text(word, style=STYLES.get(word, "bold")), difference)
     return table
@@ -106,11 +107,10 @@ def verdict_text(verdict: Mapping[str, Any]) -> Text:
     text = Text("\n")
     text.append(verdict["verdict"], style=STYLES.get(verdict["verdict"], "bold"))
     text.append(f"  {verdict['claim']}\n{verdict['sentence']}")
-    if verdict["over_seeds"] is not None:
+    if verdict["interval"] is not None:
         text.append(
-            f"\ndifference {signed(verdict['over_seeds']['mean'])}, over seeds "
-            f"{interval(verdict['over_seeds'], sign=True)}, over seeds and items "
-            f"{interval(verdict['over_seeds_and_items'], sign=True)}, corrected p of a difference "
+            f"\ndifference {signed(verdict['mean'])} {interval(verdict['interval'], sign=True)} at "
+            f"{verdict['interval_level']:.2%}, corrected p of a difference "
             f"{p_value(verdict['holm_p'])}, of equivalence {p_value(verdict['holm_equivalence_p'])}",
             style="dim",
         )

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from evaluation.seeds import least_seeds
 from planning.experiment import Experiment, load_experiment, networks, with_trials
 from planning.schema import SEEDS
 from storage.errors import InputError, refuse_unknown
 from storage.source import ROOT, constant
+from verdicts.seeds import least_seeds
 
 # Its import takes a second: it is parsed.
 METRICS = "evaluation/metrics.py"
@@ -37,11 +37,14 @@ def undecidable(experiment: Experiment, variants: list[str] | None, seeds: list[
     chosen = set(with_trials(variants or experiment.variants, experiment.trials))
     count = sum(set(networks(one)) <= chosen for one in experiment.comparisons)
     number = len(seeds or experiment.seeds)
-    needed, for_equivalence = least_seeds(experiment.alpha, count), least_seeds(experiment.alpha, count, sides=1)
+    # Two networks need fewer seeds than one network and a figure.
+    figures = all(len(networks(one)) == 1 for one in experiment.comparisons if set(networks(one)) <= chosen)
+    alpha = experiment.alpha_of_a_look
+    needed, for_equivalence = (least_seeds(alpha, count, sides, figures) for sides in (2, 1))
     if not count or number >= needed:
         return []
     of_them = f"{number} seed{'s' * (number != 1)}"
     decides = f"decide{'s' * (number == 1)} nothing"
     what = decides if number < for_equivalence else "can show equivalence and no difference"
     comparisons = f"{count} comparison{'s' * (count != 1)}"
-    return [f"{of_them} {what}: a difference needs {needed} of each variant ({comparisons}, alpha {experiment.alpha})"]
+    return [f"{of_them} {what}: a difference needs {needed} of each variant ({comparisons}, alpha {alpha})"]

@@ -68,6 +68,7 @@ class Design:
 
     ``metric`` chooses trials, each variant's best seed and champions on validation; None: the first of the data's task.
     ``withhold_untuned``: no verdict on a side that was still learning, or whose settings are at the edge of its tuning.
+    ``second_look``: how many seeds of each variant the experiment may grow to; None where it may not.
     ``trials`` maps each variant that a grid or a search was applied to, to the variants that it became. ``search`` has
     the settings of the search, and the space of each variant under ``spaces``; None where there is none.
     """
@@ -84,6 +85,12 @@ class Design:
     search: Mapping[str, Any] | None = None
     metric: str | None = None
     withhold_untuned: bool = False
+    second_look: int | None = None
+
+    @property
+    def alpha_of_a_look(self) -> float:
+        """What may be spent at this look: alpha, or half of it where a second look was declared (RULE)."""
+        return self.alpha if self.second_look is None else self.alpha / 2
 
     def design(self) -> dict[str, Any]:
         """Return the fields of a design, by name."""
@@ -183,6 +190,11 @@ def load_experiment(
             layers = [defaults, section, of_the_grid, *(change for of, change in changes if of == one)]
             built[one] = _variant(one, layers, parameters, file.parameters, path, root)
     _refuse_unused(file.parameters, written, built, path)
+    if file.second_look is not None and len(file.seeds) > file.second_look:
+        raise InputError(
+            f"{path} has {len(file.seeds)} seeds and second_look is {file.second_look}: an experiment grows to the "
+            "seeds that it declared, and no further"
+        )
     return Experiment(
         name=name,
         title=file.title,
@@ -194,6 +206,7 @@ def load_experiment(
         evaluate_on=file.evaluate_on,
         metric=file.metric,
         withhold_untuned=file.withhold_untuned,
+        second_look=file.second_look,
         tuning=file.tuning.model_dump(exclude_none=True),
         trials={key: list(of_it) for key, of_it in trials.items()},
         search=_search(file, path),

@@ -28,7 +28,7 @@ from training.settings import Settings as TrainingSettings
 # The plan beside a report and beside published results.
 PLAN = "plan.json"
 # Parts of a design that few experiments have: the records and keys of the others do without them.
-OPTIONAL = ("metric", "withhold_untuned")
+OPTIONAL = ("metric", "withhold_untuned", "second_look")
 
 
 @dataclass(frozen=True)

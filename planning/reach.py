@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evaluation.power import Reach, reachable
-from evaluation.verdicts import Comparison
+import kinds
+from evaluation.metric_names import metric_words
+from evaluation.metrics import higher_is_better
 from planning.experiment import networks
 from planning.plan import Plan
 from planning.runs import RESULTS
@@ -14,6 +15,8 @@ from preprocessing.manifest import MANIFEST_PATH, Manifest
 from storage.files import read_json, read_object
 from storage.prepared import DESCRIPTION
 from storage.run_folder import METRICS
+from verdicts.power import Reach, reachable
+from verdicts.rule import named
 
 
 def plan_reach(plan: Plan, root: Path = Path()) -> list[Reach]:
@@ -26,10 +29,13 @@ def plan_reach(plan: Plan, root: Path = Path()) -> list[Reach]:
     manifest = Manifest.load(root / MANIFEST_PATH)
     items = {one["name"]: evaluated_rows(plan, networks(one)[0], manifest, root) for one in plan.comparisons}
     return reachable(
-        [Comparison(**one) for one in plan.comparisons],
+        [
+            named(one, kinds.baselines(), metric_words(one["metric"]), higher_is_better(one["metric"]))
+            for one in plan.comparisons
+        ],
         len(plan.seeds),
         plan.equivalence_margin,
-        plan.alpha,
+        plan.alpha_of_a_look,
         items,
         evidence(plan, root),
         plan.tuning.get("spread"),

@@ -130,7 +130,8 @@ class Tuning(BaseModel):
     """The tuning of an experiment: notes, the spread between seeds, and settings that it did not choose.
 
     kept: by variant why it trains with other settings than the tuning chose; `reread publish` asks for it.
-    evidence: metrics.json of the tuning. spread: the standard deviation of paired differences, used in its place.
+    evidence: metrics.json of the tuning. spread: the standard deviation of the difference between a seed
+    of each side, used in its place.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
@@ -146,6 +147,8 @@ class ExperimentFile(File):
     summary: the trial of a grid, as ``lag=100``, that results/NAME/summary.json shows of each variant; None for the
     best on validation. A grid of conditions has no best one.
     metric: of validation, that chooses trials, best seeds and champions; None for the first of the data's task.
+    second_look: seeds of each variant that may be reached by adding some after a first verdict. Each of the two looks
+    has half of alpha.
     withhold_untuned: no verdict on a side that was still learning, or whose settings are at the edge of its tuning.
     """
 
@@ -162,6 +165,7 @@ class ExperimentFile(File):
     evaluate_on: Annotated[str, Field(pattern="^(validation|test)$")] = "validation"
     metric: Text | None = None
     withhold_untuned: bool = False
+    second_look: Annotated[int, Field(ge=2, le=10_000)] | None = None
     tuning: Tuning = Tuning()
     tunes: Text | None = None
     variants_of: Text | None = None

@@ -21,7 +21,6 @@ import yaml
 import kinds
 import models
 from evaluation.metric_names import metric_words
-from evaluation.power import ITEM_SHARE_OF_A_BASELINE, POWER
 from planning.experiment import EXPERIMENTS, PARAMETERS_FILE, merged
 from planning.plan import Plan
 from planning.schema import read_yaml
@@ -31,6 +30,7 @@ from planning.tuning import EPOCHS, at, choices_of, edges, sections, tuning_name
 from preprocessing.manifest import DataSetEntry
 from storage.errors import InputError, refuse_unknown
 from storage.files import write_text
+from verdicts.power import ITEM_SHARE_OF_A_BASELINE, POWER
 
 MARK = "# Written by `reread try`, which writes it again; copy it under another name to change it.\n"
 SEEDS = 6  # the fewest with which one comparison can be decided

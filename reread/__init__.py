@@ -138,16 +138,20 @@ def scores(experiment: str) -> pd.DataFrame:
 def verdicts(experiment: str) -> pd.DataFrame:
     """Return the verdicts of an experiment's report, one row per comparison.
 
-    Columns: claim, verdict, treatment, control, metric, difference, low, high (over seeds and items), holm_p, seeds,
-    sentence. InputError where the experiment has no report.
+    Columns: claim, verdict, treatment, control, metric, difference, low, high (the interval that decides), holm_p,
+    seeds, sentence. InputError where the experiment has no report.
     """
     rows = []
     for one in _report_file(experiment, "verdicts.json")["verdicts"]:
-        over = one["over_seeds_and_items"] or {}
+        found = one["interval"] or {}
         rows.append(
             {name: one[name] for name in ("name", "claim", "verdict", "treatment", "control", "metric")}
-            | {"difference": over.get("mean"), "low": over.get("low"), "high": over.get("high")}
-            | {"holm_p": one["holm_p"], "seeds": len(one["seeds"]), "sentence": one["sentence"]}
+            | {"difference": found.get("mean"), "low": found.get("low"), "high": found.get("high")}
+            | {
+                "holm_p": one["holm_p"],
+                "seeds": max(map(len, one["seeds"].values()), default=0),
+                "sentence": one["sentence"],
+            }
         )
     return pd.DataFrame(rows).set_index("name") if rows else pd.DataFrame(rows)
 

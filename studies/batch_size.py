@@ -18,10 +18,10 @@ import pandas as pd
 import torch
 
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION, picture
-from evaluation.statistics import mean_interval
 from storage.errors import InputError
 from studies import study_io
 from studies.load_runs import EvaluatedExperiment
+from verdicts.statistics import mean_interval
 
 EXPERIMENT = "lars-batches"
 VARIANT = None

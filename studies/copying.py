@@ -28,8 +28,6 @@ from matplotlib.axes import Axes
 
 import models
 from evaluation.pictures import picture
-from evaluation.statistics import mean_interval
-from evaluation.verdicts import Comparison
 from models.symbol_recall import SymbolRecall
 from storage.errors import InputError
 from storage.prepared import Prepared, open_prepared
@@ -37,6 +35,8 @@ from storage.settings import Range
 from studies import study_io
 from studies.jacobians import jacobians, network_of, norms
 from studies.load_runs import EvaluatedExperiment
+from verdicts.rule import NETWORKS, Comparison
+from verdicts.statistics import mean_interval
 
 EXPERIMENT = "copying"
 VARIANT = None
@@ -110,7 +110,7 @@ def judged(settings: Settings, source: EvaluatedExperiment, found: dict[Part, np
         )
         for other in at_lag
     ]
-    measured = [study_io.measured_items(source.plan.seeds, gru, other) for other in at_lag.values()]
+    measured = [study_io.measured_items(source.plan.seeds, gru, other, NETWORKS) for other in at_lag.values()]
     return study_io.judged(comparisons, measured, source.plan.equivalence_margin, source.plan.alpha)
 
 

@@ -32,14 +32,14 @@ from batches.answers import attends
 from batches.subsets import delete_tokens, segment_arange
 from cuda_ext import library
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
-from evaluation.statistics import mean_interval, paired_interval
-from evaluation.verdicts import Comparison
 from models.objectives import to_probabilities
 from storage.errors import InputError
 from storage.prepared import Prepared
 from storage.settings import Range
 from studies import study_io, word_scores
 from studies.load_runs import TrainedNetworks, draw_rows
+from verdicts.rule import PAIRS, Comparison
+from verdicts.statistics import mean_interval, paired_interval
 
 EXPERIMENT = "default"
 VARIANT = "han"
@@ -183,7 +183,7 @@ def judged(settings: Settings, found: dict[int, Removals]) -> list[dict[str, Any
         metric="fall in probability",
     )
     falls = [[seed["words", method, k].fall for seed in found.values()] for method in (ATTENDED, RANDOM)]
-    return study_io.judged([comparison], [study_io.measured_items(list(found), *falls)], MARGIN, ALPHA)
+    return study_io.judged([comparison], [study_io.measured_items(list(found), *falls, PAIRS)], MARGIN, ALPHA)
 
 
 def compared(found: dict[int, Removals]) -> list[dict[str, Any]]:

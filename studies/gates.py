@@ -48,8 +48,6 @@ from torch import nn
 
 from cuda_ext import library
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
-from evaluation.statistics import Interval, mean_interval, paired_interval
-from evaluation.verdicts import Comparison
 from storage.errors import InputError
 from storage.files import read_json
 from storage.prepared import Prepared
@@ -71,6 +69,8 @@ from studies.gate_measures import (
 )
 from studies.load_runs import TrainedNetworks, draw_rows
 from studies.movie_plots import PHRASE, PLOTS, in_one_sentence, in_sentences
+from verdicts.rule import PAIRS, Comparison
+from verdicts.statistics import Interval, mean_interval, paired_interval
 
 EXPERIMENT = "default"
 VARIANT = "han"
@@ -288,7 +288,7 @@ def judged(found: dict[int, Found]) -> list[dict[str, Any]]:
                 control="at 'but'",
                 metric="mean reset gate",
             ),
-            study_io.measured_items(seeds, usually, at_but),
+            study_io.measured_items(seeds, usually, at_but, PAIRS),
             said_of_example(found, usually, at_but),
         ),
     ]

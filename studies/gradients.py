@@ -35,8 +35,6 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION, picture
-from evaluation.statistics import Interval, mean_interval, paired_interval, sign_flip_p
-from evaluation.verdicts import INCONCLUSIVE, REFUTED, SUPPORTED
 from models.layers.cells import NAMES, Name, Recurrence
 from storage.settings import Range
 from studies import study_io
@@ -55,6 +53,8 @@ from studies.jacobians import (
     weight_gradient,
     with_input,
 )
+from verdicts.rule import INCONCLUSIVE, REFUTED, SUPPORTED
+from verdicts.statistics import Interval, mean_interval, paired_interval, sign_flip_p
 
 EXPERIMENT = None
 VARIANT = None

@@ -27,11 +27,11 @@ import torch
 from matplotlib.axes import Axes
 
 from evaluation.pictures import BLUE, ORANGE, SKY, VERMILLION, picture
-from evaluation.statistics import mean_interval
 from storage.errors import InputError
 from storage.prepared import SPLITS
 from studies import study_io
 from studies.load_runs import EvaluatedExperiment
+from verdicts.statistics import mean_interval
 
 EXPERIMENT = "quantiles-docstrings"
 VARIANT = None

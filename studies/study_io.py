@@ -12,15 +12,15 @@ import pandas as pd
 import torch
 
 from cuda_ext.library import ReferenceWarning
-from evaluation.bootstrap import mean_of, two_way_of
+from evaluation.bootstrap import item_spread_of, mean_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION
-from evaluation.statistics import Interval
-from evaluation.verdicts import RULE, Comparison, Measured, judge
 from models.layers.cells import NAMES
 from planning.keys import this_machine
 from storage.errors import InputError
 from storage.files import published_directory, write_json, write_text
 from storage.git import checkout
+from verdicts.rule import ONE_FIGURE, RULE, Comparison, Measured, Side, judge
+from verdicts.statistics import Interval
 
 FOLDER = Path("results", "studies")
 RESULTS = "results.json"
@@ -91,32 +91,25 @@ def interval(found: Interval) -> dict[str, Any]:
     return dataclasses.asdict(found)
 
 
-def measured_items(seeds: Sequence[int], treatment: Sequence[Any], control: Sequence[Any]) -> Measured:
+def measured_items(seeds: Sequence[int], treatment: Sequence[Any], control: Sequence[Any], kind: str) -> Measured:
     """Measure a comparison of scores per item: float [m] for each seed on each side, of the same items.
 
-    A side that scores exactly 1 on every item of every seed is flagged.
+    kind: verdicts.rule.NETWORKS, or PAIRS of the same networks read in two ways. A side that scores exactly 1 on every
+    item of every seed is flagged.
     """
-    pairs = [(mean_of(one), mean_of(other)) for one, other in zip(treatment, control, strict=True)]
-    differences = [float(one.mean() - other.mean()) for one, other in zip(treatment, control, strict=True)]
+    sides = [Side([float(one.mean()) for one in side], list(seeds)) for side in (treatment, control)]
+    items = item_spread_of([mean_of(one) for one in treatment], [mean_of(one) for one in control], len(treatment[0]))
     flags = [
         f"The {side} scores exactly 1 on every seed."
         for side, scores in (("treatment", treatment), ("control", control))
         if all((one == 1).all() for one in scores)
     ]
-    return Measured(list(seeds), differences, two_way_of(pairs, len(treatment[0])), flags)
+    return Measured(kind, *sides, items, flags)
 
 
 def measured_seeds(seeds: Sequence[int], differences: Sequence[float]) -> Measured:
-    """Measure a comparison that has one number per seed and no items.
-
-    The second analysis is then Student's test over seeds.
-    """
-    pairs = [(_constant(one), _constant(0.0)) for one in differences]
-    return Measured(list(seeds), list(differences), two_way_of(pairs, 2))
-
-
-def _constant(value: float) -> Callable[[Any], Any]:
-    return lambda counts: counts.sum(axis=1) * 0 + value
+    """Measure a comparison that has one number per seed, its difference from a figure, and no items."""
+    return Measured(ONE_FIGURE, Side(list(differences), list(seeds)), Side([0.0]))
 
 
 def judged(
@@ -126,7 +119,7 @@ def judged(
     alpha: float,
     says: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Judge all claims of a study together by evaluation.verdicts.RULE, with Holm's correction over all of them.
+    """Judge all claims of a study together by verdicts.rule.RULE, with Holm's correction over all of them.
 
     says: by comparison, what is printed in place of the rule's sentence.
     """

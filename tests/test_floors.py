@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lowest first; packages of one floor do not know each other. cuda_ext is a wheel of its own and imports none.
 FLOORS = [
     {"storage", "cuda_ext"},
-    {"kinds", "runtime"},
+    {"kinds", "runtime", "verdicts"},
     {"models"},
     {"batches"},
     {"preprocessing", "training", "evaluation"},

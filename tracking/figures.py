@@ -110,7 +110,7 @@ def betas(result: Mapping[str, Any]) -> list[tuple[str, int, float]]:
 def mean_and_interval(runs: list[Mapping[str, float]]) -> dict[str, float]:
     """Return NAME.mean, .mean_low, .mean_high of each split's metric that all runs have, and ``variant.seeds``."""
     from evaluation.metrics import bounds
-    from evaluation.statistics import mean_interval
+    from verdicts.statistics import mean_interval
 
     shared = set.intersection(*(set(run) for run in runs)) if runs else set()
     figures: dict[str, float] = {}

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from evaluation import charts
 from evaluation.baselines import Baseline
-from evaluation.bootstrap import two_way
-from evaluation.head import decided_interval, recommendations, warnings_of
+from evaluation.bootstrap import item_spread
+from evaluation.head import recommendations, warnings_of
 from evaluation.ledger import record_read
 from evaluation.metrics import metrics_of_splits
 from evaluation.page import MINUS, TEMPLATES, WORDS
@@ -136,10 +136,13 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
 
     (verdict,) = read_json(destination / "verdicts.json")["verdicts"]
     flat = metrics["variants"]["flat"]
-    differences = [values[seed] - flat["seeds"][str(seed)]["test"]["accuracy"] for seed in SEEDS]
-    assert verdict["differences"] == pytest.approx(differences)
-    assert verdict["over_seeds_and_items"]["mean"] == pytest.approx(np.mean(differences))
-    assert verdict["verdict"] == "supported" and verdict["p"] == 2 / 64
+    others = [flat["seeds"][str(seed)]["test"]["accuracy"] for seed in SEEDS]
+    assert verdict["scores"] == {"treatment": pytest.approx(values), "control": pytest.approx(others)}
+    assert verdict["seeds"] == {"treatment": list(SEEDS), "control": list(SEEDS)}
+    assert verdict["mean"] == pytest.approx(np.mean(values) - np.mean(others)) == verdict["interval"]["mean"]
+    # All six seeds of one side are above all of the other: the smallest p of 924 splits.
+    assert verdict["verdict"] == "supported" and verdict["p"] == pytest.approx(2 / 924)
+    assert (verdict["kind"], verdict["rule"], verdict["items"]) == ("two networks", 2, 60)
 
 
 def test_a_published_figure_is_compared_with_every_seed(tools, tmp_path, texts, text_data):
@@ -150,7 +153,8 @@ def test_a_published_figure_is_compared_with_every_seed(tools, tmp_path, texts, 
     (verdict,) = found["verdicts"]
     han = found["metrics"]["variants"]["han"]["seeds"]
     values = np.array([han[str(seed)]["test"]["accuracy"] for seed in SEEDS])
-    assert verdict["differences"] == pytest.approx(values - 0.5) and verdict["reference"] == 0.5
+    assert verdict["scores"] == {"treatment": pytest.approx(values.tolist()), "control": [0.5]}
+    assert verdict["kind"] == "one figure" and verdict["reference"] == 0.5
     assert verdict["verdict"] == "supported" and verdict["p"] == 2 / 64
     assert "han is better than reference 0.5" in verdict["sentence"]
     page = (tmp_path / "trial/report.html").read_text()
@@ -168,16 +172,15 @@ def test_a_baseline_in_a_pair_is_compared_with_every_seed_with_its_one_figure(to
     found = evaluate_experiment(experiment, records, baselines, tmp_path / "trial", repeated=repeated)
     (verdict,) = found["verdicts"]
     han, flat = (found["metrics"]["variants"][name]["seeds"] for name in ("han", "flat"))
-    expected = [han[str(seed)]["test"]["accuracy"] - svm.metrics["test"]["accuracy"] for seed in SEEDS]
-    assert verdict["differences"] == pytest.approx(expected) and verdict["verdict"] == "supported"
+    values, figure = [han[str(seed)]["test"]["accuracy"] for seed in SEEDS], svm.metrics["test"]["accuracy"]
+    assert verdict["scores"] == {"treatment": pytest.approx(values), "control": [pytest.approx(figure)]}
+    assert verdict["seeds"]["control"] == [] and verdict["verdict"] == "supported" and verdict["p"] == 2 / 64
     assert verdict["baseline"] == "nb-svm"
-    # The bootstrap over seeds and items is the one of the network's seeds against as many copies of the baseline.
     of_seeds = [record.probabilities("test") for record in records if record.variant == "han"]
     labels = records[0].labels("test")
-    by_hand = two_way(of_seeds, [svm.probabilities["test"]] * 6, labels, "single-label", "accuracy").interval
-    both = verdict["over_seeds_and_items"]
-    assert (both["low"], both["high"]) == pytest.approx((by_hand.low, by_hand.high), abs=1e-9)
-    assert both["low"] < verdict["over_seeds"]["low"]
+    by_hand = item_spread(of_seeds, [svm.probabilities["test"]], labels, "single-label", "accuracy")
+    assert verdict["item_deviation"] == pytest.approx(by_hand.deviation, abs=1e-9)
+    assert verdict["interval"]["low"] == min(verdict[one]["low"] for one in ("over_seeds", "over_seeds_and_items"))
     again = found["metrics"]["without_repeated"]["corpus"]
     kept = [(one[5:].argmax(axis=1) == labels[5:]).mean() for one in of_seeds]
     assert again["rows_left_out"] == 5 and again["variants"]["han"]["mean"] == pytest.approx(np.mean(kept))
@@ -185,15 +188,18 @@ def test_a_baseline_in_a_pair_is_compared_with_every_seed_with_its_one_figure(to
     assert again["baselines"] == {"nb-svm": pytest.approx(alone)}
     page = (tmp_path / "trial" / "report.html").read_text()
     assert "Without the 5 test rows that also occur, byte for byte" in page
-    assert page.count("nb-svm has no seeds: each seed of the network is compared with its one figure") == 1
-    assert "A baseline has no seeds" in page and "by one temperature, also chosen on validation: 0.25" in page
+    assert "nb-svm is one figure, taken as exact." in page
+    assert (
+        "one figure: a baseline, which is fitted once" in page
+        and "by one temperature, also chosen on validation: 0.25" in page
+    )
     assert "nb-svm" in (tmp_path / "trial" / "differences.csv").read_text()
 
     # The other way round, and of a loss, of which less is better.
     turned = experiment_of(experiment["variants"], [("nb-svm", "flat", "loss")])
     (verdict,) = judge_experiment(turned, records, {"corpus": {"nb-svm": svm}}, "test")
     expected = [flat[str(seed)]["test"]["loss"] - svm.metrics["test"]["loss"] for seed in SEEDS]
-    assert verdict.differences == pytest.approx(expected)
+    assert list(verdict.differences.values()) == pytest.approx(expected, abs=1e-8)
     # A network that has not run, a baseline that the data set does not have.
     kept = [record for record in records if record.variant == "han"]
     (verdict,) = judge_experiment(turned, kept, {"corpus": {"nb-svm": svm}}, "test")
@@ -253,8 +259,8 @@ def test_documents_of_a_group_are_drawn_together(tmp_path, texts):
     listed = {"file": "groups.npy", "shape": [99], "dtype": "int64", "sha256": sha256_file(prepared / "groups.npy")}
     write_json(prepared / "prepared.json", {**description, "arrays": {**description["arrays"], "groups": listed}})
     together = evaluate_experiment(experiment, records, {}, tmp_path / "groups")["verdicts"][0]
-    assert "7 groups of 60 items" in together["over_seeds_and_items"]["method"]
-    assert together["over_seeds"] == alone["over_seeds"]
+    assert "7 groups of 60 items" in together["method"] and (together["item_units"], alone["item_units"]) == (7, 60)
+    assert together["over_seeds"] == alone["over_seeds"] and together["p"] == alone["p"]
 
 
 def opened_again(records):
@@ -351,12 +357,10 @@ def test_seconds_and_peak_memory_of_runs_on_a_gpu_are_shown_beside_accuracy(tmp_
     assert read_json(tmp_path / "trial" / "latency.json")["han"]["memory"] == middle
 
 
-def test_the_chart_of_differences_names_its_confidence_and_method(texts):
+def test_the_chart_of_differences_names_the_interval_that_decides(texts):
     experiment, records = texts
     drawn = charts.differences(differences(judge_experiment({**experiment, "alpha": 0.1}, records, {}, "test")))
-    assert drawn["title"]["text"] == [
-        "blue: 90 % over seeds (inverted sign-flip test)", "orange: 90 % over seeds and items",
-    ]  # fmt: skip
+    assert drawn["title"]["text"] == ["blue: the interval that decides (90 %)"]
 
 
 def test_two_evaluations_are_byte_equal(tmp_path, texts):
@@ -408,8 +412,6 @@ def test_equal_seeds_are_shown_without_an_interval(tmp_path, texts):
         for name in ("test.npy", "validation.npy", "metrics.json"):
             shutil.copy(first.evaluation_directory / name, record.evaluation_directory / name)
     found = evaluate_experiment(experiment, opened_again(pair), {}, tmp_path / "trial")
-    (verdict,) = found["verdicts"]
-    assert verdict["over_seeds"]["low"] == verdict["over_seeds"]["high"]
     console = Console(width=200, record=True)
     console.print(terminal_table(found["metrics"], found["verdicts"]))
     for shown in (console.export_text(), (tmp_path / "trial" / "report.html").read_text()):
@@ -521,7 +523,7 @@ def test_the_terminal_table(tools, tmp_path, texts, text_data):
     console.print(terminal_table(found["metrics"], found["verdicts"]))
     text = " ".join(console.export_text().split())
     assert "…" not in text  # at 80 columns headings and figures are whole
-    for expected in ("han ★", "tf-idf", "(baseline)", "supported", CLAIM, "corrected p of a difference 0.0312"):
+    for expected in ("han ★", "tf-idf", "(baseline)", "supported", CLAIM, "corrected p of a difference 0.0022"):
         assert expected in text
 
 
@@ -541,7 +543,7 @@ def test_the_report_begins_with_the_claims_and_what_to_use(tools, tmp_path, text
         assert ("ms a document" in recommendations(metrics, times)[0]) == (not there)
         warnings = read_json(tmp_path / place / "verdicts.json")["warnings"]
         assert warnings == [f"flat {edge['flat'][0]}."]
-        both = decided_interval(verdict)
+        both = verdict["interval"]
         shown = f"[{both['low']:+.4f}, {both['high']:+.4f}]".replace("-", MINUS)
         head = (tmp_path / place / "report.html").read_text().partition('<section id="evidence">')[0]
         console = Console(width=200, record=True, file=io.StringIO())
@@ -550,12 +552,6 @@ def test_the_report_begins_with_the_claims_and_what_to_use(tools, tmp_path, text
         for part in (shown, "supported", use, *warnings):
             assert part in head and part in printed, part
         assert head.index("✓ supported") < head.index(use) < head.index(warnings[0])
-
-
-def test_the_interval_of_a_verdict_is_that_of_its_decision():
-    both, own = ({"mean": 0.1, "low": low, "high": 0.2} for low in (0.05, 0.01))
-    assert decided_interval({"over_seeds_and_items": both}) == both
-    assert decided_interval({"over_seeds_and_items": both, "decision": own}) == own
 
 
 def test_a_tuning_warns_of_the_trials_that_it_chose(tmp_path, texts):

@@ -19,11 +19,11 @@ def here(monkeypatch):
 def test_few_seeds_are_warned_of():
     tiny = read_experiment("tiny", None, None, ())
     (line,) = undecidable(tiny, None, [0, 1])
-    assert "2 seeds decide nothing" in line and "needs 7" in line
+    assert "2 seeds decide nothing" in line and "needs 5" in line
     assert "1 seed decides nothing" in undecidable(tiny, None, [0])[0]
-    (line,) = undecidable(tiny, None, list(range(6)))
+    (line,) = undecidable(tiny, None, list(range(4)))
     assert "equivalence" in line
-    assert undecidable(tiny, None, list(range(7))) == []
+    assert undecidable(tiny, None, list(range(5))) == []
     assert undecidable(tiny, ["han"], [0]) == []  # nothing is compared
 
 

@@ -9,8 +9,6 @@ import yaml
 
 import kinds
 import models
-from evaluation.seeds import least_seeds
-from evaluation.verdicts import Comparison
 from planning.experiment import load_experiment, merged, networks
 from planning.plan import Plan
 from planning.resolve import make_plan
@@ -18,6 +16,8 @@ from planning.schema import parse_yaml
 from planning.validation import read
 from storage.errors import InputError
 from training.settings import Settings
+from verdicts.rule import Comparison
+from verdicts.seeds import least_seeds
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = {

@@ -108,9 +108,11 @@ def test_a_clone_reports_published_runs_and_adds_a_seed_to_them(published):
     # The results alone give the figures that the verdicts were made of.
     for one in json.loads((results / "verdicts.json").read_text())["verdicts"]:
         found = recompute(results, one)
-        differences = np.subtract(found.treatment, found.control)
-        assert found.seeds == one["seeds"] and differences == pytest.approx(one["differences"], abs=1e-10)
-        assert found.item_deviation == pytest.approx(one["item_deviation"], abs=1e-10)
+        for name, side in (("treatment", found.treatment), ("control", found.control)):
+            assert list(side.seeds) == one["seeds"][name]
+            assert list(side.scores) == pytest.approx(one["scores"][name], abs=1e-10)
+        assert found.items.deviation == pytest.approx(one["item_deviation"], abs=1e-10)
+        assert (found.items.count, found.items.units) == (one["items"], one["item_units"])
 
 
 def test_results_without_what_restores_runs_train_as_before_and_damaged_ones_are_refused(published):

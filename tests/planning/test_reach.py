@@ -39,13 +39,14 @@ def test_the_results_of_the_tuning_give_the_spread_and_the_room(tmp_path):
     assert reach(tmp_path).smallest_detectable is None
     write_json(tmp_path / "results/trial-tuning/metrics.json", tuning())
     found = reach(tmp_path)
-    assert found.smallest_detectable > 0.02 and found.supported and found.equivalent and not found.warnings
+    low, high = found.smallest_detectable
+    assert 0.01 < low < high and found.supported and found.equivalent
     # The experiment may name another file, or the spread itself.
     write_json(tmp_path / "elsewhere.json", tuning(relu=0.99))
     (warning,) = reach(tmp_path, tuning={"evidence": "elsewhere.json", "budget": "four rates"}).warnings
     assert "cannot be supported" in warning and "0.0100" in warning
     wide = reach(tmp_path, tuning={"spread": 0.05})
-    assert wide.smallest_detectable > found.smallest_detectable and not wide.equivalent
+    assert wide.smallest_detectable[0] > high and not wide.equivalent
     # A selection of seeds is what is judged, and too few are warned of.
     few = reach(tmp_path, seeds=[0, 1])
     assert not few.supported and reach_lines([few])[-2].startswith("warning: p: 2 seeds")
@@ -99,11 +100,12 @@ def test_a_data_set_that_is_not_ingested_is_named(tmp_path):
         reach(tmp_path)
 
 
-def test_each_claim_of_the_default_experiment_can_hold_or_fail():
-    plan = make_plan("default", root=ROOT, environment=Environment())
-    for one in plan_reach(plan, ROOT):
-        assert one.supported and one.refuted and one.equivalent, (one.sentences, one.warnings)
-        assert not any("cannot be supported" in warning for warning in one.warnings)
+def test_what_the_default_experiment_can_decide():
+    """Each claim can fail or be equivalent. ReLU leaves too little room to show a gain of the margin."""
+    found = {one.name: one for one in plan_reach(make_plan("default", root=ROOT, environment=Environment()), ROOT)}
+    assert all(one.refuted and one.equivalent for one in found.values())
+    assert {name for name, one in found.items() if one.supported} == {"hierarchy"}
+    assert all(one.supported or "cannot be supported" in one.warnings[0] for one in found.values())
 
 
 def test_the_default_experiment_trains_on_300_digits_and_is_judged_on_all_of_the_test_split():

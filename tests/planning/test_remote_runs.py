@@ -92,7 +92,9 @@ def test_runs_of_another_machine_come_back_without_their_weights(project):
     # The report is whole, with a baseline in a pair.
     metrics = json.loads((root / "reports/away/metrics.json").read_text())
     verdicts = json.loads((root / "reports/away/verdicts.json").read_text())["verdicts"]
-    assert [one["control"] for one in verdicts] == ["gru-flat", "nb-svm"] and len(verdicts[1]["differences"]) == 1
+    assert [one["control"] for one in verdicts] == ["gru-flat", "nb-svm"] and len(
+        verdicts[1]["scores"]["treatment"]
+    ) == 1
     assert set(metrics["baselines"]["docstrings"]) == {"tf-idf", "nb-svm"}
     assert (root / "reports/away/attention.html").is_file()
 

@@ -12,7 +12,6 @@ import yaml
 from torch.nn import functional
 
 import models
-from evaluation.statistics import mean_interval
 from kinds.symbols import SymbolRows, class_names
 from models.layers.cells import NAMES
 from models.objectives import make_objective, to_probabilities
@@ -28,6 +27,7 @@ from storage.source import ROOT
 from studies import copying, study_io
 from studies.load_runs import EvaluatedExperiment, evaluated_experiment
 from tests.studies.pipeline import run_pipeline
+from verdicts.statistics import mean_interval
 
 CPU = torch.device("cpu")
 ALPHABET, POSITIONS = 3, 2
@@ -175,7 +175,12 @@ def test_the_study_follows_from_the_runs(source, tmp_path):
         assert mine["recall"].to_list() == pytest.approx([float(expected)])
     wide = table[table["lag"] == 3].pivot(index="seed", columns="cell", values="recall")
     (claim,) = findings.results["claims"]
-    assert claim["measured"]["differences"] == pytest.approx((wide["gru"] - wide["rnn"]).to_list())
+    scores = claim["measured"]["scores"]
+    assert scores == {
+        "treatment": pytest.approx(wide["gru"].to_list()),
+        "control": pytest.approx(wide["rnn"].to_list()),
+    }
+    assert claim["measured"]["kind"] == "two networks"
     # Two seeds cannot decide.
     assert claim["verdict"] == "inconclusive"
     # dh_T/dh_T is the identity; a cell without update gate is said to have it at 0.

@@ -143,7 +143,10 @@ def test_the_evidence_has_every_cell_and_the_claim_follows_from_it(evidence):
     wide = table[(table["level"] == "words") & (table["removed"] == DEBUG.primary_words)]
     wide = wide.pivot(index="seed", columns="method", values="fall")
     (claim,) = written["claims"]
-    assert claim["measured"]["differences"] == pytest.approx((wide[ATTENDED] - wide[RANDOM]).to_list(), abs=1e-5)
+    scores = claim["measured"]["scores"]
+    assert scores["treatment"] == pytest.approx(wide[ATTENDED].to_list(), abs=1e-5)
+    assert scores["control"] == pytest.approx(wide[RANDOM].to_list(), abs=1e-5)
+    assert claim["measured"]["kind"] == "pairs"
     # Two seeds cannot decide.
     assert claim["verdict"] == "inconclusive" and "at least 6 seeds" in claim["says"]
 

@@ -1,4 +1,4 @@
-"""Statistics of a few seeds: intervals, paired differences, an exact test, and Holm's correction.
+"""Statistics of a few seeds: intervals, an exact test of paired differences, robust estimates, and Holm's levels.
 
 Sources: Student 1908 (t interval); Fisher 1935, "The Design of Experiments", section 21 (sign-flip test);
 Hartigan 1969, "Using Subsample Values as Typical Values", Journal of the American Statistical Association 64 (the
@@ -6,8 +6,9 @@ interval that inverts it); Holm 1979, "A Simple Sequentially Rejective Multiple 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy
@@ -15,10 +16,14 @@ import scipy
 from storage.errors import InputError
 
 CONFIDENCE = 0.95
+DIGITS = 10
+SKEW_LEVEL = 0.01
 LARGEST_EXACT = 20
 FLIPS = 100_000  # drawn where there are too many patterns: a p of 0.05 then has a standard error of 0.0007
 # Differences of metrics that are nearer than this are equal: what is left is the rounding of float64.
 EQUAL = 1e-12
+# Of published scores, which are rounded to ten decimals.
+NEAR = 1e-9
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,17 @@ def finite(values: Sequence[float] | np.ndarray) -> np.ndarray:
     if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
         raise InputError(f"{array.tolist()} is not a list of finite numbers: no statistic can be computed")
     return array
+
+
+def rounded(value: Any) -> Any:
+    """Return the value with floats rounded to ten decimals: the last bits depend on the order of a sum."""
+    if isinstance(value, Mapping):
+        return {str(key): rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(inner) for inner in value]
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    return value
 
 
 def are_equal(values: np.ndarray) -> bool:
@@ -108,39 +124,79 @@ def subset_means(array: np.ndarray) -> np.ndarray:
     return sums[1:] / counts[1:]
 
 
-def one_sided_p(differences: Sequence[float], bound: float = 0.0) -> tuple[float, float]:
-    """Return the sign-flip p of "the mean exceeds ``bound``" and of "the mean is below ``bound``".
+class SignFlip:
+    """The sign-flip test of one sample of differences: of pairs, or of seeds from one figure.
 
-    The smallest p of n seeds is 2^-n. The observed pattern counts among the patterns (Phipson and Smyth 2010,
-    "Permutation P-values Should Never Be Zero").
+    Its methods are those of verdicts.permutation.Permutation.
     """
-    array = finite(differences)
-    means = subset_means(array)
-    tolerance = EQUAL * max(1.0, float(np.abs(array).max()))
-    patterns = len(means) + 1
-    above = (1 + np.count_nonzero(means <= bound + tolerance)) / patterns
-    below = (1 + np.count_nonzero(means >= bound - tolerance)) / patterns
-    return float(above), float(below)
+
+    def __init__(self, differences: Sequence[float] | np.ndarray) -> None:
+        self.differences = finite(differences)
+        self.mean = float(self.differences.mean())
+        self.means = np.sort(subset_means(self.differences))
+        self.ways = len(self.means) + 1
+        self.near = NEAR * max(1.0, float(np.abs(self.differences).max()))
+
+    def one_sided_p(self, bound: float = 0.0) -> tuple[float, float]:
+        """Return the p of "the mean exceeds ``bound``" and of "the mean is below ``bound``"."""
+        above = 1 + int(np.searchsorted(self.means, bound + self.near, side="right"))
+        below = 1 + len(self.means) - int(np.searchsorted(self.means, bound - self.near, side="left"))
+        return above / self.ways, below / self.ways
+
+    def ends(self, level: float, bounds: Sequence[float] = ()) -> tuple[float, float] | None:
+        """Return the interval's ends; None where so few differences reject nothing at ``level``."""
+        outside = math.ceil(level * self.ways / 2 - EQUAL) - 1
+        if outside < 1:
+            return None
+        return float(self.means[outside - 1]), float(self.means[len(self.means) - outside])
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Return the two-sided p of the sign-flip test: the share of sign patterns whose mean is as far from 0.
 
     Under the null hypothesis each difference is as likely to be negative as positive. Exact up to 20 seeds; the
-    smallest p of n seeds is 2^(1-n). For more seeds 100,000 patterns come from a fixed generator.
+    smallest p of n seeds is 2^(1-n), since the observed pattern counts (Phipson and Smyth 2010). For more seeds 100,000
+    patterns come from a fixed generator.
     """
-    return min(1.0, 2 * min(one_sided_p(differences)))
+    return min(1.0, 2 * min(SignFlip(differences).one_sided_p()))
 
 
-def equivalence_p(differences: Sequence[float], margin: float) -> float:
-    """Return the p of two one-sided sign-flip tests that the mean is inside (-margin, +margin)."""
-    return max(one_sided_p(differences, -margin)[0], one_sided_p(differences, margin)[1])
+def levels(p_values: Sequence[float], alpha: float) -> list[float]:
+    """Return the level at which Holm's procedure tests each hypothesis: alpha / (those that are not rejected before).
+
+    In the order of their p values, the first that is not rejected ends the procedure, and the others have its level.
+    """
+    found, left, ended = [0.0] * len(p_values), len(p_values), False
+    for index in sorted(range(len(p_values)), key=lambda index: p_values[index]):
+        found[index] = alpha / left
+        ended = ended or p_values[index] >= found[index]
+        left -= not ended
+    return found
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p of each value, in the order given: reject where it is below alpha."""
-    adjusted, highest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted
+def shift(treatment: np.ndarray, control: np.ndarray | None = None) -> float:
+    """Return the robust estimate of a difference (Hodges and Lehmann 1963, "Estimates of Location Based on Ranks").
+
+    Of two samples the median of all differences between them; of one the median of the means of its pairs.
+    """
+    if control is not None:
+        return float(np.median(treatment[:, None] - control))
+    first, second = np.triu_indices(len(treatment))
+    return float(np.median((treatment[first] + treatment[second]) / 2))
+
+
+def outlying(values: np.ndarray, floor: float) -> np.ndarray:
+    """Return which values are far from their median, bool [n]: by a modified z score above 3.5 and more than ``floor``.
+
+    The score is 0.6745 |x - median| / MAD, and the limit is that of Iglewicz and Hoaglin 1993, "How to Detect and
+    Handle Outliers", section 3.
+    """
+    away = np.abs(values - np.median(values))
+    return (0.6745 * away > 3.5 * np.median(away)) & (away > floor)
+
+
+def is_skewed(values: np.ndarray) -> bool:
+    """Return whether a sample is skewed by the test of D'Agostino 1970 at 1 %; it needs 8 values."""
+    if len(values) < 8 or are_equal(values):
+        return False
+    return bool(scipy.stats.skewtest(values).pvalue < SKEW_LEVEL)

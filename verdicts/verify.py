@@ -1,0 +1,170 @@
+"""Judge a published experiment or study again, from what it published: no run is read and nothing is trained.
+
+results/NAME/ of an experiment has verdicts.json with both sides' scores by seed and what the test items leave,
+metrics.json with the same scores, and plan.json with the comparisons. Of a study, results.json has its claims.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from storage.errors import InputError
+from storage.files import read_object
+from verdicts.items import Items
+from verdicts.rule import RULE, VERSION, Comparison, Measured, Side, Verdict, judge, which_look
+from verdicts.statistics import rounded
+
+VERDICTS, METRICS, PLAN, SUMMARY, STUDY = "verdicts.json", "metrics.json", "plan.json", "summary.json", "results.json"
+SIDES = ("treatment", "control")
+# Of values that are rounded to ten decimals.
+NEAR = 1e-8
+# Of a verdict as it is published, both sides and the items computed anew; None where only what is published is known.
+Recompute = Callable[[Mapping[str, Any]], tuple[Side, Side, Items] | None]
+
+
+def published(folder: Path) -> list[dict[str, Any]]:
+    """Return the verdicts of results/NAME or of a study's folder. InputError for those of another rule's version."""
+    if (folder / VERDICTS).is_file():
+        found = read_object(folder / VERDICTS, "verdicts")["verdicts"]
+    elif (folder / STUDY).is_file():
+        found = [one["measured"] for one in judged_claims(read_object(folder / STUDY, "provenance"))]
+    else:
+        raise InputError(f"{folder} has no {VERDICTS} and no {STUDY}: give a folder of results/")
+    for one in found:
+        if "scores" not in one:
+            raise InputError(
+                f"{folder}: the verdict of '{one['name']}' has no scores: it is of an older rule than {VERSION}, which "
+                "published none"
+            )
+    return list(found)
+
+
+def judged_claims(study: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the claims of a study that the rule judged; others have measurements of their own."""
+    return [one for one in study.get("claims", ()) if "equivalence_margin" in one.get("measured", {})]
+
+
+def judge_again(verdicts: Sequence[Mapping[str, Any]], recompute: Recompute | None = None) -> list[Verdict]:
+    """Return the verdicts of the present rule from published ones, judged together.
+
+    recompute: gives the measurements of a verdict anew, as from predictions by item.
+    """
+    if not verdicts:
+        return []
+    names = [one.name for one in fields(Comparison)]
+    comparisons = [Comparison(**{name: one[name] for name in names if name in one}) for one in verdicts]
+    measured = [measured_of(one, recompute) for one in verdicts]
+    first = verdicts[0]
+    return judge(comparisons, measured, margin_of(verdicts), first["alpha"], first["look"])
+
+
+def margin_of(verdicts: Sequence[Mapping[str, Any]]) -> float:
+    """Return a margin for the comparisons that name none: each verdict carries its own."""
+    return float(verdicts[0]["equivalence_margin"])
+
+
+def measured_of(verdict: Mapping[str, Any], recompute: Recompute | None = None) -> Measured | None:
+    """Return the measurements that a published verdict has; None of a comparison that was not run."""
+    if not verdict["scores"]:
+        return None
+    again = recompute(verdict) if recompute else None
+    if again is None:
+        treatment, control = (Side(verdict["scores"][side], verdict["seeds"][side]) for side in SIDES)
+        items = Items(verdict["item_deviation"], verdict["item_units"], verdict["items"], verdict["resamples"])
+    else:
+        treatment, control, items = again
+    return Measured(
+        verdict["kind"],
+        treatment,
+        control,
+        items,
+        verdict["flags"],
+        verdict["cautions"],
+        verdict["earlier_reads"],
+    )
+
+
+def verify(folder: Path, recompute: Recompute | None = None) -> list[str]:
+    """Return a line for each value of the published verdicts that the rule does not give again; none if all agree."""
+    verdicts = published(folder)
+    again = [rounded(one.as_dict()) for one in judge_again(verdicts, recompute)]
+    lines = [f"{old['name']}: {line}" for old, new in zip(verdicts, again, strict=True) for line in unlike(old, new)]
+    if (folder / VERDICTS).is_file():
+        lines += of_files(folder, verdicts)
+    return lines
+
+
+def unlike(old: Any, new: Any, where: str = "") -> Iterator[str]:
+    """Yield what differs between two JSON values, each with its place."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in sorted({*old, *new}):
+            yield from unlike(old.get(name), new.get(name), f"{where}.{name}" if where else str(name))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, pair in enumerate(zip(old, new, strict=True)):
+            yield from unlike(*pair, f"{where}[{number}]")
+    elif not same(old, new):
+        yield f"{where} is published as {old!r}, and the rule gives {new!r}"
+
+
+def same(old: Any, new: Any) -> bool:
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (old, new))
+    return abs(old - new) <= NEAR if numbers else old == new
+
+
+def of_files(folder: Path, verdicts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield where the verdicts of an experiment differ from the scores, the plan and the summary beside them."""
+    metrics, plan = read_object(folder / METRICS, "variants"), read_object(folder / PLAN, "comparisons")
+    for one in verdicts:
+        for side, name in zip(SIDES, (one["treatment"], one["control"]), strict=True):
+            known = scores_of(metrics, one, name)
+            if one["scores"] and known is not None:
+                given = dict(zip(one["seeds"][side] or [None], one["scores"][side], strict=True))
+                yield from (f"{one['name']}: {line}" for line in unlike(given, known, f"scores of {name}"))
+        if one["look"] != which_look(plan):
+            yield f"{one['name']}: look is {one['look']}, and by the plan it is {which_look(plan)}"
+    planned = {one["name"]: {"equivalence_margin": plan["equivalence_margin"], **one} for one in plan["comparisons"]}
+    judged = {one["name"]: one for one in verdicts}
+    for name in sorted({*planned, *judged}):
+        if name not in planned or name not in judged:
+            yield f"{name}: it is in {PLAN if name in planned else VERDICTS} alone"
+            continue
+        given = {key: judged[name].get(key) for key in planned[name]}
+        yield from (f"{name}: {line}, by {PLAN}" for line in unlike(given, planned[name]))
+    if (folder / SUMMARY).is_file():
+        words = {one["name"]: one["verdict"] for one in verdicts}
+        yield from unlike(read_object(folder / SUMMARY, "verdict")["verdict"], words, f"{SUMMARY}: verdict")
+
+
+def scores_of(metrics: Mapping[str, Any], verdict: Mapping[str, Any], name: str) -> dict[int | None, Any] | None:
+    """Return the scores of one side by seed as metrics.json has them, those of one figure under None.
+
+    None where it has none: a metric of one class, and a side that is not there.
+    """
+    metric, split = verdict["metric"], metrics["evaluated_on"]
+    if name == verdict["control"] and verdict.get("reference") is not None:
+        return {None: verdict["reference"]}
+    if name == verdict["baseline"]:
+        found = [one[name][split].get(metric) for one in metrics["baselines"].values() if name in one]
+        # Baselines of several data sets share their names.
+        match = [one for one in found if one in verdict["scores"].get("control", []) + verdict["scores"]["treatment"]]
+        return {None: (match or found)[0]} if found and found[0] is not None else None
+    if name not in metrics["variants"]:
+        return None
+    by_seed = metrics["variants"][name]["seeds"]
+    found_scores = {int(seed): one[split].get(metric) for seed, one in by_seed.items()}
+    return None if None in found_scores.values() else dict(sorted(found_scores.items()))
+
+
+def with_claims(study: Mapping[str, Any], again: Sequence[Verdict]) -> dict[str, Any]:
+    """Return a study's results with its judged claims and the rule's wording replaced."""
+    new = iter(again)
+    claims = []
+    judged = judged_claims(study)
+    for one in study["claims"]:
+        if one in judged:
+            verdict = next(new)
+            says = verdict.sentence if one["says"] == one["measured"]["sentence"] else one["says"]
+            one = {**one, "verdict": verdict.verdict, "says": says, "measured": rounded(verdict.as_dict())}
+        claims.append(one)
+    return {**study, "claims": claims, **({"rule": RULE} if "rule" in study else {})}
