@@ -276,7 +276,7 @@ def costs(experiment: str) -> Table:
             mean(timing[what] for timing in timings) for what in ("seconds", "samples_per_second", "peak_memory_bytes")
         )
         rows.append([f"`{name}`", f"{taken:.1f}", f"{rate:,.0f}", f"{memory / 2**30:.2f}"])
-    return ["variant", "seconds of training", "images per second", "peak memory in GiB"], rows
+    return ["variant", "seconds of training", "rows per second", "peak memory in GiB"], rows
 
 
 # The verdicts of the README: image and text experiments on whole data sets, each claim in full.
