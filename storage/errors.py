@@ -22,6 +22,10 @@ class InputError(ValueError):
     exit_code = 2
 
 
+class OutOfMemory(InputError):
+    """Work that needs more memory than there is, alone or beside others."""
+
+
 class WorkFailed(RuntimeError):
     """Work that started and ended without a result. The message is one line: which, how, and where its log is."""
 

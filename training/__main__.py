@@ -1,6 +1,7 @@
 """Train networks, each with one seed, one after the other:  python -m training JOB.json [JOB.json ...] [--events [FD]]
 
 A list of many, six at a time on one GPU:  python -m training @jobs.txt --at-once 6 --runs-per-gpu 6
+Runs that had too little memory beside others are trained again by half as many processes, down to one.
 
 Several processes train each network together:  torchrun --nproc-per-node 2 --max-restarts 3 -m training JOB.json
 With --max-restarts they start again from the last checkpoint when one of them dies; bad input is not tried again.
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import models
-from storage.errors import InputError, command, printable
+from storage.errors import InputError, OutOfMemory, command, printable
 from storage.files import below, read_json
 from storage.locks import is_held, run_lock
 from storage.numeric import difference, numeric_source
@@ -41,6 +42,8 @@ from training.settings import Job
 SECONDS_FOR_RANK_0 = 5.0
 # Of a message from the launcher, a path.
 MOST_BYTES = 65536
+# The exit code of one of the processes of --at-once that a run left for want of memory: with fewer it may fit.
+CROWDED = 3
 
 
 @command
@@ -86,11 +89,13 @@ def main(arguments: list[str] | None = None) -> int:
         if options.events is not None and processes.main:
             events = stack.enter_context(open_events(options.events, processes))
         codes = [
-            attempt(path, events, options.locked, processes, options.runs_per_gpu, not options.no_wait)
+            attempt(
+                path, events, options.locked, processes, options.runs_per_gpu, not options.no_wait, options.skip_locked
+            )
             for path in options.jobs
             if not (options.skip_locked and trains_elsewhere(path))
         ]
-    return min((code for code in codes if code), default=0)
+    return CROWDED if CROWDED in codes else min((code for code in codes if code), default=0)
 
 
 def exit_at_signals() -> None:
@@ -102,8 +107,22 @@ def exit_at_signals() -> None:
 def train_at_once(jobs: list[Path], count: int, runs_per_gpu: int | None) -> int:
     """Train jobs by several processes, each of which begins at another place of the list, and return an exit code.
 
-    A process trains each run of the list that is not finished and that no other one trains then.
+    A process trains each run of the list that is not finished and that no other one trains then. While some lack memory
+    beside others, what is not finished is trained again by half as many processes.
     """
+    while True:
+        codes = train_by(jobs, count, runs_per_gpu)
+        jobs = [path for path in jobs if not is_finished(path)]
+        if count == 1 or CROWDED not in codes or not jobs:
+            # A process that was ended by a signal has a negative code.
+            codes = [InputError.exit_code if code == CROWDED else code for code in codes]
+            return min((code if code > 0 else 1 for code in codes if code), default=0)
+        count = min(count // 2, len(jobs))
+        print(f"some runs had too little memory beside others: {len(jobs)} are left, {count} at once", file=sys.stderr)
+
+
+def train_by(jobs: list[Path], count: int, runs_per_gpu: int | None) -> list[int]:
+    """Start ``count`` processes that train the jobs, and return their exit codes."""
     command = [sys.executable, "-m", "training", "--skip-locked"]
     if runs_per_gpu is not None:
         command += ["--runs-per-gpu", str(runs_per_gpu)]
@@ -111,12 +130,18 @@ def train_at_once(jobs: list[Path], count: int, runs_per_gpu: int | None) -> int
     starts = [len(jobs) * number // count for number in range(count)]
     processes = [subprocess.Popen([*command, *map(str, jobs[start:] + jobs[:start])]) for start in starts]
     try:
-        codes = [process.wait() for process in processes]
+        return [process.wait() for process in processes]
     finally:
         for process in processes:
             process.terminate()
-    # A process that was ended by a signal has a negative code.
-    return min((code if code > 0 else 1 for code in codes if code), default=0)
+
+
+def is_finished(path: Path) -> bool:
+    """Return whether the run of a job is finished; False for a job that cannot be read."""
+    try:
+        return RunFolder(Job.read(path).run_directory).finished
+    except InputError:
+        return False
 
 
 def trains_elsewhere(path: Path) -> bool:
@@ -168,8 +193,11 @@ def attempt(
     processes: Processes,
     runs_per_gpu: int | None = None,
     wait: bool = True,
+    shares: bool = False,
 ) -> int:
     """Train the job of a file and return the exit code; a failure is printed on stderr.
+
+    shares: other processes use the GPU, so that one without enough memory may have it later (CROWDED).
 
     One of several processes exits at its first failure, upon which torchrun ends the others, and starts all again if
     it may. At bad input torchrun itself is ended: the same would be refused again.
@@ -180,7 +208,7 @@ def attempt(
     except InputError as error:
         if processes.main:
             print(f"error: {printable(error)}", file=sys.stderr, flush=True)
-        code = 2
+        code = CROWDED if shares and isinstance(error, OutOfMemory) else 2
     except Exception:
         traceback.print_exc()
         code = 1

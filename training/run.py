@@ -15,7 +15,7 @@ from cuda_ext.errors import KernelError
 from cuda_ext.library import ReferenceWarning
 from models.layers import kernels, parameter_count
 from models.layers.betas import learnt_betas
-from storage.errors import InputError
+from storage.errors import InputError, OutOfMemory
 from storage.files import sha256_file, write_json
 from storage.locks import run_lock, run_locked
 from storage.prepared import open_prepared
@@ -99,7 +99,7 @@ def begin(
 
 @contextlib.contextmanager
 def memory_advice(job: Job, where: object) -> Iterator[None]:
-    """Raise InputError with advice where memory runs out inside the block: torch's, of GPU or CPU, or numpy's."""
+    """Raise OutOfMemory with advice where memory runs out inside the block: torch's, of GPU or CPU, or numpy's."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -107,7 +107,7 @@ def memory_advice(job: Job, where: object) -> Iterator[None]:
         of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
         if not of_memory:
             raise
-        raise InputError(
+        raise OutOfMemory(
             f"{where} has too little memory for {job.variant}: lower batch_size ({job.training.batch_size}) or the "
             "size of the network, then run again"
         ) from None

@@ -13,7 +13,7 @@ from storage.locks import file_lock, run_lock
 from storage.numeric import numeric_digest, numeric_files
 from storage.source import ROOT
 from tests.training.outcome import outcome
-from training.__main__ import main, train_at_once
+from training.__main__ import CROWDED, main, train_at_once
 from training.machine import machine
 
 FLAT = {"name": "constant", "warmup_epochs": 0}
@@ -173,6 +173,46 @@ def test_each_process_begins_at_another_place_of_the_list(monkeypatch, jobs, cou
     assert train_at_once(listed, count, None) == 0
     assert len({one[0] for one in begun}) == len(begun) == min(jobs, count)
     assert all(sorted(one) == listed for one in begun)
+
+
+def test_a_run_that_lacks_memory_beside_others_says_so_by_its_exit_code(train, write_job, image_directory, monkeypatch):
+    """Alone, and for bad input, the code is 2: nothing would change."""
+
+    def run_out(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr("training.loop.validate", run_out)
+    job = write_job(image_directory, "large", "densenet")
+    missing = job.with_name("missing.json")
+    assert train(missing, job, "--skip-locked")[0] == CROWDED
+    assert train(job)[0] == train(missing, "--skip-locked")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("fit", "rounds", "code"),
+    [
+        ({8: 5, 3: 7}, [8, 3, 1], 0),  # 3 and 1 are left: never more processes than runs
+        ({8: 0, 4: 0, 2: 0, 1: 7}, [8, 4, 2, 1], 2),  # one never fits
+        ({8: 8}, [8], 0),
+    ],
+)
+def test_runs_that_lacked_memory_are_trained_again_by_fewer_processes(tmp_path, monkeypatch, capsys, fit, rounds, code):
+    """fit: how many of eight runs are finished after a round of so many processes."""
+    jobs = [tmp_path / str(number) / "job.json" for number in range(8)]
+    begun: list[int] = []
+
+    def train_by(listed, count, runs_per_gpu):
+        begun.append(count)
+        return [0] * (count - 1) + [CROWDED if finished() < 8 else 0]
+
+    def finished():
+        return fit.get(begun[-1], 8)
+
+    monkeypatch.setattr("training.__main__.train_by", train_by)
+    monkeypatch.setattr("training.__main__.is_finished", lambda path: int(path.parent.name) < finished())
+    assert train_at_once(jobs, 8, None) == code
+    assert begun == rounds
+    assert capsys.readouterr().err.count("too little memory beside others") == len(rounds) - 1
 
 
 def test_a_list_is_trained_by_several_processes_each_run_once(write_job, image_directory, tmp_path):
