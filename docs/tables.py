@@ -291,9 +291,12 @@ HEADLINES = (
         "At a batch of 16384, LARS is better than tuned Nesterov momentum.",
     ),
     ("lars", "lars-or-nesterov-8192", "CIFAR-10", "At a batch of 8192, LARS is better than tuned Nesterov momentum."),
+    ("kin", "dense", "CIFAR-10", "A DenseNet-BC is better than a ResNet of equal parameters."),
+    ("kin", "stochastic-depth", "CIFAR-10", "Stochastic depth improves a ResNet of 56 layers in 20 epochs."),
     ("imdb", "nb-svm", "IMDB", "A hierarchical attention network (HAN) is better than NB-SVM."),
     ("imdb", "hierarchy", "IMDB", "HAN is better than a flat recurrent network."),
     ("newsgroups20", "hierarchy", "20 Newsgroups", "HAN is better than a flat recurrent network."),
+    ("precision-han", "bf16", "IMDB", "Training HAN in bf16 in place of float32 changes its accuracy."),
 )
 
 

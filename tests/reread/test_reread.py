@@ -78,7 +78,7 @@ def test_scores_and_verdicts_are_those_of_the_report(monkeypatch):
     assert list(verdicts.index) == ["hierarchy", "swish", "swish-beta"]
     assert verdicts.loc["hierarchy", "treatment"] == "han" and verdicts.loc["hierarchy", "seeds"] == 12
     with pytest.raises(InputError, match="has no report"):
-        reread.scores("kin")
+        reread.scores("search")
 
 
 def test_attention_has_a_row_per_word():
