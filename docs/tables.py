@@ -753,6 +753,16 @@ def speed_end_to_end() -> Table:
     return ["network", "batch", "step alone", "with validation", "share", "share with checkpoints"], rows
 
 
+def gpu_seconds() -> Table:
+    """Return the seconds of a GPU that whole experiments took, with their tuning and their evaluation."""
+    rows = []
+    for one in read_json("benchmarks/results/2026-11-25-nvidia-h100-x2-experiments.json")["experiments"]:
+        taken = [one["gpu_seconds"][stage] for stage in ("training", "evaluation")]
+        cells = [f"`{one['experiment']}`", str(one["runs"]), str(one["runs_per_gpu"])]
+        rows.append([*cells, *map(str, taken), f"{sum(taken) / one['runs']:.1f}"])
+    return ["experiment", "runs", "at once", "training, s", "evaluation, s", "together per run, s"], rows
+
+
 def speed_records() -> Table:
     rows = []
     for name in ("94", "96"):
