@@ -25,14 +25,7 @@ from scipy import stats
 from sklearn.metrics import roc_curve
 
 from evaluation.baselines import Baseline
-from evaluation.bootstrap import (
-    RESAMPLES,
-    Resampled,
-    group_numbers,
-    item_counts,
-    resampled_metric,
-    won_pairs,
-)
+from evaluation.bootstrap import resampled_metric, won_pairs
 from evaluation.metrics import (
     TUNED,
     Thresholds,
@@ -47,6 +40,7 @@ from evaluation.metrics import (
 from evaluation.records import RunRecord
 from evaluation.tables import write_table
 from verdicts.items import crossed_error, item_deviation, of_seeds
+from verdicts.resampling import RESAMPLES, Resampled, group_numbers, item_counts
 from verdicts.statistics import CONFIDENCE
 
 BINS = 10

@@ -28,11 +28,12 @@ from typing import Any
 import numpy as np
 
 import verdicts.items
-from evaluation.bootstrap import RESAMPLES, item_spread, resampled_metric
+from evaluation.bootstrap import item_spread, resampled_metric
 from evaluation.metrics import TUNED, exact_matches, one_hot, thresholds_of
 from storage.errors import InputError
 from storage.files import read_object
 from storage.run_folder import FILES, METRICS, read_files
+from verdicts.resampling import RESAMPLES
 from verdicts.rule import Side
 
 ITEMS = "items.npz"

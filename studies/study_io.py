@@ -12,13 +12,13 @@ import pandas as pd
 import torch
 
 from cuda_ext.library import ReferenceWarning
-from evaluation.bootstrap import item_spread_of, mean_of
 from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION
 from models.layers.cells import NAMES
 from planning.keys import this_machine
 from storage.errors import InputError
 from storage.files import published_directory, write_json, write_text
 from storage.git import checkout
+from verdicts.resampling import item_spread_of, mean_of
 from verdicts.rule import ONE_FIGURE, RULE, Comparison, Measured, Side, judge
 from verdicts.statistics import Interval
 

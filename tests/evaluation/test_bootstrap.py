@@ -5,14 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from evaluation.bootstrap import (
-    CELLS_AT_ONCE,
-    item_counts,
-    item_spread,
-    item_spread_of,
-    mean_of,
-    resampled_metric,
-)
+from evaluation.bootstrap import item_spread, resampled_metric
 from evaluation.metrics import (
     TUNED,
     choose_thresholds,
@@ -22,6 +15,7 @@ from evaluation.metrics import (
 )
 from storage.errors import InputError
 from verdicts.items import Items
+from verdicts.resampling import CELLS_AT_ONCE, item_counts, item_spread_of, mean_of
 
 
 def data_of(task: str, rows: int = 60, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
