@@ -3,6 +3,8 @@
 reread verify results/imdb                 one experiment
 reread verify results/*                    all of them; what has no verdicts is left out
 reread verify results/studies/copying      the claims of a study
+reread verify verdict.json                 a verdict of `reread judge`, from the scores in it
+reread verify verdict.json scores.csv      the same from the files of scores, whose digests are compared too
 
 Judges each comparison from the scores that results/NAME published, with the rule of today, and compares every value
 with verdicts.json, metrics.json, plan.json and summary.json. Where items.npz is there, the scores and what the test
@@ -11,7 +13,7 @@ items leave are computed from the predictions on each item. Reads no run, no dat
 Exit code 1 where a value differs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +21,13 @@ import typer
 
 from commands.options import AsJson, print_json
 from evaluation.items import recompute
-from storage.errors import InputError
+from importers.rows import Reader, digest_of
+from storage.errors import InputError, printable
+from storage.files import read_object
+from verdicts.document import check, verify_document
 from verdicts.items import Items
 from verdicts.rule import Side
+from verdicts.scores import collect
 from verdicts.verify import STUDY, VERDICTS, published, verify
 
 DIFFERS = 1
@@ -29,10 +35,28 @@ DIFFERS = 1
 
 def command(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER...", help="Folders of results/.", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER... | verdict.json [FILE]...",
+            help="Folders of results/; or a verdict, and the files of its scores.",
+            show_default=False,
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:
+    first, *files = folders
+    found = {str(first): of_document(first, files)} if first.suffix == ".json" else of_folders(folders)
+    if as_json:
+        print_json(found)
+    else:
+        for name, one in found.items():
+            print(said(name, one))
+    if any(one["differences"] for one in found.values()):
+        raise typer.Exit(DIFFERS)
+
+
+def of_folders(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Return of each folder of results how many verdicts it has, how many of these from items, and what differs."""
     for folder in folders:
         if not folder.exists():
             raise InputError(f"there is no folder {folder}: give one of results/, such as results/default")
@@ -52,22 +76,40 @@ def command(
             return measured.treatment, measured.control, measured.items
 
         lines, count = verify(folder, again), len(published(folder))
-        if not count and not lines:
-            continue
-        found[str(folder)] = {"verdicts": count, "from_items": from_items, "differences": lines}
-        if not as_json:
-            print(said(folder, found[str(folder)]))
-    if as_json:
-        print_json(found)
-    if any(one["differences"] for one in found.values()):
-        raise typer.Exit(DIFFERS)
+        if count or lines:
+            found[str(folder)] = {"verdicts": count, "from_items": from_items, "differences": lines}
+    return found
 
 
-def said(folder: Path, found: Mapping[str, Any]) -> str:
-    """Return what is printed of a folder."""
+def of_document(path: Path, files: Sequence[Path]) -> dict[str, Any]:
+    """Return of a verdict.json the same; files: those of its scores, in the order in which it names them."""
+    content = read_object(path, "claims")
+    check(content, str(path))
+    claims = content["claims"]
+    if not files:
+        return {"verdicts": len(claims), "from_items": 0, "differences": verify_document(content)}
+    inputs = content["inputs"]
+    if len(files) != len(inputs):
+        names = ", ".join(one["file"] for one in inputs)
+        raise InputError(f"{path} is of {len(inputs)} files, and {len(files)} are given: give {names}")
+    texts = [f"{one['arm']}={file}" if one["arm"] else str(file) for one, file in zip(inputs, files, strict=True)]
+    formats = {one["format"] for one in inputs}
+    reader = Reader(texts, formats.pop() if len(formats) == 1 else None, content["columns"])
+    lines = [
+        f"{source.text} is not the file that was judged: its sha256 is {str(found)[:12]}…, and not {str(known)[:12]}…"
+        for source, known in zip(reader.sources, (one["sha256"] for one in inputs), strict=True)
+        if (found := digest_of(source)) != known
+    ]
+    scores = {metric: collect(reader.rows(metric)) for metric in dict.fromkeys(one["metric"] for one in claims)}
+    lines += verify_document(content, scores)
+    return {"verdicts": len(claims), "from_items": sum(one["items"] > 0 for one in claims), "differences": lines}
+
+
+def said(name: str, found: Mapping[str, Any]) -> str:
+    """Return what is printed of a folder or a verdict."""
     lines, from_items = found["differences"], found["from_items"]
     rest = found["verdicts"] - from_items
     sources = [f"{from_items} from predictions on each item"] if from_items else []
     sources += [f"{rest} from published scores"] if rest else []
     result = f"{len(lines)} values differ" if lines else "all values agree"
-    return "\n".join([f"{folder}: verdicts {', '.join(sources)}: {result}", *(f"  {line}" for line in lines)])
+    return "\n".join([f"{name}: verdicts {', '.join(sources)}: {result}", *(f"  {printable(line)}" for line in lines)])

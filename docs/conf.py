@@ -17,6 +17,7 @@ ROOMS = [
     "models",
     "batches",
     "kinds",
+    "importers",
     "preprocessing",
     "training",
     "evaluation",
@@ -51,6 +52,7 @@ highlight_language = "none"
 html_theme = "furo"
 html_title = "reread"
 html_copy_source = False
+html_extra_path = ["verdict.schema.json"]
 html_show_sourcelink = False
 
 

@@ -11,20 +11,13 @@ from rich.text import Text
 from evaluation.head import recommendations
 from evaluation.metric_names import metric_words
 from evaluation.metrics import higher_is_better, metric_names, metric_title
-from evaluation.page import half_width, interval, number, p_value, signed
+from evaluation.page import half_width, number
 from evaluation.summary import at_an_end, champion_of
-from verdicts.rule import DIFFERENT, EQUIVALENT, INCONCLUSIVE, REFUTED, SUPPORTED
+from evaluation.verdict_table import claims_table, verdict_text
 
 # The report has the others.
 MOST_METRICS = 4
 LEAST_NAME = 12  # letters of a variant's name before it is broken
-STYLES = {
-    SUPPORTED: "bold green",
-    REFUTED: "bold red",
-    EQUIVALENT: "bold blue",
-    DIFFERENT: "bold magenta",
-    INCONCLUSIVE: "bold yellow",
-}
 
 
 def terminal_table(
@@ -87,31 +80,3 @@ def data_table(metrics: Mapping[str, Any], data: str) -> Table:
             style="dim",
         )
     return table
-
-
-def claims_table(verdicts: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table of the claims: each with its verdict, and its difference with the interval that decided it."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("claim", overflow="fold")
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("difference", justify="right", no_wrap=True)
-    for verdict in verdicts:
-        word, found = verdict["verdict"], verdict["interval"]
-        difference = f"{signed(found['mean'])}\n{interval(found, sign=True)}" if found else "–"
-        table.add_row(Text(verdict["claim"]), Text(word, style=STYLES.get(word, "bold")), difference)
-    return table
-
-
-def verdict_text(verdict: Mapping[str, Any]) -> Text:
-    """Return one verdict: the word, the claim, and its numbers."""
-    text = Text("\n")
-    text.append(verdict["verdict"], style=STYLES.get(verdict["verdict"], "bold"))
-    text.append(f"  {verdict['claim']}\n{verdict['sentence']}")
-    if verdict["interval"] is not None:
-        text.append(
-            f"\ndifference {signed(verdict['mean'])} {interval(verdict['interval'], sign=True)} at "
-            f"{verdict['interval_level']:.2%}, corrected p of a difference "
-            f"{p_value(verdict['holm_p'])}, of equivalence {p_value(verdict['holm_equivalence_p'])}",
-            style="dim",
-        )
-    return text

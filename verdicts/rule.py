@@ -499,7 +499,7 @@ def sentence(
     counts = sorted({len(side.seeds) for side in (measured.treatment, measured.control) if side.seeds})
     over = f"over {' and '.join(map(str, counts))} seed{'s' if counts != [1] else ''}"
     turned = mean < 0 and word in (REFUTED, DIFFERENT, INCONCLUSIVE)
-    size = _size(-mean if turned else mean, interval, turned, word == EQUIVALENT)
+    size = _size(-mean if turned else mean, interval, turned, word == EQUIVALENT, digits_of(margin))
     size = f"{size} in {comparison.metric_words or comparison.metric} {over}"
     better = f"{control} is better than {treatment}" if turned else f"{treatment} is better than {control}"
     if word == SUPPORTED:
@@ -524,9 +524,14 @@ def sentence(
     return " ".join([text, *notes])
 
 
-def _size(mean: float, interval: tuple[float, float] | None, turned: bool, signed: bool) -> str:
+def digits_of(margin: float) -> int:
+    """Return how many digits after the point show a difference of the size of the margin: at least 4."""
+    return max(4, math.floor(-math.log10(margin)) + 1)
+
+
+def _size(mean: float, interval: tuple[float, float] | None, turned: bool, signed: bool, digits: int) -> str:
     """Return a difference with its interval; turned: the other side's, so that it is positive."""
-    form = "+.4f" if signed else ".4f"
+    form = f"+.{digits}f" if signed else f".{digits}f"
     text = f"{mean:{form}}"
     if interval is None:
         return text

@@ -24,7 +24,8 @@ from evaluation.page import MINUS, TEMPLATES, WORDS
 from evaluation.report import evaluate_experiment, judge_experiment
 from evaluation.summary import at_an_end, champion_of
 from evaluation.tables import differences
-from evaluation.terminal import STYLES, terminal_table
+from evaluation.terminal import terminal_table
+from evaluation.verdict_table import STYLES
 from storage import files
 from storage.errors import InputError
 from storage.files import read_json, sha256_file, write_json

@@ -289,3 +289,8 @@ def test_a_verdict_is_flat_values_of_json():
     assert values["scores"] == {"treatment": NEW, "control": OLD} and values["rule"] == 2
     assert (values["item_deviation"], values["items"], values["resamples"]) == (0.0005, 10_000, 2000)
     assert json.loads(json.dumps(values, allow_nan=False))["interval"] == values["interval"]
+
+
+def test_a_small_margin_is_told_with_more_digits():
+    small = judged(networks([one / 1000 for one in NEW], [one / 1000 for one in OLD], Items()), margin=1e-5)
+    assert small.verdict == SUPPORTED and "by 0.000025 [0.0000" in small.sentence
