@@ -1,6 +1,6 @@
 """Documents per second of prediction: one by one and in batches, on one core, on two in two ways, and on a GPU.
 
-python -m benchmarks.prediction --model runs/KEY        a trained network, on the test documents of its data
+python -m benchmarks.prediction --model runs/KEY        a trained network, on the validation documents of its data
 python -m benchmarks.prediction --prepared prepared/KEY    an untrained HAN of --embedding and --hidden, likewise
 python -m benchmarks.prediction                         the same on drawn documents, of 20 sentences of 3 to 30 words
 
@@ -90,7 +90,7 @@ def open_subject(run: str | None, folder: str | None, network: dict[str, int]) -
         loaded.objective = make_objective(DEFAULT, prepared.description)
     if prepared.kind != "text":
         raise InputError(f"{run or folder} is of image data: name one of documents")
-    rows = prepared.rows("test")
+    rows = prepared.rows("validation")
     texts = raw_texts(prepared, rows)
     reader = load(kind("text").reader)(prepared.directory, prepared.description) if texts else None
     return Subject(loaded, prepared, rows, texts, reader)
@@ -119,7 +119,7 @@ def drawn() -> Prepared:
         "sentence_counts": np.full(DRAWN, SENTENCES, np.int32),
     }
     about = {"kind": "text", "name": "drawn", "task": "single-label", "vocabulary_size": VOCABULARY}
-    about |= {"classes": [str(label) for label in range(CLASSES)], "splits": {"test": [0, DRAWN]}}
+    about |= {"classes": [str(label) for label in range(CLASSES)], "splits": {"validation": [0, DRAWN]}}
     return Prepared(Path(), about, arrays)
 
 

@@ -3,10 +3,10 @@
 reread serve model docstrings --variant han        in another terminal
 python -m benchmarks.serving --data docstrings
 
-Raw documents of the data set's test split are sent in three ways: in requests of many documents, one by one by one
-client, and one by one by several clients at once, whose requests the server answers together. Connections stay open.
-The client uses one of the machine's cores, too. Each way is warmed, then measured for --seconds. An answer that is not
-200 ends the benchmark.
+Raw documents of the data set's validation split are sent in three ways: in requests of many documents, one by one by
+one client, and one by one by several clients at once, whose requests the server answers together. Connections stay
+open. The client uses one of the machine's cores, too. Each way is warmed, then measured for --seconds. An answer that
+is not 200 ends the benchmark.
 """
 
 import argparse
@@ -39,12 +39,12 @@ SENT = 2048
 
 
 def documents(data: str) -> list[str]:
-    """Return the first SENT raw texts of the test split; InputError where the data set has no texts."""
+    """Return the first SENT raw texts of the validation split; InputError where the data set has no texts."""
     opened = open_data_set(data)
-    rows = np.flatnonzero(opened.split == SPLITS.index("test"))[:SENT]
+    rows = np.flatnonzero(opened.split == SPLITS.index("validation"))[:SENT]
     texts = opened.read(rows.tolist())
     if not len(texts) or not isinstance(texts[0], str):
-        raise InputError(f"--data {data}: its test split has no documents; name a data set of texts")
+        raise InputError(f"--data {data}: its validation split has no documents; name a data set of texts")
     return texts
 
 

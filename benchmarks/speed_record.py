@@ -14,7 +14,9 @@ alone are captured in the first seed, and counted.
 
 Training is by the same Batches, Step, Schedule and Lookahead as training/loop.py, without its validation and
 checkpoints. Nothing is chosen by test images: a recipe has a fixed number of epochs, and its settings were chosen on
-validation (``--validation`` trains on the training split alone and reads the validation split instead).
+validation (``--validation`` trains on the training split alone and reads the validation split instead). Before test
+images are read the ledger gets an entry; without results/ it is in FILE.test-reads.jsonl beside ``--json FILE``, from
+where `reread ledger --add` brings it home.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import json
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +41,9 @@ from models.layers import kernels, parameter_count
 from models.layers.beginning import begin
 from models.objectives import make_objective
 from storage.errors import InputError, command, refuse_unknown
-from storage.files import write_json
+from storage.files import content_key, write_json
 from storage.git import checkout
+from storage.ledger import LEDGER, open_test_split, version_of
 from storage.prepared import Prepared, open_prepared
 from storage.settings import from_json
 from training.average import Average
@@ -239,6 +243,22 @@ def measure(
     }
 
 
+def recorded(
+    name: str, recipe: Recipe, prepared: Prepared, seeds: Sequence[int], file: Path | None
+) -> AbstractContextManager[Any]:
+    """Open the test split for runs of a recipe. file: that of ``--json``, beside which the entry is written too.
+
+    InputError on a machine that has neither the ledger nor a file.
+    """
+    if file is None and not LEDGER.parent.is_dir():
+        raise InputError(f"there is no {LEDGER.parent}/ here for the entry of this read: give --json FILE")
+    beside = None if file is None else file.with_name(f"{file.name}.{LEDGER.name}")
+    parts = {**vars(recipe), "seeds": list(seeds)}
+    return open_test_split(
+        f"speed record {name}", content_key(parts), version_of(prepared.description), parts, beside=beside
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed_record", description=__doc__.split("\n\n")[0])
     parser.add_argument("recipe", metavar="RECIPE", help=f"one of {', '.join(RECIPES)}")
@@ -258,7 +278,9 @@ def main() -> None:
     recipe = RECIPES[arguments.recipe].changed(arguments.network, arguments.training)
     device = torch.device("cuda", torch.cuda.current_device())
     seeds = range(arguments.first_seed, arguments.first_seed + (arguments.seeds or recipe.seeds))
-    found = measure(recipe, open_prepared(arguments.prepared), device, seeds, arguments.validation)
+    prepared = open_prepared(arguments.prepared)
+    with nullcontext() if arguments.validation else recorded(arguments.recipe, recipe, prepared, seeds, arguments.json):
+        found = measure(recipe, prepared, device, seeds, arguments.validation)
     commit, changed = checkout() or (None, None)
     measured = {
         "recipe": arguments.recipe,

@@ -78,7 +78,10 @@ def command(
     place = study_io.destination(to, name, source.data if source else None)
     torch.set_num_threads(1)
     # Only a study of networks computes with them.
-    with acquire_gpu() if module.VARIANT else contextlib.nullcontext(torch.device("cpu")) as device:
+    with (
+        acquire_gpu() if module.VARIANT else contextlib.nullcontext(torch.device("cpu")) as device,
+        study_io.reading(name, getattr(settings, "split", getattr(module, "SPLIT", None)), settings, source),
+    ):
         set_determinism(True)
         findings = module.study(settings, source, device)
     provenance = study_io.provenance(source.keys() if source else None)

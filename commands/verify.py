@@ -5,12 +5,14 @@ reread verify results/*                    all of them; what has no verdicts is 
 reread verify results/studies/copying      the claims of a study
 reread verify verdict.json                 a verdict of `reread judge`, from the scores in it
 reread verify verdict.json scores.csv      the same from the files of scores, whose digests are compared too
+reread verify --write results/*            replace the verdicts by those of today's rule and ledger
 
 Judges each comparison from the scores that results/NAME published, with the rule of today, and compares every value
 with verdicts.json, metrics.json, plan.json and summary.json. Where items.npz is there, the scores and what the test
-items leave are computed from the predictions on each item. Reads no run, no data set and no weights.
+items leave are computed from the predictions on each item. How often the test split had been read before is counted in
+results/test-reads.jsonl, whose chain is verified too. Reads no run, no data set and no weights.
 
-Exit code 1 where a value differs.
+Exit code 1 where a value differs; with --write they are printed and replaced.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +26,12 @@ from evaluation.items import recompute
 from importers.rows import Reader, digest_of
 from storage.errors import InputError, printable
 from storage.files import read_object
+from storage.ledger import read_ledger
 from verdicts.document import check, verify_document
 from verdicts.items import Items
 from verdicts.rule import Side
 from verdicts.scores import collect
-from verdicts.verify import STUDY, VERDICTS, published, verify
+from verdicts.verify import STUDY, VERDICTS, counted, published, verify, write_again
 
 DIFFERS = 1
 
@@ -42,21 +45,26 @@ def command(
             show_default=False,
         ),
     ],
+    write: Annotated[bool, typer.Option("--write", help="Replace what differs; nothing is trained.")] = False,
     as_json: AsJson = False,
 ) -> None:
     first, *files = folders
-    found = {str(first): of_document(first, files)} if first.suffix == ".json" else of_folders(folders)
+    found = {str(first): of_document(first, files)} if first.suffix == ".json" else of_folders(folders, write)
     if as_json:
         print_json(found)
     else:
         for name, one in found.items():
             print(said(name, one))
-    if any(one["differences"] for one in found.values()):
+    if not write and any(one["differences"] for one in found.values()):
         raise typer.Exit(DIFFERS)
 
 
-def of_folders(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """Return of each folder of results how many verdicts it has, how many of these from items, and what differs."""
+def of_folders(folders: Sequence[Path], write: bool = False) -> dict[str, dict[str, Any]]:
+    """Return of each folder of results how many verdicts it has, how many of these from items, and what differs.
+
+    write: replace what differs.
+    """
+    entries = read_ledger()
     for folder in folders:
         if not folder.exists():
             raise InputError(f"there is no folder {folder}: give one of results/, such as results/default")
@@ -75,9 +83,13 @@ def of_folders(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
             from_items += 1
             return measured.treatment, measured.control, measured.items
 
-        lines, count = verify(folder, again), len(published(folder))
+        count = len(published(folder))
+        reads = counted(folder, entries) if entries and count else None
+        lines = verify(folder, again, reads)
         if count or lines:
             found[str(folder)] = {"verdicts": count, "from_items": from_items, "differences": lines}
+        if write and lines:
+            write_again(folder, again, reads)
     return found
 
 

@@ -2,8 +2,8 @@
 
 The command runs on a training machine: it needs torch, numpy, safetensors, scikit-learn and scipy, and nothing else.
 RUN is a folder of runs/. Its prepared folder may follow it; the default is the one that its job.json names.
-It reads the validation split. With --test it reads the test split too: use that when all choices are made. The read is
-recorded in RUN/evaluation/test-reads.jsonl and, in a project, in results/test-reads.jsonl (evaluation/ledger.py).
+It reads the validation split. With --test it reads the test split too: use that when all choices are made. Its entry is
+written first: to RUN/evaluation/test-reads.jsonl and, in a project, to results/test-reads.jsonl (storage/ledger.py).
 Evaluations are written to RUN/evaluation/; existing ones are reused. The time per row is measured once for all runs of
 one network.
 
@@ -13,13 +13,14 @@ A run that cannot be evaluated is named on stderr, and the other runs are still 
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from evaluation.ledger import record_run_read
-from evaluation.run import evaluate_run, find_evaluation
+from evaluation.run import evaluate_run
 from storage.errors import InputError, command
 from storage.files import read_object
+from storage.ledger import open_run_test_split
 from storage.prepared import DESCRIPTION
 from storage.run_folder import JOB, RunFolder
 
@@ -39,6 +40,11 @@ def pairs(folders: Sequence[Path]) -> list[tuple[Path, Path | None]]:
     return found
 
 
+def recorded(run: Path, prepared: Path) -> AbstractContextManager[Any]:
+    """Open the test split of a run's data, by what its prepared.json says of it."""
+    return open_run_test_split(RunFolder(run), read_object(prepared / DESCRIPTION, "name"))
+
+
 @command
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m evaluation", description="Evaluate finished runs.")
@@ -51,10 +57,10 @@ def main(arguments: list[str] | None = None) -> int:
     for run, prepared in pairs(options.folders):
         try:
             RunFolder(run).refuse_damage()
-            if options.test and find_evaluation(run, splits) is None:
-                record_run_read(RunFolder(run))
+            RunFolder(run).require_result()
             prepared = prepared or Path(read_object(run / JOB, "prepared")["prepared"])
-            print(evaluate_run(run, prepared, splits, latencies), flush=True)
+            with recorded(run, prepared) if options.test else nullcontext():
+                print(evaluate_run(run, prepared, splits, latencies), flush=True)
         except InputError as error:
             failed += 1
             print(f"error: {error}", file=sys.stderr, flush=True)

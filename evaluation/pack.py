@@ -24,6 +24,7 @@ from evaluation.summary import best_seed
 from storage.digests import DIGESTS
 from storage.errors import InputError, command
 from storage.files import read_object, write_json
+from storage.ledger import reads_file
 from storage.prepared import DESCRIPTION
 from storage.run_folder import ENVIRONMENT, EVALUATION, HISTORY, JOB, METRICS, RESULT, TIMING, RunFolder
 
@@ -36,7 +37,7 @@ def files_of(run: Path) -> list[Path]:
     """Return the files of a finished run that travel: its results, and its evaluations that are complete."""
     complete = [path.parent for path in sorted(run.glob(f"{EVALUATION}/*/{METRICS}"))]
     evaluated = [path for folder in complete for path in sorted(folder.iterdir())]
-    return [path for path in (*(run / name for name in RUN_FILES), *evaluated) if path.is_file()]
+    return [path for path in (*(run / name for name in RUN_FILES), reads_file(run), *evaluated) if path.is_file()]
 
 
 def parts(runs: Iterable[tuple[Path, list[Path]]], most: int) -> Iterator[list[tuple[Path, list[Path]]]]:

@@ -19,7 +19,6 @@ from evaluation.baselines import Baseline
 from evaluation.bootstrap import item_spread
 from evaluation.by_class import write_class_figures
 from evaluation.head import recommendations, warnings_of
-from evaluation.ledger import SplitRead, earlier_reads, reads_of, settings_key
 from evaluation.metric_names import metric_words
 from evaluation.metrics import (
     TUNED,
@@ -36,6 +35,8 @@ from evaluation.summary import at_an_end, champion_of, so_far, summarise
 from storage.digests import digested_directory
 from storage.errors import InputError, refuse_unknown
 from storage.files import write_json, write_text
+from storage.ledger import SplitRead
+from verdicts.reads import Fixed, earlier_reads, reads_of, standing
 from verdicts.rule import RULE, Comparison, Measured, Side, Verdict, judge, kind_of, named, which_look
 from verdicts.statistics import rounded
 
@@ -64,13 +65,15 @@ def evaluate_experiment(
     links: Links | None = None,
     untuned: Mapping[str, Sequence[str]] | None = None,
     record: Mapping[str, Any] | None = None,
+    fixed: Fixed | None = None,
 ) -> dict[str, Any]:
     """Judge the comparisons of an experiment and write its report to ``destination`` (replaced whole).
 
     experiment: the plan (name, title, variants, seeds, comparisons, equivalence_margin, alpha, evaluate_on, tuning).
     baselines: by data set and name. command, environment and links: how it was run and where it was tracked, for the
     report alone. repeated: for each data set the test rows, bool [m], that occur in another split too. reads, plan: the
-    ledger of test reads and the experiment's plan key in it. untuned: by variant, how its tuning ended too early.
+    ledger of test reads and the experiment's plan key in it. fixed: the commits that fixed what decides the verdicts;
+    None where it is not known. untuned: by variant, how its tuning ended too early.
     record: plan.json. digests.json names each file's sha256.
     Returns {"metrics": metrics.json, "verdicts": [...], "files": [paths]}.
 
@@ -124,6 +127,8 @@ def evaluate_experiment(
             command=command,
             environment=environment or {},
             warnings=warnings,
+            standing=standing(fixed, reads, {**experiment, "key": plan}) if split == "test" else None,
+            fixed=fixed,
         )
         write_text(working / "report.html", page)
         names = sorted(path.name for path in working.iterdir())
@@ -152,12 +157,14 @@ def report_page(
     command: str = "",
     environment: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
+    standing: str | None = None,
+    fixed: Fixed | None = None,
 ) -> str:
     """Return report.html.
 
     metrics, verdicts, warnings: metrics.json and the lists in verdicts.json. written: of ``write_tables``. sets: of
-    ``about_data``. by_class: of ``write_class_figures``. Without the others their sections are missing: results/ does
-    not keep them.
+    ``about_data``. by_class: of ``write_class_figures``. standing: in words, whether what decides the verdicts was
+    fixed before the test split was read. Without the others their sections are missing: results/ does not keep them.
     """
     drawn = charts_of(written, metrics, left_out)
     by_class = by_class or {}
@@ -194,6 +201,8 @@ def report_page(
         margin=experiment["equivalence_margin"],
         links=links or Links(),
         reads=reads,
+        standing=standing,
+        fixed=fixed,
         command=command,
         environment=dict(environment or {}),
     )
@@ -219,15 +228,11 @@ def judge_experiment(
     if not comparisons:
         return []
     measured = [measure(one, records, baselines, split) for one in comparisons]
-    if split == "test":
+    if split == "test" and reads:
         data = {record.variant: record.data for record in records}
-        settings = {settings_key(about) for about in experiment["variants"].values()}
-
-        def earlier(one: Comparison) -> int:
-            return earlier_reads(reads, experiment["name"], plan, data_of(one, data), settings)
-
+        planned = {**experiment, "key": plan}
         measured = [
-            found and replace(found, earlier_reads=earlier(one))
+            found and replace(found, reads=earlier_reads(reads, planned, data_of(one, data), one.networks))
             for one, found in zip(comparisons, measured, strict=True)
         ]
     if cautions is not None:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from planning import keys
 from storage.digests import DIGESTS, refuse_damaged_folder
 from storage.errors import InputError
 from storage.files import below, published_directory, read_json, write_json
+from storage.ledger import open_run_test_split
 from storage.locks import file_lock, run_lock
 from storage.prepared import SPLITS, open_prepared
 from storage.run_folder import EVALUATION, JOB, METRICS, RESULT, RunFolder, write_result
@@ -151,7 +153,9 @@ def evaluations(old: RunFolder, job: Mapping[str, Any]) -> Iterator[tuple[list[s
     for splits, folders in found.items():
         prepared = open_prepared(Path(job["prepared"]))
         probabilities = {split: np.load(folders[0] / f"{split}.npy", allow_pickle=False) for split in splits}
-        labels = {split: prepared.labels[prepared.rows(split)] for split in splits}
+        reads = open_run_test_split(old, prepared.description) if "test" in splits else nullcontext()
+        with reads:
+            labels = {split: prepared.labels[prepared.rows(split)] for split in splits}
         metrics = metrics_of_splits(probabilities, labels, prepared.task, prepared.classes)
         if len(folders) == 1 and agree(read_json(folders[0] / METRICS), metrics):
             yield list(splits), folders[0]

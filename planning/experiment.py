@@ -263,8 +263,8 @@ def _with_parts_of_others(given: dict[str, Any], path: Path, root: Path) -> dict
         other = _other(given, "comparisons", path, root)
         groups = validate(list[ComparisonGroup], other.get("comparisons") or [], f"{given['comparisons']}: comparisons")
         here = set(given.get("variants") or ())
-        every = _expanded(groups, f"{path}: comparisons")
-        # _expanded names the control of a published figure itself, so the file's own form has the figure alone.
+        every = expanded(groups, f"{path}: comparisons")
+        # expanded names the control of a published figure itself, so the file's own form has the figure alone.
         given = {**given, "comparisons": [_as_written(one) for one in every if set(networks(one)) <= here]}
     return given
 
@@ -472,7 +472,7 @@ def _refuse_unused(
         refuse_unknown(differs.get(key) or (), {*written[key], *used}, f"{path}: parameters.{key}")
 
 
-def _expanded(groups: Iterable[ComparisonGroup], where: str) -> Iterator[dict[str, Any]]:
+def expanded(groups: Iterable[ComparisonGroup], where: str) -> Iterator[dict[str, Any]]:
     """One comparison for each control of each group, or for its published figure."""
     for group in groups:
         about = group.model_dump(include={*Control.model_fields, "reference"}, exclude_none=True)
@@ -502,7 +502,7 @@ def _comparisons(
     groups: Iterable[ComparisonGroup], variants: Mapping[str, VariantSettings], where: str
 ) -> Iterator[dict[str, Any]]:
     names: set[str] = set()
-    for one in _expanded(groups, where):
+    for one in expanded(groups, where):
         place = f"{where}: '{one['name']}'"
         if one["name"] in names:
             raise InputError(f"{where}: two have the name '{one['name']}': give each a name of its own")

@@ -33,8 +33,8 @@ class ImageReader:
 
     @staticmethod
     def example(prepared: Prepared, count: int) -> np.ndarray:
-        """Return the first ``count`` images of the test split."""
-        return np.asarray(prepared.arrays["images"][prepared.rows("test")[:count]])
+        """Return the first ``count`` images of the validation split."""
+        return np.asarray(prepared.arrays["images"][prepared.rows("validation")[:count]])
 
     @staticmethod
     def limits(description: Mapping[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ they reach by its name, through any number of imports. A statement that defines 
 and so belongs to it. The digest changes with a constant, an operation or another import. These do not change it:
 
 - docstrings, comments, positions, annotations, and the text of an exception or a warning
+- a line that refuses test rows whose read is not in the ledger (storage/ledger.py)
 - a new field of a Settings class, a network's named SIZES, and its DEBUG size, which tests alone use
 - the name or place of a file, a new file, and a definition that nothing of these reaches
 
@@ -51,6 +52,8 @@ NOT_NUMERIC = (
 TORCH = ("torch", "numpy", "safetensors")
 # Names of a network's file that no run reads: a size is replaced by its settings, which are in keys by themselves.
 NOT_READ = ("DEBUG", "SIZES")
+# Calls that, as a statement, decide no number: they tell, or refuse.
+TELLING = ("print", "refuse_unrecorded", "warnings.warn")
 # Of a Kind what batches read: the rest are addresses, which keys follow, and words.
 OF_A_KIND = ("row_array", "augmented")
 KERNELS = "cuda_ext"
@@ -316,7 +319,7 @@ class _Normalise(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         if isinstance(node.value, ast.Constant):
             return None
-        if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in ("warnings.warn", "print"):
+        if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in TELLING:
             return None
         return self.generic_visit(node)
 

@@ -27,6 +27,7 @@ import numpy as np
 from storage.digests import current_sha256, whole
 from storage.errors import InputError
 from storage.files import below, read_object
+from storage.ledger import refuse_unrecorded
 
 DESCRIPTION = "prepared.json"
 SPLITS = ("train", "validation", "test")
@@ -69,7 +70,8 @@ class Prepared:
         return self.arrays.get("groups")
 
     def rows(self, split: str) -> np.ndarray:
-        """Return the row numbers of a split, int64."""
+        """Return the row numbers of a split, int64. InputError for test rows outside of ``open_test_split``."""
+        refuse_unrecorded(self.description, split)
         start, stop = self.description["splits"][split]
         return np.arange(start, stop)
 

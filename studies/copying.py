@@ -30,11 +30,13 @@ import models
 from evaluation.pictures import picture
 from models.symbol_recall import SymbolRecall
 from storage.errors import InputError
+from storage.ledger import read_ledger
 from storage.prepared import Prepared, open_prepared
 from storage.settings import Range
 from studies import study_io
 from studies.jacobians import jacobians, network_of, norms
 from studies.load_runs import EvaluatedExperiment
+from verdicts.reads import earlier_reads
 from verdicts.rule import NETWORKS, Comparison
 from verdicts.statistics import mean_interval
 
@@ -48,6 +50,8 @@ SENTENCES = {
     "minimal": "why do we need the reset gate at all now that we have the update gate? (one gate for both)",
     "gru-relu": "In theory tanh can also be RElu, but in practice it just performs better.",
 }
+# The split whose rows are read.
+SPLIT = "test"
 # A cell and a lag.
 Part = tuple[str, int]
 
@@ -91,8 +95,8 @@ def parts_of(source: EvaluatedExperiment) -> dict[Part, list[Mapping[str, Any]]]
 def recall_on_test(source: EvaluatedExperiment, jobs: list[Mapping[str, Any]]) -> np.ndarray:
     """Return the recall of each test sequence by each seed, float64 [seeds, sequences]."""
     prepared = open_prepared(Path(jobs[0]["prepared"]))
-    labels, positions = prepared.labels[prepared.rows("test")], prepared.description["positions"]
-    return np.stack([row_recall(source.probabilities(job, "test"), labels, positions) for job in jobs])
+    labels, positions = prepared.labels[prepared.rows(SPLIT)], prepared.description["positions"]
+    return np.stack([row_recall(source.probabilities(job, SPLIT), labels, positions) for job in jobs])
 
 
 def judged(settings: Settings, source: EvaluatedExperiment, found: dict[Part, np.ndarray]) -> list[dict[str, Any]]:
@@ -110,7 +114,11 @@ def judged(settings: Settings, source: EvaluatedExperiment, found: dict[Part, np
         )
         for other in at_lag
     ]
-    measured = [study_io.measured_items(source.plan.seeds, gru, other, NETWORKS) for other in at_lag.values()]
+    reads = earlier_reads(read_ledger(), source.plan.record(), source.data, ())
+    measured = [
+        dataclasses.replace(study_io.measured_items(source.plan.seeds, gru, other, NETWORKS), reads=reads)
+        for other in at_lag.values()
+    ]
     return study_io.judged(comparisons, measured, source.plan.equivalence_margin, source.plan.alpha)
 
 
@@ -149,14 +157,14 @@ def gates_after_training(lag: int, networks: list[SymbolRecall], prepared: Prepa
 
 def codes_of_test(prepared: Prepared) -> torch.Tensor:
     """The codes of the test split, int64 [rows, T]."""
-    return torch.from_numpy(np.asarray(prepared.arrays["codes"][prepared.rows("test")])).long()
+    return torch.from_numpy(np.asarray(prepared.arrays["codes"][prepared.rows(SPLIT)])).long()
 
 
 def study(settings: Settings, source: EvaluatedExperiment, device: torch.device) -> study_io.Findings:
     """Measure recall, gates and gradients on the CPU, and judge; InputError where the GRU was not trained at the
     primary lag, or the test split was not evaluated."""
     parts = parts_of(source)
-    if ("gru", settings.primary_lag) not in parts or "test" not in source.plan.splits:
+    if ("gru", settings.primary_lag) not in parts or SPLIT not in source.plan.splits:
         raise InputError(
             f"experiment '{source.plan.name}' has no gru evaluated on test at lag {settings.primary_lag}: "
             "set --option primary_lag"

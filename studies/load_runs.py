@@ -36,6 +36,11 @@ class TrainedNetworks:
         """The name of the data set."""
         return self.prepared.description["name"]
 
+    @property
+    def description(self) -> dict[str, Any]:
+        """prepared.json of its arrays."""
+        return self.prepared.description
+
     def keys(self) -> dict[str, Any]:
         """Return the keys of the runs by seed, for a study's evidence."""
         return {"runs": {str(seed): run.key for seed, run in self.runs.items()}}
@@ -101,6 +106,11 @@ class EvaluatedExperiment:
         if len(names) > 1:
             raise InputError(f"experiment '{self.plan.name}' has the data sets {', '.join(names)}: give one with one")
         return names[0]
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """prepared.json of one variant's arrays."""
+        return next(iter(self.descriptions.values()))
 
     @cached_property
     def descriptions(self) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -16,11 +16,15 @@ from evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION
 from models.layers.cells import NAMES
 from planning.keys import this_machine
 from storage.errors import InputError
-from storage.files import published_directory, write_json, write_text
+from storage.files import content_key, published_directory, write_json, write_text
 from storage.git import checkout
+from storage.ledger import open_test_split, version_of
 from verdicts.resampling import item_spread_of, mean_of
 from verdicts.rule import ONE_FIGURE, RULE, Comparison, Measured, Side, judge
 from verdicts.statistics import Interval
+
+if TYPE_CHECKING:
+    from studies.load_runs import EvaluatedExperiment, TrainedNetworks
 
 FOLDER = Path("results", "studies")
 RESULTS = "results.json"
@@ -75,6 +79,16 @@ def provenance(runs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the commit of the source, the machine, and the keys of what was read (``runs``)."""
     head, changed = checkout() or ("none", False)
     return {"commit": head, "uncommitted_changes": changed, "environment": this_machine(), **(runs or {})}
+
+
+def reading(
+    name: str, split: str | None, settings: Any, source: "TrainedNetworks | EvaluatedExperiment | None"
+) -> contextlib.AbstractContextManager[Any]:
+    """Open the split that a study reads rows of: the test split has an entry in the ledger, by settings and runs."""
+    if source is None or split != "test":
+        return contextlib.nullcontext()
+    parts = {"settings": dataclasses.asdict(settings), **source.keys()}
+    return open_test_split(f"study {name}", content_key(parts), version_of(source.description), parts)
 
 
 @contextlib.contextmanager

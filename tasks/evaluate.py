@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,19 @@ import numpy as np
 
 import kinds
 from evaluation.baselines import Baseline, evaluate_baseline
-from evaluation.ledger import SplitRead, add_reads, read_ledger, reads_file, record_read
 from evaluation.metrics import metric_names
 from evaluation.records import RunRecord
 from evaluation.report import evaluate_experiment
 from evaluation.run import evaluate_run
 from evaluation.summary import champion_of
 from planning.experiment import networks
+from planning.history import fixed
 from planning.plan import Plan
 from planning.resolve import make_plan
 from planning.tuning import published, untuned
 from preprocessing.manifest import load_raw_rows
 from storage.errors import InputError, command
+from storage.ledger import SplitRead, add_reads, open_test_split, read_ledger, reads_file, version_of
 from storage.prepared import SPLITS, Prepared, open_prepared
 from storage.run_folder import RunFolder
 from tasks.links import links
@@ -64,19 +66,35 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool 
             "probabilities that are not published, is left out of the report or made for the other runs alone"
         )
     tracker = Tracker(say)
+    data_sets = _rows_of_data_sets(chosen, prepared)
+    add_reads(entry for job in jobs for entry in read_ledger(reads_file(Path(job["run_directory"]))))
+    versions = {name: version for data in data_sets.values() for name, version in version_of(data.description).items()}
+    reading: AbstractContextManager[list[SplitRead]] = nullcontext([])
+    if "test" in splits:
+        reading = open_test_split(experiment, chosen.key, versions, chosen.key_parts())
+    with reading as reads:
+        destination = _report(chosen, jobs, data_sets, reads, tracker)
+    say(f"report: {destination / 'report.html'}")
+    return str(destination)
+
+
+def _report(
+    chosen: Plan,
+    jobs: list[dict[str, Any]],
+    data_sets: Mapping[str, Prepared],
+    reads: list[SplitRead],
+    tracker: Tracker,
+) -> Path:
+    """Evaluate the runs of ``jobs`` and the baselines, and write the report; return its folder."""
+    experiment, splits = chosen.name, chosen.splits
     run_ids: dict[str, str] = {}
     records = [_evaluate_run(job, splits, tracker, run_ids) for job in jobs]
     baselines, repeated = {}, {}
-    data_sets = _rows_of_data_sets(chosen, prepared)
     for name, data in data_sets.items():
         raw = load_raw_rows(data, [split for split in SPLITS if split == "train" or split in splits])
         baselines[name] = _baselines(data, raw, chosen.environment.runs / "baselines", asked_metrics(chosen, name))
         if "test" in splits:
             repeated[name] = repeated_rows(raw)
-    add_reads(one for record in records for one in read_ledger(reads_file(record.run_directory)))
-    reads: list[SplitRead] = []
-    if "test" in splits:
-        reads = record_read(experiment, chosen.key, sorted(data_sets), chosen.key_parts())
     destination = chosen.report_directory
     found = evaluate_experiment(
         chosen.to_json(),
@@ -93,14 +111,14 @@ def evaluate(plan: Mapping[str, Any], prepared: Mapping[str, str], so_far: bool 
         links=links(experiment, run_ids),
         untuned=untuned(chosen, published(chosen)),
         record=chosen.record(),
+        fixed=fixed(chosen),
     )
     if not chosen.partial:
         _track(chosen, found, tracker)
         # One that tunes registers no model: its variants are settings to choose from, not candidates to serve.
         if chosen.evaluate_on == "test":
             _register(chosen, records, baselines, data_sets, found["metrics"], tracker)
-    say(f"report: {destination / 'report.html'}")
-    return str(destination)
+    return destination
 
 
 def overridden(overrides: Iterable[str]) -> list[str]:

@@ -143,6 +143,8 @@ class Judged(Part):
     cautions: list[str]
     outliers: list[str]
     earlier_reads: Annotated[int, Field(ge=0)] = Field(description="Reads of the test split before, other settings.")
+    other_version_reads: Literal[0] = Field(description="Those of other versions of the data: no ledger knows them.")
+    related_reads: Literal[0] | None = Field(description="Those by the same experiment; null where none is known.")
     look: Literal[1, 2] | None
     rule: int
 

@@ -10,6 +10,7 @@ import numpy as np
 from verdicts.items import Items, Student, of_seeds
 from verdicts.permutation import Permutation
 from verdicts.power import seeds_needed
+from verdicts.reads import NO_READS, EarlierReads
 from verdicts.seeds import least_seeds, smallest_p
 from verdicts.statistics import DIGITS, SignFlip, finite, is_skewed, levels, outlying, shift
 
@@ -126,7 +127,7 @@ class Measured:
 
     kind: NETWORKS, PAIRS (both sides have the same seeds in the same order) or ONE_FIGURE (one side has a single
     score). flags: why there is no verdict, whatever the statistics are. cautions: what a reader of the verdict should
-    know. earlier_reads: how often the test split had been read before with other settings.
+    know. reads: how often the test split had been read before with other settings.
     """
 
     kind: str
@@ -135,7 +136,7 @@ class Measured:
     items: Items = NO_ITEMS
     flags: Sequence[str] = ()
     cautions: Sequence[str] = ()
-    earlier_reads: int = 0
+    reads: EarlierReads = NO_READS
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,9 @@ class Verdict:
     end is None where so few seeds have none. p, p_items: of a difference, by either analysis; margin_p: of a difference
     of at least the margin; equivalence_p: of one smaller. holm_*: times alpha over the level: below alpha where
     rejected. level, equivalence_level: what Holm's procedure leaves of alpha. look: which of the two looks that the
-    experiment declared; None where it declared none. robust_mean: the Hodges-Lehmann estimate. failing: by side the
-    seeds that are far worse than its median; ``outliers``: the caution of these and of skew.
+    experiment declared; None where it declared none. earlier_reads, other_version_reads, related_reads: as in
+    verdicts.reads. robust_mean: the Hodges-Lehmann estimate. failing: by side the seeds that are far worse than its
+    median; ``outliers``: the caution of these and of skew.
     """
 
     comparison: Comparison
@@ -186,6 +188,8 @@ class Verdict:
     cautions: list[str] = field(default_factory=list)
     outliers: list[str] = field(default_factory=list)
     earlier_reads: int = 0
+    other_version_reads: int = 0
+    related_reads: int | None = 0
     look: int | None = None
     rule: int = VERSION
 
@@ -379,7 +383,9 @@ def judge_comparison(
         flags=list(measured.flags),
         cautions=list(measured.cautions),
         outliers=found,
-        earlier_reads=measured.earlier_reads,
+        earlier_reads=measured.reads.earlier,
+        other_version_reads=measured.reads.other,
+        related_reads=measured.reads.related,
         look=look,
     )
 
@@ -519,8 +525,8 @@ def sentence(
         notes.append(f"{figure} is one figure, taken as exact.")
     if look is not None:
         notes.append(f"This is look {look} of the 2 that were declared; each has half of alpha.")
-    if measured.earlier_reads:
-        notes.append(read_before(measured.earlier_reads))
+    if measured.reads.sentence:
+        notes.append(measured.reads.sentence)
     return " ".join([text, *notes])
 
 
@@ -537,9 +543,3 @@ def _size(mean: float, interval: tuple[float, float] | None, turned: bool, signe
         return text
     low, high = (-interval[1], -interval[0]) if turned else interval
     return f"{text} [{low:{form}}, {high:{form}}]"
-
-
-def read_before(earlier_reads: int) -> str:
-    """Return the mark of a verdict whose test split was read before with other settings."""
-    times = "once" if earlier_reads == 1 else f"{earlier_reads} times"
-    return f"The test split had been read before with other settings: {times}."

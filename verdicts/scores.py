@@ -12,6 +12,7 @@ import numpy as np
 
 from storage.errors import InputError, nearest
 from verdicts.items import Items
+from verdicts.reads import NO_READS, EarlierReads
 from verdicts.resampling import Resampled, item_spread_of, mean_of
 from verdicts.rule import NETWORKS, ONE_FIGURE, PAIRS, Comparison, Measured, Side, Verdict, judge
 from verdicts.seeds import least_seeds
@@ -195,7 +196,8 @@ def measure(claim: Claim, scores: Scores, cautions: Sequence[str] = (), earlier_
         for name in names
         if claim.higher_is_better and all(score == 1 for score in scores.arms[name].values())
     ]
-    return Measured(kind, sides[0], sides[1], items, flags, [*scores.cautions, *cautions], earlier_reads)
+    reads = EarlierReads(earlier_reads, related=None) if earlier_reads else NO_READS
+    return Measured(kind, sides[0], sides[1], items, flags, [*scores.cautions, *cautions], reads)
 
 
 def side(by_seed: Mapping[Any, float], claim: Claim, name: str) -> Side:

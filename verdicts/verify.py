@@ -1,7 +1,8 @@
 """Judge a published experiment or study again, from what it published: no run is read and nothing is trained.
 
 results/NAME/ of an experiment has verdicts.json with both sides' scores by seed and what the test items leave,
-metrics.json with the same scores, and plan.json with the comparisons. Of a study, results.json has its claims.
+metrics.json with the same scores, and plan.json with the comparisons. Of a study, results.json has its claims. How
+often a test split had been read before is counted in the ledger again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import InputError
-from storage.files import read_object
+from storage.files import read_object, write_json
+from storage.ledger import SplitRead
 from verdicts.items import Items
+from verdicts.reads import NO_READS, EarlierReads, earlier_reads
 from verdicts.rule import RULE, VERSION, Comparison, Measured, Side, Verdict, judge, which_look
 from verdicts.statistics import rounded
 
@@ -19,6 +22,8 @@ VERDICTS, METRICS, PLAN, SUMMARY, STUDY = "verdicts.json", "metrics.json", "plan
 SIDES = ("treatment", "control")
 # Of values that are rounded to ten decimals.
 NEAR = 1e-8
+# Of a verdict as it is published, its earlier reads.
+Count = Callable[[Mapping[str, Any]], EarlierReads]
 # Of a verdict as it is published, both sides and the items computed anew; None where only what is published is known.
 Recompute = Callable[[Mapping[str, Any]], tuple[Side, Side, Items] | None]
 
@@ -45,16 +50,19 @@ def judged_claims(study: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [one for one in study.get("claims", ()) if "equivalence_margin" in one.get("measured", {})]
 
 
-def judge_again(verdicts: Sequence[Mapping[str, Any]], recompute: Recompute | None = None) -> list[Verdict]:
+def judge_again(
+    verdicts: Sequence[Mapping[str, Any]], recompute: Recompute | None = None, count: Count | None = None
+) -> list[Verdict]:
     """Return the verdicts of the present rule from published ones, judged together.
 
-    recompute: gives the measurements of a verdict anew, as from predictions by item.
+    recompute: gives the measurements of a verdict anew, as from predictions by item. count: counts its earlier reads
+    anew.
     """
     if not verdicts:
         return []
     names = [one.name for one in fields(Comparison)]
     comparisons = [Comparison(**{name: one[name] for name in names if name in one}) for one in verdicts]
-    measured = [measured_of(one, recompute) for one in verdicts]
+    measured = [measured_of(one, recompute, count or published_reads) for one in verdicts]
     first = verdicts[0]
     return judge(comparisons, measured, margin_of(verdicts), first["alpha"], first["look"])
 
@@ -64,7 +72,44 @@ def margin_of(verdicts: Sequence[Mapping[str, Any]]) -> float:
     return float(verdicts[0]["equivalence_margin"])
 
 
-def measured_of(verdict: Mapping[str, Any], recompute: Recompute | None = None) -> Measured | None:
+def published_reads(verdict: Mapping[str, Any]) -> EarlierReads:
+    """Return the earlier reads that a published verdict names; none in one that is older than their names."""
+    names = ("earlier_reads", "other_version_reads", "related_reads")
+    return EarlierReads(*(verdict.get(name, 0) for name in names))
+
+
+def counted(folder: Path, entries: Sequence[SplitRead]) -> Count:
+    """Return what counts the earlier reads of the verdicts of ``folder`` in the ledger.
+
+    Of a study: in the plan of the experiment that it names, beside its folder's, in a study that judged on test.
+    """
+    plan = plan_of(folder)
+
+    def count(verdict: Mapping[str, Any]) -> EarlierReads:
+        if plan is None:
+            return NO_READS
+        names = [name for name in (verdict["treatment"], verdict["control"]) if name in plan["variants"]]
+        data = plan["variants"][names[0]]["data"] if names else next(iter(plan["data"]))
+        return earlier_reads(entries, plan, data, names)
+
+    return count
+
+
+def plan_of(folder: Path) -> dict[str, Any] | None:
+    """Return the plan whose test split the verdicts of a folder are of; None where they are of validation."""
+    if (folder / VERDICTS).is_file():
+        plan = read_object(folder / PLAN, "name", "key", "variants", "data", "evaluate_on")
+        return plan if plan["evaluate_on"] == "test" else None
+    source = read_object(folder / STUDY, "provenance")["provenance"]
+    places = [parent / source.get("experiment", "") / PLAN for parent in folder.resolve().parents]
+    known = [path for path in places if path.is_file() and path.parent.name == source.get("experiment")]
+    if not known:
+        return None
+    plan = read_object(known[0], "name", "key", "variants", "data", "evaluate_on")
+    return {**plan, "key": source["plan"]} if plan["evaluate_on"] == "test" else None
+
+
+def measured_of(verdict: Mapping[str, Any], recompute: Recompute | None, count: Count) -> Measured | None:
     """Return the measurements that a published verdict has; None of a comparison that was not run."""
     if not verdict["scores"]:
         return None
@@ -81,18 +126,42 @@ def measured_of(verdict: Mapping[str, Any], recompute: Recompute | None = None) 
         items,
         verdict["flags"],
         verdict["cautions"],
-        verdict["earlier_reads"],
+        count(verdict),
     )
 
 
-def verify(folder: Path, recompute: Recompute | None = None) -> list[str]:
+def verify(folder: Path, recompute: Recompute | None = None, count: Count | None = None) -> list[str]:
     """Return a line for each value of the published verdicts that the rule does not give again; none if all agree."""
     verdicts = published(folder)
-    again = [rounded(one.as_dict()) for one in judge_again(verdicts, recompute)]
+    again = [rounded(one.as_dict()) for one in judge_again(verdicts, recompute, count)]
     lines = [f"{old['name']}: {line}" for old, new in zip(verdicts, again, strict=True) for line in unlike(old, new)]
     if (folder / VERDICTS).is_file():
         lines += of_files(folder, verdicts)
     return lines
+
+
+def write_again(folder: Path, recompute: Recompute | None = None, count: Count | None = None) -> None:
+    """Replace the published verdicts of a folder by those that the rule and the ledger give today.
+
+    A number that is the same but for its last digits stays as it is.
+    """
+    again = judge_again(published(folder), recompute, count)
+    if (folder / VERDICTS).is_file():
+        judged = rounded([one.as_dict() for one in again])
+        old = read_object(folder / VERDICTS, "verdicts")
+        write_json(folder / VERDICTS, kept(old, {**old, "verdicts": judged}))
+    else:
+        old = read_object(folder / STUDY, "claims")
+        write_json(folder / STUDY, kept(old, with_claims(old, again)))
+
+
+def kept(old: Any, new: Any) -> Any:
+    """Return ``new`` with the values of ``old`` where both are the same."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return {name: kept(old.get(name), value) for name, value in new.items()}
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [kept(*pair) for pair in zip(old, new, strict=True)]
+    return old if same(old, new) else new
 
 
 def unlike(old: Any, new: Any, where: str = "") -> Iterator[str]:

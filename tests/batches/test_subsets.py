@@ -7,7 +7,9 @@ import pytest
 
 from batches.subsets import delete_tokens, select_rows, truncate
 from storage.prepared import Prepared
+from tests.reads import rows_of_test
 
+__all__ = ["rows_of_test"]
 # Three documents: [[1, 2, 3], [4]], [[5, 6]], [[7], [8, 9, 10, 11], [12, 13]].
 SPLITS = {"train": [0, 1], "validation": [1, 2], "test": [2, 3]}
 

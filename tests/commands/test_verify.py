@@ -83,3 +83,28 @@ def test_what_is_no_folder_of_results_is_one_line(tmp_path):
     (old / "verdicts.json").write_text(json.dumps({"verdicts": [{"name": "a"}]}))
     said = verify(old, code=2)
     assert "older rule" in said and len(said.strip().splitlines()) == 1
+
+
+def test_earlier_reads_are_counted_again_and_written(tmp_path):
+    folder = Path(shutil.copytree(ROOT / "results/lars", tmp_path / "lars"))
+    published = (folder / "verdicts.json").read_bytes()
+
+    def forget(content):
+        for one in content["verdicts"]:
+            assert one["earlier_reads"] >= 5 and "read before with other settings" in one["sentence"]
+            one.update(earlier_reads=0, related_reads=0)
+
+    edit(folder / "verdicts.json", forget)
+    assert "earlier_reads is published as 0, and the rule gives" in verify(folder, code=1)
+    assert "values differ" in verify("--write", folder)
+    assert (folder / "verdicts.json").read_bytes() == published
+    assert "all values agree" in verify(folder)
+
+
+def test_claims_of_a_study_are_written_too(tmp_path):
+    shutil.copytree(ROOT / "results/copying", tmp_path / "copying")
+    folder = Path(shutil.copytree(ROOT / "results/studies/copying", tmp_path / "studies/copying"))
+    published = (folder / "results.json").read_bytes()
+    edit(folder / "results.json", lambda study: study["claims"][0]["measured"].update(other_version_reads=0, mean=0.5))
+    assert "mean is published as 0.5" in verify("--write", folder)
+    assert (folder / "results.json").read_bytes() == published

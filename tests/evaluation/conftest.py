@@ -14,6 +14,9 @@ from evaluation.metrics import metrics_of_splits
 from evaluation.records import RunRecord
 from storage.files import read_json, sha256_file, write_json, write_text
 from storage.prepared import open_prepared
+from tests.reads import rows_of_test
+
+__all__ = ["rows_of_test"]
 
 WORDS = ["<pad>", "<unk>", "the", "array", "returns", "a", "<script>alert(1)</script>", "value", "of", "loss"]
 
@@ -219,6 +222,14 @@ def text_data(tmp_path: Path) -> Path:
     return write_text_data(
         tmp_path / "prepared" / "corpus", {"train": 9, "validation": 30, "test": 60}, ["a", "b<i>", "c"]
     )
+
+
+@pytest.fixture
+def run(tmp_path: Path, text_data: Path) -> Path:
+    """A finished run of an untrained network on ``text_data``."""
+    directory = write_run(tmp_path / "runs" / "0", "han", "han", "corpus", seed=0)
+    add_weights(directory, "han", read_json(text_data / "prepared.json"), seed=0)
+    return directory
 
 
 @pytest.fixture

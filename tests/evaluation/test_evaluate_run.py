@@ -25,13 +25,6 @@ from tests.damage import damages
 from tests.rooms import copy_rooms
 
 
-@pytest.fixture
-def run(tools, tmp_path, text_data):
-    directory = tools["write_run"](tmp_path / "runs" / "0", "han", "han", "corpus", seed=0)
-    tools["add_weights"](directory, "han", read_json(text_data / "prepared.json"), seed=0)
-    return directory
-
-
 def test_a_run_is_measured_once(run, text_data):
     found = evaluate_run(run, text_data)
     assert found == run / "evaluation" / evaluation_key(RunFolder(run))
@@ -71,33 +64,6 @@ def test_a_split_that_is_not_named_is_not_read(run, text_data):
     found = evaluate_run(run, text_data, splits=("validation",))
     assert not (found / "test.npy").exists() and "test" not in read_json(found / "metrics.json")
     assert found != evaluate_run(run, text_data)
-
-
-def test_the_command_records_each_read_of_the_test_split(run, text_data, tmp_path, monkeypatch):
-    def entries(file):
-        return [json.loads(line) for line in file.read_text().splitlines()]
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main([*arguments, str(run), str(text_data)])
-        assert not ended.value.code
-
-    job = {**read_json(run / "job.json"), "experiment": "trial"}
-    write_json(run / "job.json", job)
-    monkeypatch.chdir(tmp_path)  # a bare machine: no project, and no git
-    here, there = run / "evaluation/test-reads.jsonl", tmp_path / "results/test-reads.jsonl"
-    call()
-    assert not here.exists()
-    call("--test")
-    (entry,) = entries(here)
-    assert (entry["experiment"], entry["data"], entry["run"]) == ("trial", ["corpus"], run.name)
-    call("--test")  # what is evaluated already is not read again
-    assert entries(here) == [entry] and not there.exists()
-    # Where there is a project, its ledger has it as well, and the date of the first read stays.
-    (tmp_path / "results").mkdir()
-    shutil.rmtree(next(path for path in (run / "evaluation").iterdir() if (path / "test.npy").is_file()))
-    call("--test")
-    assert entries(here) == [entry] and [one["run"] for one in entries(there)] == [run.name]
 
 
 def test_images_with_several_labels(tools, tmp_path):

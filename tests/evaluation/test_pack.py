@@ -107,3 +107,12 @@ def test_a_damaged_run_is_not_packed(machine, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"history\.csv"):
         pack_here([Path("runs/seed1/job.json")], Path("packs"))
     assert not list((folder / "packs").glob("*.tar*"))
+
+
+def test_the_entry_of_a_test_read_travels_with_its_run(machine, tmp_path):
+    folder = tmp_path / "machine"
+    shutil.copytree(machine, folder)
+    call(folder, "evaluation", "--test", "runs/seed1")
+    pack(folder)
+    with tarfile.open(folder / "packs/runs-0001.tar.xz") as archive:
+        assert "runs/seed1/evaluation/test-reads.jsonl" in archive.getnames()

@@ -18,7 +18,6 @@ from evaluation import charts
 from evaluation.baselines import Baseline
 from evaluation.bootstrap import item_spread
 from evaluation.head import recommendations, warnings_of
-from evaluation.ledger import record_read
 from evaluation.metrics import metrics_of_splits
 from evaluation.page import MINUS, TEMPLATES, WORDS
 from evaluation.report import evaluate_experiment, judge_experiment
@@ -29,7 +28,10 @@ from evaluation.verdict_table import STYLES
 from storage import files
 from storage.errors import InputError
 from storage.files import read_json, sha256_file, write_json
+from storage.git import Commit
+from storage.ledger import open_test_split
 from storage.prepared import open_prepared
+from verdicts.reads import Fixed
 
 SEEDS = range(6)
 CLAIM = "A <script>hierarchy</script> reads better."
@@ -236,19 +238,30 @@ def test_the_page_is_escaped_self_contained_and_opens_with_the_verdicts(tools, t
 
 def test_a_second_read_of_the_test_split_is_marked_and_all_are_listed(tmp_path, texts):
     experiment, records = texts
+    experiment = {**experiment, "data": {"corpus": {"version": "0123abcd"}}}
     ledger = tmp_path / "results" / "test-reads.jsonl"
     found = {}
     for name, seeds in (("first", [0]), ("second", list(SEEDS))):
-        reads = record_read("trial", name, ["corpus"], {"seeds": seeds}, ledger)
+        with open_test_split("trial", name, {"corpus": "0123abcd"}, {"seeds": seeds}, path=ledger) as reads:
+            pass
         found[name] = evaluate_experiment(experiment, records, {}, tmp_path / name, reads=reads, plan=name)
     first, second = (found[name]["verdicts"][0] for name in ("first", "second"))
     assert (first["earlier_reads"], second["earlier_reads"]) == (0, 1) and "read before" not in first["sentence"]
     page = (tmp_path / "second" / "report.html").read_text()
-    assert "The test split had been read before with other settings: once." in page
+    assert "read before with other settings: once; 1 of these reads was by this experiment" in page
     assert "has been read with 2 different plans" in page and all(read.plan in page for read in reads)
+    assert "corpus <code>0123abcd</code>" in page and "Not known whether fixed before the runs: " in page
+    # The form and the rule were committed before the first read, or after it.
+    early, late = (Commit("0123456789", date) for date in ("2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z"))
+    words = {Fixed(early, early): "Fixed before the runs: 1 comp", Fixed(late, early): "Changed after 2 reads: 1 comp"}
+    for fixed, expected in words.items():
+        evaluate_experiment(experiment, records, {}, tmp_path / "fixed", reads=reads, plan="second", fixed=fixed)
+        page = (tmp_path / "fixed" / "report.html").read_text()
+        assert expected in page and f"<code>0123456</code> of {fixed.form.date}" in page
     validation = {**experiment, "evaluate_on": "validation"}
     tuned = evaluate_experiment(validation, records, {}, tmp_path / "tune", reads=reads, plan="second")
     assert tuned["verdicts"][0]["earlier_reads"] == 0
+    assert "before the runs" not in (tmp_path / "tune" / "report.html").read_text()
 
 
 def test_documents_of_a_group_are_drawn_together(tmp_path, texts):

@@ -176,7 +176,9 @@ from preprocessing.ingest import data_card, ingest
 from preprocessing.manifest import load_raw_rows, open_data_set
 from preprocessing.prepare import prepare
 from preprocessing.sources import embedded
+from storage.ledger import open_run_test_split
 from storage.prepared import open_prepared
+from storage.run_folder import RunFolder
 from training.__main__ import attempt
 from training.processes import ONE
 
@@ -195,9 +197,10 @@ job = {
 }
 Path("job.json").write_text(json.dumps(job))
 assert attempt(Path("job.json"), None, False, ONE) == 0
-evaluation = evaluate_run(Path("runs/key"), folder)
-rows = load_raw_rows(prepared, ["train", "validation", "test"])
-labels = {split: prepared.labels[prepared.rows(split)] for split in rows}
+with open_run_test_split(RunFolder(Path("runs/key")), prepared.description):
+    evaluation = evaluate_run(Path("runs/key"), folder)
+    rows = load_raw_rows(prepared, ["train", "validation", "test"])
+    labels = {split: prepared.labels[prepared.rows(split)] for split in rows}
 baseline = evaluate_baseline("spectrum", rows, labels, prepared.task, prepared.classes)
 print(json.dumps({
     "network": json.loads((evaluation / "metrics.json").read_text())["test"]["accuracy"],

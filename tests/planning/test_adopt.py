@@ -22,11 +22,13 @@ from planning.adopt import (
 from storage.digests import digested_directory
 from storage.errors import InputError
 from storage.files import read_json, write_json
+from storage.ledger import read_ledger, reads_file
 from storage.prepared import open_prepared
 from storage.run_folder import RunFolder
 from tests.golden.cases import CASES
 from tests.golden.data import WRITERS
 from tests.golden.equivalent import source
+from tests.reads import every_test_split
 from tests.rooms import copy_rooms
 from training.machine import machine
 
@@ -168,14 +170,16 @@ def test_a_checkout_of_another_source_than_the_run_s_is_refused(tmp_path, checko
         sources_are_equal(of_today(tmp_path), old, tmp_path)
 
 
-def test_evaluations_are_adopted_where_today_s_metrics_agree(tmp_path, today):
+def test_evaluations_are_adopted_where_today_s_metrics_agree(tmp_path, today, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     WRITERS["images"](tmp_path / "arrays")
     prepared = open_prepared(tmp_path / "arrays")
     old, new = write_run(job(tmp_path, OLD)), {**job(tmp_path, today), "prepared": str(prepared.directory)}
     write_json(old.directory / "environment.json", {"torch": "2.11.0", "numpy": "2.5.2", "gpu": None, "kernels": None})
     for name, splits, error in (("a", ["validation"], 0.1), ("b", ["validation", "test"], 0.0)):
-        probabilities = {split: np.full((len(prepared.rows(split)), 3), 1 / 3, np.float32) for split in splits}
-        labels = {split: prepared.labels[prepared.rows(split)] for split in splits}
+        with every_test_split():
+            labels = {split: prepared.labels[prepared.rows(split)] for split in splits}
+        probabilities = {split: np.full((len(of_it), 3), 1 / 3, np.float32) for split, of_it in labels.items()}
         metrics = metrics_of_splits(probabilities, labels, "single-label", prepared.classes)
         metrics["validation"]["accuracy"] += error
         with digested_directory(old.evaluation(name)) as folder:
@@ -188,6 +192,8 @@ def test_evaluations_are_adopted_where_today_s_metrics_agree(tmp_path, today):
     assert found and [path.name for path in (folder / "evaluation").iterdir()] == [found.name]
     for path in old.evaluation("b").iterdir():
         assert (found / path.name).read_bytes() == path.read_bytes()
+    # Metrics of test are computed again, which is a read.
+    assert [entry.run for entry in read_ledger(reads_file(old.directory))] == [old.key]
 
 
 def test_each_golden_case_has_a_list():

@@ -9,6 +9,9 @@ import pytest
 
 from preprocessing.manifest import DataSetEntry, FileEntry, record
 from storage.prepared import SPLITS
+from tests.reads import rows_of_test
+
+__all__ = ["rows_of_test"]
 
 
 @pytest.fixture

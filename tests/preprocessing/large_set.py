@@ -26,6 +26,7 @@ from preprocessing.raw import About, add_data_set
 from preprocessing.raw_images import ImageRows
 from storage.prepared import SPLITS, open_prepared
 from tasks.evaluate import repeated_rows
+from tests.reads import every_test_split
 
 LIMIT = 4 << 30
 CLASSES = tuple("abcdefghijklmn")
@@ -96,4 +97,5 @@ def main(count: int, size: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    with every_test_split():
+        main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,6 +1,7 @@
 """The commit of the source, and what counts as a change of it."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,28 @@ def repository(tmp_path, monkeypatch):
         subprocess.run(["git", "-C", tmp_path, *command], check=True)
     monkeypatch.setattr(git, "SOURCE", tmp_path)
     return tmp_path
+
+
+def test_a_line_keeps_its_commit_when_its_file_moves_and_when_others_change(repository):
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+
+    def commit():
+        for command in (("add", "-A"), (*who, "commit", "-qm", "Any")):
+            subprocess.run(["git", "-C", repository, *command], check=True)
+        return git.checkout()[0]
+
+    body = "".join(f"line {number}\n" for number in range(20))
+    (repository / "rule.py").write_text(f"VERSION = 1\n{body}")
+    commit()
+    (repository / "rule.py").write_text(f"VERSION = 2\n{body}")
+    second = commit()
+    (repository / "room").mkdir()
+    (repository / "rule.py").rename(repository / "room/rule.py")
+    commit()
+    (repository / "room/rule.py").write_text(f"VERSION = 2\n{body}another\n")
+    commit()
+    found = git.commits(repository, [Path("room/rule.py")], "^VERSION = ")
+    assert found[0].sha == second and len(found) == 2
 
 
 def test_no_checkout_outside_of_git(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from storage.prepared import Prepared, open_prepared
 from storage.run_folder import RunFolder
 from studies.load_runs import TrainedNetworks, trained_networks
 from studies.movie_plots import PHRASE
+from tests.reads import every_test_split
 from training.progress import Progress
 from training.run import run
 from training.settings import Job
@@ -29,6 +30,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def rows_of_test() -> Iterator[None]:
+    """Test rows without an entry in the ledger."""
+    with every_test_split():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from preprocessing.raw import About, add_data_set
 from preprocessing.sources import copying as source_of_rows
 from preprocessing.sources import embedded
 from storage.errors import InputError
+from storage.ledger import read_ledger
 from storage.prepared import open_prepared
 from storage.source import ROOT
 from studies import copying, study_io
@@ -79,6 +80,7 @@ def prepared_at(project: Path, lag: int):
     return open_prepared(prepare("few", {"lag": lag}, *folders))
 
 
+@pytest.mark.usefixtures("rows_of_test")
 def test_sequences_are_symbols_then_distractors_then_requests(project):
     found = prepared_at(project, 3)
     raw = np.load(project / "data/few/symbols.npy")
@@ -157,6 +159,7 @@ def test_a_gru_learns_to_remember(project):
     assert held_out.double().mean() > 0.9
 
 
+@pytest.mark.usefixtures("rows_of_test")
 def test_the_study_follows_from_the_runs(source, tmp_path):
     findings = copying.study(copying.DEBUG, source, CPU)
     table = findings.tables["recall"]
@@ -190,6 +193,20 @@ def test_the_study_follows_from_the_runs(source, tmp_path):
     assert gates["rnn"]["distractors"]["update"]["mean"] == 0 < gates["gru"]["distractors"]["update"]["mean"] < 1
 
 
+def test_the_study_reads_test_rows_with_an_entry_in_the_ledger(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="few is read without an entry"):
+        copying.study(copying.DEBUG, source, CPU)
+    with study_io.reading("copying", copying.SPLIT, copying.DEBUG, source) as entries:
+        assert copying.study(copying.DEBUG, source, CPU).results["claims"]
+    (entry,) = entries
+    assert entry == read_ledger()[0] and entry.reader == "study copying" and list(entry.data) == ["few"]
+    # A study of validation has none.
+    with study_io.reading("gates", "validation", copying.DEBUG, source):
+        assert read_ledger() == [entry]
+
+
+@pytest.mark.usefixtures("rows_of_test")
 def test_the_figure_is_drawn_from_the_tables_alone(source, tmp_path):
     findings = copying.study(copying.DEBUG, source, CPU)
     study_io.publish(tmp_path / "copying", findings, {}, copying.draw_figure)

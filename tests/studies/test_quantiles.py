@@ -81,6 +81,7 @@ def test_test_rows_are_equal_at_every_quantile(source):
     assert len(short.arrays["tokens"]) < len(whole.arrays["tokens"])
 
 
+@pytest.mark.usefixtures("rows_of_test")
 def test_the_table_follows_from_the_runs_and_their_arrays(source, tmp_path):
     findings = quantiles.study(quantiles.Settings(), source, CPU)
     table = findings.tables["truncation"].set_index("variant")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from verdicts.items import Items
+from verdicts.reads import EarlierReads
 from verdicts.rule import (
     DIFFERENT,
     EQUIVALENT,
@@ -246,10 +247,10 @@ def test_a_second_look_has_half_of_alpha():
 
 
 def test_cautions_and_earlier_reads_stand_beside_the_verdict():
-    verdict = judged(networks(cautions=["new was still learning."], earlier_reads=2))
+    verdict = judged(networks(cautions=["new was still learning."], reads=EarlierReads(2, 0, 1)))
     assert verdict.verdict == SUPPORTED and "Caution: new was still learning." in verdict.sentence
-    assert verdict.sentence.endswith("read before with other settings: 2 times.")
-    assert judged(networks(earlier_reads=1)).sentence.endswith("read before with other settings: once.")
+    assert verdict.sentence.endswith(EarlierReads(2, 0, 1).sentence)
+    assert (verdict.earlier_reads, verdict.other_version_reads, verdict.related_reads) == (2, 0, 1)
     assert "read before" not in judged().sentence
 
 
