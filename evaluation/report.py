@@ -37,7 +37,7 @@ from storage.errors import InputError, refuse_unknown
 from storage.files import write_json, write_text
 from storage.ledger import SplitRead
 from verdicts.reads import Fixed, earlier_reads, reads_of, standing
-from verdicts.rule import RULE, Comparison, Measured, Side, Verdict, judge, kind_of, named, which_look
+from verdicts.rule import RULE, Comparison, Measured, Side, Verdict, judge, kind_of, named, perfect, which_look
 from verdicts.statistics import rounded
 
 # Pairs of classes in the table of confusions.
@@ -334,13 +334,12 @@ def measure(
 
     (treatment, of_treatment), (control, of_control) = map(measured_side, names, sides)
     flags = [
-        f"Suspiciously perfect: {name} scores exactly 1"
-        f"{'' if name == comparison.baseline else ' on every seed'}. Rule out a leak of labels first."
+        perfect(name, side.scores, name != comparison.baseline)
         for name, side, there in zip(names, (treatment, control), (of_treatment, of_control), strict=True)
-        if there and comparison.higher_is_better and all(value == 1.0 for value in side.scores)
+        if there and comparison.higher_is_better
     ]
     items = item_spread(of_treatment, of_control, labels, task, metric, groups=first.groups(split), classes=classes)
-    return Measured(kind_of(comparison), treatment, control, items, flags)
+    return Measured(kind_of(comparison), treatment, control, items, list(filter(None, flags)))
 
 
 def write_tables(

@@ -101,6 +101,14 @@ class Comparison:
         return {name: value for name, value in asdict(self).items() if name != "reference" or value is not None}
 
 
+def perfect(name: str, scores: Sequence[float], of_seeds: bool = True) -> str:
+    """Return the flag of a side whose scores are all exactly 1; "" of another. of_seeds: a baseline has one score."""
+    if any(score != 1 for score in scores):
+        return ""
+    seeds = " on every seed" if of_seeds else ""
+    return f"Suspiciously perfect: {name} scores exactly 1{seeds}. Rule out a leak of labels first."
+
+
 def named(
     one: Mapping[str, Any], baselines: Collection[str], metric_words: str = "", higher_is_better: bool = True
 ) -> Comparison:

@@ -14,7 +14,7 @@ from storage.errors import InputError, nearest
 from verdicts.items import Items
 from verdicts.reads import NO_READS, EarlierReads
 from verdicts.resampling import Resampled, item_spread_of, mean_of
-from verdicts.rule import NETWORKS, ONE_FIGURE, PAIRS, Comparison, Measured, Side, Verdict, judge
+from verdicts.rule import NETWORKS, ONE_FIGURE, PAIRS, Comparison, Measured, Side, Verdict, judge, perfect
 from verdicts.seeds import least_seeds
 
 # The squares of larger scores and margins are no finite numbers.
@@ -191,13 +191,9 @@ def measure(claim: Claim, scores: Scores, cautions: Sequence[str] = (), earlier_
     if claim.reference is not None:
         sides.append(side({None: claim.reference}, claim, claim.control))
     kind = ONE_FIGURE if claim.reference is not None else PAIRS if claim.paired else NETWORKS
-    flags = [
-        f"Suspiciously perfect: {name} scores exactly 1 on every seed. Rule out a leak of labels first."
-        for name in names
-        if claim.higher_is_better and all(score == 1 for score in scores.arms[name].values())
-    ]
+    flags = [perfect(name, list(scores.arms[name].values())) for name in names if claim.higher_is_better]
     reads = EarlierReads(earlier_reads, related=None) if earlier_reads else NO_READS
-    return Measured(kind, sides[0], sides[1], items, flags, [*scores.cautions, *cautions], reads)
+    return Measured(kind, sides[0], sides[1], items, list(filter(None, flags)), [*scores.cautions, *cautions], reads)
 
 
 def side(by_seed: Mapping[Any, float], claim: Claim, name: str) -> Side:
