@@ -8,11 +8,11 @@ reread verify verdict.json scores.csv      the same from the files of scores, wh
 reread verify --write results/*            replace the verdicts by those of today's rule and ledger
 
 Judges each comparison from the scores that results/NAME published, with the rule of today, and compares every value
-with verdicts.json, metrics.json, plan.json and summary.json. Where items.npz is there, the scores and what the test
-items leave are computed from the predictions on each item. How often the test split had been read before is counted in
-results/test-reads.jsonl, whose chain is verified too. Reads no run, no data set and no weights.
+with verdicts.json, metrics.json, plan.json, summary.json and differences.csv. Where items.npz is there, the scores and
+what the test items leave are computed from the predictions on each item. How often the test split had been read before
+is counted in results/test-reads.jsonl, whose chain is verified too. Reads no run, no data set and no weights.
 
-Exit code 1 where a value differs; with --write they are printed and replaced.
+Exit code 1 where a value differs; with --write they are printed and replaced, and differences.png is drawn again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from verdicts.document import check, verify_document
 from verdicts.items import Items
 from verdicts.rule import Side
 from verdicts.scores import collect
-from verdicts.verify import STUDY, VERDICTS, counted, published, verify, write_again
+from verdicts.verify import DIFFERENCES, STUDY, VERDICTS, Count, Recompute, counted, published, verify, write_again
 
 DIFFERS = 1
 
@@ -89,8 +89,18 @@ def of_folders(folders: Sequence[Path], write: bool = False) -> dict[str, dict[s
         if count or lines:
             found[str(folder)] = {"verdicts": count, "from_items": from_items, "differences": lines}
         if write and lines:
-            write_again(folder, again, reads)
+            replace(folder, again, reads)
     return found
+
+
+def replace(folder: Path, again: Recompute, reads: Count | None) -> None:
+    """Replace the verdicts of a folder, and the table and the chart of their differences."""
+    # Verdicts are compared in a second; the report's libraries alone take longer to import.
+    from evaluation.report import write_differences
+
+    verdicts = write_again(folder, again, reads)
+    if (folder / DIFFERENCES).is_file():
+        write_differences(verdicts, folder)
 
 
 def of_document(path: Path, files: Sequence[Path]) -> dict[str, Any]:

@@ -354,15 +354,21 @@ def write_tables(
         "curves": tables.curves(records),
         "calibration": tables.calibration(records, split, baselines),
         "confusion": tables.confusion(records, split, baselines),
-        "differences": tables.differences(verdicts),
     }
     if len(learnt := tables.betas(records)):
         found["betas"] = learnt
     for name, table in found.items():
         tables.write_table(table, folder / f"{name}.csv")
-    if len(found["differences"]):
-        charts.png(charts.differences(found["differences"]), folder / "differences.png")
-    return found
+    return {**found, "differences": write_differences(verdicts, folder)}
+
+
+def write_differences(verdicts: Sequence[Verdict], folder: Path) -> pd.DataFrame:
+    """Write differences.csv and its chart, differences.png; return the table."""
+    table = tables.differences(verdicts)
+    tables.write_table(table, folder / "differences.csv")
+    if len(table):
+        charts.png(charts.differences(table), folder / "differences.png")
+    return table
 
 
 def charts_of(

@@ -5,6 +5,7 @@ metrics.json with the same scores, and plan.json with the comparisons. Of a stud
 often a test split had been read before is counted in the ledger again.
 """
 
+import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +19,8 @@ from verdicts.reads import NO_READS, EarlierReads, earlier_reads
 from verdicts.rule import RULE, VERSION, Comparison, Measured, Side, Verdict, judge, which_look
 from verdicts.statistics import rounded
 
-VERDICTS, METRICS, PLAN, SUMMARY, STUDY = "verdicts.json", "metrics.json", "plan.json", "summary.json", "results.json"
+VERDICTS, METRICS, PLAN, SUMMARY = "verdicts.json", "metrics.json", "plan.json", "summary.json"
+DIFFERENCES, STUDY = "differences.csv", "results.json"
 SIDES = ("treatment", "control")
 # Of values that are rounded to ten decimals.
 NEAR = 1e-8
@@ -140,8 +142,8 @@ def verify(folder: Path, recompute: Recompute | None = None, count: Count | None
     return lines
 
 
-def write_again(folder: Path, recompute: Recompute | None = None, count: Count | None = None) -> None:
-    """Replace the published verdicts of a folder by those that the rule and the ledger give today.
+def write_again(folder: Path, recompute: Recompute | None = None, count: Count | None = None) -> list[Verdict]:
+    """Replace the published verdicts of a folder by those that the rule and the ledger give today, and return these.
 
     A number that is the same but for its last digits stays as it is.
     """
@@ -150,9 +152,13 @@ def write_again(folder: Path, recompute: Recompute | None = None, count: Count |
         judged = rounded([one.as_dict() for one in again])
         old = read_object(folder / VERDICTS, "verdicts")
         write_json(folder / VERDICTS, kept(old, {**old, "verdicts": judged}))
+        if (folder / SUMMARY).is_file():
+            words = {one.comparison.name: one.verdict for one in again}
+            write_json(folder / SUMMARY, {**read_object(folder / SUMMARY, "verdict"), "verdict": words})
     else:
         old = read_object(folder / STUDY, "claims")
         write_json(folder / STUDY, kept(old, with_claims(old, again)))
+    return again
 
 
 def kept(old: Any, new: Any) -> Any:
@@ -182,7 +188,7 @@ def same(old: Any, new: Any) -> bool:
 
 
 def of_files(folder: Path, verdicts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield where the verdicts of an experiment differ from the scores, the plan and the summary beside them."""
+    """Yield where the verdicts of an experiment differ from the scores, the plan and the words beside them."""
     metrics, plan = read_object(folder / METRICS, "variants"), read_object(folder / PLAN, "comparisons")
     for one in verdicts:
         for side, name in zip(SIDES, (one["treatment"], one["control"]), strict=True):
@@ -200,9 +206,13 @@ def of_files(folder: Path, verdicts: Sequence[Mapping[str, Any]]) -> Iterator[st
             continue
         given = {key: judged[name].get(key) for key in planned[name]}
         yield from (f"{name}: {line}, by {PLAN}" for line in unlike(given, planned[name]))
+    words = {one["name"]: one["verdict"] for one in verdicts}
     if (folder / SUMMARY).is_file():
-        words = {one["name"]: one["verdict"] for one in verdicts}
         yield from unlike(read_object(folder / SUMMARY, "verdict")["verdict"], words, f"{SUMMARY}: verdict")
+    if (folder / DIFFERENCES).is_file():
+        with (folder / DIFFERENCES).open(encoding="utf-8", newline="") as file:
+            drawn = {row["comparison"]: row["verdict"] for row in csv.DictReader(file)}
+        yield from unlike(drawn, {name: words.get(name) for name in drawn}, f"{DIFFERENCES}: verdict")
 
 
 def scores_of(metrics: Mapping[str, Any], verdict: Mapping[str, Any], name: str) -> dict[int | None, Any] | None:

@@ -68,6 +68,7 @@ def test_a_score_that_was_changed_everywhere_is_found_by_the_items(capsules):
         ("verdicts.json", lambda all_: all_["verdicts"].pop(), "it is in plan.json alone"),
         ("plan.json", lambda all_: all_.update(equivalence_margin=0.1), "routing: equivalence_margin is"),
         ("summary.json", lambda all_: all_["verdict"].update(routing="supported"), "summary.json: verdict.routing"),
+        ("summary.json", lambda all_: all_["verdict"].pop("routing"), "summary.json: verdict.routing"),
     ],
 )  # fmt: skip
 def test_a_changed_value_is_named_and_ends_with_code_1(capsules, file, change, expected):
@@ -99,6 +100,24 @@ def test_earlier_reads_are_counted_again_and_written(tmp_path):
     assert "values differ" in verify("--write", folder)
     assert (folder / "verdicts.json").read_bytes() == published
     assert "all values agree" in verify(folder)
+
+
+def test_a_word_is_written_wherever_it_is_shown(capsules):
+    """verdicts.json as an older rule judged it, with the table, the chart and the summary of its words."""
+    files = ("verdicts.json", "summary.json", "differences.csv")
+    published = {name: (capsules / name).read_bytes() for name in files}
+    word = json.loads(published["verdicts.json"])["verdicts"][0]["verdict"]
+    edit(capsules / "verdicts.json", lambda all_: all_["verdicts"][0].update(verdict="refuted"))
+    edit(capsules / "summary.json", lambda all_: all_["verdict"].update(routing="refuted"))
+    table = published["differences.csv"].decode()
+    (capsules / "differences.csv").write_text(table.replace(f",accuracy,{word},", ",accuracy,refuted,", 1))
+    (capsules / "differences.png").unlink()
+    said = verify("--write", capsules)
+    assert f"routing: verdict is published as 'refuted', and the rule gives '{word}'" in said
+    assert {name: (capsules / name).read_bytes() for name in files} == published
+    assert (capsules / "differences.png").is_file() and "all values agree" in verify(capsules)
+    (capsules / "differences.csv").write_text(table.replace(f",accuracy,{word},", ",accuracy,refuted,"))
+    assert "differences.csv: verdict.routing is published as 'refuted'" in verify(capsules, code=1)
 
 
 def test_claims_of_a_study_are_written_too(tmp_path):
