@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 from sklearn.metrics import roc_curve
 
 from evaluation.baselines import Baseline
@@ -39,7 +38,7 @@ from evaluation.metrics import (
 )
 from evaluation.records import RunRecord
 from evaluation.tables import write_table
-from verdicts.items import crossed_error, item_deviation, of_seeds
+from verdicts.items import Items, errors_of, item_deviation, of_seeds, quantile
 from verdicts.resampling import RESAMPLES, Resampled, group_numbers, item_counts
 from verdicts.statistics import CONFIDENCE
 
@@ -223,8 +222,7 @@ def _score(
     if units < 2 or defined.shape[1] < 2:
         return Score(mean)
     item = item_deviation(defined.T)
-    error, freedom = crossed_error([of_seeds(np.array(known))], item, units)
-    half = float(stats.t.ppf((1 + confidence) / 2, freedom)) * error if error else 0.0
+    half = quantile(errors_of([of_seeds(np.array(known))], Items(item, units)), (1 - confidence) / 2)
     return Score(mean, max(limits[0], mean - half), min(limits[1], mean + half))
 
 

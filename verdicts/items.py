@@ -7,10 +7,16 @@ Rockette 1995, "Hypothesis testing of diagnostic accuracy for multiple readers a
 difference is S1^2 / n + S2^2 / m + I^2. S1 and S2 are the standard deviations between the seeds of each side, which
 contain what items add to a single seed. I is the standard error that the choice of items leaves in the means of any
 number of seeds; it comes from a bootstrap of items that all seeds share, as the covariance between seeds (Owen 2007,
-"The pigeonhole bootstrap", Annals of Applied Statistics 1). The interval is Student's, with the degrees of freedom of
-Satterthwaite 1946 (Welch 1947, Biometrika 34, for two variances; Hillis 2007 for readers and cases).
+"The pigeonhole bootstrap", Annals of Applied Statistics 1).
+
+The error of the difference is the sum of two independent ones: Student's t of the seeds, by Welch's degrees of freedom
+less one (Welch 1947, Biometrika 34), and Student's t of the items. The tails of such a sum are those of Behrens and
+Fisher (Fisher 1935, "The fiducial argument in statistical inference", Annals of Eugenics 6), who keep the level where a
+test with Satterthwaite's degrees of freedom for the whole does not: where the few seeds happen to lie near each other,
+the items make these degrees many. docs/verdicts.md compares both.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +26,11 @@ import scipy
 
 from verdicts.statistics import EQUAL
 
-MOST_FREEDOM = 1e9
+# Nodes of the trapezoidal rule in standard deviations, for the logarithm of a variance that is known up to chi squared.
+NODES = np.arange(-52, 10, 0.5)
+NEGLIGIBLE = 1e-12
+# Student's t of so many degrees of freedom is normal, to 1e-6.
+MANY = 10**6
 
 
 @dataclass(frozen=True)
@@ -57,47 +67,85 @@ class Student:
 
     def __init__(self, mean: float, parts: Sequence[Variance], items: Items) -> None:
         self.mean = mean
-        self.standard_error, self.freedom = crossed_error(parts, items.deviation, items.units)
         # One seed has no spread: no test of it knows its error.
         self.testable = min(degrees for _, degrees in parts) > 0
+        self.errors = errors_of(parts, items)
 
     def one_sided_p(self, bound: float = 0.0) -> tuple[float, float]:
         """Return the p of "the difference exceeds ``bound``" and of "the difference is below ``bound``"."""
         distance = self.mean - bound
         if not self.testable:
             return 1.0, 1.0
-        if self.standard_error <= EQUAL:
+        if not self.errors:
             return float(distance <= EQUAL), float(distance >= -EQUAL)
-        below = float(scipy.special.stdtr(self.freedom, distance / self.standard_error))
-        return 1 - below, below
+        p = tail(self.errors, abs(distance))
+        return (p, 1 - p) if distance > 0 else (1 - p, p)
 
     def ends(self, level: float, bounds: Sequence[float] = ()) -> tuple[float, float] | None:
         """Return the interval's ends; None of one seed."""
         if not self.testable:
             return None
-        half = float(scipy.special.stdtrit(self.freedom, 1 - level / 2)) * self.standard_error
+        half = quantile(self.errors, level / 2)
         return self.mean - half, self.mean + half
 
 
-def crossed_error(parts: Sequence[Variance], item: float, units: int) -> tuple[float, float]:
-    """Return the standard error of the difference of the means of ``parts``, and its degrees of freedom.
+def errors_of(parts: Sequence[Variance], items: Items) -> list[Variance]:
+    """Return the independent errors of a difference that are not 0: that of the seeds, and that of the items.
 
-    item: the standard error that the choice of items leaves; units: how many items or groups are drawn. Of two parts
-    Welch's degrees of freedom are lowered by one, to no less than the smaller part has. With spreads of 1 to 3 Welch's
-    own test rejects in up to 1.4 times its level, at the levels that Holm's procedure leaves (docs/verdicts.md).
+    parts: ``of_seeds`` of each side that has seeds.
     """
-    over_seeds, freedom = sum(variance for variance, _ in parts), _satterthwaite(parts)
-    if len(parts) > 1:
-        freedom = max(freedom - 1, min(degrees for _, degrees in parts))
-    return math.sqrt(over_seeds + item**2), _satterthwaite([(over_seeds, freedom), (item**2, units - 1)])
+    both = of_difference(parts), (items.deviation**2, max(items.units - 1, 1))
+    return [one for one in both if one[0] > EQUAL**2]
 
 
-def _satterthwaite(variances: Sequence[Variance]) -> float:
-    """Return the degrees of freedom of a sum of variances, each with its own."""
-    whole = sum(variance for variance, _ in variances)
-    if whole <= 0:
-        return MOST_FREEDOM
-    return min(MOST_FREEDOM, whole**2 / max(sum(one**2 / max(degrees, 1) for one, degrees in variances), 1e-300))
+def tail(errors: Sequence[Variance], distance: float) -> float:
+    """Return how likely the sum of ``errors_of`` exceeds ``distance``, at least 0; each is Student's t."""
+    if not errors:
+        return 0.0
+    if len(errors) == 1:
+        ((variance, freedom),) = errors
+        return float(scipy.special.stdtr(freedom, -distance / math.sqrt(variance)))
+    (first, of_first), (second, of_second) = errors
+    factors, weights = of_student(of_first)
+    others, their_weights = of_student(of_second)
+    spread = np.sqrt(first * factors[:, None] + second * others)
+    return float(weights @ scipy.special.ndtr(-distance / spread) @ their_weights)
+
+
+def quantile(errors: Sequence[Variance], level: float) -> float:
+    """Return the distance that the sum of ``errors_of`` exceeds with probability ``level``, below 0.5."""
+    if not errors:
+        return 0.0
+    each = [-float(scipy.special.stdtrit(freedom, level / len(errors))) * math.sqrt(one) for one, freedom in errors]
+    if len(errors) == 1:
+        return each[0]
+    return float(scipy.optimize.brentq(lambda distance: tail(errors, distance) - level, 0.0, sum(each), rtol=1e-12))
+
+
+@functools.lru_cache(maxsize=1024)
+def of_student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return factors of the variance and their weights, float64 [Q]: normal errors, so mixed, are Student's t.
+
+    The factor is freedom / chi squared. Its logarithm has a smooth density, so a tail is exact to 1e-9.
+    """
+    if freedom >= MANY:
+        return np.ones(1), np.ones(1)
+    logarithms = math.sqrt(2 / freedom) * NODES
+    weights = np.exp(freedom / 2 * (logarithms - np.expm1(logarithms)))
+    used = weights > NEGLIGIBLE
+    return np.exp(-logarithms[used]), weights[used] / weights.sum()
+
+
+def of_difference(parts: Sequence[Variance]) -> Variance:
+    """Return the variance of the difference of the means of ``parts``, and its degrees of freedom.
+
+    Of two parts they are Welch's, lowered by one, to no less than the smaller part has: with spreads of 1 to 3 Welch's
+    own test rejects more often than its level, at the levels that Holm's procedure leaves (docs/verdicts.md).
+    """
+    variance, least = sum(one for one, _ in parts), min(degrees for _, degrees in parts)
+    if len(parts) == 1 or variance <= 0:
+        return variance, least
+    return variance, max(variance**2 / sum(one**2 / max(degrees, 1) for one, degrees in parts) - 1, least)
 
 
 def item_deviation(treatment: np.ndarray, control: np.ndarray | None = None) -> float:

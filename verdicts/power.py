@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from verdicts.items import Items, Student, Variance, of_seeds
+from verdicts.items import MANY, Items, Student, Variance, errors_of, of_seeds, quantile, tail
 from verdicts.permutation import Permutation
 from verdicts.seeds import least_seeds
 from verdicts.statistics import EQUAL, SignFlip
@@ -27,9 +27,8 @@ POWER = 0.8
 EVEN_ODDS = 0.5
 MOST_SEEDS = 10_000
 SPREAD_CONFIDENCE = 0.8
-# The standard error of a power of 80 % is 3 %; the permutation test has fewer splits than where it judges.
+# The standard error of a power of 80 % is 3 %; both tests have fewer splits than where they judge.
 DRAWS, SPLITS, BISECTIONS = 200, 4_000, 8
-MOST_UNITS = 10**6  # items are many: their degrees of freedom are left out
 # I^2 as a share of the variance that errors independent between the two sides would have. In 25 comparisons on
 # docstrings, digits, IMDB and 20 Newsgroups it was 0 to about .12 between two networks, .30 to .46 against a baseline.
 ITEM_SHARE = 0.1
@@ -213,7 +212,7 @@ def drawn(seeds: int, one_figure: bool, level: float) -> list[Draw]:
         parts = rng.normal(size=(1, seeds)) if one_figure else rng.normal(0, math.sqrt(0.5), (2, seeds))
         test: Permutation | SignFlip
         if one_figure:
-            test = SignFlip(parts[0])
+            test = SignFlip(parts[0], SPLITS)
         else:
             test = Permutation(parts[0], parts[1], most=SPLITS, draws=SPLITS, bisections=BISECTIONS)
         found.append(Draw(test.mean, [of_seeds(one) for one in parts], test.ends(level)))
@@ -222,7 +221,7 @@ def drawn(seeds: int, one_figure: bool, level: float) -> list[Draw]:
 
 def simulated(design: Design, spread: float, level: float) -> np.ndarray:
     """Return the decision's interval of every draw where there is no difference, float64 [DRAWS, 2]."""
-    items = Items(design.item_deviation, MOST_UNITS)
+    items = Items(design.item_deviation, MANY + 1)
     errors = np.random.default_rng(1).normal(0, 1, DRAWS) * design.item_deviation
     found = np.full((DRAWS, 2), (-math.inf, math.inf))
     for row, error, one in zip(found, errors, drawn(design.seeds, design.one_figure, level), strict=True):
@@ -353,19 +352,16 @@ def no_room(design: Design, least: float) -> str:
     )
 
 
-def standard_error(spread: float, item_deviation: float, seeds: int, sides: int) -> tuple[float, float]:
-    """Return the standard error of a difference of so many seeds of each of ``sides``, and its degrees of freedom."""
-    of_seeds, of_items = max(spread, 1e-9) ** 2 / seeds, item_deviation**2
-    # Items are many, so their own degrees of freedom are left out; those of two sides of equal spread are Student's,
-    # less the one that verdicts.items.crossed_error leaves out.
-    freedom = max(sides * (seeds - 1) - (sides - 1), 1)
-    return math.sqrt(of_seeds + of_items), (of_seeds + of_items) ** 2 * freedom / of_seeds**2
+def errors_with(seeds: int, spread: float, item_deviation: float, sides: int) -> list[Variance]:
+    """Return the errors of a difference of so many seeds of each of ``sides``, whose spreads are equal."""
+    part = max(spread, 1e-9) ** 2 / (sides * seeds), seeds - 1
+    return errors_of([part] * sides, Items(item_deviation, MANY + 1))
 
 
 def seeds_for_equivalence(design: Design) -> int | None:
     """Return the fewest seeds that find equivalence with even odds if there is no difference, or None.
 
-    By Student's test alone, which is an approximation.
+    By the second analysis alone, which is an approximation.
     """
     spread = design.spread
     if spread is None:
@@ -373,9 +369,9 @@ def seeds_for_equivalence(design: Design) -> int | None:
     level = design.alpha / design.comparisons
 
     def enough(seeds: int) -> bool:
-        error, freedom = standard_error(spread, design.item_deviation, seeds, 1 if design.one_figure else 2)
-        inside = design.margin / error - scipy.stats.t.ppf(1 - level, freedom)
-        return bool(2 * scipy.stats.t.cdf(inside, freedom) - 1 >= EVEN_ODDS)
+        errors = errors_with(seeds, spread, design.item_deviation, 1 if design.one_figure else 2)
+        inside = design.margin - quantile(errors, level)
+        return inside > 0 and 1 - 2 * tail(errors, inside) >= EVEN_ODDS
 
     fewest = least_seeds(design.alpha, design.comparisons, sides=1, one_figure=design.one_figure)
     return first_seeds(max(fewest, design.seeds + 1), enough)
@@ -400,17 +396,16 @@ def seeds_needed(
     """Return how many seeds of each side a new experiment needs, and a sentence; None if none are enough.
 
     For a power of 80 % of a direction or, of a mean inside the margin, of equivalence, whichever needs fewer, if mean
-    and spread are right, by Student's test. levels: alpha as Holm's correction leaves it, of a direction (two-sided)
-    and of equivalence. sides: how many have seeds.
+    and spread are right; by the second analysis. levels: alpha as Holm's correction leaves it, of a direction
+    (two-sided) and of equivalence. sides: how many have seeds.
     """
     aims = [("a direction", abs(mean), levels[0] / 2), ("equivalence", margin - abs(mean), levels[1])]
     found = []
     for aim, distance, level in aims:
 
         def enough(seeds: int, distance: float = distance, level: float = level) -> bool:
-            error, freedom = standard_error(spread, item_deviation, seeds, sides)
-            quantiles = scipy.special.stdtrit(freedom, 1 - level) + scipy.special.stdtrit(freedom, POWER)
-            return bool(quantiles * error < distance)
+            errors = errors_with(seeds, spread, item_deviation, sides)
+            return quantile(errors, level) + quantile(errors, 1 - POWER) < distance
 
         if distance > EQUAL and (needed := first_seeds(max(least, 2), enough)) is not None:
             found.append((needed, aim))

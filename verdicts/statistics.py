@@ -108,14 +108,14 @@ def paired_interval(differences: Sequence[float] | np.ndarray, confidence: float
     return Interval(float(array.mean()), low, high, n, "inverted sign-flip test")
 
 
-def subset_means(array: np.ndarray) -> np.ndarray:
-    """Return the means of all 2^n - 1 non-empty subsets of float64 [n]; of 100,000 random ones for more than 20 values.
+def subset_means(array: np.ndarray, flips: int = FLIPS) -> np.ndarray:
+    """Return the means of all 2^n - 1 non-empty subsets of float64 [n]; of ``flips`` random ones beyond 20 values.
 
     A subset is the set of differences whose sign a pattern flips. Its mean is at most b exactly where the flipped
     sum of the differences from b is at least the observed one, so these means decide the test for every bound.
     """
     if len(array) > LARGEST_EXACT:
-        kept = np.random.default_rng(0).random((FLIPS, len(array))) < 0.5
+        kept = np.random.default_rng(0).random((flips, len(array))) < 0.5
         return kept @ array / np.maximum(kept.sum(axis=1), 1)
     sums, counts = np.zeros(1), np.zeros(1)
     for difference in array:
@@ -127,13 +127,13 @@ def subset_means(array: np.ndarray) -> np.ndarray:
 class SignFlip:
     """The sign-flip test of one sample of differences: of pairs, or of seeds from one figure.
 
-    Its methods are those of verdicts.permutation.Permutation.
+    Its methods are those of verdicts.permutation.Permutation. flips: of ``subset_means``; fewer make a coarser test.
     """
 
-    def __init__(self, differences: Sequence[float] | np.ndarray) -> None:
+    def __init__(self, differences: Sequence[float] | np.ndarray, flips: int = FLIPS) -> None:
         self.differences = finite(differences)
         self.mean = float(self.differences.mean())
-        self.means = np.sort(subset_means(self.differences))
+        self.means = np.sort(subset_means(self.differences, flips))
         self.ways = len(self.means) + 1
         self.near = NEAR * max(1.0, float(np.abs(self.differences).max()))
 

@@ -32,6 +32,7 @@ from storage.git import Commit
 from storage.ledger import open_test_split
 from storage.prepared import open_prepared
 from verdicts.reads import Fixed
+from verdicts.rule import VERSION
 
 SEEDS = range(6)
 CLAIM = "A <script>hierarchy</script> reads better."
@@ -145,7 +146,7 @@ def test_the_whole_report(tools, tmp_path, texts, text_data):
     assert verdict["mean"] == pytest.approx(np.mean(values) - np.mean(others)) == verdict["interval"]["mean"]
     # All six seeds of one side are above all of the other: the smallest p of 924 splits.
     assert verdict["verdict"] == "supported" and verdict["p"] == pytest.approx(2 / 924)
-    assert (verdict["kind"], verdict["rule"], verdict["items"]) == ("two networks", 2, 60)
+    assert (verdict["kind"], verdict["rule"], verdict["items"]) == ("two networks", VERSION, 60)
 
 
 def test_a_published_figure_is_compared_with_every_seed(tools, tmp_path, texts, text_data):

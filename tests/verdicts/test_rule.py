@@ -19,6 +19,7 @@ from verdicts.rule import (
     REFUTED,
     RULE,
     SUPPORTED,
+    VERSION,
     WORDS,
     Comparison,
     Measured,
@@ -53,7 +54,7 @@ def test_supported_says_at_least_the_margin():
     low, high = verdict.interval["low"], verdict.interval["high"]
     size = f"0.0250 [{low:.4f}, {high:.4f}] in accuracy over 8 seeds"
     assert verdict.sentence == f"new is better than old by {size}: at least the margin of 0.01."
-    assert verdict.seeds_needed is None and verdict.rule == 2
+    assert verdict.seeds_needed is None and verdict.rule == VERSION
 
 
 def test_refuted_is_the_same_the_other_way_round():
@@ -287,7 +288,7 @@ def test_the_rule_names_every_word():
 def test_a_verdict_is_flat_values_of_json():
     values = judged().as_dict()
     assert values["claim"] == "New beats old." and "comparison" not in values
-    assert values["scores"] == {"treatment": NEW, "control": OLD} and values["rule"] == 2
+    assert values["scores"] == {"treatment": NEW, "control": OLD} and values["rule"] == VERSION
     assert (values["item_deviation"], values["items"], values["resamples"]) == (0.0005, 10_000, 2000)
     assert json.loads(json.dumps(values, allow_nan=False))["interval"] == values["interval"]
 
