@@ -1,121 +1,108 @@
 """Error rates, coverage and power of the rule of verdicts.rule, by simulation.
 
-python -m benchmarks.verdicts [--draws 800] [--page docs/verdicts.md]
+nice python -m benchmarks.verdicts --draws 1200 --json benchmarks/results/2026-11-25-verdicts.json
 
-Writes its tables into the page, between the two marks. It reads no data and takes about 15 minutes on one core.
+Reads no data and takes about 10 minutes on one core. docs/tables.py makes the tables of docs/verdicts.md from the file.
 """
 
 import argparse
-import math
-from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from storage.errors import InputError, command
-from storage.files import write_text
-from verdicts.simulation import ALPHA, NARROW, SHAPES, Rates, World, experiments, looks, power, rates
+from storage.files import write_json
+from verdicts.rule import VERSION
+from verdicts.simulation import ALPHA, NARROW, SHAPES, World, experiments, looks, power, rates
 
-BEGIN, END = "<!-- tables of benchmarks.verdicts -->", "<!-- end of the tables -->"
 SEEDS = (4, 6, 8, 10, 12)
 COMPARISONS = (1, 3, 5, 13)
 # Of a true difference that is as large: its direction is shown always.
 WIDE = 20.0
-DESIGNS = ((1, 6, 2.0), (3, 6, 2.5), (5, 8, 2.0), (13, 10, 2.0))
-ONE_LOOK, TWO_LOOKS, FOUR_LOOKS = (6,), (6, 12), (6, 8, 10, 12)
+# In standard deviations of a seed.
+DIFFERENCE, ITEM_DEVIATION = 2.0, 0.5
+ITEM_DEVIATIONS = (0.0, 0.25, 0.5, 1.0, 2.0)
+POWER_SEEDS = (*range(4, 17), 30)
+# The published experiments have up to 13.
+POWER_COMPARISONS = range(1, 14)
+LOOKS = (
+    ("6 seeds, one look", (6,), ALPHA),
+    ("6 seeds, then 12, declared: half of alpha each", (6, 12), ALPHA / 2),
+    ("6 seeds, then 12, not declared", (6, 12), ALPHA),
+    ("6, 8, 10, 12 seeds until a direction is shown", (6, 8, 10, 12), ALPHA),
+)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
-    return "\n".join(lines)
+def measured_rates(shape: str, seeds: int, draws: int) -> list[dict[str, Any]]:
+    """Return the error rates of experiments with each number of comparisons.
 
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def measured(draws: int) -> dict[tuple[str, int, str, int], Rates]:
-    """Return the rates by shape, seeds, truth ("none" or "margin") and number of comparisons."""
-    found = {}
-    for shape in SHAPES:
-        for seeds in SEEDS:
-            print(f"{shape}, {seeds} seeds", flush=True)
-            for truth, world in (
-                ("none", World(shape, seeds, [0.0] * max(COMPARISONS), NARROW)),
-                ("margin", World(shape, seeds, [WIDE] * max(COMPARISONS), WIDE)),
-            ):
-                drawn = list(experiments(world, draws))
-                for comparisons in COMPARISONS:
-                    found[shape, seeds, truth, comparisons] = rates(world, drawn, comparisons)
+    direction and coverage are where no comparison has a difference, size and equivalence where all true differences
+    equal the margin.
+    """
+    most = max(COMPARISONS)
+    none, margin = World(shape, seeds, [0.0] * most, NARROW), World(shape, seeds, [WIDE] * most, WIDE)
+    without, at_margin = (list(experiments(world, draws)) for world in (none, margin))
+    found = []
+    for comparisons in COMPARISONS:
+        of_none, of_margin = asdict(rates(none, without, comparisons)), asdict(rates(margin, at_margin, comparisons))
+        shares = {name: of_none[name] for name in ("direction", "coverage")}
+        shares |= {name: of_margin[name] for name in ("size", "equivalence")}
+        found.append({"shape": shape, "seeds": seeds, "comparisons": comparisons, **shares})
     return found
 
 
-def tables(draws: int) -> str:
-    """Return the tables as Markdown."""
-    found = measured(draws)
-    counts = [f"{count} comparison{'s' if count > 1 else ''}" for count in COMPARISONS]
+def measured_by_items(seeds: int, draws: int) -> list[dict[str, Any]]:
+    """Return the rate of wrong directions where one side's spread is three times the other's, by the items' error."""
+    most, found = max(COMPARISONS), []
+    for deviation in ITEM_DEVIATIONS:
+        world = World("spreads 3:1", seeds, [0.0] * most, NARROW, deviation)
+        direction = rates(world, list(experiments(world, draws)), most).direction
+        found.append({"seeds": seeds, "comparisons": most, "item_deviation": deviation, "direction": direction})
+    return found
 
-    def by_comparisons(truth: str, kind: str) -> list[list[str]]:
-        return [
-            [shape, str(seeds)]
-            + [percent(getattr(found[shape, seeds, truth, comparisons], kind)) for comparisons in COMPARISONS]
-            for shape in SHAPES
-            for seeds in SEEDS
-        ]
 
-    error = math.sqrt(ALPHA * (1 - ALPHA) / draws)
-    sizes = [
-        [shape] + [percent(max(found[shape, seeds, "margin", many].size for seeds in SEEDS)) for many in COMPARISONS]
-        for shape in SHAPES
-    ]
-    coverage = [[shape, *(percent(found[shape, seeds, "none", 1].coverage) for seeds in SEEDS)] for shape in SHAPES]
-    powers = [
-        [str(many), str(seeds), f"{difference:g}", *map(percent, power("normal", seeds, many, difference, draws))]
-        for many, seeds, difference in DESIGNS
-    ]
-    world = World("normal", max(FOUR_LOOKS), [0.0], NARROW)
-    second = [
-        ["6 seeds, one look", percent(looks(world, ONE_LOOK, ALPHA, draws))],
-        ["6 seeds, then 12, declared: half of alpha each", percent(looks(world, TWO_LOOKS, ALPHA / 2, draws))],
-        ["6 seeds, then 12, not declared", percent(looks(world, TWO_LOOKS, ALPHA, draws))],
-        ["6, 8, 10, 12 seeds until a direction is shown", percent(looks(world, FOUR_LOOKS, ALPHA, draws))],
-    ]
-    return "\n\n".join(
-        [
-            f"Made by `python -m benchmarks.verdicts --draws {draws}`. Alpha is 0.05. The standard error of a rate of\n"
-            f"5 % is {percent(error)} with {max(COMPARISONS)} comparisons, and less with fewer.",
-            "Any wrong direction, where no comparison has a difference:",
-            table(["seeds' scores", "seeds", *counts], by_comparisons("none", "direction")),
-            "Any wrong equivalence, where all true differences equal the margin:",
-            table(["seeds' scores", "seeds", *counts], by_comparisons("margin", "equivalence")),
-            'Any wrong "supported", where all true differences equal the margin; the highest rate of 4 to 12 seeds:',
-            table(["seeds' scores", *counts], sizes),
-            "Coverage of the 95 % interval:",
-            table(["seeds' scores", *(f"{seeds} seeds" for seeds in SEEDS)], coverage),
-            "Power of a direction: one difference, in standard deviations of a seed, beside comparisons that show\n"
-            "nothing. Version 1 of the rule paired equal seeds:",
-            table(["comparisons", "seeds", "difference", "version 1", "version 2"], powers),
-            "A wrong direction in one comparison whose seeds are added:",
-            table(["looks", "wrong direction"], second),
-        ]
+def measured_power(seeds: int, draws: int) -> list[dict[str, Any]]:
+    """Return how often a direction is shown with each number of comparisons, where seeds are normal.
+
+    pairs: by version 1 of the rule; rule: by today's; both where all seeds share their test items alone. other_items:
+    by today's where the choice of test items leaves an error as well.
+    """
+    same, other = (
+        power(World("normal", seeds, [DIFFERENCE], NARROW, deviation), POWER_COMPARISONS, draws)
+        for deviation in (0.0, ITEM_DEVIATION)
     )
-
-
-def with_tables(page: str, found: str) -> str:
-    """Return the page with ``found`` between its marks; InputError where it has none."""
-    if BEGIN not in page or END not in page:
-        raise InputError(f"the page has no '{BEGIN}' and '{END}': add both lines where the tables belong")
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
-    return f"{before}{BEGIN}\n\n{found}\n\n{END}{after}"
+    return [
+        {"seeds": seeds, "comparisons": comparisons, "pairs": pairs, "rule": rule, "other_items": items}
+        for comparisons, pairs, rule, items in zip(POWER_COMPARISONS, *same.tolist(), other[1].tolist(), strict=True)
+    ]
 
 
 @command
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verdicts", description="Simulate the rule of verdicts.")
-    parser.add_argument("--draws", type=int, default=800)
-    parser.add_argument("--page", type=Path, default=Path("docs/verdicts.md"))
+    parser.add_argument("--draws", type=int, default=800, help="experiments of each kind")
+    parser.add_argument("--json", type=Path, required=True, help="the file of figures")
     arguments = parser.parse_args()
-    with_tables(arguments.page.read_text(encoding="utf-8"), "")
-    found = tables(arguments.draws)
-    write_text(arguments.page, with_tables(arguments.page.read_text(encoding="utf-8"), found))
+    if arguments.draws < 1:
+        raise InputError("--draws: give a positive number")
+    found: dict[str, Any] = {
+        "rule": VERSION, "draws": arguments.draws, "alpha": ALPHA, "difference": DIFFERENCE,
+        "item_deviation": ITEM_DEVIATION, "rates": [], "by_items": [], "power": [], "looks": [],
+    }  # fmt: skip
+    for seeds in POWER_SEEDS:
+        print(f"power, {seeds} seeds", flush=True)
+        found["power"] += measured_power(seeds, arguments.draws)
+    world = World("normal", max(SEEDS), [0.0], NARROW)
+    for name, sizes, level in LOOKS:
+        found["looks"].append({"looks": name, "direction": looks(world, sizes, level, arguments.draws)})
+    for seeds in SEEDS:
+        print(f"errors of items, {seeds} seeds", flush=True)
+        found["by_items"] += measured_by_items(seeds, arguments.draws)
+    for shape in SHAPES:
+        for seeds in SEEDS:
+            print(f"{shape}, {seeds} seeds", flush=True)
+            found["rates"] += measured_rates(shape, seeds, arguments.draws)
+    write_json(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import ast
 import csv
 import difflib
 import json
+import math
 import os
 import re
 import sys
@@ -24,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 # The script reads the code of the project it stands in.
 sys.path.insert(0, str(ROOT))
-REGION = re.compile(r"(<!-- table: ([a-z0-9_:-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+REGION = re.compile(r"(<!-- table: ([a-z0-9_:/-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 Table = tuple[list[str], list[list[str]]]
 # The pages that show an experiment's verdicts among others.
 READERS = ("imdb", "newsgroups20", "quantiles-docstrings", "quantiles-imdb", "quantiles-newsgroups20")
@@ -93,7 +94,7 @@ def rule() -> str:
 
 
 def fewest_seeds() -> Table:
-    """Return the fewest seeds that can show a direction by the number of comparisons, of both rules."""
+    """Return the fewest seeds that can show a direction by the number of comparisons, of rule 1 and of today's."""
     from verdicts.seeds import least_seeds
 
     head = ["comparisons", "two networks, seeds of each", "pairs, or one figure", "two networks by rule 1"]
@@ -102,22 +103,141 @@ def fewest_seeds() -> Table:
 
 
 def seeds_of_experiments() -> Table:
-    """Return each published experiment's seeds beside the fewest that either rule needs for its comparisons."""
+    """Return each published experiment's seeds beside the fewest that rule 1 and today's need for its comparisons."""
     from verdicts.seeds import least_seeds
 
     rows = []
-    for path in sorted((ROOT / "results").glob("*/verdicts.json")):
-        judged, name = read_json(str(path))["verdicts"], path.parent.name
-        if not judged:
-            continue
+    for name, judged in judged_experiments():
         kinds = {one["kind"] for one in judged}
         least = {one["least_seeds"] for one in judged}
         before = least_seeds(judged[0]["alpha"], len(judged), one_figure=True)
         counts = " or ".join(sorted({seeds_of(one) for one in judged}))
         cells = [f"`{name}`", str(len(judged)), counts, str(before), " or ".join(map(str, sorted(least)))]
         rows.append([*cells, "yes" if "one figure" in kinds else ""])
-    head = ["experiment", "comparisons", "seeds", "fewest by rule 1", "fewest by rule 2", "has one with one figure"]
+    head = ["experiment", "comparisons", "seeds", "fewest by rule 1", "fewest today", "has one with one figure"]
     return head, rows
+
+
+def judged_experiments() -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the published experiments that judge a comparison, each with its verdicts."""
+    found = [
+        (path.parent.name, read_json(str(path))["verdicts"]) for path in (ROOT / "results").glob("*/verdicts.json")
+    ]
+    return sorted((name, judged) for name, judged in found if judged)
+
+
+def simulated() -> dict[str, Any]:
+    """Return the newest figures of benchmarks.verdicts."""
+    return read_json(str(max((ROOT / "benchmarks/results").glob("*-verdicts.json"))))
+
+
+def simulation() -> str:
+    """Return how many experiments were drawn, and how exact a rate is."""
+    found = simulated()
+    draws, alpha = found["draws"], found["alpha"]
+    most, error = max(one["comparisons"] for one in found["rates"]), math.sqrt(alpha * (1 - alpha) / draws)
+    return (
+        f"{draws:,} experiments of {most} comparisons were drawn, and cut into smaller ones. Alpha is {alpha:g}. The\n"
+        f"standard error of a rate of {percent(alpha)} is {percent(error)} with {most} comparisons, less with fewer.\n"
+    )
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def error_rates(kind: str) -> Table:
+    """Return the simulated rate of ``direction`` or ``equivalence`` by the shape of scores, seeds and comparisons."""
+    rows: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    for one in simulated()["rates"]:
+        rows[one["shape"], one["seeds"]][one["comparisons"]] = percent(one[kind])
+    head = ["seeds' scores", "seeds", *compared(next(iter(rows.values())))]
+    return head, [[shape, str(seeds), *cells.values()] for (shape, seeds), cells in rows.items()]
+
+
+def compared(counts: Iterable[int]) -> list[str]:
+    return [f"{count} comparison{'s' if count > 1 else ''}" for count in counts]
+
+
+def wrong_sizes() -> Table:
+    """Return the highest simulated rate of a wrong 'supported' or 'refuted' of any number of seeds."""
+    rows: dict[str, dict[int, float]] = defaultdict(dict)
+    for one in simulated()["rates"]:
+        cells, many = rows[one["shape"]], one["comparisons"]
+        cells[many] = max(cells.get(many, 0.0), one["size"])
+    head = ["seeds' scores", *compared(next(iter(rows.values())))]
+    return head, [[shape, *map(percent, cells.values())] for shape, cells in rows.items()]
+
+
+def coverage() -> Table:
+    """Return how often the simulated 95 % interval has the true difference."""
+    rows: dict[str, dict[int, str]] = defaultdict(dict)
+    for one in simulated()["rates"]:
+        rows[one["shape"]][one["seeds"]] = percent(one["coverage"])
+    head = ["seeds' scores", *(f"{seeds} seeds" for seeds in next(iter(rows.values())))]
+    return head, [[shape, *cells.values()] for shape, cells in rows.items()]
+
+
+def wrong_directions_by_items() -> Table:
+    """Return the simulated rate of wrong directions with spreads of 3 to 1 by the error that items leave."""
+    rows: dict[float, dict[int, str]] = defaultdict(dict)
+    for one in simulated()["by_items"]:
+        rows[one["item_deviation"]][one["seeds"]] = percent(one["direction"])
+    head = ["error of items", *(f"{seeds} seeds" for seeds in next(iter(rows.values())))]
+    return head, [[f"{deviation:g}", *cells.values()] for deviation, cells in rows.items()]
+
+
+def second_looks() -> Table:
+    """Return the simulated rate of wrong directions where seeds are added."""
+    return ["looks", "wrong direction"], [[one["looks"], percent(one["direction"])] for one in simulated()["looks"]]
+
+
+POWER_SHOWN = 0.8
+# Numbers of comparisons and of seeds that the table of power has.
+COMPARED, TRAINED = (1, 3, 5, 9, 13), (6, 8, 10)
+
+
+def powers() -> dict[int, dict[int, dict[str, float]]]:
+    """Return the simulated power of a direction by the number of comparisons, then of seeds."""
+    found: dict[int, dict[int, dict[str, float]]] = defaultdict(dict)
+    for one in simulated()["power"]:
+        found[one["comparisons"]][one["seeds"]] = one
+    return found
+
+
+def power() -> Table:
+    found, rows = powers(), []
+    for comparisons in COMPARED:
+        for seeds in TRAINED:
+            cells = [percent(found[comparisons][seeds][kind]) for kind in ("pairs", "rule", "other_items")]
+            rows.append([str(comparisons), str(seeds), *cells])
+    return ["comparisons", "seeds", "rule 1", "today", "today, other test items too"], rows
+
+
+def power_of_experiments() -> Table:
+    """Return for two networks of each published experiment the simulated power, and the seeds that 80 % would need."""
+    found, rows = powers(), []
+    for name, judged in judged_experiments():
+        networks = [one for one in judged if one["kind"] == "two networks" and one["scores"]]
+        # Each of two looks has half of alpha, as each of twice as many comparisons.
+        comparisons = len(judged) * (1 if judged[0]["look"] is None else 2)
+        seeds = min(len(side) for one in networks for side in one["seeds"].values())
+        by_seeds = found[comparisons]
+        cells = [f"`{name}`", str(len(judged)), str(seeds)]
+        cells += [percent(by_seeds[seeds][kind]) for kind in ("pairs", "rule")]
+        rows.append([*cells, *(enough(by_seeds, kind) for kind in ("pairs", "rule"))])
+    head = ["experiment", "comparisons", "seeds", "power by rule 1", "power today"]
+    return [*head, "seeds for 80 % by rule 1", "today"], rows
+
+
+def enough(by_seeds: dict[int, dict[str, float]], kind: str) -> str:
+    """Return the fewest seeds whose power is POWER_SHOWN, of those that were simulated without a gap."""
+    seeds = min(by_seeds)
+    while by_seeds[seeds][kind] < POWER_SHOWN:
+        if seeds + 1 not in by_seeds:
+            return f"over {seeds}"
+        seeds += 1
+    return str(seeds)
 
 
 def service_settings() -> Table:
@@ -602,10 +722,6 @@ def claims_of(study: str) -> Table:
     return ["claim", "verdict", "measured"], rows
 
 
-def gradients() -> Table:
-    return claims_of("gradients")
-
-
 def accuracy_by_batch() -> Table:
     """Return a row for each batch size, a column for each method, of lars-batches."""
     found: dict[int, dict[str, str]] = defaultdict(dict)
@@ -615,10 +731,6 @@ def accuracy_by_batch() -> Table:
     methods = list(next(iter(found.values())))
     rows = [[str(batch), *(cells[method] for method in methods)] for batch, cells in sorted(found.items())]
     return ["batch", *(f"`{method}`" for method in methods)], rows
-
-
-def gates() -> Table:
-    return claims_of("gates/imdb")
 
 
 def deletion() -> Table:
@@ -635,6 +747,20 @@ def deletion() -> Table:
             cells.append(f"{mean(falls):.3f}; {mean(accuracies):.3f}")
         rows.append(cells)
     return ["words removed", *methods], rows
+
+
+def deletion_verdicts() -> Table:
+    """Return the verdict on attended and random words of each data set."""
+    rows = []
+    for data in ("imdb", "docstrings"):
+        (one,) = (
+            one["measured"]
+            for one in read_json(f"results/studies/deletion/{data}/results.json")["claims"]
+            if "equivalence_margin" in one["measured"]
+        )
+        cells = [data, one["claim"], verdict(one["verdict"]), interval(one["interval"], 3)]
+        rows.append([*cells, f"{one['equivalence_margin']:g}"])
+    return ["data", "claim", "verdict", "difference in the fall", "margin"], rows
 
 
 def kernel(name: str) -> Table:
@@ -791,6 +917,28 @@ def memory() -> Table:
     return ["network", "batch", "reread, GiB", "modules, GiB", "modules, recomputed, GiB"], rows
 
 
+def speed_capsules() -> Table:
+    """Return the time of a training step of the capsule network on MNIST, the longest first."""
+    found = read_json("benchmarks/results/2026-11-22-nvidia-h200-capsules.json")["results"]
+    rows = []
+    for one in sorted(found, key=lambda one: -one["median_ms"]):
+        name = one["variant"].replace("plain", "plain PyTorch").replace("this", "reread")
+        cells = [name, f"{one['median_ms']:.2f}", f"{one['times_plain']:.2f}", f"{one['peak_memory_gib']:.2f}"]
+        rows.append(cells)
+    return ["step", "ms", "times as fast", "peak GiB"], rows
+
+
+def checkpoints() -> Table:
+    """Return what a checkpoint per epoch of CIFAR-10 costs."""
+    rows = []
+    for name, one in read_json("benchmarks/results/2026-11-22-nvidia-h200-checkpoint.json")["results"].items():
+        waited, epoch = one["medians"]["waited"], one["epoch"]
+        cells = [name, f"{one['megabytes']:.1f}", f"{waited:.3f}", f"{epoch:.2f}", f"{100 * waited / epoch:.2f} %"]
+        rows.append([*cells, f"{100 * one['difference']:.2f} %"])
+    head = ["network, on one H200", "checkpoint, MB", "training waits, s", "epoch, s", "share"]
+    return [*head, "epochs with checkpoints are longer by"], rows
+
+
 def scaling() -> Table:
     titles = {"densenet": "DenseNet-BC-100-12", "wrn": "WRN-28-10", "han": "HAN"}
     header = [
@@ -897,7 +1045,15 @@ def table_of(name: str) -> Table | str:
     return BY_NAME[function](argument) if argument else globals()[function.replace("-", "_")]()
 
 
-BY_NAME = {"kernel": kernel, "profile": profile, "verdicts": verdicts, "accuracies": accuracies, "costs": costs}
+BY_NAME = {
+    "kernel": kernel,
+    "profile": profile,
+    "verdicts": verdicts,
+    "accuracies": accuracies,
+    "costs": costs,
+    "claims": claims_of,
+    "error-rates": error_rates,
+}
 
 
 def main(arguments: Iterable[str]) -> int:

@@ -1,9 +1,12 @@
 """The error rates of the rule, from invented scores to words. docs/verdicts.md has many draws."""
 
+import itertools
 import math
 
 import pytest
 
+from verdicts import simulation
+from verdicts.rule import words
 from verdicts.simulation import NARROW, World, experiments, looks, power, rates
 
 DRAWS = 300
@@ -35,8 +38,19 @@ def test_true_differences_and_true_equivalence_are_not_wrong():
 
 
 def test_two_samples_find_more_than_pairs():
-    before, now = power("normal", 8, 5, 2.0, DRAWS)
-    assert now > before + 0.15
+    world = World("normal", 8, [2.0], NARROW, item_deviation=0.0)
+    (alone, before), (_, now) = power(world, (1, 5), DRAWS)
+    assert now > before + 0.15 and alone > before
+
+
+def test_p_that_no_level_reaches_need_not_be_exact(monkeypatch):
+    """The words with and without the test over seeds of evidence that the other analysis does not show."""
+    world = World("t3", 6, [0.0, 2.0, 10.0], 2.0)
+    quick = list(experiments(world, 100))
+    monkeypatch.setattr(simulation, "EXACT", 1.0)
+    whole = list(experiments(world, 100))
+    assert [words(one, 0.05) for one in quick] == [words(one, 0.05) for one in whole]
+    assert any(fast.p < slow.p for fast, slow in zip(itertools.chain(*quick), itertools.chain(*whole), strict=True))
 
 
 def test_seeds_that_are_added_until_a_direction_is_shown_cost_more_than_alpha():
