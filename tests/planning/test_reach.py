@@ -101,19 +101,21 @@ def test_a_data_set_that_is_not_ingested_is_named(tmp_path):
 
 
 def test_what_the_default_experiment_can_decide():
-    """Each claim can fail or be equivalent. ReLU leaves too little room to show a gain of the margin."""
+    """Six seeds show a large difference of texts, and equivalence of images, where too little is left to be gained."""
     found = {one.name: one for one in plan_reach(make_plan("default", root=ROOT, environment=Environment()), ROOT)}
-    assert all(one.refuted and one.equivalent for one in found.values())
-    assert {name for name, one in found.items() if one.supported} == {"hierarchy"}
-    assert all(one.supported or "cannot be supported" in one.warnings[0] for one in found.values())
+    assert all(one.refuted for one in found.values())
+    assert {name for name, one in found.items() if one.supported} == {"averages", "hierarchy"}
+    assert {name for name, one in found.items() if one.equivalent} == {"swish-beta"}
+    assert "cannot be supported" in found["swish-beta"].warnings[0]
 
 
-def test_the_default_experiment_trains_on_300_digits_and_is_judged_on_all_of_the_test_split():
-    variant = make_plan("default", root=ROOT, environment=Environment()).variants["densenet-relu"]
-    split, labels = (np.load(ROOT / f"data/digits/{name}.npy") for name in ("split", "labels"))
-    ids = [str(number) for number in range(len(labels))]
-    per_class = variant.preprocessing["rows_per_class"]
-    rows = choose_rows("digits", split, [(label,) for label in labels.tolist()], ids, per_class)
+def test_the_default_experiment_trains_on_900_documents_and_is_judged_on_all_of_the_test_split():
+    variant = make_plan("default", root=ROOT, environment=Environment()).variants["han"]
+    with open(ROOT / "data/docstrings/documents.jsonl", encoding="utf-8") as lines:
+        documents = [json.loads(line) for line in lines]
+    split = np.array([SPLITS.index(one["split"]) for one in documents], np.uint8)
+    labels, ids = ([one[name] for one in documents] for name in ("labels", "id"))
+    rows = choose_rows("docstrings", split, labels, ids, variant.preprocessing["rows_per_class"])
     assert {name: end - start for name, (start, end) in rows.splits.items()} == dict(
-        zip(SPLITS, (300, 266, 266), strict=True)
+        zip(SPLITS, (900, 611, 611), strict=True)
     )
