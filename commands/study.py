@@ -8,8 +8,8 @@ reread study quantiles --experiment quantiles-imdb
 reread study deletion --option documents=200       a setting of the study
 reread study gradients --debug --to /tmp/studies   in seconds, too small to prove anything
 
-Writes results.json, tables and a figure to results/studies/NAME, or NAME/DATA. A study trains nothing: train and
-evaluate its experiment first, by `reread run`.
+Writes results.json, tables and a figure to results/studies/NAME, NAME/DATA or NAME/EXPERIMENT. A study trains nothing:
+train and evaluate its experiment first, by `reread run`.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def command(
     from runtime.gpu_lease import acquire_gpu
     from studies import study_io
 
-    place = study_io.destination(to, name, source.data if source else None)
+    place = study_io.destination(to, name, evidence_of(module, source))
     torch.set_num_threads(1)
     # Only a study of networks computes with them.
     with (
@@ -87,6 +87,13 @@ def command(
     provenance = study_io.provenance(source.keys() if source else None)
     results = study_io.publish(place, findings, provenance, module.draw_figure)
     print_json(results) if as_json else print(study_io.summary(results, place))
+
+
+def evidence_of(module: ModuleType, source: "TrainedNetworks | EvaluatedExperiment | None") -> str | None:
+    """Return what a study's evidence is of: an experiment, a data set, or None where it reads no run."""
+    if source is None:
+        return None
+    return source.keys()["experiment"] if getattr(module, "PER_EXPERIMENT", False) else source.data
 
 
 def summary(name: str) -> str:

@@ -6,6 +6,7 @@ their digests are in the runs' keys.
 """
 
 import dataclasses
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,12 @@ class Plan(Design):
     @property
     def report_directory(self) -> Path:
         return self.environment.reports / self.report_name
+
+    @property
+    def command(self) -> str:
+        """The command that runs it with its overrides."""
+        overrides = [word for one in self.overrides for word in ("--set", one)]
+        return shlex.join(["reread", "run", "--experiment", self.name, *overrides])
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from evaluation.summary import tuned
 from planning.experiment import EXPERIMENTS, SECTIONS, merged
 from planning.plan import PLAN, Plan, Variant
 from planning.resolve import make_plan
@@ -64,11 +65,11 @@ def tuning_name(experiment: str) -> str:
     return f"{experiment}-tuning"
 
 
-def choices(report: Path) -> dict[str, Choice]:
+def choices(report: Path, seed: int | None = None) -> dict[str, Choice]:
     """Return what a tuning chose for each variant, from the folder of its report or of its published results.
 
-    {} where a file is missing, and for an experiment without trials. InputError where a file is damaged or the two do
-    not fit.
+    seed: one of the tuning's, by which alone it chooses; None for the mean over all. {} where a file is missing, and
+    for an experiment without trials. InputError where a file is damaged or the two do not fit.
     """
     if not (report / METRICS).is_file() or not (report / PLAN).is_file():
         return {}
@@ -76,11 +77,22 @@ def choices(report: Path) -> dict[str, Choice]:
     metrics = read_object(whole(report / METRICS, again))
     variants = read_object(whole(report / PLAN, again), "variants")["variants"]
     try:
-        return choices_of(metrics, variants)
+        return choices_of(metrics if seed is None else by_seed(metrics, seed), variants)
     except (AttributeError, KeyError, TypeError) as error:
         raise InputError(
             f"{report / PLAN} and {METRICS} beside it are not of one tuning ({type(error).__name__}: {error}): {again}"
         ) from None
+
+
+def by_seed(metrics: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return the variants and the choices of metrics.json as if the tuning had this seed alone."""
+    variants = {}
+    for name, trial in metrics["variants"].items():
+        mine, score = trial["seeds"][str(seed)], trial["score"]
+        validation = {score: {"mean": mine["validation"][score]}}
+        variants[name] = {**trial, "seeds": {str(seed): mine}, "validation": validation}
+    trials = {name: list(about["trials"]) for name, about in metrics["tuned"].items()}
+    return {"variants": variants, "tuned": tuned(trials, variants)}
 
 
 def choices_of(metrics: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Choice]:
@@ -159,10 +171,13 @@ def published(plan: Plan, root: Path = Path()) -> dict[str, Choice]:
 
     The tuning is the one that ``tuning.evidence`` names, or NAME-tuning: its report here, or its published results.
     """
-    evidence = plan.tuning.get("evidence")
-    name = tuning_name(plan.name)
-    folders = [Path(evidence).parent] if evidence else [plan.environment.reports / name, RESULTS / name]
-    return next(filter(None, (choices(root / one) for one in folders)), {})
+    return next(filter(None, (choices(root / one) for one in evidence_folders(plan))), {})
+
+
+def evidence_folders(plan: Plan) -> list[Path]:
+    """Return the folders that may have the tuning of a plan; the first one that has it counts."""
+    evidence, name = plan.tuning.get("evidence"), tuning_name(plan.name)
+    return [Path(evidence).parent] if evidence else [plan.environment.reports / name, RESULTS / name]
 
 
 def contradictions(plan: Plan, found: Mapping[str, Choice]) -> dict[str, str]:

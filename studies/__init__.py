@@ -10,6 +10,10 @@ A study, studies/NAME.py, defines
                 variant, load_runs.EvaluatedExperiment, or None
     draw_figure draw_figure(folder, path): draws the figure from the tables in ``folder`` alone
 
+and, where its evidence is of a whole experiment and not of one data set,
+
+    PER_EXPERIMENT  True: the evidence is in results/studies/NAME/EXPERIMENT in place of NAME/DATA
+
 A study trains nothing. The other files are what several studies share.
 """
 

@@ -147,7 +147,7 @@ def evaluated_experiment(plan: Plan) -> EvaluatedExperiment:
     """Return the evaluation of a plan; InputError where a run is not trained or the report is of other runs."""
     jobs = _finished_jobs(plan)
     folder = plan.report_directory
-    again = f"run `reread run --experiment {plan.name}`"
+    again = f"run `{plan.command}`"
     if not (folder / "plan.json").is_file():
         raise InputError(f"experiment '{plan.name}' is not evaluated, {folder} has no plan.json: {again}")
     if read_json(whole(folder / "plan.json", again))["key"] != plan.key:
@@ -163,7 +163,7 @@ def _finished_jobs(plan: Plan) -> list[dict[str, Any]]:
     try:
         jobs = plan.jobs()
     except InputError as error:
-        raise InputError(f"{error}: run `reread run --experiment {plan.name}`") from None
+        raise InputError(f"{error}: run `{plan.command}`") from None
     for job in jobs:
         if not RunFolder(Path(job["run_directory"])).finished:
             raise InputError(

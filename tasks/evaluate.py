@@ -5,8 +5,7 @@ python -m tasks.evaluate [--experiment default]
 
 import argparse
 import hashlib
-import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,7 @@ def _report(
         records,
         baselines,
         destination,
-        command=shlex.join(["reread", "run", "--experiment", experiment, *overridden(chosen.overrides)]),
+        command=chosen.command,
         environment=described(
             {name: jobs[0]["machine"][name] for name in chosen.machine}, jobs[0]["training"]["threads"]
         ),
@@ -119,11 +118,6 @@ def _report(
         if chosen.evaluate_on == "test":
             _register(chosen, records, baselines, data_sets, found["metrics"], tracker)
     return destination
-
-
-def overridden(overrides: Iterable[str]) -> list[str]:
-    """Return overrides as options of the command."""
-    return [word for one in overrides for word in ("--set", one)]
 
 
 def _evaluate_run(job: dict[str, Any], splits: tuple[str, ...], tracker: Tracker, run_ids: dict[str, str]) -> RunRecord:

@@ -1,5 +1,6 @@
 """The pipeline in this process, without its servers: what a study reads of an experiment."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +19,11 @@ from training.run import run
 from training.settings import Job
 
 
-def run_pipeline(root: Path, experiment: str) -> Plan:
+def run_pipeline(root: Path, experiment: str, overrides: Sequence[str] = ()) -> Plan:
     """Prepare, train and evaluate an experiment of ``root``, a folder with data/, params.yaml and experiments/."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        plan = make_plan(experiment)
+        plan = make_plan(experiment, overrides=overrides)
         # Tests use the plan from other folders.
         folders = {name: getattr(plan.environment, name).resolve() for name in ("runs", "prepared", "reports")}
         plan = replace(plan, environment=plan.environment.model_copy(update=folders))
