@@ -18,6 +18,8 @@ SYSTEM_PYTHON := $(shell command -v python3.11 || command -v python3)
 .PHONY: install ext wheel checked-data data run repro test test-packages lint audit format docs docs-check screens tour ui serve \
         doctor clean
 
+# Published runs have no weights. The first run trains here, whatever results/ has, so that there are models.
+run: export REREAD_PUBLISHED ?= $(if $(filter default,$(EXPERIMENT)),false,true)
 run: data
 	$(REREAD) run --experiment $(EXPERIMENT)
 
