@@ -10,6 +10,7 @@ trials do not depend on the order in which runs end. Nothing is stored: proposal
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -104,8 +105,11 @@ def _interval(given: Mapping[str, Any], path: tuple[str, ...], here: str) -> Axi
     if axis.low >= axis.high:
         raise InputError(f"{here}: low is {axis.low} and high {axis.high}: low must be less")
     try:
-        axis.distribution()
-    except ValueError as error:
+        with warnings.catch_warnings():
+            # Optuna only warns of a step that does not divide the interval, and lowers its end.
+            warnings.simplefilter("error", UserWarning)
+            axis.distribution()
+    except (ValueError, UserWarning) as error:
         raise InputError(f"{here}: {error}") from None
     return axis
 

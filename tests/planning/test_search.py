@@ -199,6 +199,7 @@ def test_a_search_that_cannot_be_is_refused(tmp_path):
         ({"low": 0, "high": 0.1, "log": True}, "space of plain.training.learning_rate"),
         ({"low": 0.1, "high": "1e-1"}, "learning_rate.high is '1e-1'"),
         ({"low": 0.1}, "learning_rate.high is None"),
+        ({"low": 0.1, "high": 0.2, "step": 0.3}, "not divisible by `step`"),
         ({"low": 0.1, "higher": 1}, "'high'"),
         ({"low": -2.0, "high": -1.0}, "learning_rate is -"),
         (0.1, "list of values"),
