@@ -588,7 +588,7 @@ def choices() -> Table:
             means |= {name: one["validation"][score] for name, one in baselines.items()}
             decided = [one for one in verdicts if {one["treatment"], one["control"]} <= set(means)]
             losers = {loser(one) for one in decided} - {None}
-            best = max(set(means) - losers, key=means.__getitem__)
+            best = max((name for name in means if name not in losers), key=means.__getitem__)
             equal = equivalents(best, decided) - losers
             found = mine[best]["test"][score] if best in mine else {"mean": baselines[best]["test"][score]}
             shown = interval(found, 4, sign=False) if "low" in found else f"{found['mean']:.4f}"
