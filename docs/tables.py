@@ -717,6 +717,38 @@ def claims_of(study: str) -> Table:
     return ["claim", "verdict", "measured"], rows
 
 
+def tuning_variance() -> Table:
+    """Return each verdict beside the one by an interval that has the variance of its experiment's tuning."""
+    rows = []
+    for folder in sorted((ROOT / "results/studies/tuning_variance").iterdir()):
+        differences: dict[str, list[str]] = defaultdict(list)
+        for row in read_rows(f"{folder}/differences.csv"):
+            differences[row["comparison"]].append(signed(float(row["difference"]), 4))
+        for row in read_rows(f"{folder}/intervals.csv"):
+            own, wider = (
+                {key: float(row[column]) for key, column in zip(("mean", "low", "high"), columns, strict=True)}
+                for columns in (
+                    ("difference", "low", "high"),
+                    ("mean_of_tunings", "low_with_tuning", "high_with_tuning"),
+                )
+            )
+            cells = [
+                f"`{folder.name}`",
+                f"`{row['comparison']}`",
+                row["margin"],
+                ", ".join(differences[row["comparison"]]),
+            ]
+            cells += [
+                verdict(row["verdict"]),
+                interval(own, 4),
+                verdict(row["verdict_with_tuning"]),
+                interval(wider, 4),
+            ]
+            rows.append(cells)
+    head = ["experiment", "comparison", "margin", "difference by each tuning", "verdict", "interval"]
+    return [*head, "verdict with tuning", "interval with tuning"], rows
+
+
 def accuracy_by_batch() -> Table:
     """Return a row for each batch size, a column for each method, of lars-batches."""
     found: dict[int, dict[str, str]] = defaultdict(dict)
