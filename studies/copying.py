@@ -9,10 +9,10 @@ four are to be recalled in order. Recall is the share of them that is right; cha
 experiments/copying.yaml trains every cell at every lag. Its test predictions are read here.
 
 Named before the networks were trained: the lag that is judged, the recall that counts as solved, and the margin (the
-experiment's). The GRU is compared with each other cell by the rule of evaluation/verdicts.py, with sequences as items
+experiment's). The GRU is compared with each other cell by the rule of verdicts/rule.py, with sequences as items
 and Holm's correction over all comparisons.
 
-Writes results.json, recall.csv, gradients.csv and figure.png.
+Writes results.json, recall.csv and figure.png. studies/copying_gates.py reads the gates of the same networks.
 """
 
 import dataclasses
@@ -24,17 +24,13 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 
-import models
 from evaluation.pictures import picture
-from models.symbol_recall import SymbolRecall
 from storage.errors import InputError
 from storage.ledger import read_ledger
-from storage.prepared import Prepared, open_prepared
+from storage.prepared import open_prepared
 from storage.settings import Range
 from studies import study_io
-from studies.jacobians import jacobians, network_of, norms
 from studies.load_runs import EvaluatedExperiment
 from verdicts.reads import earlier_reads
 from verdicts.rule import NETWORKS, Comparison
@@ -58,8 +54,7 @@ Part = tuple[str, int]
 
 @dataclass(frozen=True)
 class Settings:
-    """primary_lag: the lag that is judged, and whose networks' gates and gradients are read; solved: the recall above
-    which a lag counts as solved."""
+    """primary_lag: the lag that is judged; solved: the recall above which a lag counts as solved."""
 
     primary_lag: Annotated[int, Range(1)] = 100
     solved: Annotated[float, Range(0, 1)] = 0.9
@@ -122,46 +117,8 @@ def judged(settings: Settings, source: EvaluatedExperiment, found: dict[Part, np
     return study_io.judged(comparisons, measured, source.plan.equivalence_margin, source.plan.alpha)
 
 
-def gradients_after_training(cell: str, lag: int, networks: list[SymbolRecall], prepared: Prepared) -> pd.DataFrame:
-    """The spectral norm of dh_T/dh_t on the first test sequence up to its first request: cell, lag, distance, and the
-    median with quartiles over seeds."""
-    codes = codes_of_test(prepared)[:1, : prepared.description["positions"] + lag]
-    values = [
-        norms(jacobians(network_of(one.recurrence), one.features[codes][0], one.recurrence.units))["spectral"]
-        for one in networks
-    ]
-    low, median, high = np.quantile(np.stack(values), [0.25, 0.5, 0.75], axis=0)
-    rows = {"distance": np.arange(len(median)), "low_quartile": low, "median": median, "high_quartile": high}
-    return pd.DataFrame({"cell": cell, "lag": lag, **rows, "n": len(values)})
-
-
-@torch.no_grad()
-def gates_after_training(lag: int, networks: list[SymbolRecall], prepared: Prepared) -> dict[str, Any]:
-    """The mean gates over units and test sequences at symbols, distractors and requests: mean over seeds with its
-    interval."""
-    codes, positions = codes_of_test(prepared), prepared.description["positions"]
-    spans = {
-        "symbols": slice(0, positions),
-        "distractors": slice(positions, positions + lag),
-        "requests": slice(positions + lag, None),
-    }
-    gates = [one.recurrence.gates(one.features[codes]) for one in networks]
-    return {
-        span: {
-            gate: study_io.interval(mean_interval([float(getattr(seed, gate)[:, steps].mean()) for seed in gates]))
-            for gate in ("reset", "update")
-        }
-        for span, steps in spans.items()
-    }
-
-
-def codes_of_test(prepared: Prepared) -> torch.Tensor:
-    """The codes of the test split, int64 [rows, T]."""
-    return torch.from_numpy(np.asarray(prepared.arrays["codes"][prepared.rows(SPLIT)])).long()
-
-
 def study(settings: Settings, source: EvaluatedExperiment, device: torch.device) -> study_io.Findings:
-    """Measure recall, gates and gradients on the CPU, and judge; InputError where the GRU was not trained at the
+    """Measure recall from the predictions of each run, and judge; InputError where the GRU was not trained at the
     primary lag, or the test split was not evaluated."""
     parts = parts_of(source)
     if ("gru", settings.primary_lag) not in parts or SPLIT not in source.plan.splits:
@@ -169,16 +126,7 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
             f"experiment '{source.plan.name}' has no gru evaluated on test at lag {settings.primary_lag}: "
             "set --option primary_lag"
         )
-    # Gradients that vanish become denormal numbers, with which a CPU is slow.
-    torch.set_flush_denormal(True)
     found = {part: recall_on_test(source, jobs) for part, jobs in parts.items()}
-    gates, gradients = {}, []
-    for (cell, lag), jobs in parts.items():
-        if lag == settings.primary_lag:
-            prepared = open_prepared(Path(jobs[0]["prepared"]))
-            networks = [models.load(Path(job["run_directory"]), prepared.description).double() for job in jobs]
-            gates[cell] = gates_after_training(lag, networks, prepared)
-            gradients.append(gradients_after_training(cell, lag, networks, prepared))
     rows = [
         (cell, lag, job["seed"], job["training"]["learning_rate"], float(one.mean()))
         for (cell, lag), jobs in parts.items()
@@ -196,51 +144,25 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
         "claims": judged(settings, source, found),
         "recall": spans,
         "solved": solved,
-        "gates_after_training": gates,
     }
-    tables = {
-        "recall": pd.DataFrame(rows, columns=["cell", "lag", "seed", "learning_rate", "recall"]),
-        "gradients": pd.concat(gradients, ignore_index=True),
-    }
-    return study_io.Findings(results, tables)
+    return study_io.Findings(
+        results, {"recall": pd.DataFrame(rows, columns=["cell", "lag", "seed", "learning_rate", "recall"])}
+    )
 
 
 def draw_figure(folder: Path, path: Path) -> None:
-    """figure.png from recall.csv and gradients.csv."""
-    recall, gradients = pd.read_csv(folder / "recall.csv"), pd.read_csv(folder / "gradients.csv")
-    with picture(path, 10, 3.6) as figure:
-        first, second = figure.subplots(1, 2)
-        recall_panel(first, recall)
-        gradient_panel(second, gradients)
-
-
-def recall_panel(axes: Axes, table: pd.DataFrame) -> None:
-    """Mean recall of each cell over seeds with its interval, by lag."""
-    lags = sorted(set(table["lag"]))
-    for cell, mine in table.groupby("cell", sort=False):
-        found = [mean_interval(mine[mine["lag"] == lag]["recall"].to_list()) for lag in lags]
-        colour, low, high = study_io.CELL_COLOURS[cell], [one.low for one in found], [one.high for one in found]
-        axes.fill_between(lags, low, high, color=colour, alpha=0.18, linewidth=0)
-        axes.plot(lags, [one.mean for one in found], "o-", color=colour, markersize=4, label=cell)
-    axes.set(xscale="log", xlabel="lag", ylabel="symbols recalled", ylim=(0, 1.02))
-    axes.set_xticks(lags, [str(lag) for lag in lags])
-    axes.minorticks_off()
-    axes.set_title("copy and remember")
-    axes.legend(fontsize=7)
-
-
-def gradient_panel(axes: Axes, table: pd.DataFrame) -> None:
-    """The spectral norm of dh_T/dh_t after training: median and quartiles over seeds."""
-    for cell, mine in table.groupby("cell", sort=False):
-        axes.fill_between(
-            mine["distance"],
-            mine["low_quartile"],
-            mine["high_quartile"],
-            color=study_io.CELL_COLOURS[cell],
-            alpha=0.18,
-            linewidth=0,
-        )
-        axes.plot(mine["distance"], mine["median"], color=study_io.CELL_COLOURS[cell], linewidth=1.6, label=cell)
-    # What leaves the panel has vanished.
-    axes.set(yscale="log", ylim=(1e-15, 1e5), xlabel="T − t", ylabel="spectral norm of dh$_T$/dh$_t$")
-    axes.set_title(f"after training for a lag of {table['lag'].iloc[0]}")
+    """figure.png from recall.csv: mean recall of each cell over seeds with its interval, by lag."""
+    table = pd.read_csv(folder / "recall.csv")
+    with picture(path, 5.6, 3.6) as figure:
+        axes = figure.subplots()
+        lags = sorted(set(table["lag"]))
+        for cell, mine in table.groupby("cell", sort=False):
+            found = [mean_interval(mine[mine["lag"] == lag]["recall"].to_list()) for lag in lags]
+            colour, low, high = study_io.CELL_COLOURS[cell], [one.low for one in found], [one.high for one in found]
+            axes.fill_between(lags, low, high, color=colour, alpha=0.18, linewidth=0)
+            axes.plot(lags, [one.mean for one in found], "o-", color=colour, markersize=4, label=cell)
+        axes.set(xscale="log", xlabel="lag", ylabel="symbols recalled", ylim=(0, 1.02))
+        axes.set_xticks(lags, [str(lag) for lag in lags])
+        axes.minorticks_off()
+        axes.set_title("copy and remember")
+        axes.legend(fontsize=7)

@@ -24,8 +24,9 @@ from preprocessing.sources import embedded
 from storage.errors import InputError
 from storage.ledger import read_ledger
 from storage.prepared import open_prepared
+from storage.run_folder import RunFolder
 from storage.source import ROOT
-from studies import copying, study_io
+from studies import copying, copying_gates, study_io
 from studies.load_runs import EvaluatedExperiment, evaluated_experiment
 from tests.studies.pipeline import run_pipeline
 from verdicts.statistics import mean_interval
@@ -160,7 +161,7 @@ def test_a_gru_learns_to_remember(project):
 
 
 @pytest.mark.usefixtures("rows_of_test")
-def test_the_study_follows_from_the_runs(source, tmp_path):
+def test_the_study_follows_from_the_runs(source):
     findings = copying.study(copying.DEBUG, source, CPU)
     table = findings.tables["recall"]
     assert table.groupby(["cell", "lag"], sort=False).size().to_dict() == {
@@ -186,6 +187,11 @@ def test_the_study_follows_from_the_runs(source, tmp_path):
     assert claim["measured"]["kind"] == "two networks"
     # Two seeds cannot decide.
     assert claim["verdict"] == "inconclusive"
+
+
+@pytest.mark.usefixtures("rows_of_test")
+def test_gates_and_gradients_are_of_the_trained_networks(source):
+    findings = copying_gates.study(copying_gates.DEBUG, source, CPU)
     # dh_T/dh_T is the identity; a cell without update gate is said to have it at 0.
     gradients = findings.tables["gradients"]
     assert set(gradients[gradients["distance"] == 0]["median"]) == {1} and gradients["distance"].max() == 5
@@ -207,16 +213,34 @@ def test_the_study_reads_test_rows_with_an_entry_in_the_ledger(source, tmp_path,
 
 
 @pytest.mark.usefixtures("rows_of_test")
-def test_the_figure_is_drawn_from_the_tables_alone(source, tmp_path):
-    findings = copying.study(copying.DEBUG, source, CPU)
-    study_io.publish(tmp_path / "copying", findings, {}, copying.draw_figure)
-    copying.draw_figure(tmp_path / "copying", tmp_path / "same.png")
+@pytest.mark.parametrize("study", [copying, copying_gates])
+def test_the_figure_is_drawn_from_the_tables_alone(study, source, tmp_path):
+    study_io.publish(tmp_path / "copying", study.study(study.DEBUG, source, CPU), {}, study.draw_figure)
+    study.draw_figure(tmp_path / "copying", tmp_path / "same.png")
     assert (tmp_path / "same.png").read_bytes() == (tmp_path / "copying" / "figure.png").read_bytes()
+
+
+@pytest.mark.usefixtures("rows_of_test")
+def test_recall_needs_no_weights(source, tmp_path):
+    """Predictions of a training machine come without its weights."""
+    before = copying.study(copying.DEBUG, source, CPU).results
+    weights = [RunFolder(Path(job["run_directory"])).weights for job in source.jobs]
+    try:
+        for number, path in enumerate(weights):
+            path.rename(tmp_path / str(number))
+        assert copying.study(copying.DEBUG, source, CPU).results == before
+        with pytest.raises(InputError, match="best.safetensors is missing"):
+            copying_gates.study(copying_gates.DEBUG, source, CPU)
+    finally:
+        for number, path in enumerate(weights):
+            (tmp_path / str(number)).rename(path)
 
 
 def test_what_does_not_fit_is_refused(source):
     with pytest.raises(InputError, match="lag 2"):
         copying.study(copying.Settings(primary_lag=2), source, CPU)
+    with pytest.raises(InputError, match="no cell at lag 2"):
+        copying_gates.study(copying_gates.Settings(lag=2), source, CPU)
     other = replace(source, jobs=[{**source.jobs[0], "model": "han"}])
     with pytest.raises(InputError, match="is a han"):
         copying.parts_of(other)
