@@ -4,7 +4,7 @@ EXPERIMENT ?= default
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
-REREAD := $(PYTHON) -m commands
+REREAD := $(PYTHON) -m reread
 # DVC starts `python` by name: the environment's own comes first.
 export PATH := $(BIN):$(PATH)
 export REREAD_PROJECT := $(CURDIR)
@@ -42,7 +42,7 @@ $(VENV)/installed: requirements.lock requirements-cpu.lock requirements-cuda.loc
 
 # The script of DVC's page of plots, which then needs no network.
 .cache/vega.js: | $(VENV)/installed
-	@$(PYTHON) -m evaluation.vega
+	@$(PYTHON) -m reread.evaluation.vega
 
 # Pull from a DVC remote, if one is configured. Then build data/ or check it against data.manifest.json. `dvc pull` would
 # write to any path that the remote's list of files names: the list is checked first, and exit code 2 refuses it.
@@ -110,9 +110,9 @@ docs-check: docs
 
 # Take the pictures in docs/ of the report, the page of attention, MLflow, Prefect and DVC, of the default experiment.
 screens: install test-packages .cache/vega.js
-	$(PYTHON) -m tests.evaluation.pages
-	$(PYTHON) -m tests.tracking.comparison han gru-flat
-	$(PYTHON) -m tests.commands.screens
+	$(PYTHON) -m tests.reread.evaluation.pages
+	$(PYTHON) -m tests.reread.tracking.comparison han gru-flat
+	$(PYTHON) -m tests.reread.commands.screens
 
 # Execute the notebook in docs/ on the runs of the tiny experiment.
 tour: install
@@ -126,7 +126,7 @@ serve: install
 	$(REREAD) serve
 
 doctor:
-	@$(SYSTEM_PYTHON) commands/preflight.py && $(REREAD) doctor
+	@$(SYSTEM_PYTHON) reread/commands/preflight.py && $(REREAD) doctor
 
 # Remove caches only. `reread prune` removes runs and prepared arrays.
 clean:

@@ -28,8 +28,8 @@ from cuda_ext import bench
 from cuda_ext.case import STRONGEST
 from models.capsnet import CapsuleNetwork, autocast_dtype
 from models.objectives import Objective, make_objective
-from storage.errors import InputError, command
-from storage.files import write_json
+from reread.storage.errors import InputError, command
+from reread.storage.files import write_json
 
 SAMPLES = 20
 BATCH = 128

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from benchmarks.end_to_end import IMAGES, drawn_images, timed_run
-from planning.plan import Variant
-from planning.resolve import make_plan
-from storage.errors import InputError, command, refuse_unknown
-from storage.files import write_json
-from storage.prepared import Prepared
-from training.device import configure, environment
-from training.settings import Job, Settings
+from reread.planning.plan import Variant
+from reread.planning.resolve import make_plan
+from reread.storage.errors import InputError, command, refuse_unknown
+from reread.storage.files import write_json
+from reread.storage.prepared import Prepared
+from reread.training.device import configure, environment
+from reread.training.settings import Job, Settings
 
 # Subject: experiment and variant.
 SUBJECTS = {"fastnet": ("fastnet", "fastnet-gelu"), "densenet": ("densenet-fast", "densenet-100")}

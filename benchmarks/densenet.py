@@ -28,8 +28,8 @@ import models
 from cuda_ext import bench
 from cuda_ext.case import STRONGEST
 from models.layers import norm_activation
-from storage.errors import command, refuse_unknown
-from storage.files import write_json
+from reread.storage.errors import command, refuse_unknown
+from reread.storage.files import write_json
 
 SAMPLES = 20
 PEERS = ("none", "eager", "all")

@@ -4,8 +4,8 @@ python -m benchmarks.end_to_end han --prepared prepared/KEY       HAN on a prepa
 python -m benchmarks.end_to_end densenet --prepared prepared/KEY  DenseNet-BC-100-12 on prepared images, augmented
 python -m benchmarks.end_to_end                                   each on drawn data of the size of IMDB or CIFAR-10
 
-A run is training.loop.train with its validation and checkpoints, in a temporary folder. ``epoch`` is the pace of its
-steps, while the last epoch's checkpoint is written; ``with validation`` adds validation, ``whole`` also what the
+A run is reread.training.loop.train with its validation and checkpoints, in a temporary folder. ``epoch`` is the pace of
+its steps, while the last epoch's checkpoint is written; ``with validation`` adds validation, ``whole`` also what the
 checkpoint takes of training: copying, and waiting for the one before. ``step alone`` calls the same step on the batches
 of the last epoch, which are on the device already. ``loading alone`` makes these batches. The first epochs capture a
 CUDA graph for each new shape and are not counted: figures are medians of the other epochs, and of passes over the
@@ -29,20 +29,20 @@ import torch
 from torch import nn
 
 import models
-from batches.batches import Batches
-from batches.collation import reads_ragged
 from cuda_ext import bench
 from models.objectives import make_objective
-from storage.errors import InputError, command, refuse_unknown
-from storage.files import write_json
-from storage.prepared import Prepared, open_prepared
-from training import loop
-from training.checkpoint import Checkpoint
-from training.device import configure
-from training.optimisers import make_optimiser
-from training.progress import Progress
-from training.settings import Job, Settings
-from training.step import Step
+from reread.batches.batches import Batches
+from reread.batches.collation import reads_ragged
+from reread.storage.errors import InputError, command, refuse_unknown
+from reread.storage.files import write_json
+from reread.storage.prepared import Prepared, open_prepared
+from reread.training import loop
+from reread.training.checkpoint import Checkpoint
+from reread.training.device import configure
+from reread.training.optimisers import make_optimiser
+from reread.training.progress import Progress
+from reread.training.settings import Job, Settings
+from reread.training.step import Step
 
 WITHOUT_WARM_UP = {"name": "cosine", "warmup_epochs": 0}
 EPOCHS, WARM_EPOCHS, PASSES = 8, 3, 5

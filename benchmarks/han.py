@@ -2,10 +2,10 @@
 
 One step is forward pass, loss, backward pass and update, by fused AdamW (the peer's by fused Adam); documents of 20
 sentences of 3 to 30 words, uniformly drawn, a vocabulary of 50,000 vectors of 200, 50 units a direction. Ours is
-training.step.Step on models/han.py, with kernels and a CUDA graph. The peer is what one would write with PyTorch alone.
-It reads padding, or it reads the sentences sorted by length beforehand, in groups padded to their own longest. Each is
-timed in a CUDA graph, in float32 and in bfloat16 and float16 autocast; the peer's float16 has no scaling of the loss.
-In each precision the fastest of them is also compiled by torch.compile in its strongest mode, with cuBLAS for the
+reread.training.step.Step on models/han.py, with kernels and a CUDA graph. The peer is what one would write with PyTorch
+alone. It reads padding, or it reads the sentences sorted by length beforehand, in groups padded to their own longest.
+Each is timed in a CUDA graph, in float32 and in bfloat16 and float16 autocast; the peer's float16 has no scaling of the
+loss. In each precision the fastest of them is also compiled by torch.compile in its strongest mode, with cuBLAS for the
 products, and captured. Steps take turns, a sample each. On both sides nothing is dropped, no gradient is clipped, and
 PyTorch's operations are not held to those that repeat.
 """
@@ -21,21 +21,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import models
-from batches.text import concatenate
 from cuda_ext import library
 from cuda_ext.bench import GPU_STATE, Run, environment, gpu_values, time_in_turn, warmed_up
 from cuda_ext.case import compiled_strongest
 from models.objectives import make_objective
-from storage.errors import InputError, command
-from storage.files import write_json
-from training.optimisers import make_optimiser
-from training.settings import Settings
-from training.step import Step
+from reread.batches.text import concatenate
+from reread.storage.errors import InputError, command
+from reread.storage.files import write_json
+from reread.training.optimisers import make_optimiser
+from reread.training.settings import Settings
+from reread.training.step import Step
 
 VOCABULARY, EMBEDDING, HIDDEN, CLASSES = 50_000, 200, 50, 5
 SENTENCES, WORDS = 20, 30
 BATCHES = (64, 256, 1024)
-# training.settings.Settings.amp, and the dtype of the peer's autocast.
+# reread.training.settings.Settings.amp, and the dtype of the peer's autocast.
 AMPS = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Into how many groups of like length the peer's sentences are sorted.
 GROUPS = (1, 4, 8)

@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from evaluation.pictures import BLUE, GREY, VERMILLION, picture
-from storage.errors import InputError, command
-from storage.files import read_json
+from reread.evaluation.pictures import BLUE, GREY, VERMILLION, picture
+from reread.storage.errors import InputError, command
+from reread.storage.files import read_json
 
 # The convolution's simpler variants are timed against its best variant, which is not a peer.
 OWN = "register"

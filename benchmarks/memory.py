@@ -31,8 +31,8 @@ import models
 from cuda_ext import bench
 from models.layers.dense import DenseLayer, ImageClassifier
 from models.layers.norm_activation import by_modules
-from storage.errors import command, refuse_unknown
-from storage.files import write_json
+from reread.storage.errors import command, refuse_unknown
+from reread.storage.files import write_json
 
 STEPS = 3
 SAMPLES = 10

@@ -26,10 +26,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from storage.errors import InputError, WorkFailed, command
-from storage.files import read_json, write_json
-from storage.run_folder import TIMING
-from storage.secret import USER, draw
+from reread.storage.errors import InputError, WorkFailed, command
+from reread.storage.files import read_json, write_json
+from reread.storage.run_folder import TIMING
+from reread.storage.secret import USER, draw
 
 TRAIN = ("train", "--experiment", "tiny", "--variant", "densenet-relu")
 SETTINGS = {
@@ -80,7 +80,7 @@ def seconds(seeds: Any, environment: dict[str, str]) -> float:
     given = [f"--seed={seed}" for seed in seeds] + [f"--set={name}={value}" for name, value in SETTINGS.items()]
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "commands", *TRAIN, *given], env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "reread", *TRAIN, *given], env=environment, capture_output=True, text=True
     )
     if done.returncode:
         raise WorkFailed(f"reread train ended with exit code {done.returncode}: {done.stderr[-2000:]}")

@@ -33,20 +33,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import models
-from batches import collation
-from batches.order import batches
 from cuda_ext import library
 from models.objectives import make_objective
-from planning.plan import Plan
-from planning.resolve import make_plan
-from runtime.gpu_lease import acquire_gpu
-from storage.errors import InputError, command
-from storage.files import write_json
-from storage.prepared import DESCRIPTION, Prepared, open_prepared
-from training.device import configure
-from training.optimisers import make_optimiser
-from training.settings import Settings
-from training.step import Step
+from reread.batches import collation
+from reread.batches.order import batches
+from reread.planning.plan import Plan
+from reread.planning.resolve import make_plan
+from reread.runtime.gpu_lease import acquire_gpu
+from reread.storage.errors import InputError, command
+from reread.storage.files import write_json
+from reread.storage.prepared import DESCRIPTION, Prepared, open_prepared
+from reread.training.device import configure
+from reread.training.optimisers import make_optimiser
+from reread.training.settings import Settings
+from reread.training.step import Step
 
 WAYS = ("project", "project, any length", "longest, like length", "longest, any length", "cut length")
 # A CPU reads at most so many places of a padded batch.

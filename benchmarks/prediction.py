@@ -30,14 +30,14 @@ import torch
 from torch import nn
 
 import models
-from batches import answers, inference
 from cuda_ext import library
-from kinds import Reader, kind, load
 from models.objectives import DEFAULT, make_objective
-from storage.errors import InputError, command
-from storage.files import read_json, read_object, write_json
-from storage.prepared import Prepared, open_prepared
-from storage.run_folder import JOB
+from reread.batches import answers, inference
+from reread.kinds import Reader, kind, load
+from reread.storage.errors import InputError, command
+from reread.storage.files import read_json, read_object, write_json
+from reread.storage.prepared import Prepared, open_prepared
+from reread.storage.run_folder import JOB
 
 # Documents per batch, and documents per round: enough that a round on two cores takes about a second.
 ON_CPU = {1: 64, 128: 512}
@@ -101,8 +101,8 @@ def raw_texts(prepared: Prepared, rows: np.ndarray) -> list[str] | None:
     if "raw_indices" not in prepared.arrays:
         return None
     try:
-        from preprocessing import reading  # noqa: F401
-        from preprocessing.manifest import open_data_set
+        from reread.preprocessing import reading  # noqa: F401
+        from reread.preprocessing.manifest import open_data_set
 
         return open_data_set(prepared.description["name"]).read(prepared.arrays["raw_indices"][rows].tolist())
     except (ImportError, InputError):

@@ -28,13 +28,13 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.feature_extraction.text import CountVectorizer
 
-from kinds.text import Settings
-from preprocessing.documents import prepare
-from preprocessing.manifest import open_data_set
-from preprocessing.raw_text import DOCUMENTS, TextDataSet
-from preprocessing.workers import Workers, use_workers
-from storage.errors import InputError, command
-from storage.files import sha256_file
+from reread.kinds.text import Settings
+from reread.preprocessing.documents import prepare
+from reread.preprocessing.manifest import open_data_set
+from reread.preprocessing.raw_text import DOCUMENTS, TextDataSet
+from reread.preprocessing.workers import Workers, use_workers
+from reread.storage.errors import InputError, command
+from reread.storage.files import sha256_file
 
 WORD = r"\w+|[^\w\s]"
 

@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity
 
 from benchmarks import densenet, han
 from cuda_ext import bench
-from storage.errors import InputError, command
-from storage.files import write_json
+from reread.storage.errors import InputError, command
+from reread.storage.files import write_json
 
 NAMES = ("han", "densenet")
 BATCH = {"han": 64, "densenet": 512}

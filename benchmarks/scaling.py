@@ -6,8 +6,8 @@ python -m benchmarks.scaling --processes 1 2 --amp fp32 --steps 10          loss
 python -m benchmarks.scaling --debug --processes 1 2                        tiny networks, also on a CPU
 
 torchrun starts the processes, each with a GPU of its own. A case has a batch per process (``each``) or one batch over
-all processes (``all``). Steps are those of training/step.py in CUDA graphs, on drawn images of 32 x 32 pixels or drawn
-documents. The ways to sum gradients:
+all processes (``all``). Steps are those of reread/training/step.py in CUDA graphs, on drawn images of 32 x 32 pixels or
+drawn documents. The ways to sum gradients:
 
 flat             training's own: one float32 buffer, summed after the graph
 ddp-MB           DistributedDataParallel, which sums buckets of MB megabytes during the backward pass, in the graph
@@ -52,22 +52,22 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import models
-from batches.batches import Batch, Batches
-from batches.collation import reads_ragged
 from benchmarks.end_to_end import PLAIN, WITHOUT_WARM_UP, drawn_images, drawn_text
 from cuda_ext import bench
 from cuda_ext.graphs import Graphs
 from models.objectives import make_objective
-from storage.errors import InputError, command, nearest, refuse_unknown
-from storage.files import read_json, write_json
-from storage.prepared import Prepared
-from training.device import acquire_device, configure
-from training.loop import seed_epoch
-from training.optimisers import make_optimiser
-from training.processes import ONE, Processes
-from training.rendezvous import joined
-from training.settings import Settings
-from training.step import Outcome, Step
+from reread.batches.batches import Batch, Batches
+from reread.batches.collation import reads_ragged
+from reread.storage.errors import InputError, command, nearest, refuse_unknown
+from reread.storage.files import read_json, write_json
+from reread.storage.prepared import Prepared
+from reread.training.device import acquire_device, configure
+from reread.training.loop import seed_epoch
+from reread.training.optimisers import make_optimiser
+from reread.training.processes import ONE, Processes
+from reread.training.rendezvous import joined
+from reread.training.settings import Settings
+from reread.training.step import Outcome, Step
 
 STEPS, PASSES, WARM_PASSES = 12, 3, 3
 # After which the processes of a case are killed: a collective that not all processes call waits forever.

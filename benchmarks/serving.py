@@ -26,11 +26,11 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from preprocessing.manifest import open_data_set
-from storage.errors import InputError, WorkFailed, command
-from storage.files import write_json
-from storage.prepared import SPLITS
-from storage.secret import project_secret
+from reread.preprocessing.manifest import open_data_set
+from reread.storage.errors import InputError, WorkFailed, command
+from reread.storage.files import write_json
+from reread.storage.prepared import SPLITS
+from reread.storage.secret import project_secret
 
 # Clients at once, and documents per request.
 WAYS = {"in batches": (2, 64), "one by one": (1, 1), "one by one, 16 clients": (16, 1)}

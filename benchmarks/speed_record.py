@@ -12,7 +12,7 @@ not count opening and checking the arrays, and one warm-up before the first seed
 cuDNN chooses its algorithms, and the step's CUDA graphs are captured. Those of image sizes that come in later epochs
 alone are captured in the first seed, and counted.
 
-Training is by the same Batches, Step, Schedule and Lookahead as training/loop.py, without its validation and
+Training is by the same Batches, Step, Schedule and Lookahead as reread/training/loop.py, without its validation and
 checkpoints. Nothing is chosen by test images: a recipe has a fixed number of epochs, and its settings were chosen on
 validation (``--validation`` trains on the training split alone and reads the validation split instead). Before test
 images are read the ledger gets an entry; without results/ it is in FILE.test-reads.jsonl beside ``--json FILE``, from
@@ -33,28 +33,28 @@ import numpy as np
 import torch
 
 import models
-from batches.batches import Batches
-from batches.inference import Predictor
 from benchmarks.end_to_end import synchronised
 from cuda_ext import bench
 from models.layers import kernels, parameter_count
 from models.layers.beginning import begin
 from models.objectives import make_objective
-from storage.errors import InputError, command, refuse_unknown
-from storage.files import content_key, write_json
-from storage.git import checkout
-from storage.ledger import LEDGER, open_test_split, version_of
-from storage.prepared import Prepared, open_prepared
-from storage.settings import from_json
-from training.average import Average
-from training.device import configure
-from training.lookahead import Lookahead
-from training.loop import seed_epoch
-from training.optimisers import make_optimiser
-from training.schedules import Schedule
-from training.settings import Settings
-from training.step import Step
-from verdicts.statistics import mean_interval
+from reread.batches.batches import Batches
+from reread.batches.inference import Predictor
+from reread.storage.errors import InputError, command, refuse_unknown
+from reread.storage.files import content_key, write_json
+from reread.storage.git import checkout
+from reread.storage.ledger import LEDGER, open_test_split, version_of
+from reread.storage.prepared import Prepared, open_prepared
+from reread.storage.settings import from_json
+from reread.training.average import Average
+from reread.training.device import configure
+from reread.training.lookahead import Lookahead
+from reread.training.loop import seed_epoch
+from reread.training.optimisers import make_optimiser
+from reread.training.schedules import Schedule
+from reread.training.settings import Settings
+from reread.training.step import Step
+from reread.verdicts.statistics import mean_interval
 
 # Of airbench94 (Jordan, arXiv 2404.00498): 11.5 for the sum over 1024 images, in units of 1 + 1 / (1 - momentum), is
 # 1.465 for the mean of 1000; its weight decay of .0153 is .00133 of that. A norm's bias learns 64 times as fast.
@@ -180,7 +180,8 @@ class Runs:
         return Timed(seed, accuracy, self.loss, seconds | {"whole": times[-1] - times[0]})
 
     def train(self, batches: Batches, seed: int, epochs: int) -> Average:
-        """The first ``epochs`` of training/loop.py, without validation and checkpoints; return the averaged network."""
+        """The first ``epochs`` of reread/training/loop.py, without validation and checkpoints; return the averaged
+        network."""
         settings = self.settings
         schedule = Schedule(settings.schedule, settings.learning_rate, settings.max_epochs)
         lookahead = Lookahead(self.network, settings.lookahead_decay, len(batches), settings.max_epochs)

@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from storage.errors import InputError, WorkFailed, command
-from storage.files import write_json
-from tracking.connection import tracking_uri
-from tracking.runs import Tracking, open_tracking
+from reread.storage.errors import InputError, WorkFailed, command
+from reread.storage.files import write_json
+from reread.tracking.connection import tracking_uri
+from reread.tracking.runs import Tracking, open_tracking
 
 EXPERIMENT = "tracking-load"
 EPOCHS = 100

@@ -1,4 +1,4 @@
-"""Error rates, coverage and power of the rule of verdicts.rule, by simulation.
+"""Error rates, coverage and power of the rule of reread.verdicts.rule, by simulation.
 
 nice python -m benchmarks.verdicts --draws 1200 --json benchmarks/results/2026-11-25-verdicts.json
 
@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from storage.errors import InputError, command
-from storage.files import write_json
-from verdicts.rule import VERSION
-from verdicts.simulation import ALPHA, NARROW, SHAPES, World, experiments, looks, power, rates
+from reread.storage.errors import InputError, command
+from reread.storage.files import write_json
+from reread.verdicts.rule import VERSION
+from reread.verdicts.simulation import ALPHA, NARROW, SHAPES, World, experiments, looks, power, rates
 
 SEEDS = (4, 6, 8, 10, 12)
 COMPARISONS = (1, 3, 5, 13)

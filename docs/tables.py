@@ -87,15 +87,15 @@ def verdict(name: str) -> str:
 
 
 def rule() -> str:
-    """Return the rule of verdicts as verdicts/rule.py words it, in a block of plain text."""
-    from verdicts.rule import RULE
+    """Return the rule of verdicts as reread/verdicts/rule.py words it, in a block of plain text."""
+    from reread.verdicts.rule import RULE
 
     return f"```text\n{RULE.strip()}\n```\n"
 
 
 def fewest_seeds() -> Table:
     """Return the fewest seeds that can show a direction by the number of comparisons, of rule 1 and of today's."""
-    from verdicts.seeds import least_seeds
+    from reread.verdicts.seeds import least_seeds
 
     head = ["comparisons", "two networks, seeds of each", "pairs, or one figure", "two networks by rule 1"]
     counts = [(n, least_seeds(0.05, n), least_seeds(0.05, n, one_figure=True)) for n in (1, 2, 3, 4, 6, 9, 13)]
@@ -104,7 +104,7 @@ def fewest_seeds() -> Table:
 
 def seeds_of_experiments() -> Table:
     """Return each published experiment's seeds beside the fewest that rule 1 and today's need for its comparisons."""
-    from verdicts.seeds import least_seeds
+    from reread.verdicts.seeds import least_seeds
 
     rows = []
     for name, judged in judged_experiments():
@@ -241,23 +241,23 @@ def enough(by_seeds: dict[int, dict[str, float]], kind: str) -> str:
 
 
 def service_settings() -> Table:
-    """Return the variables of commands/service_settings.py."""
-    from commands.service_settings import table
+    """Return the variables of reread/commands/service_settings.py."""
+    from reread.commands.service_settings import table
 
     return ["variable", "default", "content"], [[f"`{name}`", value, text] for name, value, text in table()]
 
 
 def environment() -> Table:
-    """Return the variables of planning/environment.py."""
-    from planning.environment import table
+    """Return the variables of reread/planning/environment.py."""
+    from reread.planning.environment import table
 
     return ["variable", "meaning", "default"], [[f"`{name}`", text, default] for name, default, text in table()]
 
 
 def sources() -> Table:
-    """Return the data sets of preprocessing/sources/, each with the first line of its file."""
+    """Return the data sets of reread/preprocessing/sources/, each with the first line of its file."""
     rows = []
-    for path in sorted((ROOT / "preprocessing/sources").glob("*.py")):
+    for path in sorted((ROOT / "reread/preprocessing/sources").glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if any(isinstance(node, ast.FunctionDef) and node.name == "rows" for node in tree.body):
             rows.append([f"`{path.stem}`", (ast.get_docstring(tree) or "").partition("\n")[0]])
@@ -272,7 +272,7 @@ def published(experiment: str, name: str) -> Any:
 
 def claims(experiment: str) -> list[str]:
     """Return the claims that an experiment compares."""
-    from planning.experiment import load_experiment
+    from reread.planning.experiment import load_experiment
 
     return [one["claim"] for one in load_experiment(experiment, ROOT).comparisons]
 
@@ -287,7 +287,7 @@ def not_run(experiment: str) -> str:
 
 def overview() -> Table:
     """Return each experiment that compares claims, with its seeds and its verdicts, or that it has not been run."""
-    from planning.experiment import load_experiment
+    from reread.planning.experiment import load_experiment
 
     rows = []
     for path in sorted((ROOT / "experiments").glob("*.yaml")):
@@ -386,7 +386,7 @@ def of_class(row: dict[str, str]) -> str:
 
 def costs(experiment: str) -> Table:
     """Return what training one run of each variant took, as means over seeds."""
-    from storage.run_folder import FILES, read_files
+    from reread.storage.run_folder import FILES, read_files
 
     files = read_files(ROOT / "results" / experiment / FILES)
     rows = []
@@ -464,7 +464,7 @@ USED = ("default", "imdb", "newsgroups20", "fastnet")
 
 def use() -> str:
     """Return for each data set of USED the line on what to use that the experiment's report begins with."""
-    from evaluation.head import recommendations
+    from reread.evaluation.head import recommendations
 
     lines = [line for name in USED for line in recommendations(read_json(f"results/{name}/metrics.json"))]
     return "".join(f"- {line}\n" for line in lines)
@@ -509,9 +509,9 @@ def lars_rates() -> Table:
 
 def grid_ends() -> Table:
     """Return each choice of a published tuning at an end of what it tried, with what the experiment tries today."""
-    from planning.experiment import load_experiment
-    from planning.resolve import make_plan
-    from planning.tuning import choices, differing, edges
+    from reread.planning.experiment import load_experiment
+    from reread.planning.resolve import make_plan
+    from reread.planning.tuning import choices, differing, edges
 
     rows = []
     for path in sorted((ROOT / "results").glob("*tuning/plan.json")):
@@ -567,7 +567,7 @@ def choices() -> Table:
     Left out are tunings, which choose settings and read no test split, and experiments whose variants are prepared
     differently or are one network, trained differently.
     """
-    from evaluation.metric_names import metric_words
+    from reread.evaluation.metric_names import metric_words
 
     rows = []
     for path in sorted((ROOT / "results").glob("*/verdicts.json")):

@@ -9,7 +9,7 @@ from prefect.context import FlowRunContext
 from prefect.states import Failed
 
 from flows.parameters import run_name
-from storage.errors import InputError, PassingError, WorkFailed
+from reread.storage.errors import InputError, PassingError, WorkFailed
 from tasks.liveness import locked
 from tasks.progress import outermost_flow
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from flows.definition import project_flow
 from flows.parameters import Experiment, Overrides, PlanValue, Seeds, Variants, plan_of
 from flows.preprocess import preprocess
-from planning.search import with_known_trials
+from reread.planning.search import with_known_trials
+from reread.tracking.runs import shared_connection
 from tasks.show import show_results
-from tracking.runs import shared_connection
 
 
 @project_flow("evaluate")

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from prefect.context import FlowRunContext
 from pydantic import Field
 
-from planning.experiment import experiments
-from planning.plan import Plan
-from planning.resolve import make_plan
+from reread.planning.experiment import experiments
+from reread.planning.plan import Plan
+from reread.planning.resolve import make_plan
 
 MOST_NAMES = 4  # that a flow run's name lists
 

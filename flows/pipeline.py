@@ -7,7 +7,7 @@ from flows.evaluate import evaluate
 from flows.ingest import ingest
 from flows.parameters import Experiment, Fresh, Overrides, PlanValue, Seeds, Variants, Wait, plan_of
 from flows.train import train
-from planning.resolve import with_data
+from reread.planning.resolve import with_data
 from tasks.show import show_results
 
 

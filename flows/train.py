@@ -14,18 +14,18 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.definition import project_flow
 from flows.parameters import Experiment, Fresh, Overrides, PlanValue, Seeds, Variants, Wait, plan_of
 from flows.preprocess import preprocess
-from planning.environment import Environment
-from planning.reach import plan_reach, reach_lines
-from planning.search import rounds
-from planning.tuning import other_settings, published
+from reread.planning.environment import Environment
+from reread.planning.reach import plan_reach, reach_lines
+from reread.planning.search import rounds
+from reread.planning.tuning import other_settings, published
+from reread.tracking.journal import settle, waiting
+from reread.training.launcher import allow_training, kept_processes, stop_training
 from tasks.background import tracking_in_background
 from tasks.board import BOARD
 from tasks.liveness import close_dead_flow_runs
 from tasks.progress import say
 from tasks.train import reuse
 from tasks.train import train as train_run
-from tracking.journal import settle, waiting
-from training.launcher import allow_training, kept_processes, stop_training
 
 STOP_SECONDS = 30
 

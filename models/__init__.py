@@ -1,6 +1,6 @@
 """The networks by name. A network is one file, models/NAME.py, with
 
-Settings   a frozen dataclass (storage.settings) of the network's settings
+Settings   a frozen dataclass (reread.storage.settings) of the network's settings
 DEBUG      Settings of a size for tests
 build      build(settings, description) -> torch.nn.Module, description being the data set's prepared.json
 KIND       optional: "text" or "image", the only kind of data that the network reads
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.errors import InputError, nearest
-from storage.files import read_object, sha256_file
-from storage.numeric import numeric_digest, numeric_files
-from storage.registry import Registry
-from storage.run_folder import JOB, RESULT, RunFolder
-from storage.settings import from_json, members
+from reread.storage.errors import InputError, nearest
+from reread.storage.files import read_object, sha256_file
+from reread.storage.numeric import numeric_digest, numeric_files
+from reread.storage.registry import Registry
+from reread.storage.run_folder import JOB, RESULT, RunFolder
+from reread.storage.settings import from_json, members
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,7 +50,7 @@ def settings_class(model: str) -> type:
 def settings(model: str, mapping: Mapping[str, Any]) -> Any:
     """Return the Settings of ``model`` with the values of ``mapping``; InputError for an unknown model or name.
 
-    planning.validation checks values before a job is made of them.
+    reread.planning.validation checks values before a job is made of them.
     """
     return from_json(settings_class(model), mapping)
 

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from storage.errors import InputError
-from storage.settings import Range
+from reread.storage.errors import InputError
+from reread.storage.settings import Range
 
 KIND = "image"
 FILTER = 9

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from storage.errors import InputError
-from storage.settings import Range
+from reread.storage.errors import InputError
+from reread.storage.settings import Range
 
 KIND = "image"
 FILTER = 5

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from models.layers.dense import Composite, DenseLayer, ImageClassifier
 from models.layers.views import Views
-from storage.errors import InputError
-from storage.settings import OneOf, Range, Tagged, tagged
+from reread.storage.errors import InputError
+from reread.storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 BLOCKS = 3

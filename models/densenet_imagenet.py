@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from models.activations import make_activation
 from models.layers.dense import Composite, DenseLayer, ImageClassifier
-from storage.errors import InputError
-from storage.files import sha256_file
-from storage.settings import OneOf, Range, Tagged, tagged
+from reread.storage.errors import InputError
+from reread.storage.files import sha256_file
+from reread.storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 LAYERS = {

@@ -4,7 +4,7 @@ Source: Jordan, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU, arXiv 2404.0049
 convolution that whitens patches of the training images and is frozen, three blocks of 3x3 convolutions that begin as
 the identity, norms without a scale whose biases learn 64 times as fast, and a head that is scaled down to one ninth.
 SIZES are its airbench94, 95 and 96. The other parts of its recipe are training's:
-batches/augmentations/alternating_flip.py, ``lookahead_decay`` and schedule ``one_cycle``.
+reread/batches/augmentations/alternating_flip.py, ``lookahead_decay`` and schedule ``one_cycle``.
 
 The training is meant for ``deterministic: false``: on a GPU PyTorch has no repeatable gradient of a maximum pooling.
 
@@ -24,8 +24,8 @@ from models.activations import make_activation
 from models.layers.norm_activation import norm_activation
 from models.layers.views import ViewAverage, Views
 from models.layers.whitening import Whitening
-from storage.errors import InputError
-from storage.settings import OneOf, Range, Tagged, tagged
+from reread.storage.errors import InputError
+from reread.storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 BLOCKS = 3

@@ -20,7 +20,7 @@ from models.layers.parameter_groups import parameter_groups
 from models.layers.pooling import pooling
 from models.layers.recurrent import BidirectionalGRU
 from models.layers.sequences import offsets_of, real_steps
-from storage.settings import Range
+from reread.storage.settings import Range
 
 KIND = "text"
 

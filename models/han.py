@@ -23,7 +23,7 @@ from models.layers.embedding import Vectors, WordEmbedding
 from models.layers.parameter_groups import parameter_groups
 from models.layers.recurrent import BidirectionalGRU
 from models.layers.sequences import offsets_of
-from storage.settings import Range
+from reread.storage.settings import Range
 
 KIND = "text"
 # Per batch of sentences: on docstrings 2 groups train a quarter faster than 1, and 3 no faster than 2.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from models.layers.norm_activation import NormActivation
 from models.layers.residual import Classifier, convolution, image_channels, refuse_depth
-from storage.settings import OneOf, Range, Tagged, tagged
+from reread.storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 STAGES = 3

@@ -25,7 +25,7 @@ from models.layers.residual import (
     refuse_depth,
     unit_shapes,
 )
-from storage.settings import OneOf, Range, Tagged, tagged
+from reread.storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 STAGES = 3

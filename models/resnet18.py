@@ -22,7 +22,7 @@ from models.layers.residual import (
     projected_shortcut,
     unit_shapes,
 )
-from storage.settings import OneOf, Range, Tagged, tagged
+from reread.storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 STAGES, UNITS = 4, 2

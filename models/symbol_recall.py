@@ -1,4 +1,4 @@
-"""A recurrent layer that recalls, at the end of a sequence, the symbols of its beginning (kinds/symbols.py).
+"""A recurrent layer that recalls, at the end of a sequence, the symbols of its beginning (reread/kinds/symbols.py).
 
 Each step reads the symbol, one of A inputs, an input that marks a symbol to be remembered, and one that asks. Scores
 are those of A symbols at each of P positions, in the order of the data's classes.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cuda_ext.gru import MOST_UNITS, gru
 from models.layers.cells import Name, Recurrence
-from storage.settings import Range
+from reread.storage.settings import Range
 
 KIND = "symbols"
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from models.layers.norm_activation import NormActivation
 from models.layers.residual import Classifier, PreActivation, convolution, image_channels, refuse_depth, unit_shapes
-from storage.settings import OneOf, Range, Tagged, tagged
+from reread.storage.settings import OneOf, Range, Tagged, tagged
 
 KIND = "image"
 STAGES = 3

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.layers.embedding import PADDING, Vectors, WordEmbedding
 from models.layers.parameter_groups import parameter_groups
 from models.layers.sequences import offsets_of, real_steps, sums_of_sequences
-from storage.settings import Range
+from reread.storage.settings import Range
 
 KIND = "text"
 

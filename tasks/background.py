@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from tracking.runs import shared_connection
+from reread.tracking.runs import shared_connection
 
 Result = TypeVar("Result")
 

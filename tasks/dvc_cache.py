@@ -12,10 +12,10 @@ import json
 import re
 from pathlib import Path
 
-from planning.schema import read_yaml
-from preprocessing.manifest import DATA_DIRECTORY
-from storage.errors import InputError, WorkFailed, command
-from storage.files import below, write_text
+from reread.planning.schema import read_yaml
+from reread.preprocessing.manifest import DATA_DIRECTORY
+from reread.storage.errors import InputError, WorkFailed, command
+from reread.storage.files import below, write_text
 
 DATA = Path("data.dvc")
 MD5 = re.compile(r"[0-9a-f]{32}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from planning.plan import job_settings
+from reread.planning.plan import job_settings
 
 STEPS = 6
 BUSY = 0.9  # the share of a core below which other work slows a process down
@@ -59,12 +59,12 @@ def epoch_seconds(job: Mapping[str, Any]) -> tuple[float, float]:
     import torch
 
     import models
-    from batches import collation
     from models.objectives import make_objective
-    from runtime.determinism import threads
-    from storage.prepared import open_prepared
-    from training.optimisers import make_optimiser
-    from training.step import Step
+    from reread.batches import collation
+    from reread.runtime.determinism import threads
+    from reread.storage.prepared import open_prepared
+    from reread.training.optimisers import make_optimiser
+    from reread.training.step import Step
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     prepared = open_prepared(Path(job["prepared"]), verify=False)

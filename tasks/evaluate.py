@@ -12,29 +12,29 @@ from typing import Any
 
 import numpy as np
 
-import kinds
-from evaluation.baselines import Baseline, evaluate_baseline
-from evaluation.metrics import metric_names
-from evaluation.records import RunRecord
-from evaluation.report import evaluate_experiment
-from evaluation.run import evaluate_run
-from evaluation.summary import champion_of
-from planning.experiment import networks
-from planning.history import fixed
-from planning.plan import Plan
-from planning.resolve import make_plan
-from planning.tuning import published, untuned
-from preprocessing.manifest import load_raw_rows
-from storage.errors import InputError, command
-from storage.ledger import SplitRead, add_reads, open_test_split, read_ledger, reads_file, version_of
-from storage.prepared import SPLITS, Prepared, open_prepared
-from storage.run_folder import RunFolder
+from reread import kinds
+from reread.evaluation.baselines import Baseline, evaluate_baseline
+from reread.evaluation.metrics import metric_names
+from reread.evaluation.records import RunRecord
+from reread.evaluation.report import evaluate_experiment
+from reread.evaluation.run import evaluate_run
+from reread.evaluation.summary import champion_of
+from reread.planning.experiment import networks
+from reread.planning.history import fixed
+from reread.planning.plan import Plan
+from reread.planning.resolve import make_plan
+from reread.planning.tuning import published, untuned
+from reread.preprocessing.manifest import load_raw_rows
+from reread.storage.errors import InputError, command
+from reread.storage.ledger import SplitRead, add_reads, open_test_split, read_ledger, reads_file, version_of
+from reread.storage.prepared import SPLITS, Prepared, open_prepared
+from reread.storage.run_folder import RunFolder
+from reread.tracking.journal import Tracker
 from tasks.links import links
 from tasks.preprocess import preprocess
 from tasks.progress import say
 from tasks.provenance import described
 from tasks.step import step
-from tracking.journal import Tracker
 
 
 @step(task_run_name="evaluate-{plan[name]}")

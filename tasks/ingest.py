@@ -6,14 +6,14 @@ python -m tasks.ingest [NAME ...] [--experiment NAME] [--accept-new-version]
 import argparse
 from pathlib import Path
 
-from planning.environment import read_environment
-from planning.experiment import load_experiment
-from planning.manifest import read_manifest
-from preprocessing.ingest import data_card, sizes
-from preprocessing.ingest import ingest as ingest_source
-from preprocessing.manifest import Manifest, open_data_set
-from preprocessing.sources import SOURCES, embedded
-from storage.errors import InputError, command, refuse_unknown
+from reread.planning.environment import read_environment
+from reread.planning.experiment import load_experiment
+from reread.planning.manifest import read_manifest
+from reread.preprocessing.ingest import data_card, sizes
+from reread.preprocessing.ingest import ingest as ingest_source
+from reread.preprocessing.manifest import Manifest, open_data_set
+from reread.preprocessing.sources import SOURCES, embedded
+from reread.storage.errors import InputError, command, refuse_unknown
 from tasks.dvc_cache import how_to_mend
 from tasks.progress import say
 from tasks.step import publish_results, step

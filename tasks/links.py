@@ -8,11 +8,11 @@ import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from evaluation.report import Links
+from reread.evaluation.report import Links
+from reread.tracking.pages import server_of
+from reread.tracking.runs import open_tracking
 from tasks.prefect_run import flow_run_page
 from tasks.provenance import UI
-from tracking.pages import server_of
-from tracking.runs import open_tracking
 
 
 def links(experiment: str, run_ids: Mapping[str, str]) -> Links:

@@ -23,7 +23,7 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.states import Cancelled, Crashed
 
-from storage.locks import file_lock, is_held
+from reread.storage.locks import file_lock, is_held
 
 FOLDER = Path(".locks") / "flow-runs"
 # A flow run that this server does not know may be of another one; its lock file is removed after a week.

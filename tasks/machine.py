@@ -3,10 +3,10 @@
 python -m tasks.machine      write results/machine.json; where the kind has changed, DVC makes the results again
 """
 
-from planning.keys import this_machine
-from planning.runs import RESULTS
-from storage.errors import InputError, command
-from storage.files import read_json, write_json
+from reread.planning.keys import this_machine
+from reread.planning.runs import RESULTS
+from reread.storage.errors import InputError, command
+from reread.storage.files import read_json, write_json
 
 FILE = "machine.json"
 

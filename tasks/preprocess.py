@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planning.resolve import make_plan
-from preprocessing.prepare import prepare, summary
-from preprocessing.workers import Workers, use_workers
-from storage.errors import command, refuse_unknown
-from storage.prepared import SPLITS
+from reread.planning.resolve import make_plan
+from reread.preprocessing.prepare import prepare, summary
+from reread.preprocessing.workers import Workers, use_workers
+from reread.storage.errors import command, refuse_unknown
+from reread.storage.prepared import SPLITS
 from tasks.progress import say
 from tasks.step import publish_results, step
 

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
-from storage.errors import BREAKS, printable
+from reread.storage.errors import BREAKS, printable
 from tasks.board import BOARD, name_of
 from tasks.prefect_run import flow_context, task_context
 

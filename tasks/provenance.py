@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planning.keys import this_machine
-from planning.schema import read_yaml
-from storage.files import sha256_file
-from storage.git import checkout
+from reread.planning.keys import this_machine
+from reread.planning.schema import read_yaml
+from reread.storage.files import sha256_file
+from reread.storage.git import checkout
 from tasks.prefect_run import flow_run_id, flow_run_page
 
 # Where `reread ui` serves Prefect's pages.

@@ -6,12 +6,12 @@ from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from evaluation.metrics import metric_title
-from evaluation.page import interval, number
-from planning.plan import PLAN
-from storage.files import read_json
+from reread.evaluation.metrics import metric_title
+from reread.evaluation.page import interval, number
+from reread.planning.plan import PLAN
+from reread.storage.files import read_json
+from reread.tracking.runs import report_page
 from tasks.progress import artifact_key, in_outermost_flow, log
-from tracking.runs import report_page
 
 
 def show_results(report: Path) -> None:

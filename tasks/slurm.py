@@ -23,16 +23,16 @@ from typing import Any
 
 from submitit import SlurmExecutor
 
-from storage.errors import InputError, PassingError
-from storage.files import read_json, remove_directory, write_json, write_text
-from storage.locks import run_locked
-from storage.run_folder import JOB, RunFolder
+from reread.storage.errors import InputError, PassingError
+from reread.storage.files import read_json, remove_directory, write_json, write_text
+from reread.storage.locks import run_locked
+from reread.storage.run_folder import JOB, RunFolder
+from reread.tracking.runs import ORIGIN
+from reread.training.launcher import TrainingFailed, training_command
 from tasks.prefect_run import is_retry
 from tasks.progress import say
 from tasks.provenance import provenance
 from tasks.step import step
-from tracking.runs import ORIGIN
-from training.launcher import TrainingFailed, training_command
 
 FOLDER = Path(".slurm")
 SCRIPT = Path(__file__).with_name("slurm_job.sh")

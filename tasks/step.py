@@ -5,9 +5,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from planning.runs import RESULTS
-from storage.errors import PassingError
-from storage.files import published_directory, write_json, write_text
+from reread.planning.runs import RESULTS
+from reread.storage.errors import PassingError
+from reread.storage.files import published_directory, write_json, write_text
 
 if TYPE_CHECKING:
     from prefect import Task

@@ -10,14 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
-from planning.keys import this_machine
-from planning.resolve import make_plan
-from planning.runs import RESULTS, RUNS, run_records
-from planning.search import rounds
-from storage.errors import InputError, command
-from storage.files import remove_directory, write_json
-from storage.locks import run_locked
-from storage.run_folder import RunFolder
+from reread.planning.keys import this_machine
+from reread.planning.resolve import make_plan
+from reread.planning.runs import RESULTS, RUNS, run_records
+from reread.planning.search import rounds
+from reread.storage.errors import InputError, command
+from reread.storage.files import remove_directory, write_json
+from reread.storage.locks import run_locked
+from reread.storage.run_folder import RunFolder
+from reread.tracking.journal import TrackedRun, Tracker, settle, waiting
+from reread.tracking.runs import ORIGIN, open_tracking
+from reread.training.launcher import STOPPING, TrainingFailed, TrainingStopped, kept_processes, run_training
 from tasks.background import is_in_background, track
 from tasks.board import BOARD, name_of
 from tasks.machine import refuse_other_machine
@@ -26,9 +29,6 @@ from tasks.preprocess import preprocess
 from tasks.progress import RunProgress, say
 from tasks.provenance import provenance
 from tasks.step import publishes, step
-from tracking.journal import TrackedRun, Tracker, settle, waiting
-from tracking.runs import ORIGIN, open_tracking
-from training.launcher import STOPPING, TrainingFailed, TrainingStopped, kept_processes, run_training
 
 # A run that ends sooner is logged when it ends, by fewer requests.
 SECONDS_UNTIL_TRACKED = 0.5
@@ -107,7 +107,7 @@ def recorded_runs(experiments: Iterable[str]) -> set[tuple[str, str, str]]:
 
 
 def _train(job: dict[str, Any], lock: TextIO | None) -> None:
-    from training.state import COLUMNS  # torch takes a second to import
+    from reread.training.state import COLUMNS  # torch takes a second to import
 
     about = provenance(job)
     # A run that ends at once is recorded as a whole.

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from evaluation import vega
-from storage.files import content_key, published_directory, sha256_file
-from storage.locks import file_lock
+from reread.evaluation import vega
+from reread.storage.files import content_key, published_directory, sha256_file
+from reread.storage.locks import file_lock
 
 # Before torch is imported: its threads wait actively, so that on shared cores two take four times the CPU time of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -63,14 +63,14 @@ def pytest_runtest_makereport(item: pytest.Item):
 MIGRATE = """
 import asyncio
 from prefect.server.database import provide_database_interface
-from tracking.runs import open_tracking
+from reread.tracking.runs import open_tracking
 open_tracking()
 asyncio.run(provide_database_interface().create_db())
 """
 # `reread run --experiment tiny`, whose files change as soon as a run is trained.
 RUN_AND_EDIT = """
 from pathlib import Path
-from commands.app import main
+from reread.commands.app import main
 from tasks.train import train
 
 before = train.fn
@@ -87,31 +87,31 @@ main(["run", "--experiment", "tiny"])
 # that nor ``template``, and the last ones share what the first has made.
 LONGEST = (
     "test_both_doors.py",
-    "commands/test_service.py",
-    "commands/test_try.py",
-    "tracking/test_journal.py",
-    "training/test_launcher.py",
-    "training/test_processes.py",
-    "training/test_kills.py",
-    "training/test_runs.py",
+    "reread/commands/test_service.py",
+    "reread/commands/test_try.py",
+    "reread/tracking/test_journal.py",
+    "reread/training/test_launcher.py",
+    "reread/training/test_processes.py",
+    "reread/training/test_kills.py",
+    "reread/training/test_runs.py",
     "tasks/test_slurm.py",
-    "tracking/test_mlflow_ui.py",
-    "tracking/test_tracking.py",
+    "reread/tracking/test_mlflow_ui.py",
+    "reread/tracking/test_tracking.py",
     "flows/test_survival.py",
     "flows/test_deployed.py",
     "test_dvc.py",
     "tasks/test_multi_label.py",
-    "planning/test_remote_runs.py",
-    "commands/test_reproduce.py",
-    "commands/test_predict.py",
+    "reread/planning/test_remote_runs.py",
+    "reread/commands/test_reproduce.py",
+    "reread/commands/test_predict.py",
     "benchmarks/test_scaling.py",
-    "training/test_places.py",
+    "reread/training/test_places.py",
     "tasks/test_full_disk.py",
-    "preprocessing/test_docstrings.py",
-    "preprocessing/test_blocks.py",
+    "reread/preprocessing/test_docstrings.py",
+    "reread/preprocessing/test_blocks.py",
     "models/test_registry.py",
-    "tracking/test_served_model.py",
-    "tracking/test_served_baseline.py",
+    "reread/tracking/test_served_model.py",
+    "reread/tracking/test_served_baseline.py",
 )
 
 
@@ -215,7 +215,7 @@ def empty_databases() -> Path:
     Ten seconds of migrations make it, once for each version of what makes it.
     """
     made_by = {name: importlib.metadata.version(name) for name in ("mlflow", "prefect", "alembic", "sqlalchemy")}
-    made_by |= {"script": MIGRATE, "tracking": sha256_file(ROOT / "tracking/connection.py")}
+    made_by |= {"script": MIGRATE, "tracking": sha256_file(ROOT / "reread/tracking/connection.py")}
     made = ROOT / ".cache/databases" / content_key(made_by)
     with file_lock(made.with_suffix(".lock")):
         if not made.exists():
@@ -262,7 +262,8 @@ def template(tmp_path_factory: pytest.TempPathFactory, empty_databases: Path) ->
 def finished(tmp_path_factory: pytest.TempPathFactory, template: Path) -> Project:
     """A copy of the project that has run the tiny experiment on seed 0. Tests read it; one that writes copies it.
 
-    params.yaml and the experiment were changed while it ran, and restored afterwards: tests/planning/test_plan.py.
+    params.yaml and the experiment were changed while it ran, and restored afterwards:
+    tests/reread/planning/test_plan.py.
     """
 
     def build(directory: Path) -> None:

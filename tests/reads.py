@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from storage import ledger
+from reread.storage import ledger
 
 
 class _All(Counter):

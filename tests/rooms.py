@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from storage.source import ROOT
+from reread.storage.source import ROOT
 
 
 def copy_rooms(destination: Path) -> Path:

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from storage.ledger import add_reads, read_ledger
+from reread.storage.ledger import add_reads, read_ledger
 
 LEDGER = "results/test-reads.jsonl"
 RUNS = "results/default/runs.json"
@@ -21,7 +21,7 @@ from typing import Annotated
 import torch
 from torch import nn
 
-from storage.settings import Range
+from reread.storage.settings import Range
 
 KIND = "text"
 

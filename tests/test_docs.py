@@ -16,7 +16,7 @@ import pytest
 import yaml
 from nbclient import NotebookClient
 
-from tests.evaluation.pages import published_report
+from tests.reread.evaluation.pages import published_report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -72,11 +72,11 @@ def load(name: str):
 def test_a_command_that_a_page_shows_parses(arguments):
     if arguments[0].startswith("--"):
         return
-    app = importlib.import_module("commands.app")
+    app = importlib.import_module("reread.commands.app")
     name, rest = app.file_of(arguments[0], arguments[1:])
     command = app.load(name)
     if arguments[0] == "study" and len(arguments) > 1:
-        assert (ROOT / "studies" / f"{arguments[1]}.py").is_file()
+        assert (ROOT / "reread/studies" / f"{arguments[1]}.py").is_file()
     options = [word for word in rest if word != "--help"]
     if options or "--help" not in arguments:
         command.make_context(arguments[0], options).close()
@@ -179,7 +179,7 @@ def test_the_runnable_snippets_and_the_notebook_run_one_after_another(finished):
                 ran.append(" ".join(words))
                 # This one made the copy.
                 if ran[-1] != "reread run --experiment tiny":
-                    finished.run("python", "-m", "commands", *words[1:])
+                    finished.run("python", "-m", "reread", *words[1:])
     assert len(ran) == 3 and "reread run --experiment tiny" in ran
     assert (finished.directory / "reports/tiny/report.html").is_file()
     run_tour(finished)

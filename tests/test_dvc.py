@@ -10,23 +10,23 @@ import pytest
 import yaml
 from selenium.webdriver.support.ui import WebDriverWait
 
-from commands.publish import depends_on
-from planning import keys
-from planning.experiment import experiments
-from planning.keys import this_machine
-from planning.resolve import make_plan
-from storage.errors import InputError
-from storage.files import write_json
+from reread.commands.publish import depends_on
+from reread.planning import keys
+from reread.planning.experiment import experiments
+from reread.planning.keys import this_machine
+from reread.planning.resolve import make_plan
+from reread.storage.errors import InputError
+from reread.storage.files import write_json
 from tasks.dvc_cache import refuse_foreign_listing
 from tasks.machine import main, refuse_other_machine
-from tests.tracking.comparison import browser, missing
+from tests.reread.tracking.comparison import browser, missing
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.skipif(missing() is not None and not os.environ.get("CI"), reason=str(missing()))
 def test_the_page_of_plots_draws_without_a_network(project):
-    project.run("python", "-m", "evaluation.vega")
+    project.run("python", "-m", "reread.evaluation.vega")
     project.run("dvc", "plots", "show")
     with browser() as driver:
         driver.get((project.directory / "dvc_plots/index.html").as_uri())
@@ -144,9 +144,9 @@ def test_a_list_of_files_leads_nowhere_although_data_dvc_names_it(tmp_path, monk
 
 
 ADDED = """
-from preprocessing.raw import About, add_data_set
-from preprocessing.raw_text import Document, TextRows
-from storage.prepared import SPLITS
+from reread.preprocessing.raw import About, add_data_set
+from reread.preprocessing.raw_text import Document, TextRows
+from reread.storage.prepared import SPLITS
 
 rows = [Document(f"{split}-{n}", (n % 2,), split, f"Text {n} of {split}.") for split in SPLITS for n in range(4)]
 add_data_set("mine", TextRows(About(("a", "b"), "a test", "none"), rows))

@@ -26,29 +26,37 @@ FLOORS = [
 LEVEL = {package: level for level, floor in enumerate(FLOORS) for package in floor}
 # Where a library may be imported: everything else goes through there.
 ONLY_IN = {
-    "prefect": ("flows/", "tasks/", "commands/"),
-    "mlflow": ("tracking/",),  # importers/mlflow.py imports it by name, where it is installed
+    "prefect": ("flows/", "tasks/", "reread/commands/"),
+    "mlflow": ("reread/tracking/",),  # reread/importers/mlflow.py imports it by name, where it is installed
     "dvc": ("tasks/dvc_cache.py",),
     "pandas": (
-        "preprocessing/",
-        "evaluation/",
-        "tracking/",
+        "reread/preprocessing/",
+        "reread/evaluation/",
+        "reread/tracking/",
         "tasks/",
         "flows/",
-        "commands/",
+        "reread/commands/",
         "benchmarks/",
-        "studies/",
+        "reread/studies/",
         "reread/",
     ),
-    "sklearn": ("preprocessing/", "evaluation/", "benchmarks/"),
+    "sklearn": ("reread/preprocessing/", "reread/evaluation/", "benchmarks/"),
     "pickle": (),
     "joblib": (),
-    "dask": ("preprocessing/workers.py",),
-    "distributed": ("preprocessing/workers.py",),
+    "dask": ("reread/preprocessing/workers.py",),
+    "distributed": ("reread/preprocessing/workers.py",),
     "cloudpickle": (),
 }
 # A machine that trains has torch, numpy and safetensors, and nothing else of ours.
-BARE = ("storage/", "kinds/", "cuda_ext/", "runtime/", "models/", "batches/", "training/")
+BARE = (
+    "reread/storage/",
+    "reread/kinds/",
+    "cuda_ext/",
+    "reread/runtime/",
+    "models/",
+    "reread/batches/",
+    "reread/training/",
+)
 BARE_LIBRARIES = {"torch", "numpy", "safetensors"}
 SOURCES = sorted(path for package in LEVEL for path in (ROOT / package).rglob("*.py"))
 
@@ -97,7 +105,7 @@ def test_no_source_starts_dvc():
 
 def test_importing_the_training_floor_brings_neither_prefect_nor_mlflow_and_stages_of_dvc_bring_no_prefect():
     code = """
-import sys, training.run
+import sys, reread.training.run
 print([name for name in ("prefect", "mlflow", "pandas", "sklearn") if name in sys.modules])
 import tasks.evaluate, tasks.ingest, tasks.preprocess, tasks.train
 print("prefect" in sys.modules)

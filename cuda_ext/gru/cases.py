@@ -5,7 +5,7 @@ clipped at 30 words. ``SENTENCES`` is what this printed:
 
     python - <<'END'
     import collections, json, lzma
-    from preprocessing import text
+    from reread.preprocessing import text
     counts = collections.Counter()
     for line in lzma.open("train.jsonl.xz", "rt"):
         review = json.loads(line)["text"].replace("<br />", "\\n")

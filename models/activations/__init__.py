@@ -10,8 +10,8 @@ where no kernel computes its settings.
 
 from typing import TYPE_CHECKING
 
-from storage.registry import Registry
-from storage.settings import Tagged
+from reread.storage.registry import Registry
+from reread.storage.settings import Tagged
 
 if TYPE_CHECKING:
     from torch import nn

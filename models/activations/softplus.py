@@ -5,7 +5,7 @@ from typing import Annotated
 
 from torch import nn
 
-from storage.settings import Range
+from reread.storage.settings import Range
 
 
 @dataclass(frozen=True)

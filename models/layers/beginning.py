@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from storage.prepared import Prepared
+from reread.storage.prepared import Prepared
 
 
 def begin(network: nn.Module, prepared: Prepared) -> None:

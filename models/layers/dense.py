@@ -18,7 +18,7 @@ from cuda_ext.dense_block import Halves, dense_block
 from models.activations import make_activation
 from models.layers.norm_activation import fuses, norm_activation, trained_beta
 from models.layers.views import ViewAverage
-from storage.settings import Tagged
+from reread.storage.settings import Tagged
 
 
 class Composite(nn.Sequential):

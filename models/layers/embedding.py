@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cuda_ext.embedding import embedding
-from storage.errors import InputError
-from storage.prepared import Prepared
+from reread.storage.errors import InputError
+from reread.storage.prepared import Prepared
 
 PADDING, UNKNOWN = 0, 1
 DEVIATION = 0.1
@@ -52,7 +52,7 @@ class WordEmbedding(nn.Embedding):
         super().__init__(vocabulary_size, width, padding_idx=PADDING)
         self.word_dropout = WordDropout(word_dropout)
         self.vectors = vectors
-        # Where set, tokens are rows of this, float [., E], and not words (training/adversarial.py).
+        # Where set, tokens are rows of this, float [., E], and not words (reread/training/adversarial.py).
         self.table: Tensor | None = None
 
     def reset_parameters(self) -> None:

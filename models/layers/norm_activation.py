@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cuda_ext import batch_norm_activation as fused
 from cuda_ext import library
 from models.activations import make_activation
-from storage.settings import Tagged
+from reread.storage.settings import Tagged
 
 
 class NormActivation(nn.Module):

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from models.activations import make_activation
 from models.layers.norm_activation import NormActivation
-from storage.errors import InputError
-from storage.settings import Tagged
+from reread.storage.errors import InputError
+from reread.storage.settings import Tagged
 
 # The largest block of channels in oneDNN's convolutions: that of AVX-512 in float32; of AVX2 it is 8.
 BLOCK = 16

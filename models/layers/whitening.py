@@ -9,7 +9,7 @@ Shape legend: n images, C channels, H x W pixels, D = 4 C numbers of a 2x2 patch
 import torch
 from torch import Tensor, nn
 
-from storage.prepared import Prepared
+from reread.storage.prepared import Prepared
 
 SIDE = 2
 # Added to the eigenvalues: what hardly varies is not raised to the level of the rest.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from storage.registry import Registry
+from reread.storage.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

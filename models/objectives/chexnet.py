@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.objectives import scores
-from storage.errors import InputError
+from reread.storage.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from cuda_ext.cross_entropy import cross_entropy
 from models.objectives import scores
-from storage.errors import InputError
-from storage.settings import Range
+from reread.storage.errors import InputError
+from reread.storage.settings import Range
 
 
 @dataclass(frozen=True)

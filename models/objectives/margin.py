@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from models.objectives import scores
-from storage.settings import Range
+from reread.storage.settings import Range
 
 
 @dataclass(frozen=True)

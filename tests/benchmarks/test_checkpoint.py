@@ -5,8 +5,8 @@ import dataclasses
 import torch
 
 from benchmarks import checkpoint, end_to_end
-from planning.resolve import make_plan
-from storage.source import ROOT
+from reread.planning.resolve import make_plan
+from reread.storage.source import ROOT
 
 
 def test_a_checkpoint_is_timed_as_a_share_of_an_epoch(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.source import ROOT
+from reread.storage.source import ROOT
 
 REPORT = sorted(Path(ROOT, "cuda_ext", "results").glob("*.json"))[-1]
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 import yaml
 
-from batches import collation
 from benchmarks.padding import WAYS, Timer, main, padded_to
-from preprocessing.prepare import prepare
-from storage.prepared import Prepared, open_prepared
-from storage.source import ROOT
-from training.settings import Settings
+from reread.batches import collation
+from reread.preprocessing.prepare import prepare
+from reread.storage.prepared import Prepared, open_prepared
+from reread.storage.source import ROOT
+from reread.training.settings import Settings
 
 CPU = torch.device("cpu")
 NETWORK = {"embedding_dim": 8, "hidden_size": 4, "dropout": 0.5}

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from benchmarks import prediction
-from preprocessing.manifest import DataSetEntry, FileEntry, record
-from preprocessing.prepare import prepare
-from storage.errors import InputError
-from storage.files import sha256_file
-from storage.prepared import SPLITS
-from tests.tracking.examples import prepared_images
+from reread.preprocessing.manifest import DataSetEntry, FileEntry, record
+from reread.preprocessing.prepare import prepare
+from reread.storage.errors import InputError
+from reread.storage.files import sha256_file
+from reread.storage.prepared import SPLITS
+from tests.reread.tracking.examples import prepared_images
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import scaling
-from storage.errors import InputError
+from reread.storage.errors import InputError
 
 WAYS = ["flat", "flat-graph", "flat-bf16", "ddp-1-static"]
 

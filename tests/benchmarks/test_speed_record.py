@@ -6,8 +6,8 @@ import torch
 
 from benchmarks import speed_record
 from benchmarks.end_to_end import drawn_images
-from storage.errors import InputError
-from storage.ledger import LEDGER, add_reads, read_ledger
+from reread.storage.errors import InputError
+from reread.storage.ledger import LEDGER, add_reads, read_ledger
 
 CPU = torch.device("cpu")
 

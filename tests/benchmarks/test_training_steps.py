@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from benchmarks import han, profile
-from storage.source import ROOT
-from training.device import HALVES
-from training.settings import Settings
+from reread.storage.source import ROOT
+from reread.training.device import HALVES
+from reread.training.settings import Settings
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from torch import nn
 from cuda_ext.adamw import adamw
 from cuda_ext.adamw.cases import HAN, LARGEST_ERROR, by_group, drawn, lists_of, ours
 from cuda_ext.bench import in_float64
+from reread.training.optimisers import make_optimiser, set_learning_rate
+from reread.training.settings import Settings
 from tests.cuda_ext import rules
-from training.optimisers import make_optimiser, set_learning_rate
-from training.settings import Settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 # No number, less than a tile, a tile and more, several tiles; more tensors than a launch takes.

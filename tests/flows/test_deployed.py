@@ -16,7 +16,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from storage.source import ROOT
+from reread.storage.source import ROOT
 from tests.conftest import Project
 from tests.flows.test_survival import child_runs, trainers, wait_until_gone
 from tests.servers import auth_of, call, free_port, started
@@ -38,7 +38,7 @@ HOLDS = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from storage.locks import file_lock
+from reread.storage.locks import file_lock
 with file_lock(Path(".locks/flow-runs") / (sys.argv[1] + ".lock")):
     print("held", flush=True)
     time.sleep(600)
@@ -128,7 +128,7 @@ class Served:
 def test_deployed_flows_are_run_shown_cancelled_and_killed(almost_finished, monkeypatch):
     project, port = almost_finished, free_port()
     # A server that has lost its worker ends with 1.
-    serve = ["-m", "commands", "serve", "--prefect-port", str(port)]
+    serve = ["-m", "reread", "serve", "--prefect-port", str(port)]
     with started(project, *serve, until="Ctrl-C", code=1) as (process, output):
         served = Served(project, port)
         check_deployments(served, output.read_text())
@@ -195,7 +195,7 @@ def show_in_mlflow(served: Served, port: int, monkeypatch) -> None:
     """`reread ui` beside `reread serve` starts MLflow and uses that Prefect; either Ctrl-C leaves the other alone."""
     mlflow = free_port()
     flow_runs = {one["id"] for one in served.ask("flow_runs/filter", {})}
-    ui = ["-m", "commands", "ui", "--mlflow-port", str(mlflow), "--prefect-port", str(port)]
+    ui = ["-m", "reread", "ui", "--mlflow-port", str(mlflow), "--prefect-port", str(port)]
     with started(served.project, *ui, until="Ctrl-C") as (pages, output):
         page = f"http://127.0.0.1:{mlflow}"
         assert page in output.read_text() and served.page in output.read_text()
@@ -263,7 +263,7 @@ def reconcile(served: Served, resumed: str, live: str) -> None:
     assert served.statuses() == ["RUNNING"]
     with subprocess.Popen([sys.executable, "-c", HOLDS, live], cwd=project.directory, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
-        settled = json.loads(project.run("python", "-m", "commands", "reconcile", "--json").stdout)
+        settled = json.loads(project.run("python", "-m", "reread", "reconcile", "--json").stdout)
         holder.kill()
     with contextlib.closing(sqlite3.connect(project.directory / ".prefect/prefect.db")) as database:
         states = dict(database.execute("SELECT id, state_type FROM flow_run"))

@@ -8,9 +8,9 @@ from flows.definition import failing_in_one_line
 from flows.parameters import name_of
 from flows.pipeline import pipeline
 from flows.train import train
-from planning.experiment import experiments
-from planning.resolve import make_plan
-from storage.errors import InputError, PassingError
+from reread.planning.experiment import experiments
+from reread.planning.resolve import make_plan
+from reread.storage.errors import InputError, PassingError
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 import flows.train
-from planning.resolve import make_plan
+from reread.planning.resolve import make_plan
 
 
 class Stop(Exception):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from planning.resolve import make_plan
+from reread.planning.resolve import make_plan
 from tasks.preprocess import preprocess
 from tasks.train import train
 
@@ -34,7 +34,7 @@ def lengthen(project) -> None:
 
 def start(project) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "commands", "train", *ARGUMENTS],
+        [sys.executable, "-m", "reread", "train", *ARGUMENTS],
         cwd=project.directory,
         env=project.environment,
         stdin=subprocess.DEVNULL,
@@ -80,7 +80,7 @@ FAILS_ONCE = """
 import sys
 from pathlib import Path
 import tasks.train
-from commands.app import main
+from reread.commands.app import main
 train, failed = tasks.train.run_training, []
 
 def fail_once(job, follow, lock):
@@ -127,7 +127,7 @@ def test_a_killed_flow_resumes_from_its_last_epoch_and_ends_with_the_same_weight
     assert not (run / "result.json").exists()
     assert [one.info.status for one in child_runs(project)] == ["RUNNING"]
 
-    project.run("python", "-m", "commands", "train", *ARGUMENTS)
+    project.run("python", "-m", "reread", "train", *ARGUMENTS)
     assert "resumed after epoch" in (run / "log.txt").read_text()
     # The second flow has closed what was left of the first.
     with contextlib.closing(sqlite3.connect(project.directory / ".prefect/prefect.db")) as database:

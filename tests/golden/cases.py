@@ -120,7 +120,7 @@ CASES = {
 
 
 def job(case: Case, prepared: str, run_directory: str) -> dict[str, Any]:
-    """The job file of a case, as ``python -m training`` reads it."""
+    """The job file of a case, as ``python -m reread.training`` reads it."""
     return {
         "run_key": "golden",
         "variant": case.model,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from storage.files import sha256_file, write_json
-from storage.prepared import SPLITS
+from reread.storage.files import sha256_file, write_json
+from reread.storage.prepared import SPLITS
 
 ROWS, TRAINING_ROWS, VALIDATION_ROWS = 112, 80, 16
 SENTENCES, WORDS, VOCABULARY, CLASSES, WIDTH = 5, 7, 40, 3, 8

@@ -7,9 +7,9 @@ import importlib
 from dataclasses import is_dataclass
 from pathlib import Path
 
-from storage.files import read_json, write_json
-from storage.settings import to_json
-from storage.source import ROOT, defined_names
+from reread.storage.files import read_json, write_json
+from reread.storage.settings import to_json
+from reread.storage.source import ROOT, defined_names
 
 FILE = Path(__file__).with_name("defaults.json")
 

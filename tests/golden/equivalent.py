@@ -1,7 +1,7 @@
 """Run the golden cases and list today's source with those that gave the same:  python -m tests.golden.equivalent
 
-planning/equivalent_sources.json is then committed; `reread adopt` gives old runs their key of today by it. A case that
-differs from what is recorded begins a new list for the modules that compute it.
+reread/planning/equivalent_sources.json is then committed; `reread adopt` gives old runs their key of today by it. A
+case that differs from what is recorded begins a new list for the modules that compute it.
 """
 
 import sys
@@ -10,13 +10,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import models
-from planning import keys
-from planning.adopt import record_source
-from planning.validation import read
-from storage.files import read_json
+from reread.planning import keys
+from reread.planning.adopt import record_source
+from reread.planning.validation import read
+from reread.storage.files import read_json
+from reread.training.settings import Settings
 from tests.golden import record
 from tests.golden.cases import CASES, TRAINING, Case
-from training.settings import Settings
 
 # The kind of each of data.WRITERS that is not called by its kind.
 KINDS = {"several-labels": "text", "images": "image", "photographs": "image"}

@@ -19,16 +19,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from storage.files import read_json, write_json
-from storage.prepared import open_prepared
+from reread.storage.files import read_json, write_json
+from reread.storage.prepared import open_prepared
+from reread.training import loop
+from reread.training.device import configure
+from reread.training.machine import cpu
+from reread.training.progress import Progress
+from reread.training.settings import Job
+from reread.training.step import Step
 from tests.golden.cases import CASES, job
 from tests.golden.data import WRITERS
-from training import loop
-from training.device import configure
-from training.machine import cpu
-from training.progress import Progress
-from training.settings import Job
-from training.step import Step
 
 FOLDER = Path(__file__).resolve().parent / "recorded"
 VALIDATION = ("validation_loss", "validation_accuracy", "validation_score")

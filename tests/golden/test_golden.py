@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.files import read_json
+from reread.storage.files import read_json
 from tests.golden import record
 from tests.golden.cases import BATCH_SIZE, CASES, EPOCHS
 from tests.golden.data import TRAINING_ROWS

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.prepared import Prepared
+from reread.storage.prepared import Prepared
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import models
 from models import capsnet
 from models.layers import parameter_count
 from models.objectives import make_objective
-from storage.errors import InputError
+from reread.storage.errors import InputError
 
 
 def description(size=28, task="single-label", channels=1):

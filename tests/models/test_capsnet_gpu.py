@@ -7,9 +7,9 @@ import torch
 
 import models
 from models.objectives import make_objective
-from training.optimisers import make_optimiser
-from training.settings import Settings
-from training.step import Step
+from reread.training.optimisers import make_optimiser
+from reread.training.settings import Settings
+from reread.training.step import Step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 GPU = torch.device("cuda", 0)

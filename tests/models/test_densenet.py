@@ -11,7 +11,7 @@ from cuda_ext import library
 from models.activations import REGISTRY, make_activation
 from models.activations.swish import Swish
 from models.layers import dense, kernels, norm_activation, parameter_count
-from storage.errors import InputError
+from reread.storage.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 

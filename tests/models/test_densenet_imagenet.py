@@ -11,10 +11,10 @@ from torch.nn import functional
 import models
 from models import densenet_imagenet
 from models.layers import parameter_count
-from planning.validation import read
-from storage.errors import InputError
-from storage.files import sha256_file
-from storage.settings import from_json, without_defaults
+from reread.planning.validation import read
+from reread.storage.errors import InputError
+from reread.storage.files import sha256_file
+from reread.storage.settings import from_json, without_defaults
 
 PUBLISHED = {
     "densenet-121": 7_978_856,

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import models
-from batches import collation
 from models.layers.beginning import begin
 from models.layers.embedding import WordDropout, WordEmbedding
-from storage.errors import InputError
-from storage.prepared import Prepared
+from reread.batches import collation
+from reread.storage.errors import InputError
+from reread.storage.prepared import Prepared
 
 TEXT_NETWORKS = [
     ("han", {"embedding_dim": 6}),

@@ -9,8 +9,8 @@ import torch
 import models
 from models.layers import parameter_count
 from models.layers.beginning import begin
-from storage.errors import InputError
-from storage.prepared import Prepared
+from reread.storage.errors import InputError
+from reread.storage.prepared import Prepared
 
 pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 

@@ -8,13 +8,13 @@ import torch
 from torch.nn import functional
 
 import models
-from batches.augmentations import Rows, alternating_flip, shrink
 from cuda_ext import library
 from models.layers.norm_activation import by_modules
 from models.objectives import make_objective
-from training.optimisers import make_optimiser
-from training.settings import Settings
-from training.step import Step
+from reread.batches.augmentations import Rows, alternating_flip, shrink
+from reread.training.optimisers import make_optimiser
+from reread.training.settings import Settings
+from reread.training.step import Step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 DESCRIPTION = {

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from storage.source import ROOT
+from reread.storage.source import ROOT
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the instruction sets are those of x86-64")
 # On a CPU without AVX-512 both are the same.

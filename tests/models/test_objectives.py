@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from models.objectives import make_objective, scores, to_probabilities
 from models.objectives.classification import Classification, balanced_weights
-from storage.errors import InputError
+from reread.storage.errors import InputError
 
 LOGITS = torch.tensor([[2.0, -1.0], [0.5, 0.0]])
 ONE, SEVERAL = torch.tensor([0, 1]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])

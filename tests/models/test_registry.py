@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 import models
-from batches import collation, inference
-from planning.validation import read
-from storage.errors import InputError
-from storage.files import sha256_file, write_json
-from storage.source import ROOT
+from reread.batches import collation, inference
+from reread.planning.validation import read
+from reread.storage.errors import InputError
+from reread.storage.files import sha256_file, write_json
+from reread.storage.source import ROOT
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_new_file_is_a_new_network(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     shutil.copy(ROOT / "models/han.py", tmp_path / "models/han_of_mine.py")
     (tmp_path / "models/notes.py").write_text("Settings = DEBUG = 1\n")
-    monkeypatch.setattr("storage.registry.ROOT", tmp_path)
+    monkeypatch.setattr("reread.storage.registry.ROOT", tmp_path)
     assert models.available() == ["han_of_mine"]
 
 

@@ -12,9 +12,9 @@ import models
 from models.activations import REGISTRY
 from models.layers import norm_activation, parameter_count, residual
 from models.stochastic_depth import StochasticDepth
-from planning.validation import read
-from storage.errors import InputError
-from storage.source import ROOT
+from reread.planning.validation import read
+from reread.storage.errors import InputError
+from reread.storage.source import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::cuda_ext.library.ReferenceWarning")
 KIN = ["highway", "preresnet", "resnet", "resnet18", "resnext", "stochastic_depth", "wide_resnet"]

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 import models
-from batches import collation
 from models.layers import cells
+from reread.batches import collation
 
 NETWORKS = {
     "han": ("han", {}),

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 import models
-from batches import collation, inference
 from cuda_ext import library
+from reread.batches import collation, inference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")]
 NETWORKS = [

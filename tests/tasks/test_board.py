@@ -11,7 +11,7 @@ import time
 import pytest
 from rich.console import Console
 
-from storage.source import ROOT
+from reread.storage.source import ROOT
 from tasks import board
 from tasks.board import TITLES, Board, duration
 
@@ -84,7 +84,7 @@ def test_durations():
 
 SCRIPT = """
 from rich.text import Text
-from commands.options import print_table
+from reread.commands.options import print_table
 from tasks.board import BOARD
 
 job = {"variant": "han", "seed": 7, "training": {"max_epochs": 10}}

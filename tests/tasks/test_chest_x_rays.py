@@ -6,21 +6,21 @@ import shutil
 import numpy as np
 import yaml
 
-from evaluation.baselines import evaluate_baseline
-from evaluation.records import RunRecord
-from evaluation.report import evaluate_experiment
-from evaluation.run import evaluate_run
-from planning.resolve import make_plan
-from preprocessing.ingest import ingest
-from preprocessing.manifest import load_raw_rows
-from preprocessing.prepare import prepare
-from preprocessing.sources.chestxray14 import BOXES, FINDINGS
-from storage.files import write_json
-from storage.prepared import SPLITS, open_prepared
-from storage.source import ROOT
+from reread.evaluation.baselines import evaluate_baseline
+from reread.evaluation.records import RunRecord
+from reread.evaluation.report import evaluate_experiment
+from reread.evaluation.run import evaluate_run
+from reread.planning.resolve import make_plan
+from reread.preprocessing.ingest import ingest
+from reread.preprocessing.manifest import load_raw_rows
+from reread.preprocessing.prepare import prepare
+from reread.preprocessing.sources.chestxray14 import BOXES, FINDINGS
+from reread.storage.files import write_json
+from reread.storage.prepared import SPLITS, open_prepared
+from reread.storage.source import ROOT
+from reread.training.__main__ import attempt
+from reread.training.processes import ONE
 from tests.reads import every_test_split
-from training.__main__ import attempt
-from training.processes import ONE
 
 IMAGES = 60
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from dvc.cli import main as dvc
 
-from storage.errors import InputError
-from storage.files import sha256_file
-from storage.source import ROOT
+from reread.storage.errors import InputError
+from reread.storage.files import sha256_file
+from reread.storage.source import ROOT
 from tasks.ingest import ingest
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from planning.resolve import make_plan
+from reread.planning.resolve import make_plan
 from tasks.estimate import slowdown, training_seconds
 from tasks.preprocess import preprocess
-from tests.commands.conftest import make_folder
+from tests.reread.commands.conftest import make_folder
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 import tasks.train
-from planning.resolve import make_plan
-from storage.digests import refuse_damaged_folder
-from storage.errors import InputError
-from storage.source import ROOT
+from reread.planning.resolve import make_plan
+from reread.storage.digests import refuse_damaged_folder
+from reread.storage.errors import InputError
+from reread.storage.source import ROOT
+from reread.tracking.runs import open_tracking
+from reread.training.checkpoint import checkpoints
+from reread.training.launcher import RUNNING, run_training
 from tasks.preprocess import preprocess
 from tasks.progress import RunProgress
 from tasks.train import train
-from tests.commands.conftest import make_folder
-from tests.training.outcome import outcome
-from tracking.runs import open_tracking
-from training.checkpoint import checkpoints
-from training.launcher import RUNNING, run_training
+from tests.reread.commands.conftest import make_folder
+from tests.reread.training.outcome import outcome
 
 ENOUGH = resource.RLIM_INFINITY
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from preprocessing.raw import About, add_data_set
-from preprocessing.raw_text import Document, TextRows
+from reread.preprocessing.raw import About, add_data_set
+from reread.preprocessing.raw_text import Document, TextRows
 
 TOPICS = {"fruit": "apple pear plum", "metal": "iron zinc lead", "weather": "rain snow fog"}
 NETWORKS = {"han": {"embedding_dim": 16, "hidden_size": 8}, "word_average": {"embedding_dim": 16}}

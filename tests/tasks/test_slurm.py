@@ -15,17 +15,17 @@ import pytest
 
 import flows.train
 import tasks.slurm
-from planning.resolve import make_plan
-from storage.errors import InputError
-from storage.source import ROOT
+from reread.planning.resolve import make_plan
+from reread.storage.errors import InputError
+from reread.storage.source import ROOT
+from reread.tracking.runs import open_tracking
+from reread.training.launcher import TrainingFailed, run_training
 from tasks.preprocess import preprocess
 from tasks.slurm import FOLDER, Task, job_file, parameters, submit, train_on_slurm
 from tasks.train import train
-from tests.commands.conftest import make_folder
+from tests.reread.commands.conftest import make_folder
+from tests.reread.training.outcome import outcome
 from tests.tasks import slurm_node
-from tests.training.outcome import outcome
-from tracking.runs import open_tracking
-from training.launcher import TrainingFailed, run_training
 
 pytestmark = pytest.mark.debian
 LONGER = ["training.max_epochs=16", "training.patience=16"]
@@ -65,7 +65,7 @@ def trainer(job):
     """The process that trains a job, in this folder, and none that it forks."""
     found = [
         one for one in psutil.process_iter(["cmdline", "cwd"])
-        if job_file(job) in (one.info["cmdline"] or ()) and one.info["cmdline"][1:3] == ["-m", "training"]
+        if job_file(job) in (one.info["cmdline"] or ()) and one.info["cmdline"][1:3] == ["-m", "reread.training"]
         and one.info["cwd"] == os.getcwd()
     ]  # fmt: skip
     return min(found, key=psutil.Process.create_time)

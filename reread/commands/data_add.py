@@ -1,0 +1,114 @@
+"""Add a table or folder of your own to data/.
+
+reread data add reviews.csv --text body --label stars
+reread data add reviews.csv                              columns are guessed and shown
+reread data add news.jsonl --label topics --task multi-label
+reread data add letters/                                 a folder per class, or train/ and test/ with one per class
+reread data add reviews.csv --dry-run                    columns are guessed and shown, and nothing is added
+reread data add photos/ --split split.csv --group patient --size 64
+
+Reads CSV, TSV, JSON lines and Parquet, as a stream. Without a split, rows are split by their content, and rows of one
+group stay together. A text that is in two splits is left out of the earlier one. The data card is data/NAME/card.md.
+Then: `dvc add data`, and commit data.dvc and data.manifest.json.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from reread.commands.options import AsJson, print_json, progress
+from reread.storage.errors import InputError
+from reread.storage.files import content_key, write_text
+from reread.storage.locks import file_lock
+
+CARD = "card.md"
+LOCKS = Path(".locks")
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a data set by its file: in letters without accents, digits, - and _."""
+    plain = unicodedata.normalize("NFKD", path.resolve().stem.replace("ß", "ss"))
+    plain = "".join(letter for letter in plain if not unicodedata.combining(letter))
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", plain).strip("_-")
+
+
+def lock_of(name: str) -> Path:
+    """Return the path of the lock of a data set that is being added."""
+    return LOCKS / f"data-{content_key(name)}.lock"
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Hold the lock of a data set, whose files, entry and card belong together; InputError where another holds it."""
+    with file_lock(lock_of(name), blocking=False) as held:
+        if not held:
+            raise InputError(f"another process adds '{name}': wait until it ends, or choose another --name")
+        yield
+
+
+def command(
+    path: Annotated[Path, typer.Argument(metavar="FILE|FOLDER", help="A table, or a folder with a folder per class.")],
+    text: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The text, or the file of a text or image.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="The label; repeatable: columns of 0 and 1.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the data set; default: the file's.")] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="COLUMN|FILE", help="The split, or a table of ids and splits; none: neither.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Rows that belong together; none: none do.")
+    ] = None,
+    identity: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="The name of a row.")] = None,
+    task: Annotated[
+        Literal["single-label", "multi-label"] | None, typer.Option(help="One label per row or several.")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(min=2, max=4096, metavar="PIXELS", help="Resize images to a square.")
+    ] = None,
+    source: Annotated[str, typer.Option(metavar="TEXT", help="Where the data is from, for its card.")] = "",
+    licence: Annotated[str, typer.Option(metavar="TEXT", help="Its licence, for its card.")] = "unknown",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the columns and add nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    from reread.planning.manifest import read_manifest
+    from reread.preprocessing.ingest import absent_classes, data_card, sizes
+    from reread.preprocessing.manifest import DATA_DIRECTORY, open_data_set
+    from reread.preprocessing.own_data import add_table, open_table
+
+    if name is None and not (name := name_of(path)):
+        raise InputError(f"'{path.name}' has no letter of a to z and no digit: name the data set by --name")
+    read_manifest()
+    card = DATA_DIRECTORY / name / CARD
+    with progress(as_json), _alone(name):
+        table = open_table(path, split, content=text, labels=label or (), group=group, identity=identity, task=task)
+        if size is not None and table.columns.kind != "image":
+            raise InputError(f"--size resizes images, and {path} has texts: leave it out")
+        for line in table.lines():
+            print(line)
+        if not dry_run:
+            entry = add_table(name, table, source, licence, size, say=print)
+            data = open_data_set(name)
+            write_text(card, data_card(data))
+    if dry_run:
+        if as_json:
+            print_json(asdict(table.columns))
+        return
+    if as_json:
+        print_json({"name": name, "card": str(card), **entry.to_json()})
+        return
+    print(f"{name}: {sizes(entry)}")
+    shared = sum(entry.leaks.get("exact", {}).values())
+    if shared:
+        print(f"warning: {shared} texts are in two splits")
+    for line in absent_classes(data):
+        print(f"warning: {line}")
+    print(f"Card: {card}\nNext: reread try {name}\n      dvc add data, and commit data.dvc and data.manifest.json")

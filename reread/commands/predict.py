@@ -1,0 +1,165 @@
+"""Print what a registered model answers for texts.
+
+reread predict --data docstrings "Return the eigenvalues of a matrix. They are sorted."
+reread predict --data docstrings --variant han --file README.md
+reread predict --data docstrings --file DOCUMENTS.txt --lines --json      one document per line
+cat TEXT | reread predict --data docstrings --version 3
+
+Without --variant or --version the champion of the data set answers. --json prints one line per document with all that
+the model answers (reread/tracking/served_model.py).
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from reread.commands.options import DATA, VARIANTS
+from reread.storage.errors import InputError
+
+if TYPE_CHECKING:
+    from reread.tracking.registry import LoadedModel
+
+DOCUMENTS_AT_A_TIME = 256
+LIKELIEST, MOST_ATTENDED = 3, 5
+SHOWN_WORDS, SHOWN_LETTERS = 40, 40
+
+
+def command(
+    data: Annotated[str, typer.Option(metavar="NAME", help="The model's data set.", autocompletion=DATA)],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="One document each; none: --file or standard input.")
+    ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="This variant's best version on validation.", autocompletion=VARIANTS),
+    ] = None,
+    version: Annotated[int | None, typer.Option(metavar="N", help="This version.")] = None,
+    file: Annotated[str | None, typer.Option(metavar="FILE", help="A file of text; - is standard input.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="One document per line, not one in all.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON per document on stdout.")] = False,
+) -> None:
+    if variant is not None and version is not None:
+        raise InputError("--variant and --version: choose one")
+    if texts and (file is not None or lines):
+        raise InputError("TEXT and --file or --lines: choose one")
+    with ExitStack() as stack:
+        if texts:
+            documents = iter([_text(text.encode(errors="surrogateescape"), "an argument") for text in texts])
+        else:
+            source, where = _open(file, stack)
+            documents = _lines(source, where) if lines else iter([_text(_read(source, where), where)])
+        from reread.tracking.registry import load_model
+
+        model = load_model(data, variant=variant, version=version)
+        if not model.reads_text:
+            raise InputError(
+                f"--data {data} is {model.kind} data, and this command reads text: in Python, "
+                f"reread.tracking.registry.load_model('{data}').predict(ROWS) reads it"
+            )
+        _answer(model, documents, as_json)
+
+
+def _open(name: str | None, stack: ExitStack) -> tuple[BinaryIO, str]:
+    """The file of that name, or standard input, and what to call it."""
+    if name in (None, "-"):
+        if sys.stdin is None:
+            raise InputError("standard input is closed: give a text, or --file")
+        if sys.stdin.isatty():
+            print("type the text, then Ctrl-D on a line of its own", file=sys.stderr)
+        return sys.stdin.buffer, "standard input"
+    try:
+        return stack.enter_context(open(name, "rb")), name
+    except OSError as error:
+        raise InputError(f"'{name}' cannot be read ({error.strerror}): name a file of text") from None
+
+
+def _read(file: BinaryIO, where: str) -> bytes:
+    try:
+        return file.read()
+    except OSError as error:
+        raise InputError(f"{where} cannot be read ({error.strerror}): name a file of text") from None
+
+
+def _lines(file: BinaryIO, where: str) -> Iterator[str]:
+    """Each line without its end, also an empty one: the answers are in the order of the lines."""
+    for number, line in enumerate(file, 1):
+        yield _text(line.removesuffix(b"\n").removesuffix(b"\r"), f"line {number} of {where}")
+
+
+def _text(content: bytes, where: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{where} is not UTF-8 (byte {error.start} is 0x{content[error.start]:02x}): convert it, with iconv say"
+        ) from None
+
+
+def _answer(model: "LoadedModel", documents: Iterator[str], as_json: bool) -> None:
+    """Print the answers, some at a time, so that a file of any length is read."""
+    console = Console(highlight=False, soft_wrap=True)
+    heading, answered = f"{model.variant}, version {model.version} of {model.name}\n", False
+    while some := list(islice(documents, DOCUMENTS_AT_A_TIME)):
+        answered = True
+        for row in model.predict(some).to_dict("records"):
+            if as_json:
+                print(json.dumps(row, ensure_ascii=False))
+            else:
+                console.print(Text(heading), *_readable(row), sep="\n")
+                heading = ""
+    if not answered:
+        print("no document was given, and none is answered", file=sys.stderr)
+
+
+def _readable(row: Mapping[str, Any]) -> Iterable[Text | Table]:
+    several = isinstance(row["label"], list)
+    label = ", ".join(row["label"]) or "none" if several else row["label"]
+    yield from _caveats(row)
+    yield Text(label, style="bold")
+    likeliest = Table.grid(padding=(0, 2))
+    for name, probability in sorted(row["probabilities"].items(), key=lambda item: -item[1])[:LIKELIEST]:
+        likeliest.add_row(f"  {probability:.3f}", "█" * round(20 * probability), Text(name))
+    yield likeliest
+    if row.get("attention"):
+        yield from _attended(row["attention"])
+
+
+def _caveats(row: Mapping[str, Any]) -> Iterable[Text]:
+    """Yield notes on an answer: unknown words and truncation. A baseline's answer says nothing of them."""
+    if "words_read" not in row:
+        return
+    read, unknown = row["words_read"], row["words_unknown"]
+    words = "word" if read == 1 else "words"
+    cut = ", the rest of the document was cut" if row["cut"] else ""
+    if not read:
+        yield Text("There is no word in the document: this is the answer to nothing.", style="yellow")
+    elif unknown == read:
+        note = f"None of its {read} {words} is known{cut}: this is the answer to no word in particular."
+        yield Text(note, style="yellow")
+    else:
+        yield Text(f"{read} {words} read, {unknown} of them unknown{cut}", style="dim")
+
+
+def _attended(attention: list[Mapping[str, Any]]) -> Iterable[Text]:
+    """The sentence with the most weight, and its words of most weight."""
+    most = max(attention, key=lambda sentence: sentence["weight"])
+    shown = [word if len(word) <= SHOWN_LETTERS else f"{word[:SHOWN_LETTERS]}…" for word in most["words"]]
+    weighted = sorted(zip(most["word_weights"], shown, strict=True), key=lambda pair: -pair[0])
+    words = shown[:SHOWN_WORDS] + ["…"] * (len(shown) > SHOWN_WORDS)
+    place = f"of {len(attention)} sentences, " if len(attention) > 1 else ""
+    yield Text(f"Most attended ({place}weight {most['weight']:.2f}): {_printable(' '.join(words))}")
+    attended = ", ".join(f"{word} {weight:.2f}" for weight, word in weighted[:MOST_ATTENDED])
+    yield Text(f"In it: {_printable(attended)}")
+
+
+def _printable(text: str) -> str:
+    """A document cannot move the cursor: what is no printable character is shown as U+FFFD."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

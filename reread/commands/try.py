@@ -1,0 +1,207 @@
+"""Try networks and baselines on a data set.
+
+reread try reviews
+reread try reviews --dry-run          what it would train, how long that takes, and what it can show
+reread try reviews --epochs 10 --seeds 8
+reread try reviews --variant word-average         one network alone, and the baselines
+reread try reviews --variant han --variant mine   HAN and models/mine.py, beside what was tried before
+
+Tunes, trains and compares them, and registers the best. Writes experiments/NAME-tuning.yaml, and after tuning
+experiments/NAME.yaml. Sizes and learning rates are chosen on the validation split by one seed of its own; the test
+split is read at the end alone. Where a choice is at the edge of what was tried, tuning goes on beyond it; what is left
+open when its time is up gets no verdict. Finished runs are cached, and an interrupted one resumes from its last epoch:
+type the same command again.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from reread.commands.options import completion, print_results
+
+if TYPE_CHECKING:
+    from reread.planning.plan import Plan
+
+FEWEST_SEEDS = 6  # with which one comparison can be decided
+RUN_SECONDS = 6  # beside training: to import torch, to open the arrays, to evaluate
+WHOLE_SECONDS = 45  # Prefect's server, the baselines, two reports
+LONG_SECONDS = 3600
+ROUNDS = 4  # in which tuning goes on
+
+
+def known_data() -> list[str]:
+    """The data sets of the manifest."""
+    from reread.preprocessing.manifest import Manifest
+
+    return sorted(Manifest.load().datasets)
+
+
+def command(
+    name: Annotated[
+        str, typer.Argument(metavar="DATA", help="A data set.", autocompletion=completion(lambda _: known_data()))
+    ],
+    seeds: Annotated[int | None, typer.Option(min=1, max=1000, metavar="N", help="Seeds of each; default: 6.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="At most so many epochs; default: as many as it takes.")
+    ] = None,
+    variants: Annotated[
+        list[str] | None,
+        typer.Option("--variant", "-v", metavar="NAME", help="This network, beside those tried before; repeatable."),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What chooses and judges; default: accuracy, or tuned_micro_f1.")
+    ] = None,
+    minutes: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="For tuning beyond the first grid; default: as many as all else takes."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
+) -> None:
+    from reread.planning.manifest import read_manifest
+
+    entry = read_manifest().entry(name)  # before slow imports
+
+    from reread.planning.resolve import make_plan
+    from reread.planning.trial import experiment_of, path_of, smallest_difference, tuned, tuning_of, write_experiment
+    from reread.planning.tuning import tuning_name
+
+    tuning = tuning_of(name, entry, epochs, variants or (), metric)
+    first = experiment_of(name, entry, tuning, seeds)
+    plans = make_plan(tuning_name(name), content=tuning), make_plan(name, content=first)
+    print(f"{name}: {entry.kind}, {entry.task}, {len(entry.classes)} classes, {entry.rows:,} rows")
+    if len(first["seeds"]) < FEWEST_SEEDS:
+        print(f"warning: fewer than {FEWEST_SEEDS} seeds decide nothing")
+    files = path_of(tuning_name(name)), path_of(name)
+    print(f"{'would write' if dry_run else 'writes'} {files[0]}, then {files[1]}")
+    seconds = print_estimate(*plans, minutes, dry_run)
+    least, words = smallest_difference(entry.splits["test"]), metric_words(first["metric"])
+    print(f"{entry.splits['test']:,} test rows can show a difference of about {least:.3f} or more in {words}")
+    if dry_run:
+        return
+
+    from flows.pipeline import pipeline
+    from reread.commands.servers import prefect_session
+
+    with prefect_session():
+        tuning_plan, metrics = tune(tuning, plans[0], seconds)
+        write_experiment(name, tuned(first, tuning_plan, metrics))
+        report = Path(pipeline(name, plan=make_plan(name).to_json()))
+    print_results(report)
+    print_champion(name, entry.kind, report)
+
+
+def metric_words(metric: str) -> str:
+    """Return a metric as a sentence has it."""
+    from reread.evaluation.metric_names import metric_words
+
+    return metric_words(metric)
+
+
+def tune(tuning: dict[str, Any], plan: "Plan", seconds: float) -> tuple["Plan", Mapping[str, Any]]:
+    """Tune until no choice is at an edge, or about ``seconds`` after the first round; return the plan and metrics.json.
+
+    Each round is written to the tuning's experiment before it is trained.
+    """
+    from flows.pipeline import pipeline
+    from reread.planning.resolve import make_plan
+    from reread.planning.trial import widened, wider, write_experiment
+    from reread.storage.files import read_json
+    from tasks.board import duration
+    from tasks.estimate import training_seconds
+
+    began: float | None = None
+    for number in range(ROUNDS + 1):
+        write_experiment(plan.name, tuning)
+        metrics = read_json(Path(pipeline(plan.name, plan=plan.to_json())) / "metrics.json")
+        began = began or time.monotonic()
+        more = wider(tuning, plan, metrics)
+        if not more or number == ROUNDS:
+            break
+        jobs, workers = make_plan(plan.name, content=widened(tuning, more)).unfinished(), plan.environment.workers
+        left = seconds - (time.monotonic() - began)
+        needed, _ = training_seconds(jobs, workers)
+        for job in jobs:
+            needed[job["variant"].partition("/")[0]] += RUN_SECONDS / workers
+        fitting = {}
+        for variant in sorted(more, key=lambda one: -best_score(metrics, one)):
+            if needed.get(variant, 0.0) <= left:  # nothing is needed where an earlier `try` has finished them
+                left -= needed.get(variant, 0.0)
+                fitting[variant] = more[variant]
+        if open_ := [variant for variant in more if variant not in fitting]:
+            print(f"at the edge of what was tried, with no time to go on: {', '.join(open_)} (--minutes gives more)")
+        if not fitting:
+            break
+        tuning = widened(tuning, fitting)
+        plan = make_plan(plan.name, content=tuning)
+        print(
+            f"tuning goes on with {', '.join(fitting)}: {duration(sum(needed.get(one, 0.0) for one in fitting))} about"
+        )
+    return plan, metrics
+
+
+def best_score(metrics: Mapping[str, Any], variant: str) -> float:
+    """Return the validation score of a variant's chosen trial."""
+    about = metrics["tuned"][variant]
+    return about["trials"][about["chosen"]] or 0.0
+
+
+def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: bool) -> float:
+    """Print how many runs the two experiments still have and about how long these take here.
+
+    Return the seconds for which tuning may go on: ``minutes``, or as long as all runs take, finished ones too. The data
+    are prepared for the estimate; on a dry run, what is not there yet in a folder that is removed.
+    """
+    import tempfile
+
+    from reread.storage.prepared import DESCRIPTION
+    from tasks.board import duration
+    from tasks.estimate import training_seconds
+    from tasks.preprocess import preprocess
+
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = {}
+        for key, about in {**tuning.preparations(), **final.preparations()}.items():
+            there = (Path(about["directory"]) / DESCRIPTION).is_file()
+            elsewhere = {"directory": str(Path(folder) / key)} if dry_run and not there else {}
+            prepared[key] = preprocess.fn({**about, **elsewhere})
+        to_tune, to_compare = tuning.unfinished(prepared), final.unfinished(prepared)
+        jobs, workers = [*to_tune, *to_compare], final.environment.workers
+        every = [*tuning.jobs(prepared), *final.jobs(prepared)]
+        training, share = training_seconds(jobs, workers)
+        first, _ = training_seconds(every, workers) if len(every) > len(jobs) else (training, share)
+
+    def with_the_rest(training: Mapping[str, float], runs: int) -> float:
+        return sum(training.values()) + (RUN_SECONDS * runs / workers + WHOLE_SECONDS) / share
+
+    whole = with_the_rest(training, len(jobs))
+    further = with_the_rest(first, len(every)) if minutes is None else 60.0 * minutes
+    parts = ", ".join(f"{variant} {duration(seconds)}" for variant, seconds in training.items())
+    print(
+        f"{len(jobs)} runs ({len(to_tune)} to tune, {len(to_compare)} of {len(final.seeds)} seeds): about "
+        f"{duration(whole)} on this machine as it is now, less where runs end early; training: {parts or 'none'}"
+    )
+    if share < 0.9:
+        print(f"other work takes {1 - share:.0%} of what a run could have")
+    if further:
+        print(f"then about {duration(further)} more at most, where a choice is at the edge of what was tried")
+    if whole > LONG_SECONDS:
+        print(f"shorter: `reread try {final.name} --epochs N`, or --variant NAME for one network alone, or a GPU")
+    return further
+
+
+def print_champion(name: str, kind: str, report: Path) -> None:
+    """Print the champion of the data set, and how to predict with it and serve it."""
+    from reread.storage.files import read_json
+    from reread.tracking.registry import champion_tags
+
+    champion = champion_tags(name)
+    metric = champion.get("validation.metric") or read_json(report / "metrics.json")["champions"][name]["metric"]
+    print(f"\nReport: {report / 'report.html'}")
+    score = float(champion["validation.score"])
+    print(f"Champion: {champion['variant']}, validation {metric_words(metric)} {score:.4f}")
+    if kind == "text":
+        print(f"Predict:  reread predict --data {name} 'a text of yours'")
+    print(f"Serve:    reread serve model {name}")

@@ -1,0 +1,147 @@
+"""Compute published verdicts again and compare them.
+
+reread verify results/imdb                 one experiment
+reread verify results/*                    all of them; what has no verdicts is left out
+reread verify results/studies/copying      the claims of a study
+reread verify verdict.json                 a verdict of `reread judge`, from the scores in it
+reread verify verdict.json scores.csv      the same from the files of scores, whose digests are compared too
+reread verify --write results/*            replace the verdicts by those of today's rule and ledger
+
+Judges each comparison from the scores that results/NAME published, with the rule of today, and compares every value
+with verdicts.json, metrics.json, plan.json, summary.json and differences.csv. Where items.npz is there, the scores and
+what the test items leave are computed from the predictions on each item. How often the test split had been read before
+is counted in results/test-reads.jsonl, whose chain is verified too. Reads no run, no data set and no weights.
+
+Exit code 1 where a value differs; with --write they are printed and replaced, and differences.png is drawn again.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from reread.commands.options import AsJson, print_json
+from reread.evaluation.items import recompute
+from reread.importers.rows import Reader, digest_of
+from reread.storage.errors import InputError, printable
+from reread.storage.files import read_object
+from reread.storage.ledger import read_ledger
+from reread.verdicts.document import check, verify_document
+from reread.verdicts.items import Items
+from reread.verdicts.rule import Side
+from reread.verdicts.scores import collect
+from reread.verdicts.verify import (
+    DIFFERENCES,
+    STUDY,
+    VERDICTS,
+    Count,
+    Recompute,
+    counted,
+    published,
+    verify,
+    write_again,
+)
+
+DIFFERS = 1
+
+
+def command(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER... | verdict.json [FILE]...",
+            help="Folders of results/; or a verdict, and the files of its scores.",
+            show_default=False,
+        ),
+    ],
+    write: Annotated[bool, typer.Option("--write", help="Replace what differs; nothing is trained.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    first, *files = folders
+    found = {str(first): of_document(first, files)} if first.suffix == ".json" else of_folders(folders, write)
+    if as_json:
+        print_json(found)
+    else:
+        for name, one in found.items():
+            print(said(name, one))
+    if not write and any(one["differences"] for one in found.values()):
+        raise typer.Exit(DIFFERS)
+
+
+def of_folders(folders: Sequence[Path], write: bool = False) -> dict[str, dict[str, Any]]:
+    """Return of each folder of results how many verdicts it has, how many of these from items, and what differs.
+
+    write: replace what differs.
+    """
+    entries = read_ledger()
+    for folder in folders:
+        if not folder.exists():
+            raise InputError(f"there is no folder {folder}: give one of results/, such as results/default")
+    judged = [one for one in folders if (one / VERDICTS).is_file() or (one / STUDY).is_file()]
+    if not judged:
+        raise InputError(f"no folder has {VERDICTS} or {STUDY}: give one of results/, such as results/default")
+    found = {}
+    for folder in judged:
+        from_items = 0
+
+        def again(verdict: Mapping[str, Any], folder: Path = folder) -> tuple[Side, Side, Items] | None:
+            nonlocal from_items
+            measured = recompute(folder, verdict) if (folder / VERDICTS).is_file() else None
+            if measured is None:
+                return None
+            from_items += 1
+            return measured.treatment, measured.control, measured.items
+
+        count = len(published(folder))
+        reads = counted(folder, entries) if entries and count else None
+        lines = verify(folder, again, reads)
+        if count or lines:
+            found[str(folder)] = {"verdicts": count, "from_items": from_items, "differences": lines}
+        if write and lines:
+            replace(folder, again, reads)
+    return found
+
+
+def replace(folder: Path, again: Recompute, reads: Count | None) -> None:
+    """Replace the verdicts of a folder, and the table and the chart of their differences."""
+    # Verdicts are compared in a second; the report's libraries alone take longer to import.
+    from reread.evaluation.report import write_differences
+
+    verdicts = write_again(folder, again, reads)
+    if (folder / DIFFERENCES).is_file():
+        write_differences(verdicts, folder)
+
+
+def of_document(path: Path, files: Sequence[Path]) -> dict[str, Any]:
+    """Return of a verdict.json the same; files: those of its scores, in the order in which it names them."""
+    content = read_object(path, "claims")
+    check(content, str(path))
+    claims = content["claims"]
+    if not files:
+        return {"verdicts": len(claims), "from_items": 0, "differences": verify_document(content)}
+    inputs = content["inputs"]
+    if len(files) != len(inputs):
+        names = ", ".join(one["file"] for one in inputs)
+        raise InputError(f"{path} is of {len(inputs)} files, and {len(files)} are given: give {names}")
+    texts = [f"{one['arm']}={file}" if one["arm"] else str(file) for one, file in zip(inputs, files, strict=True)]
+    formats = {one["format"] for one in inputs}
+    reader = Reader(texts, formats.pop() if len(formats) == 1 else None, content["columns"])
+    lines = [
+        f"{source.text} is not the file that was judged: its sha256 is {str(found)[:12]}…, and not {str(known)[:12]}…"
+        for source, known in zip(reader.sources, (one["sha256"] for one in inputs), strict=True)
+        if (found := digest_of(source)) != known
+    ]
+    scores = {metric: collect(reader.rows(metric)) for metric in dict.fromkeys(one["metric"] for one in claims)}
+    lines += verify_document(content, scores)
+    return {"verdicts": len(claims), "from_items": sum(one["items"] > 0 for one in claims), "differences": lines}
+
+
+def said(name: str, found: Mapping[str, Any]) -> str:
+    """Return what is printed of a folder or a verdict."""
+    lines, from_items = found["differences"], found["from_items"]
+    rest = found["verdicts"] - from_items
+    sources = [f"{from_items} from predictions on each item"] if from_items else []
+    sources += [f"{rest} from published scores"] if rest else []
+    result = f"{len(lines)} values differ" if lines else "all values agree"
+    return "\n".join([f"{name}: verdicts {', '.join(sources)}: {result}", *(f"  {printable(line)}" for line in lines)])

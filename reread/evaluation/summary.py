@@ -1,0 +1,283 @@
+"""metrics.json of an experiment: for each variant the mean over seeds with its interval, and the best seed.
+
+The champion of a data set is the variant with the best mean score on the validation split, and a variant's best seed is
+its best there. Neither reads the test split.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reread.evaluation.baselines import Baseline
+from reread.evaluation.metrics import all_metric_names, bounds, metric_names, split_metrics
+from reread.evaluation.records import RunRecord
+from reread.verdicts.statistics import mean_interval, rounded
+
+HIGH_RATE = 0.25
+# "learning_rate=0.01" of "han/learning_rate=0.01,cell=gru".
+NUMBER_OF_A_TRIAL = re.compile(r"(?<=[/,])([\w.]+)=([-+\d.e]*\d)(?=,|$)")
+
+
+def summarise(
+    experiment: Mapping[str, Any],
+    records: Sequence[RunRecord],
+    baselines: Mapping[str, Mapping[str, Baseline]],
+    splits: Sequence[str],
+    repeated: Mapping[str, np.ndarray] | None = None,
+) -> dict[str, Any]:
+    """Return the nested values of metrics.json, which ``dvc metrics diff`` reads: variants, baselines, champions.
+
+    An experiment with a grid has ``tuned`` as well, one with ``repeated`` test rows ``without_repeated``, and one
+    of which seeds are missing ``so_far``.
+    """
+    variants = {}
+    for name in experiment["variants"]:
+        mine = sorted((record for record in records if record.variant == name), key=lambda record: record.seed)
+        if mine:
+            variants[name] = summarise_variant(experiment["variants"][name], mine, splits, experiment.get("metric"))
+    choice = {"tuned": tuned(experiment["trials"], variants)} if experiment.get("trials") else {}
+    again = without_repeated(records, baselines, repeated or {})
+    return rounded(
+        {
+            "experiment": experiment["name"],
+            "evaluated_on": splits[-1],
+            "variants": variants,
+            "baselines": {
+                data: {name: summarise_baseline(found, splits) for name, found in mine.items()}
+                for data, mine in sorted(baselines.items())
+            },
+            "champions": champions(variants),
+            **choice,
+            **({"without_repeated": again} if again else {}),
+            **({"so_far": missing} if (missing := so_far(experiment, records)) else {}),
+        }
+    )
+
+
+def so_far(experiment: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the variants of which seeds are missing, with how many there are: "5 of 6 seeds"."""
+    counts = Counter(record.variant for record in records)
+    planned = len(experiment.get("seeds", ()))
+    return {name: f"{counts[name]} of {planned} seeds" for name in experiment["variants"] if counts[name] < planned}
+
+
+def summarise_variant(
+    variant: Mapping[str, Any], records: list[RunRecord], splits: Sequence[str], metric: str | None = None
+) -> dict[str, Any]:
+    """Summarise one variant over its seeds (``records``, in order of seed).
+
+    metric: its score, by which trials, seeds and champions are chosen; None for the first of the task.
+    """
+    task = records[0].description["task"]
+    names = all_metric_names(task)
+    seeds, splits_by_seed = {}, {}
+    for record in records:
+        measured = record.metrics(splits)
+        splits_by_seed[record.seed] = measured
+        result = record.result
+        seeds[str(record.seed)] = {
+            "run_key": result["run_key"],
+            "epochs": result["epochs"],
+            "best_epoch": result["best_epoch"],
+            "ended": ended(result),
+            **{
+                split: {**{name: measured[split][name] for name in names}, **counts(measured[split])}
+                for split in splits
+            },
+        }
+    score = metric or names[0]
+    last = [seed[splits[-1]][score] for seed in seeds.values()]
+    summary = {
+        "model": variant["model"],
+        "data": records[0].data,
+        "task": task,
+        "score": score,
+        "n": len(records),
+        "parameters": records[0].result["parameters"],
+        "still_improving_seeds": [record.seed for record in records if was_still_improving(record)],
+        "suspiciously_perfect": all(value == 1.0 for value in last),
+        "best_seed": best_seed(seeds, score),
+        "absent_classes": {split: splits_by_seed[records[0].seed][split]["absent_classes"] for split in splits},
+        "seeds": seeds,
+    }
+    for split in splits:
+        summary[split] = {name: over_seeds([seed[split][name] for seed in seeds.values()], name) for name in names}
+        if task == "multi-label":
+            by_class = [measured[split]["auroc"] for measured in splits_by_seed.values()]
+            summary[split]["auroc"] = {
+                name: over_seeds([scores[name] for scores in by_class], "auroc") for name in by_class[0]
+            }
+    return summary
+
+
+def counts(measured: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many ``rows`` a split has and, where a metric counts rows that are ``right``, how many are.
+
+    Rounded numbers that are equal need not come from equal counts; these do not round.
+    """
+    share = measured.get("accuracy", measured.get("exact_match"))
+    return {"rows": measured["rows"]} | ({} if share is None else {"right": round(share * measured["rows"])})
+
+
+def ended(result: Mapping[str, Any]) -> str:
+    """Return how a run ended: by patience, or after all the epochs of its schedule."""
+    return "stopped early" if result["stopped"] == "patience" else "schedule completed"
+
+
+def was_still_improving(record: RunRecord) -> bool:
+    """Return whether a run ended at its best epoch while its rate was still high: more epochs might have helped.
+
+    A rate is high above a quarter of the run's highest. A schedule that decays is designed to end at its best epoch,
+    which says nothing: of that only a longer schedule tells whether it was long enough.
+    """
+    result = record.result
+    if result["stopped"] == "patience" or result["best_epoch"] < result["epochs"]:
+        return False
+    rates = record.history()["learning_rate"]
+    return bool(rates.iloc[-1] > HIGH_RATE * rates.max())
+
+
+def over_seeds(values: Sequence[float | None], metric: str) -> dict[str, float | None]:
+    """Return mean, low and high (95 % t interval, within the metric's bounds) and standard deviation over seeds.
+
+    None where a value is undefined.
+    """
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return {"mean": None, "low": None, "high": None, "deviation": None}
+    found = mean_interval(known, bounds=bounds(metric))
+    deviation = float(np.std(known, ddof=1)) if len(known) > 1 else None
+    return {"mean": found.mean, "low": found.low, "high": found.high, "deviation": deviation}
+
+
+def best_seed(seeds: Mapping[str, Mapping[str, Any]], score: str) -> int:
+    """Return the seed with the highest validation score; equal ones: the lower validation loss, then the lower seed."""
+
+    def rank(number: str) -> tuple[float, float, int]:
+        validation = seeds[number]["validation"]
+        return (-np.inf if validation[score] is None else validation[score], -validation["loss"], -int(number))
+
+    return int(max(seeds, key=rank))
+
+
+def summarise_baseline(baseline: Baseline, splits: Sequence[str]) -> dict[str, Any]:
+    """Summarise a baseline: the same metrics as a variant's, one fit and no seeds."""
+    task = "single-label" if "accuracy" in baseline.metrics["validation"] else "multi-label"
+    return {
+        "name": baseline.name,
+        "parameters": baseline.parameters,
+        "chosen": baseline.chosen,
+        "temperature": baseline.temperature,
+        "grid": baseline.grid,
+        **{
+            split: {name: measured[name] for name in all_metric_names(task)} | counts(measured)
+            for split in splits
+            if (measured := baseline.metrics[split])
+        },
+    }
+
+
+def champions(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return for each data set the variant with the best mean validation score."""
+    chosen = {}
+    for data in sorted({variant["data"] for variant in variants.values()}):
+        name = best_variant([name for name, variant in variants.items() if variant["data"] == data], variants)
+        variant = variants[name]
+        chosen[data] = {
+            "variant": name,
+            "metric": variant["score"],
+            "mean": variant["validation"][variant["score"]]["mean"],
+            "seed": variant["best_seed"],
+            "run_key": variant["seeds"][str(variant["best_seed"])]["run_key"],
+        }
+    return chosen
+
+
+def champion_of(data: str, metrics: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Return the champion of a data set and its validation score: a variant, or a baseline that is better than all.
+
+    metrics: metrics.json. A baseline is named by its key, as in ``metrics["baselines"]``.
+    """
+    best = metrics["champions"][data]
+    name, mean = best["variant"], best["mean"]
+    for key, baseline in metrics["baselines"].get(data, {}).items():
+        value = baseline["validation"][best["metric"]]
+        if value is not None and (mean is None or value > mean):
+            name, mean = key, value
+    return name, mean
+
+
+def tuned(trials: Mapping[str, Sequence[str]], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return for each variant of the grid its best trial on validation, and the mean score of every trial."""
+    found = {}
+    for name, names in trials.items():
+        scores = {one: variants[one]["validation"][variants[one]["score"]]["mean"] for one in names if one in variants}
+        if scores:
+            found[name] = {"chosen": best_variant(list(scores), variants), "trials": scores}
+    return found
+
+
+def at_an_end(choice: Mapping[str, Any]) -> list[str]:
+    """Return which numbers of the chosen trial of ``tuned`` are the lowest or the highest that were tried, of at least
+    three: "highest learning_rate"."""
+    tried = {name: dict(NUMBER_OF_A_TRIAL.findall(name)) for name in choice["trials"]}
+    found = []
+    for setting, value in tried[choice["chosen"]].items():
+        values = sorted({float(one[setting]) for one in tried.values() if setting in one})
+        if len(values) > 2 and float(value) in (values[0], values[-1]):
+            found.append(f"{'lowest' if float(value) == values[0] else 'highest'} {setting}")
+    return found
+
+
+def without_repeated(
+    records: Sequence[RunRecord],
+    baselines: Mapping[str, Mapping[str, Baseline]],
+    repeated: Mapping[str, np.ndarray],
+) -> dict[str, dict[str, Any]]:
+    """Return for each data set the scores on the test rows that occur in no other split.
+
+    repeated: bool [m] for each data set; one without repeated rows has no entry.
+    """
+    found = {}
+    for data, rows in repeated.items():
+        mine = [record for record in records if record.data == data]
+        if (
+            not rows.any()
+            or not mine
+            or not all(one.measures("test", metric_names(one.description["task"])[0]) for one in mine)
+        ):
+            continue
+        task, classes, labels = mine[0].description["task"], mine[0].description["classes"], mine[0].labels("test")
+        kept = ~rows
+        measured = (labels[kept], task, classes)
+        by_variant: dict[str, list[float | None]] = {}
+        for record in mine:
+            by_variant.setdefault(record.variant, []).append(score_of(record.probabilities("test")[kept], *measured))
+        found[data] = {
+            "metric": metric_names(task)[0],
+            "rows_left_out": int(rows.sum()),
+            "variants": {name: over_seeds(values, metric_names(task)[0]) for name, values in by_variant.items()},
+            "baselines": {
+                name: score_of(baseline.probabilities["test"][kept], *measured)
+                for name, baseline in baselines.get(data, {}).items()
+            },
+        }
+    return found
+
+
+def score_of(probabilities: np.ndarray, labels: np.ndarray, task: str, classes: list[str]) -> float | None:
+    """Return the task's first metric."""
+    return split_metrics(probabilities, labels, task, classes)[metric_names(task)[0]]
+
+
+def best_variant(names: Sequence[str], variants: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the name with the best mean validation score; ties: fewer parameters, then the name."""
+
+    def rank(name: str) -> tuple[float, int, str]:
+        mean = variants[name]["validation"][variants[name]["score"]]["mean"]
+        return (np.inf if mean is None else -mean, variants[name]["parameters"], name)
+
+    return min(names, key=rank)

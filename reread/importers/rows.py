@@ -1,0 +1,228 @@
+"""From files of any format to rows of scores: which column is what, and one message for what is missing."""
+
+import glob
+import hashlib
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+from reread.importers import ADDRESS, Source, Table, find_format
+from reread.storage.errors import InputError, nearest
+from reread.storage.files import sha256_bytes, sha256_file
+from reread.verdicts.scores import LARGEST, Rows
+
+ROLES = ARM, SEED, SCORE, ITEM, GROUP, METRIC = ("arm", "seed", "score", "item", "group", "metric")
+MOST_COLUMNS = 30
+
+
+def find_sources(texts: Sequence[str]) -> list[Source]:
+    """Return the sources that ``[ARM=]PATH`` name, with the patterns (*, ?) expanded; InputError for what is not there.
+
+    A path that exists may contain "=" and brackets.
+    """
+    named: list[tuple[str | None, str]] = []
+    for text in texts:
+        before, equals, path = text.partition("=")
+        arm: str | None = before
+        if not equals or "/" in before or ADDRESS.match(text) or matches(text):
+            arm, path = None, text
+        paths = matches(path)
+        if not paths:
+            raise InputError(f"{path} does not exist: give a file of scores")
+        named += [(arm, path) for path in paths]
+    repeated = next((path for path, times in Counter(path for _, path in named).items() if times > 1), None)
+    if repeated is not None:
+        raise InputError(f"{repeated} is given twice: the same scores are no further seeds")
+    counts, seen = Counter(arm for arm, _ in named), Counter[str | None]()
+    sources = []
+    for arm, path in named:
+        sources.append(Source(path, arm, seen[arm], counts[arm]))
+        seen[arm] += 1
+    return sources
+
+
+def matches(path: str) -> list[str]:
+    """Return an address or a path that exists, else the paths that match the pattern, in order."""
+    return [path] if ADDRESS.match(path) or os.path.exists(path) else sorted(glob.glob(path))
+
+
+class Reader:
+    """The tables of some sources, read once.
+
+    name: of the format; None: recognised. columns: the column that is the arm, seed, score, item, group or metric.
+    """
+
+    def __init__(self, texts: Sequence[str], name: str | None = None, columns: Mapping[str, str] | None = None) -> None:
+        self.columns = dict(columns or {})
+        unknown = next((role for role in self.columns if role not in ROLES), None)
+        if unknown is not None:
+            raise InputError(f"--column {unknown}=…: {nearest(unknown, ROLES)}")
+        self.sources = find_sources(texts)
+        modules = [find_format(source, name) for source in self.sources]
+        self.formats = [module.__name__.rpartition(".")[2] for module in modules]
+        self.tables = [module.read(source) for module, source in zip(modules, self.sources, strict=True)]
+        for source, table in zip(self.sources, self.tables, strict=True):
+            for what, value in table.about.items():
+                first = self.tables[0].about.get(what)
+                if first != value:
+                    raise InputError(
+                        f"{self.sources[0].text} is of {what} {first}, {source.text} of {value}: judge one at a time"
+                    )
+
+    def rows(self, metric: str | None = None) -> Rows:
+        """Return the rows of a metric; None: of the only one that there is."""
+        title, parts = metric or self._only_metric(), []
+        for source, table in zip(self.sources, self.tables, strict=True):
+            score = self._score_column(source, table, title)
+            title = title or score.removeprefix(table.prefix)
+            parts.append(self._part(source, table, score, title))
+        merged: dict[str, list[Any] | None] = {}
+        for role in ROLES:
+            values = [part[role] for part in parts]
+            lacking = next((number for number, column in enumerate(values) if column is None), None)
+            if lacking is None:
+                merged[role] = [value for column in values for value in column or ()]
+            elif all(column is None for column in values):
+                merged[role] = None
+            else:
+                raise InputError(f"{self.sources[lacking].text} has no column '{role}', which other files have")
+        directions = {table.lower_is_better for table in self.tables}
+        return Rows(
+            title or SCORE,
+            merged[ARM] or [],
+            merged[SEED] or [],
+            merged[SCORE] or [],
+            merged[ITEM],
+            merged[GROUP],
+            directions.pop() if len(directions) == 1 else None,
+            list(dict.fromkeys(line for table in self.tables for line in table.cautions)),
+        )
+
+    def _only_metric(self) -> str | None:
+        """Return the only value of the columns of metrics; None without such a column, InputError of several values."""
+        columns = [self._column(*pair, METRIC) for pair in zip(self.sources, self.tables, strict=True)]
+        names = list(dict.fromkeys(str(name) for column in columns for name in column or ()))
+        if len(names) > 1:
+            raise InputError(
+                f"{self.sources[0].text} has scores of {len(names)} metrics: choose one by --metric, of {listed(names)}"
+            )
+        return names[0] if names else None
+
+    def _part(self, source: Source, table: Table, score: str, metric: str) -> dict[str, list[Any] | None]:
+        """Return the rows of a table: a list for each role, or None where the table has no such column."""
+        length = len(table.columns[score])
+        part: dict[str, Any] = {role: self._column(source, table, role) for role in ROLES}
+        part[SCORE] = table.columns[score]
+        if source.arm is not None:
+            part[ARM] = [source.arm] * length
+        if part[ARM] is None:
+            raise InputError(f"{lacks(source, table, ARM)}, or write ARM=FILE")
+        if part[SEED] is None:
+            if not table.numbered and source.arm is None:
+                raise InputError(lacks(source, table, SEED))
+            part[SEED] = [source.number] * length
+        kept = [True] * length
+        # A table whose scores are in a column of the metric's name needs no column of metrics.
+        if part[METRIC] is not None and score != metric:
+            kept = [str(name) == metric for name in part[METRIC]]
+            if not any(kept):
+                raise InputError(f"{source.text} has no metric '{metric}': {nearest(metric, map(str, part[METRIC]))}")
+        if table.finished is not None:
+            refuse_unfinished(source, table, part[ARM])
+            kept = [not is_empty(arm) for arm in part[ARM]]
+        lines = list(compress(range(1, length + 1), kept))
+        part = {role: None if column is None else list(compress(column, kept)) for role, column in part.items()}
+        part[SCORE] = [number(value, source, line, score) for value, line in zip(part[SCORE], lines, strict=True)]
+        for role in (ARM, SEED, ITEM, GROUP):
+            line = next((line for value, line in zip(part[role] or (), lines, strict=False) if is_empty(value)), None)
+            if line is not None:
+                raise InputError(f"{source.text}, row {line} has no {role}: fill it in, or remove the row")
+        return part
+
+    def _column(self, source: Source, table: Table, role: str) -> Sequence[Any] | None:
+        chosen = self.columns.get(role)
+        if chosen is not None and chosen not in table.columns:
+            raise InputError(f"{source.text} has no column '{chosen}' for {role}: {nearest(chosen, table.columns)}")
+        return table.columns.get(chosen or table.roles.get(role, role))
+
+    def _score_column(self, source: Source, table: Table, metric: str | None) -> str:
+        """Return the column of the scores: the one that was chosen, one with the metric's name, or ``score``."""
+        if SCORE in self.columns:
+            self._column(source, table, SCORE)
+            return self.columns[SCORE]
+        usual = table.roles.get(SCORE, SCORE)
+        for name in ([f"{table.prefix}{metric}", metric] if metric else []) + [usual]:
+            if name in table.columns:
+                return name
+        if metric:
+            raise InputError(f"{source.text} has no metric '{metric}': {nearest(metric, metrics_of(table))}")
+        raise InputError(
+            f"{source.text} has no column 'score': name the metric by --metric, of {listed(metrics_of(table))}"
+        )
+
+
+def number(value: Any, source: Source, row: int, name: str) -> float:
+    """Return a score as a float; InputError names the row of one that is missing or no finite number."""
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        score = math.nan
+    if not abs(score) <= LARGEST:
+        said = "empty" if is_empty(value) else f"'{value}'"
+        raise InputError(
+            f"{source.text}, row {row}: {name} is {said}, no finite number: run that seed again, or say why it is left "
+            "out and remove the row"
+        )
+    return score
+
+
+def is_empty(value: Any) -> bool:
+    return value is None or value == "" or value != value  # NaN
+
+
+def refuse_unfinished(source: Source, table: Table, arms: Sequence[Any]) -> None:
+    """Raise InputError for a run of an arm that has not finished: its last value is no result."""
+    name, finished = table.finished or ("", "")
+    for row, (arm, state) in enumerate(zip(arms, table.columns.get(name, ()), strict=False), 1):
+        if not is_empty(arm) and state != finished:
+            raise InputError(
+                f"{source.text}, row {row}: a run of arm '{arm}' is {state}, not {finished}: finish or delete that run"
+            )
+
+
+def metrics_of(table: Table) -> list[str]:
+    """Return the columns whose first value is a number, without their prefix."""
+
+    def is_number(value: Any) -> bool:
+        try:
+            return math.isfinite(float(value))
+        except (TypeError, ValueError):
+            return False
+
+    named = [name for name in table.columns if name.startswith(table.prefix)]
+    return [name.removeprefix(table.prefix) for name in named if is_number(table.columns[name][0])]
+
+
+def lacks(source: Source, table: Table, role: str) -> str:
+    return f"{source.text} has no column '{role}': name it by --column {role}=COLUMN, of {listed(table.columns)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    known = list(names)
+    more = f" and {len(known) - MOST_COLUMNS} more" if len(known) > MOST_COLUMNS else ""
+    return ", ".join(known[:MOST_COLUMNS]) + more if known else "none"
+
+
+def digest_of(source: Source) -> str | None:
+    """Return the sha256 of a file, or of a folder's event files; None of a server, whose runs may change."""
+    if source.is_address:
+        return None
+    if source.path.is_file():
+        return sha256_file(source.path)
+    whole = hashlib.sha256()
+    for path in sorted(path for path in source.path.rglob("*") if path.is_file()):
+        whole.update(f"{path.relative_to(source.path)}\0{sha256_bytes(path.read_bytes())}\n".encode())
+    return whole.hexdigest()

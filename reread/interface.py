@@ -1,0 +1,190 @@
+"""The Python interface: runs, curves, comparisons and verdicts as pandas tables, and models that predict.
+
+    import reread
+
+    runs = reread.runs("tiny")                      # one row per run: settings and metrics
+    curves = reread.curves(runs)                    # one row per run and epoch
+    reread.compare(runs.index[0], runs.index[1])    # what differs between two runs
+    reread.scores("tiny"), reread.verdicts("tiny")  # the report's numbers
+    answers = reread.load_model("docstrings").predict(["Return the eigenvalues of a matrix."])
+    reread.attention(answers)                       # one row per word
+
+Everything is read from the project's folder, which is the current one; nothing is started, trained or changed.
+docs/tour.ipynb is a tour.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import tasks  # noqa: F401  (settles the process's environment: nothing is sent to anybody)
+from reread.commands.compare import compare as _compare
+from reread.planning.resolve import make_plan
+from reread.planning.runs import all_runs, find_run
+from reread.storage.digests import whole
+from reread.storage.errors import InputError
+from reread.storage.files import read_json
+from reread.storage.run_folder import HISTORY, RunFolder
+from reread.tracking.registry import LoadedModel, load_model
+
+__all__ = ["LoadedModel", "attention", "compare", "curves", "load_model", "runs", "scores", "verdicts"]
+
+NAMES = ["experiment", "variant", "model", "data", "seed"]
+RESULTS = ["finished", "epochs", "best_epoch"]
+
+
+def runs(experiment: str | None = None) -> pd.DataFrame:
+    """Return every run of runs/, or those of an experiment, by key: its names, metrics and settings.
+
+    Columns: experiment (that trained it), variant, model, data, seed, finished, epochs, best_epoch; then
+    ``SPLIT.METRIC`` of its newest evaluation, and ``network.SETTING`` and ``training.SETTING``; NaN where a run has
+    none. With an experiment, also runs that another one trained, under the names that variants have here.
+    InputError for an unknown experiment.
+    """
+    if experiment is None:
+        rows = [_row(run, run.job) for run in all_runs()]
+    else:
+        jobs = make_plan(experiment).known_jobs()
+        folders = {run.key: run for run in all_runs()}
+        rows = [_row(folders[job["run_key"]], job) for job in jobs if job["run_key"] in folders]
+    table = pd.DataFrame(rows, columns=None if rows else ["run_key", *NAMES, *RESULTS]).set_index("run_key")
+    settings = [name for name in table if name.startswith(("network.", "training."))]
+    metrics = [name for name in table if "." in name and name not in settings]
+    return table[[*NAMES, *RESULTS, *metrics, *settings]]
+
+
+def _row(run: RunFolder, job: Mapping[str, Any]) -> dict[str, Any]:
+    result = run.result if run.finished else {}
+    row = {"run_key": run.key, "experiment": run.job.get("experiment", "")}
+    row |= {name: job[name] for name in NAMES if name != "experiment"}
+    row |= {"finished": run.finished, "epochs": result.get("epochs"), "best_epoch": result.get("best_epoch")}
+    evaluations = list(run.evaluations().values())
+    for split, metrics in (evaluations[-1] if evaluations else {}).items():
+        if isinstance(metrics, Mapping):
+            row |= {f"{split}.{name}": one for name, one in metrics.items() if isinstance(one, int | float)}
+    for group in ("network", "training"):
+        row |= {f"{group}.{name}": value for name, value in job.get(group, {}).items()}
+    return row
+
+
+def curves(runs: pd.DataFrame | Iterable[str] | str) -> pd.DataFrame:
+    """Return history.csv of runs, given as ``runs`` returns them or by their keys: one row per run and epoch.
+
+    Columns: run_key, variant, seed, epoch, learning_rate, training_loss, validation_loss, ... To compare the loss on
+    both splits take ``validation_comparable_loss``: it has the label smoothing and class weights of training_loss.
+    """
+    keys = [runs] if isinstance(runs, str) else list(runs.index if isinstance(runs, pd.DataFrame) else runs)
+    parts = []
+    for key in keys:
+        run = find_run(key)
+        run.history()  # refuses a damaged one
+        history = pd.read_csv(run.directory / HISTORY)
+        named = runs.loc[key] if isinstance(runs, pd.DataFrame) else run.job
+        for place, (name, value) in enumerate(
+            {"run_key": run.key, "variant": named["variant"], "seed": named["seed"]}.items()
+        ):
+            history.insert(place, name, value)
+        parts.append(history)
+    if not parts:
+        raise InputError("no run is given: name one, or pass what reread.runs() returns")
+    return pd.concat(parts, ignore_index=True)
+
+
+def compare(a: str, b: str, everything: bool = False) -> pd.DataFrame:
+    """Return what differs between two runs, given by key or a prefix of it; with ``everything``, also what is equal.
+
+    Columns: a, b, and difference (b - a of numbers); index: section (parameters, data, source, environment, results,
+    time) and name.
+    """
+    rows = [
+        {"section": section, "name": one.name, "a": one.a, "b": one.b, "difference": one.difference}
+        for section, found in _compare(find_run(a), find_run(b)).items()
+        for one in found
+        if everything or not one.equal
+    ]
+    columns = ["section", "name", "a", "b", "difference"]
+    return pd.DataFrame(rows, columns=columns).set_index(["section", "name"])
+
+
+def scores(experiment: str) -> pd.DataFrame:
+    """Return the metrics of an experiment's report: a row per data set, variant or baseline, split and metric.
+
+    Columns: mean, low and high (95 % t interval over seeds; NaN of a baseline), seeds (0 of a baseline).
+    InputError where the experiment has no report.
+    """
+    metrics = _report_file(experiment, "metrics.json")
+    splits = ("validation", "test")
+    rows = [
+        {"data": one["data"], "name": name, "split": split, "metric": metric, "seeds": one["n"]}
+        | {key: value[key] for key in ("mean", "low", "high")}
+        for name, one in metrics["variants"].items()
+        for split in splits
+        for metric, value in one.get(split, {}).items()
+        if "mean" in value
+    ]
+    rows += [
+        {"data": data, "name": name, "split": split, "metric": metric, "seeds": 0, "mean": value}
+        for data, found in metrics["baselines"].items()
+        for name, one in found.items()
+        for split in splits
+        for metric, value in one.get(split, {}).items()
+    ]
+    table = pd.DataFrame(rows).set_index(["data", "name", "split", "metric"])
+    return table[["mean", "low", "high", "seeds"]].astype({"mean": float, "low": float, "high": float})
+
+
+def verdicts(experiment: str) -> pd.DataFrame:
+    """Return the verdicts of an experiment's report, one row per comparison.
+
+    Columns: claim, verdict, treatment, control, metric, difference, low, high (the interval that decides), holm_p,
+    seeds, sentence. InputError where the experiment has no report.
+    """
+    rows = []
+    for one in _report_file(experiment, "verdicts.json")["verdicts"]:
+        found = one["interval"] or {}
+        rows.append(
+            {name: one[name] for name in ("name", "claim", "verdict", "treatment", "control", "metric")}
+            | {"difference": found.get("mean"), "low": found.get("low"), "high": found.get("high")}
+            | {
+                "holm_p": one["holm_p"],
+                "seeds": max(map(len, one["seeds"].values()), default=0),
+                "sentence": one["sentence"],
+            }
+        )
+    return pd.DataFrame(rows).set_index("name") if rows else pd.DataFrame(rows)
+
+
+def _report_file(experiment: str, name: str) -> Any:
+    plan, again = make_plan(experiment), f"run `reread run --experiment {experiment}`"
+    for folder in (plan.report_directory, Path("results") / experiment):
+        if (folder / name).is_file():
+            return read_json(whole(folder / name, again))
+    raise InputError(f"experiment '{experiment}' has no report: {again}")
+
+
+def attention(answers: pd.DataFrame) -> pd.DataFrame:
+    """Return the attention in a model's answers (``predict``), one row per word that was read.
+
+    Columns: document (number of the answer), sentence, word (numbers from 0), text, sentence_weight, word_weight, and
+    shade: sqrt(sentence_weight) word_weight, as Yang et al. 2016 draw it. InputError where the network has none.
+    """
+    if "attention" not in answers:
+        raise InputError("these answers have no attention: their network has none, or predict had attention=False")
+    return pd.DataFrame(
+        [
+            {
+                "document": document,
+                "sentence": number,
+                "word": place,
+                "text": text,
+                "sentence_weight": sentence["weight"],
+                "word_weight": weight,
+                "shade": sentence["weight"] ** 0.5 * weight,
+            }
+            for document, found in enumerate(answers["attention"])
+            for number, sentence in enumerate(found)
+            for place, (text, weight) in enumerate(zip(sentence["words"], sentence["word_weights"], strict=True))
+        ]
+    )

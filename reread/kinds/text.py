@@ -1,0 +1,76 @@
+"""Text: documents of sentences of words."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from reread.kinds import Baseline, Kind
+from reread.storage.settings import Range
+
+Share = Annotated[float, Range(0, 1, exclusive=True)]
+
+
+@dataclass(frozen=True)
+class LengthQuantile:
+    """The shares of the training split's sentences and of its documents that keep their whole length."""
+
+    words: Share = 0.95
+    sentences: Share = 0.95
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """Settings of word2vec: numbers per word, neighbours to each side, and passes over the training split."""
+
+    size: Annotated[int, Range(1, 4096)] = 200
+    window: Annotated[int, Range(1, 100)] = 5
+    epochs: Annotated[int, Range(1, 1000)] = 5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The preparation of documents.
+
+    length_quantile  where sentences and documents are truncated
+    min_count        a word seen less often in the training split becomes <unk>
+    rows_per_class   at most this many rows per class in each split; None: all
+    word_vectors     word2vec of the training split; None: none are trained
+    """
+
+    length_quantile: LengthQuantile = LengthQuantile()
+    min_count: Annotated[int, Range(1)] = 5
+    rows_per_class: Annotated[int, Range(1)] | None = None
+    word_vectors: WordVectors | None = None
+
+
+KIND = Kind(
+    row="document",
+    reads="documents as raw text",
+    write_raw="reread.preprocessing.raw_text:write",
+    open_raw="reread.preprocessing.raw_text:TextDataSet",
+    settings=Settings,
+    prepare="reread.preprocessing.documents:prepare",
+    libraries="reread.preprocessing.documents:libraries",
+    collator="reread.batches.text:Collator",
+    row_array="word_counts",
+    padding="reread.batches.text_padding:pairs",
+    reader="reread.preprocessing.reading:TextReader",
+    explain=("reread.evaluation.attention:explain",),
+    baselines=(
+        Baseline(
+            name="tf-idf",
+            title="TF-IDF + logistic regression",
+            grid=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
+            features="reread.evaluation.baselines:word_features",
+            fit="reread.evaluation.baselines:logistic_regression",
+            serve="reread.evaluation.linear_models:serve_words",
+        ),
+        Baseline(
+            name="nb-svm",
+            title="NB-SVM on unigrams and bigrams",
+            grid=(0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+            features="reread.evaluation.baselines:bigram_features",
+            fit="reread.evaluation.baselines:nb_svm",
+            serve="reread.evaluation.linear_models:serve_bigrams",
+        ),
+    ),
+)

@@ -1,0 +1,50 @@
+"""What can be refused or warned of at the entrance, from the experiment's files alone: torch is not imported."""
+
+from collections.abc import Iterable
+
+from reread.planning.experiment import Experiment, load_experiment, networks, with_trials
+from reread.planning.schema import SEEDS
+from reread.storage.errors import InputError, refuse_unknown
+from reread.storage.source import ROOT, constant
+from reread.verdicts.seeds import least_seeds
+
+# Its import takes a second: it is parsed.
+METRICS = "reread/evaluation/metrics.py"
+
+
+def read_experiment(
+    name: str, variants: list[str] | None, seeds: Iterable[int] | None, overrides: Iterable[str]
+) -> Experiment:
+    """Read an experiment and check the selection; InputError for a name, a seed or an override that is wrong."""
+    experiment = load_experiment(name, variants=variants, overrides=overrides)
+    refuse_unknown(variants or (), {*experiment.variants, *experiment.trials}, f"the variants of experiment '{name}'")
+    whole, of_a_class = (constant(ROOT / METRICS, one) for one in ("TITLES", "OF_A_CLASS"))
+    for comparison in experiment.comparisons:
+        measure, colon, _ = comparison["metric"].partition(":")
+        where = f"experiment '{name}', comparison '{comparison['name']}', metric"
+        refuse_unknown([measure], of_a_class if colon else whole, where)
+    chosen = list(seeds or ())
+    for seed in chosen:
+        if chosen.count(seed) > 1:
+            raise InputError(f"experiment '{name}' has seed {seed} twice: name each seed once")
+        if not 0 <= seed < SEEDS:
+            raise InputError(f"seed {seed} of experiment '{name}' is not a whole number from 0 up and below 2^63")
+    return experiment
+
+
+def undecidable(experiment: Experiment, variants: list[str] | None, seeds: list[int] | None) -> list[str]:
+    """Return a line where so few seeds can reach no verdict, or no difference, whatever they measure."""
+    chosen = set(with_trials(variants or experiment.variants, experiment.trials))
+    count = sum(set(networks(one)) <= chosen for one in experiment.comparisons)
+    number = len(seeds or experiment.seeds)
+    # Two networks need fewer seeds than one network and a figure.
+    figures = all(len(networks(one)) == 1 for one in experiment.comparisons if set(networks(one)) <= chosen)
+    alpha = experiment.alpha_of_a_look
+    needed, for_equivalence = (least_seeds(alpha, count, sides, figures) for sides in (2, 1))
+    if not count or number >= needed:
+        return []
+    of_them = f"{number} seed{'s' * (number != 1)}"
+    decides = f"decide{'s' * (number == 1)} nothing"
+    what = decides if number < for_equivalence else "can show equivalence and no difference"
+    comparisons = f"{count} comparison{'s' * (count != 1)}"
+    return [f"{of_them} {what}: a difference needs {needed} of each variant ({comparisons}, alpha {alpha})"]

@@ -1,0 +1,288 @@
+"""Plans: all that an experiment will do, every setting resolved (reread/planning/resolve.py).
+
+A command, a deployment's flow or a DVC stage makes a plan where it begins and passes it down; nothing below reads the
+files again. The plan is saved with the report (plan.json). Jobs are made of it once the prepared arrays exist, because
+their digests are in the runs' keys.
+"""
+
+import dataclasses
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import models
+from reread.planning import keys
+from reread.planning.environment import Environment
+from reread.planning.experiment import Design
+from reread.planning.published import published_runs, restore
+from reread.planning.validation import read
+from reread.preprocessing.manifest import Manifest
+from reread.storage.errors import InputError, refuse_unknown
+from reread.storage.files import content_key, read_json, read_object
+from reread.storage.prepared import DESCRIPTION
+from reread.storage.run_folder import JOB, RunFolder
+from reread.storage.settings import from_json
+from reread.training.settings import Settings as TrainingSettings
+
+# The plan beside a report and beside published results.
+PLAN = "plan.json"
+# Parts of a design that few experiments have: the records and keys of the others do without them.
+OPTIONAL = ("metric", "withhold_untuned", "second_look")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A network as one experiment trains it, every setting resolved.
+
+    ``prepared_key`` names the folder of its arrays; None where the data set is not ingested yet.
+    """
+
+    name: str
+    model: str
+    data: str
+    preprocessing: Mapping[str, Any]
+    network: Mapping[str, Any]
+    training: Mapping[str, Any]
+    prepared_key: str | None
+
+    def settings(self) -> tuple[Any, Any]:
+        """Return the settings of the network and of training as their dataclasses."""
+        network = from_json(models.settings_class(self.model), self.network)
+        return network, from_json(TrainingSettings, self.training)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Design):
+    """A resolved experiment: all that will be prepared, trained, evaluated and compared, and the folders.
+
+    data: of each data set its version, kind and task; None where it is not ingested yet. partial: variants or seeds
+    were selected, or settings overridden. bases: of a plan that searches, the variants that its trials begin from.
+    """
+
+    variants: Mapping[str, Variant]
+    overrides: tuple[str, ...]
+    partial: bool
+    data: Mapping[str, Mapping[str, str] | None]
+    machine: Mapping[str, Any]
+    environment: Environment = field(repr=False)
+    bases: Mapping[str, Variant] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The key of what decides the evidence: settings, seeds, comparisons and data, on whichever machine."""
+        return content_key(self.key_parts())
+
+    @property
+    def report_name(self) -> str:
+        """The report's folder: NAME or, of a partial plan, NAME-part-DIGEST, a folder for each selection.
+
+        DIGEST is of the variants (of a search: those that its trials begin from), seeds and overrides.
+        """
+        if not self.partial:
+            return self.name
+        selection = [sorted(self.bases or self.variants), sorted(self.seeds), self.overrides]
+        return f"{self.name}-part-{content_key(selection)[:8]}"
+
+    @property
+    def report_directory(self) -> Path:
+        return self.environment.reports / self.report_name
+
+    @property
+    def command(self) -> str:
+        """The command that runs it with its overrides."""
+        overrides = [word for one in self.overrides for word in ("--set", one)]
+        return shlex.join(["reread", "run", "--experiment", self.name, *overrides])
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that are evaluated."""
+        return ("validation", "test") if self.evaluate_on == "test" else ("validation",)
+
+    @property
+    def targets_remote_machine(self) -> bool:
+        """Return whether jobs are made for another machine; then none is trained here."""
+        return self.environment.machine is not None and self.machine != keys.this_machine()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        value = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        for name in ("variants", "bases"):
+            value[name] = {one: dict(vars(variant)) for one, variant in getattr(self, name).items()}
+        value["environment"] = self.environment.to_json()
+        return _plain(value)
+
+    def record(self) -> dict[str, Any]:
+        """Return what is kept beside results (plan.json): equal plans give equal records, wherever they are made."""
+        left_out = {"environment", "machine"} | ({"search", "bases"} if self.search is None else set())
+        left_out |= {name for name in OPTIONAL if not getattr(self, name)}
+        return {**{name: value for name, value in self.to_json().items() if name not in left_out}, "key": self.key}
+
+    def key_parts(self) -> dict[str, Any]:
+        """Return what decides the evidence, part by part ("variant han"), so that a difference can be named."""
+        settings = ("model", "data", "preprocessing", "network", "training")
+        variants = {
+            f"variant {name}": {one: vars(variant)[one] for one in settings} for name, variant in self.variants.items()
+        }
+        versions = {f"data {name}": about and about["version"] for name, about in self.data.items()}
+        rule = {"equivalence_margin": self.equivalence_margin, "alpha": self.alpha, "evaluate_on": self.evaluate_on}
+        rule |= {name: value for name in OPTIONAL if (value := getattr(self, name))}
+        decided_by = ("treatment", "control", "reference", "metric", "equivalence_margin")
+        comparisons = [{key: one[key] for key in decided_by if key in one} for one in self.comparisons]
+        return _plain({**variants, **versions, "seeds": self.seeds, "comparisons": comparisons, "rule": rule})
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Plan":
+        """Return the plan that ``to_json`` made ``value`` of; no file and no variable is read."""
+        values = {one.name: value[one.name] for one in dataclasses.fields(cls)}
+        for name in ("variants", "bases"):
+            values[name] = {one: Variant(**variant) for one, variant in value[name].items()}
+        for name in ("seeds", "comparisons", "overrides"):
+            values[name] = tuple(values[name])
+        return cls(**{**values, "environment": Environment.from_json(value["environment"])})
+
+    def select_data(self, names: Iterable[str]) -> "Plan":
+        """Return the plan with the variants alone that read the data sets ``names``."""
+        names = list(names)
+        refuse_unknown(names, self.data, f"the data sets of experiment '{self.name}'")
+        kept = {name: variant for name, variant in self.variants.items() if variant.data in names}
+        data = {name: about for name, about in self.data.items() if name in names}
+        return dataclasses.replace(self, variants=kept, data=data, comparisons=(), trials={}, partial=True)
+
+    def without_published(self) -> "Plan":
+        """Return the plan for which no run of results/ counts as finished."""
+        return dataclasses.replace(self, environment=self.environment.model_copy(update={"published": False}))
+
+    def preparations(self) -> dict[str, dict[str, Any]]:
+        """Return what is to be prepared, by prepared key: data set, settings, folder, and which processes do it.
+
+        InputError for a data set that is not ingested yet.
+        """
+        found = {}
+        workers = {"processes": self.environment.preprocessing, "scheduler": self.environment.dask_scheduler}
+        for variant in self.variants.values():
+            if variant.prepared_key is None:
+                Manifest.load().entry(variant.data)  # says how to ingest it
+                raise InputError(f"data set '{variant.data}' was ingested after this plan was made: make it again")
+            directory = self.environment.prepared / variant.prepared_key
+            found[variant.prepared_key] = {
+                "data": variant.data,
+                "settings": dict(variant.preprocessing),
+                "key": variant.prepared_key,
+                "directory": str(directory),
+                "workers": workers,
+            }
+        return found
+
+    def jobs(self, prepared: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        """Return the complete job of each (seed, variant); ``prepared`` maps prepared keys to folders.
+
+        A run that is not in runs/ and is published in results/ is restored from there (reread/planning/published.py):
+        its job names the machine that trained it. InputError where arrays are not prepared yet.
+        """
+        folders = {key: about["directory"] for key, about in self.preparations().items()} | dict(prepared or {})
+        descriptions = {key: read_object(Path(folder) / DESCRIPTION, "arrays") for key, folder in folders.items()}
+        published = published_runs(self.name) if self.environment.published else {}
+        machines = {content_key(one["key_parts"]["machine"]): one["key_parts"]["machine"] for one in published.values()}
+
+        def job(variant: Variant, seed: int, key: str) -> dict[str, Any]:
+            about = (variant, seed, folders[key], descriptions[key])
+            here = self._job(*about, self.machine, self.environment.processes_per_run)
+            if RunFolder(Path(here["run_directory"])).finished:
+                return here
+            for machine in machines.values():
+                there = self._job(*about, machine, machine["world_size"])
+                if there["run_key"] in published:
+                    restore(there, self.name, published[there["run_key"]])
+                    return there
+            return here
+
+        return [
+            job(variant, seed, key)
+            for seed in self.seeds
+            for variant in self.variants.values()
+            if (key := variant.prepared_key)
+        ]
+
+    def unfinished(self, prepared: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        """Return the jobs of the runs that are not trained."""
+        return [job for job in self.jobs(prepared) if not RunFolder(Path(job["run_directory"])).finished]
+
+    def known_jobs(self) -> list[dict[str, Any]]:
+        """Return the jobs of the variants whose arrays are prepared; the keys of the others are not known yet."""
+        known = {
+            name: variant
+            for name, variant in self.variants.items()
+            if variant.prepared_key and (self.environment.prepared / variant.prepared_key / DESCRIPTION).is_file()
+        }
+        return dataclasses.replace(self, variants=known).jobs()
+
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """Return by variant the parts of its runs' keys, without seed and machine.
+
+        ``data`` is None where the arrays are not prepared; ``prepared_key`` where the data set is not ingested.
+        """
+        found = {}
+        for name, variant in self.variants.items():
+            network, training = variant.settings()
+            description = self.environment.prepared / (variant.prepared_key or "") / DESCRIPTION
+            data = keys.data_digest(read_json(description)) if description.is_file() else ""
+            source = keys.source(variant.model, self._kind(variant), network, training)
+            parts = keys.key_parts(variant.model, network, training, 0, data, {}, source)
+            del parts["seed"], parts["machine"]
+            found[name] = {**parts, "data": data or None, "prepared_key": variant.prepared_key}
+        return found
+
+    def _kind(self, variant: Variant) -> str | None:
+        about = self.data[variant.data]
+        return about["kind"] if about else models.kind(variant.model)
+
+    def _job(
+        self,
+        variant: Variant,
+        seed: int,
+        prepared: str,
+        description: Mapping[str, Any],
+        machine: Mapping[str, Any],
+        processes: int,
+    ) -> dict[str, Any]:
+        network, training = variant.settings()
+        machine = keys.job_machine(machine, training, processes)
+        source = keys.source(variant.model, description["kind"], network, training)
+        data = keys.data_digest(description)
+        parts = keys.key_parts(variant.model, network, training, seed, data, machine, source)
+        run_key = keys.run_key(parts)
+        return {
+            "run_key": run_key,
+            "key_parts": parts,
+            "experiment": self.name,
+            "variant": variant.name,
+            "model": variant.model,
+            "data": variant.data,
+            "seed": seed,
+            "network": dict(variant.network),
+            "training": dict(variant.training),
+            "machine": machine,
+            "source": source,
+            "prepared": prepared,
+            "run_directory": str(self.environment.runs / run_key),
+            "runs_per_gpu": self.environment.runs_per_gpu,
+            "processes": processes,
+        }
+
+
+def job_settings(job: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the settings of the network and of training that a job has, as their dataclasses, checked."""
+    where = Path(job["run_directory"]) / JOB
+    network = read(models.settings_class(job["model"]), job["network"], f"{where}: network")
+    return network, read(TrainingSettings, job["training"], f"{where}: training")
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON values, copied."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,233 @@
+"""The experiment that tries every reader on a user's data: its files, before and after tuning.
+
+Each network is tuned on validation by one seed that the experiment does not use. The tuning goes on where a choice is
+at the edge of what was tried; the experiment then compares the best network with the best baseline, both as validation
+had them. The test split is read at the end alone.
+
+experiments/NAME-tuning.yaml stands for itself, and what is tried later is added to it. experiments/NAME.yaml is written
+once tuning has ended.
+"""
+
+import contextlib
+import copy
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import scipy
+import yaml
+
+import models
+from reread import kinds
+from reread.evaluation.metric_names import metric_words
+from reread.planning.experiment import EXPERIMENTS, PARAMETERS_FILE, merged
+from reread.planning.plan import Plan
+from reread.planning.schema import read_yaml
+from reread.planning.search import trial
+from reread.planning.space import flat
+from reread.planning.tuning import EPOCHS, at, choices_of, edges, sections, tuning_name
+from reread.preprocessing.manifest import DataSetEntry
+from reread.storage.errors import InputError, refuse_unknown
+from reread.storage.files import write_text
+from reread.verdicts.power import ITEM_SHARE_OF_A_BASELINE, POWER
+
+MARK = "# Written by `reread try`, which writes it again; copy it under another name to change it.\n"
+SEEDS = 6  # the fewest with which one comparison can be decided
+TUNING_SEED = 100
+# What the two sides are compared by. A linear model's C hardly changes AUROC of many labels, and changes F1 a lot.
+METRICS = {"single-label": "accuracy", "multi-label": "tuned_micro_f1"}
+# Of each kind: the networks, and the sizes and learning rates that are tried.
+VARIANTS: Mapping[str, Mapping[str, dict[str, Any]]] = {
+    "text": {"han": {"model": "han"}, "gru-flat": {"model": "gru_flat"}, "word-average": {"model": "word_average"}},
+    "image": {
+        "densenet": {"model": "densenet", "network": {"activation": {"name": "relu"}}},
+        "resnet": {"model": "resnet"},
+    },
+}
+GRIDS: Mapping[str, dict[str, Any]] = {
+    "han": {"training": {"learning_rate": [0.003, 0.01]}, "network": {"hidden_size": [32, 64]}},
+    "gru-flat": {"training": {"learning_rate": [0.003, 0.01]}, "network": {"hidden_size": [32, 64]}},
+    "word-average": {"training": {"learning_rate": [0.003, 0.01]}, "network": {"embedding_dim": [32, 128]}},
+    "densenet": {"training": {"learning_rate": [0.03, 0.1]}, "network": {"growth_rate": [8, 12]}},
+    "resnet": {"training": {"learning_rate": [0.03, 0.1]}, "network": {"width": [8, 16]}},
+}
+
+
+def tuning_of(
+    name: str, entry: DataSetEntry, epochs: int | None = None, only: Collection[str] = (), metric: str | None = None
+) -> dict[str, Any]:
+    """Return the experiment that tunes each variant by its own grid, on validation, by one seed of its own.
+
+    It has the variants of an earlier tuning as they are there, apart from those that are tried now. InputError for a
+    kind of data that no network here reads, and for an experiment of that name that another hand wrote.
+    only: the variants that are tried, or other networks of models/; none: all variants of the kind.
+    epochs: at most so many; None: those of params.yaml, or more where these are too few. metric: what chooses; None:
+    that of the earlier tuning, or that of the task.
+    """
+    if entry.kind not in VARIANTS:
+        raise InputError(f"'{name}' is {entry.kind} data: `reread try` knows {', '.join(VARIANTS)}")
+    known = VARIANTS[entry.kind]
+    refuse_unknown(only, {*known, *models.available()}, "the networks")
+    earlier = written(tuning_name(name))
+    chosen = dict.fromkeys(only or known)
+    variants = dict(earlier.get("variants", {}))
+    for one, section in variants.items():
+        if one not in chosen and not ("model" in section and isinstance(section.get("grid"), list)):
+            raise InputError(
+                f"{path_of(tuning_name(name))}: variants.{one} is not as `reread try` writes it: remove {one} there"
+            )
+    for one in chosen:
+        section = copy.deepcopy(known.get(one, {"model": one}))
+        models.refuse_other_kind(section["model"], name, entry.kind)
+        if epochs is not None:
+            section["training"] = {"max_epochs": epochs}
+        variants[one] = {**section, "grid": [copy.deepcopy(grid_of(one, section["model"]))]}
+    return {
+        "title": f"Which size and learning rate does each network want on {name}?",
+        "metric": metric or earlier.get("metric") or METRICS[entry.task],
+        "defaults": {"data": name},
+        "variants": variants,
+        "seeds": [TUNING_SEED],
+    }
+
+
+def experiment_of(
+    name: str, entry: DataSetEntry, tuning: Mapping[str, Any], seeds: int | None = None
+) -> dict[str, Any]:
+    """Return the experiment before tuning. seeds: None for as many as an earlier one had, or SEEDS."""
+    variants = {
+        one: {key: section[key] for key in section if key != "grid"} for one, section in tuning["variants"].items()
+    }
+    baseline = kinds.kind(entry.kind).baselines[0].name
+    earlier = written(name).get("seeds", list(range(SEEDS)))
+    return {
+        "title": f"{name}: networks and baselines that read it",
+        "metric": tuning["metric"],
+        "withhold_untuned": True,
+        "defaults": {"data": name},
+        "variants": variants,
+        "seeds": list(range(seeds)) if seeds else earlier,
+        "comparisons": [comparison(name, next(iter(variants)), baseline, tuning["metric"])],
+        "evaluate_on": "test",
+    }
+
+
+def smallest_difference(rows: int, accuracy: float = 0.9) -> float:
+    """Return about the smallest difference in accuracy that so many test rows can show, however many seeds there are.
+
+    With a power of 80 % at a level of 5 %, between a network and a baseline that are right as often as ``accuracy``.
+    Of several labels it serves for micro F1: rows are drawn, not labels.
+    """
+    variance = ITEM_SHARE_OF_A_BASELINE * 2 * accuracy * (1 - accuracy) / rows
+    return (scipy.stats.norm.ppf(0.975) + scipy.stats.norm.ppf(POWER)) * math.sqrt(variance)
+
+
+def comparison(name: str, network: str, baseline: str, metric: str) -> dict[str, str]:
+    return {
+        "name": "network-or-baseline",
+        "claim": f"{network} classifies {name} better than {baseline}.",
+        "source": "the best network and baseline of the tuning, on the validation split",
+        "treatment": network,
+        "control": baseline,
+        "metric": metric,
+    }
+
+
+def grid_of(variant: str, model: str, root: Path = Path()) -> dict[str, Any]:
+    """Return what is tried of a variant; of one that GRIDS lacks two learning rates, the greater from params.yaml."""
+    if variant in GRIDS:
+        return GRIDS[variant]
+    parameters = read_yaml(root / PARAMETERS_FILE)
+    of_model = parameters.get("models", {}).get(model, {})
+    rate = merged(parameters["training"], of_model.get("training", {}))["learning_rate"]
+    return {"training": {"learning_rate": [float(f"{0.3 * rate:.3g}"), rate]}}
+
+
+def wider(tuning: Mapping[str, Any], plan: Plan, metrics: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return by variant the trials that go on where its choice is at the edge of what was tried, each as a grid.
+
+    A trial changes one setting of the chosen one: a number at an edge by the step that led there; of a schedule that
+    was used to its end, the number of epochs, to twice as many. A value that a network refuses is left out.
+    plan: of ``tuning``; metrics: its metrics.json.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, choice in choices_of(metrics, {one: vars(variant) for one, variant in plan.variants.items()}).items():
+        section, base = tuning["variants"][name], plan.variants[choice.trial]
+        tried = list(choice.settings.values())
+        point = at(vars(base), {**flat(section["grid"][0]), **choice.chosen})
+        steps = {
+            address: beyond({one[address] for one in tried}, highest=end == "highest")
+            for address, end in edges(choice.chosen, tried, least=2).items()
+        }
+        if choice.short and "max_epochs" not in section.get("training", {}):
+            point[EPOCHS] = base.training["max_epochs"]
+            steps[EPOCHS] = 2 * point[EPOCHS]
+        for address, value in steps.items():
+            settings = {**point, address: value}
+            if value == point[address]:
+                continue  # a whole number that can be no lower
+            with contextlib.suppress(InputError):
+                trial(base, name, sections(settings), name)
+                found.setdefault(name, []).append(sections({one: [value] for one, value in settings.items()}))
+    return found
+
+
+def beyond(tried: Collection[float], highest: bool) -> float:
+    """Return the value that follows the highest or the lowest of at least two, by the ratio of the last two."""
+    *_, before, last = sorted(tried, reverse=not highest)
+    return max(1, round(last * last / before)) if isinstance(last, int) else float(f"{last * last / before:.3g}")
+
+
+def widened(tuning: Mapping[str, Any], trials: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return the tuning with further trials of some variants (``wider``)."""
+    variants = {
+        name: {**section, "grid": [*section["grid"], *trials.get(name, ())]}
+        for name, section in tuning["variants"].items()
+    }
+    return {**tuning, "variants": variants}
+
+
+def tuned(experiment: Mapping[str, Any], tuning: Plan, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the experiment with what tuning chose: each variant's settings, and the two sides of the comparison.
+
+    metrics: metrics.json of the tuning.
+    """
+    (data,) = tuning.data
+    found = choices_of(metrics, {name: vars(variant) for name, variant in tuning.variants.items()})
+    chosen = {name: choice.trial for name, choice in found.items()}
+    variants = {name: merged(section, sections(found[name].chosen)) for name, section in experiment["variants"].items()}
+    metric = experiment["metric"]
+    network = max(chosen, key=lambda name: metrics["variants"][chosen[name]]["validation"][metric]["mean"] or 0.0)
+    baselines = metrics["baselines"][data]
+    baseline = max(baselines, key=lambda name: baselines[name]["validation"][metric] or 0.0)
+    trials = sorted({len(one["trials"]) for one in metrics["tuned"].values()})
+    notes = {
+        "experiment": tuning_name(experiment["defaults"]["data"]),
+        "budget": f"of each network {' or '.join(map(str, trials))} sizes and learning rates, by one seed "
+        f"({TUNING_SEED}), the best {metric_words(metric)} on validation chosen",
+    }
+    sides = [comparison(data, network, baseline, metric)]
+    return {**experiment, "variants": variants, "comparisons": sides, "tuning": notes}
+
+
+def path_of(name: str) -> Path:
+    return EXPERIMENTS / f"{name}.yaml"
+
+
+def written(name: str, root: Path = Path()) -> dict[str, Any]:
+    """Return experiments/NAME.yaml as an earlier `reread try` wrote it, or {}; InputError for others."""
+    path = root / path_of(name)
+    if not path.is_file():
+        return {}
+    if not path.read_text(encoding="utf-8").startswith(MARK):
+        raise InputError(f"{path} is there, and `reread try` did not write it: rename it, or the data set")
+    return read_yaml(path)
+
+
+def write_experiment(name: str, content: Mapping[str, Any], root: Path = Path()) -> Path:
+    """Write experiments/NAME.yaml; InputError where another hand wrote the one that is there."""
+    written(name, root)
+    text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110)
+    write_text(root / path_of(name), MARK + text)
+    return root / path_of(name)

@@ -1,0 +1,127 @@
+"""Checks of what people write: settings and files against their annotations, by pydantic, answered in one line.
+
+``read`` makes the settings of any dataclass (reread.storage.settings); ``validate`` reads anything else that pydantic
+knows. Numbers, text and truth values are never converted, apart from whole numbers where a number is expected.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from reread.storage.errors import InputError, nearest, printable
+from reread.storage.registry import registry
+from reread.storage.settings import Tagged, alternatives, markers, to_json
+
+CONFIG = ConfigDict(strict=True, extra="forbid")
+QUOTED = re.compile("'([^']*)'")
+EXPONENT = re.compile(r"[+-]?[\d.]+[eE][+-]?\d+")
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+def read(cls: type, mapping: Any, where: str) -> Any:
+    """Return the settings ``cls`` with the values of ``mapping``, defaults filled in, those of registries' members too.
+
+    InputError names the setting by its path, which begins with ``where``, and the nearest right name.
+    """
+    if isinstance(mapping, Mapping):
+        mapping = {**mapping, **_resolved_members(cls, mapping, where)}
+    return validate(cls, mapping, where)
+
+
+def validate(kind: Any, value: Any, where: str) -> Any:
+    """Return ``value``, which YAML or JSON held, as ``kind``. InputError names the place, which begins at ``where``."""
+    try:
+        # By way of JSON: there pydantic takes mappings for dataclasses and lists for tuples also where it is strict.
+        return _adapter(kind).validate_json(json.dumps({where: value}, default=str))[where]
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            raise InputError(
+                f"{where} has a character that UTF-8 cannot encode, or is nested too deeply: remove that"
+            ) from None
+        raise InputError(_one_line(error, kind)) from None
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return the reader of {place: value}, so that the place begins the path of an error."""
+    return TypeAdapter(dict[str, kind], config=None if _is_model(kind) else CONFIG)
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _resolved_members(cls: type, mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields of ``cls`` that name registries' members, each as {"name": NAME, every SETTING: VALUE}."""
+    hints = get_type_hints(cls, include_extras=True)
+    resolved: dict[str, Any] = {}
+    for field in fields(cls):
+        usual = field.default if field.default_factory is MISSING else field.default_factory()
+        given = mapping.get(field.name, usual)
+        for marker in (marker for one in alternatives(hints[field.name]) for marker in markers(one)):
+            if get_origin(hints[field.name]) is tuple:
+                if isinstance(given, list | tuple):
+                    place = f"{where}.{field.name}"
+                    resolved[field.name] = [_member(marker.registry, one, None, place) for one in given]
+            elif given is not None and given is not MISSING:
+                resolved[field.name] = _member(marker.registry, given, usual, f"{where}.{field.name}")
+    return resolved
+
+
+def _member(package: str, given: Any, usual: Any, where: str) -> Tagged:
+    """A member and its settings. ``given`` may be its name alone, or settings of the ``usual`` member without one."""
+    values = {"name": given} if isinstance(given, str) else given
+    if not isinstance(values, Mapping):
+        raise InputError(f"{where} is {given!r}: give a name, or a mapping such as {{name: NAME}}")
+    if isinstance(usual, Mapping) and values.get("name", usual["name"]) == usual["name"]:
+        values = {**usual, **values}
+    if not isinstance(values.get("name"), str):
+        raise InputError(f"{where} has no 'name': {nearest('', registry(package).available())}")
+    name = values["name"]
+    try:
+        module = registry(package).module(name)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    settings = {key: value for key, value in values.items() if key != "name"}
+    return {"name": name, **to_json(read(module.Settings, settings, where))}
+
+
+def _one_line(error: ValidationError, kind: Any) -> str:
+    """The first thing that is wrong, and where; ``kind`` is what was expected."""
+    first = error.errors(include_url=False)[0]
+    where, *path = first["loc"]
+    place = printable(".".join([str(where), *map(str, path)]))
+    parent = ".".join([str(where), *map(str, path[:-1])])
+    if first["type"] in UNKNOWN:
+        return f"unknown name '{path[-1]}' in {parent}: {nearest(path[-1], _names(kind, path[:-1]))}"
+    if first["type"].startswith("missing"):
+        return f"{parent} has no '{path[-1]}': add it"
+    if first["type"] in ("value_error", "assertion_error"):
+        return f"{place}: {first['ctx']['error']}"
+    problem = f"{place} is {first['input']!r}"
+    if first["type"] == "literal_error":
+        return f"{problem}: {nearest(str(first['input']), QUOTED.findall(first['ctx']['expected']))}"
+    exponent = isinstance(first["input"], str) and EXPONENT.fullmatch(first["input"])
+    hint = " (YAML reads 1e-3 as text: write 1.0e-3)" if exponent else ""
+    return f"{problem}: {first['msg'].replace('Input', 'it', 1)}{hint}"
+
+
+def _names(kind: Any, path: list[int | str]) -> list[str]:
+    """The names that a mapping at ``path`` within ``kind`` may have."""
+    for step in [*path, None]:
+        options = [get_args(one)[0] if hasattr(one, "__metadata__") else one for one in alternatives(kind)]
+        kind = next((one for one in options if is_dataclass(one) or _is_model(one)), options[0])
+        if step is None:
+            break
+        if isinstance(step, int):  # of a list, whose elements are ``options``
+            continue
+        if is_dataclass(kind) or _is_model(kind):
+            kind = get_type_hints(kind, include_extras=True)[str(step)]
+        else:
+            kind = get_args(kind)[-1] if get_args(kind) else kind
+    return [field.name for field in fields(kind)] if is_dataclass(kind) else list(getattr(kind, "model_fields", ()))

@@ -1,0 +1,193 @@
+"""Which column of a user's table has the text, the label, the split, the group and the id, by names and values."""
+
+import ast
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reread.preprocessing.tables import SPLIT_NAMES, Row
+from reread.storage.errors import InputError, refuse_unknown
+
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+NAMES = {
+    "content": ("text", "body", "review", "content", "comment", "document", "sentence", "message", "file", "image"),
+    "label": ("label", "labels", "class", "target", "category", "sentiment", "stars", "rating", "topic", "topics", "y"),
+    "split": ("split", "fold", "partition", "subset"),
+    "group": ("group", "patient", "patient_id", "subject", "author", "user", "film", "movie"),
+    "id": ("id", "key", "uuid", "file"),
+}
+SPECIAL = {name for part in ("split", "group", "id") for name in NAMES[part]}
+BINARY = {"0", "1", "true", "false", ""}
+# In place of a column: there is none.
+NO_COLUMN = "none"
+GROUP_GUESSED = " (guessed: its rows stay in one split; --group none if they need not)"
+# In place of the character between the labels of a row.
+LIST = "list"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where the parts of a row are.
+
+    content: column of the text, or of the file of a text or image; labels: column of the label, or several columns of
+    0 and 1; separator: between the labels of a row, where its task is multi-label; split, group, id: columns, or None;
+    unused: the other columns; group_guessed: whether the group is a guess.
+    """
+
+    content: str
+    labels: tuple[str, ...]
+    kind: str
+    task: str
+    files: bool
+    separator: str | None = None
+    split: str | None = None
+    group: str | None = None
+    id: str | None = None
+    unused: tuple[str, ...] = ()
+    group_guessed: bool = False
+
+    def lines(self) -> list[str]:
+        """Say what was found, a line per part."""
+        between = {None: "", LIST: ", as a list"}.get(self.separator, f", between {self.separator!r}")
+        several = f", several per row{between}"
+        parts = {
+            "text" if self.kind == "text" else "image": self.content,
+            "label": ", ".join(self.labels) + (several if self.task == "multi-label" else ""),
+            "split": self.split or "none: rows are split by their content, 70 % train, 15 % validation, 15 % test",
+            "group": f"{self.group or 'none'}{GROUP_GUESSED if self.group_guessed else ''}",
+            "id": self.id or "none: the number of the row",
+        }
+        if self.unused:
+            parts["unused"] = ", ".join(self.unused)
+        return [f"{part:<6} {of_it}" for part, of_it in parts.items()]
+
+
+def guess_columns(
+    head: Sequence[Row],
+    where: str,
+    content: str | None = None,
+    labels: Sequence[str] = (),
+    split: str | None = None,
+    group: str | None = None,
+    identity: str | None = None,
+    task: str | None = None,
+) -> Columns:
+    """Find the columns of a table by the names and values of its first rows; what is given is taken as it is.
+
+    NO_COLUMN as split, group or identity: there is none, whatever a column is called.
+    InputError for a column that there is not, and where none looks like a text or a label.
+    """
+    if not head:
+        raise InputError(f"{where} has no rows")
+    known = list(head[0])
+    without = [NO_COLUMN not in known and one == NO_COLUMN for one in (split, group, identity)]
+    split, group, identity = (
+        None if none else one for one, none in zip((split, group, identity), without, strict=True)
+    )
+    given = [one for one in (content, *labels, split, group, identity) if one is not None]
+    refuse_unknown(given, known, f"the columns of {where}")
+    if content in labels:
+        raise InputError(f"column '{content}' of {where} is given as text and as label: choose another for one of them")
+    free = [name for name in known if name not in given]
+
+    def by_name(part: str) -> str | None:
+        return next((name for wanted in NAMES[part] for name in free if name.lower() == wanted), None)
+
+    def taken(name: str | None) -> str | None:
+        if name in free:
+            free.remove(name)
+        return name
+
+    if not labels:
+        labels = _labels_by_values(head, [name for name in free if name != content and name.lower() not in SPECIAL])
+        if named := by_name("label"):
+            labels = (named,)
+        if not labels:
+            raise InputError(f"{where}: no column looks like a label: give one by --label ({', '.join(known)})")
+        for name in labels:
+            taken(name)
+    if content is None:
+        longest = max(free, key=lambda name: sum(len(str(row.get(name) or "")) for row in head), default=None)
+        content = by_name("content") or longest
+        if content is None:
+            raise InputError(f"{where}: no column looks like a text: give one by --text ({', '.join(known)})")
+        taken(content)
+    of_split, of_group, of_id = without
+    if split is None and not of_split and (found := by_name("split")) and _has_splits(head, found):
+        split = taken(found)
+    group_guessed = group is None and not of_group and by_name("group") is not None
+    if group_guessed:
+        group = taken(by_name("group"))
+    if identity is None and not of_id:
+        found = by_name("id")
+        unique = found is not None and _distinct(head, found) == len(head)
+        identity = taken(found) if unique else content if content == "file" else None
+    values = [str(row.get(content) or "") for row in head]
+    others = [value for value in values if Path(value).suffix.lower() not in IMAGES]
+    images = not others
+    if content == "file" and 0 < len(others) < len(values):
+        raise InputError(f"{where} has images and other files, such as {others[0]}: remove those of one kind")
+    separator = None
+    if len(labels) > 1:
+        task = task or "multi-label"
+    elif task != "single-label":
+        separator = _separator([row.get(labels[0]) for row in head])
+        task = task or ("multi-label" if separator else "single-label")
+    return Columns(
+        content, tuple(labels), "image" if images else "text", task, images or content == "file", separator, split,
+        group, identity, tuple(free), group_guessed,
+    )  # fmt: skip
+
+
+def _labels_by_values(head: Sequence[Row], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the column of lists or, without one, that with the fewest values, or all columns of 0 and 1 if it is one.
+
+    Empty where no column looks like a label.
+    """
+    for name in names:
+        members = [one for row in head for one in parse_list(row.get(name)) or () if isinstance(one, str)]
+        if members and len(set(members)) <= max(2, len(head) // 2):
+            return (name,)
+    few = [name for name in names if 1 < _distinct(head, name) <= max(2, len(head) // 10)]
+    if not few:
+        return ()
+    binary = tuple(name for name in names if {str(row.get(name) or 0).lower() for row in head} <= BINARY)
+    fewest = min(few, key=lambda name: _distinct(head, name))
+    return binary if fewest in binary else (fewest,)
+
+
+def _has_splits(head: Sequence[Row], name: str) -> bool:
+    """Return whether a column may be that of the split: folds, with numbers for example, are none."""
+    few = _distinct(head, name) <= len(SPLIT_NAMES)
+    return few and (name.lower() == "split" or any(str(row.get(name)).strip().lower() in SPLIT_NAMES for row in head))
+
+
+def parse_list(value: Any) -> list[Any] | None:
+    """Return a cell that is a list, or the text of one in JSON or in Python, as a list; None where it is none."""
+    if isinstance(value, str) and value.strip().startswith("["):
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                return list(parse(value.strip()))
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+    return value if isinstance(value, list) else None
+
+
+def _distinct(head: Sequence[Row], name: str) -> int:
+    return len({str(row.get(name)) for row in head})
+
+
+def _separator(values: Sequence[Any]) -> str | None:
+    """Return what is between the labels of a row: LIST for lists, a character, or None for one label each."""
+    # A list that cannot be read is refused with its line, and not split at its commas.
+    if any(parse_list(value) is not None or (str(value).startswith("[") and "," in str(value)) for value in values):
+        return LIST
+    texts = [str(value) for value in values if value is not None]
+    for mark in "|;,":
+        parts = [part.strip() for text in texts for part in text.split(mark)]
+        # Parts that occur again and again are labels; those of a label with a comma in its name do not.
+        if any(mark in text for text in texts) and len(set(parts)) < len(set(texts)):
+            return mark
+    return None

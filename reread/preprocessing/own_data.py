@@ -1,0 +1,517 @@
+"""A user's table or folder -> a data set in data/: columns guessed, rows split, duplicates between splits left out.
+
+The table is read three times as a stream: to know its columns, classes and splits; to write its documents; to put them
+in the canonical order. Memory holds some 100 bytes per row and one row, so that 5 GB of CSV take less than 1 GB.
+The files and the version are those that ``reread.preprocessing.raw.add_data_set`` makes of the same rows.
+
+Shape legend: N rows.
+"""
+
+import hashlib
+import math
+import os
+import re
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reread.preprocessing.columns import LIST, NO_COLUMN, Columns, guess_columns, parse_list
+from reread.preprocessing.image_files import OF_8_BITS, read_image
+from reread.preprocessing.manifest import (
+    DATA_DIRECTORY,
+    MANIFEST_PATH,
+    STORED,
+    DataSetEntry,
+    FileEntry,
+    Manifest,
+    check_census,
+    record,
+)
+from reread.preprocessing.raw import NAME, About, add_data_set, check_about, refuse_shared_groups
+from reread.preprocessing.raw_images import ImageRows
+from reread.preprocessing.raw_text import DOCUMENTS, Document, check_document, document_line, normalised_text
+from reread.preprocessing.sources import SOURCES
+from reread.preprocessing.tables import SPLIT_NAMES, Row, read_table
+from reread.storage.errors import InputError
+from reread.storage.files import below, canonical_json, published_directory, sha256_file
+from reread.storage.prepared import SPLITS
+
+HEAD_ROWS = 1000
+MOST_CLASSES = 1000
+SHARES = {"test": 0.15, "validation": 0.15}
+OF_TRAIN = 0.1  # of the training split becomes validation where a table has none
+LEFT_OUT_EMPTY, LEFT_OUT_LABEL = "with no text", "with no label"
+LEFT_OUT_TWICE = "whose text is in a later split too"
+# As pandas reads them. The data card lists what was left out.
+MISSING = {"NaN", "nan", "NA", "<NA>", "N/A", "n/a", "#N/A", "NULL", "null", "None", "NaT"}
+LEFT_OUT_MISSING = "whose label is a missing value (name a class otherwise than {})"
+
+
+@dataclass
+class _Scan:
+    """What the first reading knows of each row that is kept: N of each."""
+
+    classes: Counter[str] = field(default_factory=Counter)
+    number: array = field(default_factory=lambda: array("q"))
+    label: array = field(default_factory=lambda: array("l"))  # the first of the row's labels, by order of appearance
+    key: bytearray = field(default_factory=bytearray)  # 16 bytes of the normalised text
+    group: bytearray = field(default_factory=bytearray)
+    split: array = field(default_factory=lambda: array("b"))  # -1: not given
+    left_out: Counter[str] = field(default_factory=Counter)
+    first_left_out: dict[str, str] = field(default_factory=dict)
+
+    def leave_out(self, why: str, where: str) -> None:
+        self.left_out[why] += 1
+        self.first_left_out.setdefault(why, where)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its columns, and how its values are read.
+
+    given_splits, given_groups: those of ``split_file``, by id; empty where it has none.
+    """
+
+    path: Path
+    columns: Columns
+    split_file: str = ""
+    given_splits: dict[str, str] = field(default_factory=dict)
+    given_groups: dict[str, str] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Say what was found, a line per part."""
+        shown = self.columns
+        if self.path.is_dir():
+            split = shown.split and "the name of the top folder"
+            shown = replace(
+                shown, content="each file", labels=("the name of its folder",), split=split, id="the file's path"
+            )
+        if self.given_splits:
+            shown = replace(shown, split=f"of {self.split_file}")
+        if self.given_groups:
+            shown = replace(shown, group=f"of {self.split_file}")
+        return shown.lines()
+
+    def labels_of(self, row: Row, where: str) -> list[str]:
+        """Return the names of a row's labels; none where the cell is empty. InputError for one that cannot be."""
+        columns = self.columns
+        if len(columns.labels) > 1:
+            found = []
+            for name in columns.labels:
+                value = _plain(row.get(name)).lower()
+                if value not in ("0", "1", "true", "false", ""):
+                    raise InputError(f"{where}, column '{name}': {value!r} is neither 0 nor 1")
+                if value in ("1", "true"):
+                    found.append(name)
+            return found
+        value = row.get(columns.labels[0])
+        if columns.task == "single-label":
+            return [text] if (text := _plain(value)) else []
+        if columns.separator == LIST:
+            found = [] if not isinstance(value, list) and not _plain(value) else parse_list(value)
+            if found is None or any(isinstance(one, list | dict) for one in found):
+                raise InputError(f"{where}, column '{columns.labels[0]}': {value!r} is no list of labels")
+            return list(dict.fromkeys(filter(None, map(_plain, found))))
+        texts = _plain(value).split(columns.separator) if columns.separator else [_plain(value)]
+        return list(dict.fromkeys(filter(None, (text.strip() for text in texts))))
+
+    def content_of(self, row: Row, where: str) -> str:
+        value = row.get(self.columns.content)
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return ""
+        if not isinstance(value, str):
+            raise InputError(f"{where}, column '{self.columns.content}': {value!r} is no text")
+        if not self.columns.files or not value.strip():
+            return value
+        file = self.file_of(value, where)
+        if not file.is_file():
+            raise InputError(f"{where}, column '{self.columns.content}': the file {file} is missing")
+        if self.columns.kind == "image":
+            return value
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise InputError(f"{file} is not UTF-8: convert it, with iconv for example") from None
+
+    def file_of(self, value: str, where: str) -> Path:
+        """Return the file of a row; InputError for one that is not below the folder or beside the table."""
+        folder = self.path if self.path.is_dir() else self.path.parent
+        return below(folder, value, f"{where}: copy the file into that folder")
+
+    def id_of(self, row: Row, number: int) -> str:
+        return _plain(row.get(self.columns.id)) if self.columns.id else str(number)
+
+    def split_of(self, row: Row, number: int, where: str) -> int:
+        """Return the number of the row's split, -1 where none is given."""
+        if self.given_splits:
+            name = self.given_splits.get(self.id_of(row, number))
+            if name is None:
+                raise InputError(f"{where}: the file of splits has no row '{self.id_of(row, number)}'")
+        elif self.columns.split:
+            name = _plain(row.get(self.columns.split))
+        else:
+            return -1
+        if name.lower() not in SPLIT_NAMES:
+            raise InputError(f"{where}, column '{self.columns.split}': split '{name}' is none of {', '.join(SPLITS)}")
+        return SPLITS.index(SPLIT_NAMES[name.lower()])
+
+    def group_of(self, row: Row, number: int, where: str) -> str | None:
+        """Return the row's group; None where no rows have one. InputError where this one alone has none."""
+        if self.given_groups:
+            column, found = self.split_file, self.given_groups.get(self.id_of(row, number), "")
+        elif self.columns.group:
+            column, found = self.columns.group, _plain(row.get(self.columns.group))
+        else:
+            return None
+        if not found:
+            raise InputError(f"{where}, '{column}': the group is empty; give every row one")
+        return found
+
+
+def _plain(value: Any) -> str:
+    """Return a cell as text: "" for none and NaN, "5" for 5 and for 5.0."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
+def open_table(path: Path, split: str | None = None, **columns: Any) -> Table:
+    """Return the table of a file or folder; columns as ``guess_columns`` takes them.
+
+    ``split`` may be a file of splits: a table with a column of ids or files, one of splits, and the column ``group``
+    where it is not in the table.
+    """
+    path = Path(path)
+    head = [row for (_, row), _ in zip(read_table(path), range(HEAD_ROWS), strict=False)]
+    if path.suffix.lower() in (".csv", ".tsv"):
+        refuse_row_as_header(head, path)
+    splits: dict[str, str] = {}
+    groups: dict[str, str] = {}
+    file, group = "", columns.get("group")
+    if split is not None and head and split not in head[0] and Path(split).is_file():
+        file, split = split, None
+        for where, row in read_table(Path(file)):
+            of_group = row.pop(group, None) if group not in head[0] else None
+            cells = [_plain(cell) for cell in row.values()]
+            if len(cells) != 2:
+                raise InputError(
+                    f"{where}: a file of splits has two columns, an id and a split, and may have the column of --group"
+                )
+            splits[cells[0]] = cells[1]
+            if of_group is not None:
+                groups[cells[0]] = _plain(of_group)
+    found = guess_columns(head, str(path), split=split, **{**columns, **({"group": NO_COLUMN} if groups else {})})
+    if splits:
+        found = replace(found, split=None)
+        if found.id is None:
+            raise InputError(f"{path} has no column of ids: give one by --id, by which the file of splits names rows")
+    return Table(path, found, file, splits, groups)
+
+
+def refuse_row_as_header(head: list[Row], path: Path) -> None:
+    """Raise InputError where the name of a column is also a value of it, again and again: the header is a row."""
+    for name in head[0] if head else ():
+        if name and sum(_plain(row[name]) == name.strip() for row in head) > 1:
+            raise InputError(
+                f"{path}, line 1 looks like a row and not like a header, '{name}' is a value of its column too: "
+                "write a header such as text,label, or give that column another name"
+            )
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
+
+
+def add_table(
+    name: str,
+    table: Table,
+    source: str = "",
+    licence: str = "unknown",
+    size: int | None = None,
+    data_directory: Path = DATA_DIRECTORY,
+    manifest_path: Path = MANIFEST_PATH,
+    say: Callable[[str], None] = lambda line: None,
+) -> DataSetEntry:
+    """Write data/NAME of a table and record it in the manifest; a data set of that name is replaced.
+
+    size: pixels to which images are resized; None: all have one size. InputError names the row and column at fault.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InputError(f"data set name {name!r}: use letters, digits, '-' and '_', a letter or digit first")
+    if name in SOURCES.available():
+        raise InputError(f"'{name}' is the name of a published data set: give yours another by --name")
+    Manifest.load(manifest_path)  # a broken one is refused before the data set of that name is replaced
+    scan = _scan(table)
+    for why, where in scan.first_left_out.items():
+        say(f"left out: {_rows(scan.left_out[why])} {why}, the first is {where}")
+    classes = sorted(scan.classes, key=_natural)
+    if len(classes) > MOST_CLASSES:
+        raise InputError(
+            f"{table.path}: column '{table.columns.labels[0]}' has {len(classes):,} different values: that is no "
+            "class, give another column by --label"
+        )
+    for names in _alike(classes):
+        say(f"warning: the labels {', '.join(map(repr, names))} differ only in case or spaces: each is a class")
+    split = _splits(scan)
+    # Rows of one content have one number.
+    _, content = np.unique(np.frombuffer(scan.key, "V16"), return_inverse=True)
+    kept = _without_later_copies(content, split)
+    if dropped := int((~kept).sum()):
+        scan.left_out[LEFT_OUT_TWICE] += dropped
+        say(f"left out: {_rows(dropped)} {LEFT_OUT_TWICE}")
+    about = About(classes, source or f"{table.path.name}, added by its user", licence, table.columns.task,
+                  dropped=dict(scan.left_out))  # fmt: skip
+    check_about(about, name)
+    labels = np.frombuffer(scan.label, np.dtype("l"))[kept]
+    for line in _repetitions(content[kept], labels, table.columns):
+        say(line)
+    numbers, split = np.frombuffer(scan.number, np.int64)[kept], split[kept]
+    del scan, content, labels  # of no more use, and large
+    rows = _kept_rows(table, {label: place for place, label in enumerate(classes)}, numbers, split)
+    if table.columns.kind == "image":
+        return _add_images(name, table, about, rows, len(split), size, data_directory, manifest_path, say)
+    with published_directory(Path(data_directory) / name, replace=True) as working:
+        entry = _write_documents(name, working, rows, about)
+    record(name, entry, manifest_path)
+    return entry
+
+
+def _natural(label: str) -> tuple[Any, ...]:
+    """Order "2" before "10"."""
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", label) if part)
+
+
+def _alike(classes: list[str]) -> list[list[str]]:
+    """Return the classes whose names differ only in case and in spaces."""
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault(" ".join(name.split()).casefold(), []).append(name)
+    return [names for names in alike.values() if len(names) > 1]
+
+
+def _scan(table: Table) -> _Scan:
+    scan = _Scan()
+    several, first = table.columns.task == "multi-label", {}
+    # Folders, and columns of 0 and 1, have names that somebody has given.
+    in_cells = not table.path.is_dir() and len(table.columns.labels) == 1
+    for number, (where, row) in enumerate(read_table(table.path)):
+        text = table.content_of(row, where)
+        labels = table.labels_of(row, where)
+        if not text.strip():
+            scan.leave_out(LEFT_OUT_EMPTY, where)
+            continue
+        if not labels and not several:
+            scan.leave_out(LEFT_OUT_LABEL, where)
+            continue
+        if in_cells and (missing := MISSING.intersection(labels)):
+            scan.leave_out(LEFT_OUT_MISSING.format(min(missing)), where)
+            continue
+        scan.classes.update(labels)
+        content = _file_bytes(table, text, where) if table.columns.kind == "image" else normalised_text(text).encode()
+        scan.key += _digest(content)
+        group = table.group_of(row, number, where)
+        scan.group += _digest(group.encode()) if group else scan.key[-16:]
+        scan.label.append(first.setdefault(labels[0] if labels else "", len(first)))
+        scan.split.append(table.split_of(row, number, where))
+        scan.number.append(number)
+    return scan
+
+
+def _file_bytes(table: Table, value: str, where: str) -> bytes:
+    return table.file_of(value, where).read_bytes()
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()[:16]
+
+
+def _splits(scan: _Scan) -> np.ndarray:
+    """Return each row's split, uint8 [N]. Whole groups go to one split; each label has its share of every split."""
+    given = np.frombuffer(scan.split, np.int8)
+    split = np.maximum(given, 0).astype(np.uint8)
+    if not len(given):
+        return split
+    if (given >= 0).all():
+        if not (given == SPLITS.index("validation")).any():
+            train = given == SPLITS.index("train")
+            split[train] = _assign(scan, train, {"validation": OF_TRAIN})
+        return split
+    return _assign(scan, np.ones(len(given), bool), SHARES)
+
+
+def _assign(scan: _Scan, rows: np.ndarray, shares: dict[str, float]) -> np.ndarray:
+    """Return the splits of ``rows`` (bool [N]): groups in the order of their digests, label by label."""
+    groups = np.frombuffer(scan.group, "V16")[rows]
+    labels = np.frombuffer(scan.label, np.dtype("l"))[rows]
+    _, first, of_row, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+    of_group = np.zeros(len(first), np.uint8)
+    for label in np.unique(labels[first]):
+        mine = np.flatnonzero(labels[first] == label)  # in the order of their digests
+        passed = np.cumsum(sizes[mine]) / sizes[mine].sum()
+        start = 0.0
+        for name, share in shares.items():
+            of_group[mine[(passed > start) & (passed <= start + share + 1e-9)]] = SPLITS.index(name)
+            start += share
+    return of_group[of_row]
+
+
+def _without_later_copies(content: np.ndarray, split: np.ndarray) -> np.ndarray:
+    """Return which rows are kept, bool [N]: a content that is in a later split too is left out of the earlier one."""
+    latest = np.zeros(content.max(initial=-1) + 1, np.uint8)
+    np.maximum.at(latest, content, split)
+    return split == latest[content]
+
+
+def _repetitions(content: np.ndarray, labels: np.ndarray, columns: Columns) -> list[str]:
+    """Say how many rows repeat another one of their split, and how many contents have several labels.
+
+    Arguments: the content's number and the label of each row that is kept.
+    """
+    different = np.count_nonzero(np.bincount(content))
+    if different == len(content):
+        return []
+    what = columns.kind
+    lines = [f"repeated: {_rows(len(content) - different)} with the {what} of another row, kept in the same split"]
+    if columns.task == "single-label":
+        classes = int(labels.max()) + 1
+        pairs = np.unique(content * classes + labels) // classes
+        if several := int((np.bincount(pairs) > 1).sum()):
+            lines.append(f"warning: {several:,} {what}{'s' if several > 1 else ''} with two or more different labels")
+    return lines
+
+
+def _kept_rows(
+    table: Table, places: dict[str, int], numbers: np.ndarray, splits: np.ndarray
+) -> Iterator[tuple[str, Document]]:
+    """Read the table again: where each kept row is, and the row as a document (``text``: of an image, its file)."""
+    place = 0
+    for number, (where, row) in enumerate(read_table(table.path)):
+        if place == len(numbers) or numbers[place] != number:
+            continue
+        labels = tuple(sorted(places[label] for label in table.labels_of(row, where)))
+        text = table.content_of(row, where)
+        group = table.group_of(row, number, where)
+        yield where, Document(table.id_of(row, number), labels, SPLITS[splits[place]], text, group)
+        place += 1
+
+
+def _write_documents(name: str, directory: Path, rows: Iterator[tuple[str, Document]], about: About) -> DataSetEntry:
+    """Write documents.jsonl in the order of ``reread.preprocessing.raw_text.write`` and return its manifest entry."""
+    classes, several = len(about.classes), about.task == "multi-label"
+    lines, exact, normalised, ids, groups = (bytearray() for _ in range(5))
+    split, ends = array("B"), array("q", [0])
+    counts, group_names = np.zeros(classes, np.int64), {}
+    unordered = directory / "unordered"
+    with open(unordered, "wb") as file:
+        for where, document in rows:
+            check_document(document, about.task, classes, where)
+            try:
+                line = document_line(document)
+            except UnicodeEncodeError:
+                raise InputError(f"{where}: the text has a character that UTF-8 cannot encode") from None
+            lines += hashlib.sha256(line).digest()
+            exact += _digest(document.text.encode())
+            normalised += _digest(normalised_text(document.text).encode())
+            ids += _digest(document.id.encode())
+            if document.group is not None:
+                groups += group_names.setdefault(document.group, len(group_names)).to_bytes(8, "little")
+            split.append(SPLITS.index(document.split))
+            counts[list(document.labels)] += 1
+            ends.append(ends[-1] + file.write(line + b"\n"))
+    splits, digests = np.frombuffer(split, np.uint8), np.frombuffer(lines, "V32")
+    if len(np.unique(np.frombuffer(ids, "V16"))) < len(splits):
+        raise InputError(f"{name}: two rows have the same id: give another column by --id, or none")
+    if groups:
+        refuse_shared_groups(np.frombuffer(groups, np.int64), list(group_names), splits, name)
+    order = np.lexsort((np.argsort(np.argsort(digests)), splits))
+    with open(unordered, "rb") as source, open(directory / DOCUMENTS, "wb") as file:
+        for row in order.tolist():
+            source.seek(ends[row])
+            file.write(source.read(ends[row + 1] - ends[row]))
+    os.remove(unordered)
+    version = hashlib.sha256(canonical_json([list(about.classes), about.task]).encode())
+    version.update(np.sort(digests).tobytes())
+    path = directory / DOCUMENTS
+    entry = DataSetEntry(
+        kind="text",
+        task=about.task,
+        classes=tuple(about.classes),
+        source=about.source,
+        licence=about.licence,
+        version=version.hexdigest(),
+        files={path.name: FileEntry(sha256_file(path), path.stat().st_size, len(splits))},
+        splits={one: int((splits == number).sum()) for number, one in enumerate(SPLITS)},
+        leaks={how: _leaks(keys, splits) for how, keys in (("exact", exact), ("normalised", normalised))},
+        dropped=dict(about.dropped),
+        groups=STORED if groups else "",
+    )
+    check_census(len(splits), classes if several else int((counts > 0).sum()), entry, name)
+    return entry
+
+
+def _leaks(keys: bytearray, split: np.ndarray) -> dict[str, int]:
+    """Count the distinct contents that two splits share, as reread.preprocessing.raw.count_leaks does."""
+    values = np.frombuffer(keys, "V16")
+    of_split = [np.unique(values[split == number]) for number in range(len(SPLITS))]
+    return {
+        f"{SPLITS[one]}-{SPLITS[other]}": len(of_split[one])
+        + len(of_split[other])
+        - len(np.unique(np.concatenate((of_split[one], of_split[other]))))
+        for one in range(len(SPLITS))
+        for other in range(one + 1, len(SPLITS))
+    }
+
+
+def _add_images(
+    name: str,
+    table: Table,
+    about: About,
+    rows: Iterator[tuple[str, Document]],
+    count: int,
+    size: int | None,
+    data_directory: Path,
+    manifest_path: Path,
+    say: Callable[[str], None],
+) -> DataSetEntry:
+    """Read the images into a memory-mapped array and add them. InputError names one that is broken or of other size."""
+    several = about.task == "multi-label"
+    labels = np.zeros((count, len(about.classes)), np.uint8) if several else np.zeros(count, np.int32)
+    split, groups, images = np.zeros(count, np.uint8), [], None
+    deep, largest = 0, 0
+    Path(data_directory).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=data_directory, prefix=f".{name}.") as working:
+        for row, (where, document) in enumerate(rows):
+            pixels, largest_here = read_image(table.file_of(document.text, where), where, size)
+            deep, largest = deep + (largest_here > 0), max(largest, largest_here)
+            if images is None:
+                shape = (count, *pixels.shape)
+                file = Path(working) / "images.npy"
+                images = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
+                # On a full disk a write to mapped memory kills the process: the room is reserved before.
+                if hasattr(os, "posix_fallocate"):  # macOS lacks it
+                    with open(file, "r+b") as reserved:
+                        os.posix_fallocate(reserved.fileno(), 0, file.stat().st_size)
+            if pixels.shape != images.shape[1:]:
+                raise InputError(
+                    f"{where}: {document.text} is {list(pixels.shape)} and the first {list(images.shape[1:])}: resize "
+                    "them by --size PIXELS, and give all of them the same colours"
+                )
+            images[row], split[row] = pixels, SPLITS.index(document.split)
+            groups.append(document.group)
+            if several:
+                labels[row, list(document.labels)] = 1
+            else:
+                labels[row] = document.labels[0]
+        if deep:
+            say(f"16 bits: {_rows(deep)} of 16 bits per pixel, of which 8 are kept: {largest:,}, the largest value, is "
+                f"{(largest + OF_8_BITS // 2) // OF_8_BITS}")  # fmt: skip
+        known = groups if groups and groups[0] is not None else None
+        return add_data_set(name, ImageRows(about, images, labels, split, known), data_directory, manifest_path)

@@ -1,0 +1,173 @@
+"""Rows -> the files of data/NAME and their manifest entry.
+
+Each kind of data writes its rows in one canonical order, so that equal content gives equal bytes and an equal version,
+however its source was packed.
+
+Shape legend: N rows, K classes.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reread import kinds
+from reread.preprocessing.manifest import (
+    DATA_DIRECTORY,
+    MANIFEST_PATH,
+    STORED,
+    TASKS,
+    DataSetEntry,
+    FileEntry,
+    check_corpus,
+    record,
+)
+from reread.storage.errors import InputError, refuse_unknown
+from reread.storage.files import canonical_json, published_directory, sha256_file
+from reread.storage.prepared import SPLITS
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True)
+class About:
+    """A data set's properties beside its rows.
+
+    packages, dropped  as in DataSetEntry
+    groups             the source whose ``group_of`` derives each row's group; "" where the rows have their own, or none
+    """
+
+    classes: Sequence[str]
+    source: str
+    licence: str
+    task: str = "single-label"
+    packages: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    groups: str = ""
+
+
+def split_by_quota(groups: Mapping[str, int], shares: Mapping[str, float]) -> dict[str, str]:
+    """Assign whole groups to splits: {group: its rows} -> {group: its split}.
+
+    In the order of the sha256 of their names, each group goes to the first split of ``shares`` that has room for all
+    of its rows, and to train where none has. Rows that belong together (duplicates, one source file) make a group.
+    """
+    room = {split: share * sum(groups.values()) for split, share in shares.items()}
+    splits = {}
+    for group in sorted(groups, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        split = next((split for split in room if room[split] >= groups[group]), "train")
+        if split in room:
+            room[split] -= groups[group]
+        splits[group] = split
+    return splits
+
+
+def held_out(content: bytes, one_in: int = 10) -> bool:
+    """Return whether a row of a published training split goes to validation: one in ten, chosen by its content."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") % one_in == 0
+
+
+def published_splits(images: np.ndarray, train_rows: int) -> np.ndarray:
+    """Return uint8 [N]: the first ``train_rows`` images are published for training, a tenth of them validation."""
+    numbers = [int(held_out(image.tobytes())) for image in images[:train_rows]]
+    return np.array(numbers + [SPLITS.index("test")] * (len(images) - train_rows), dtype=np.uint8)
+
+
+def number_groups(names: Iterable[str]) -> tuple[np.ndarray, list[str]]:
+    """Number groups in the order of their first row: each row's number, int64 [N], and the name of each number."""
+    numbers: dict[str, int] = {}
+    of_rows = np.fromiter((numbers.setdefault(name, len(numbers)) for name in names), np.int64)
+    return of_rows, list(numbers)
+
+
+def refuse_shared_groups(groups: np.ndarray, names: Sequence[str], split: np.ndarray, where: str) -> None:
+    """Raise InputError where a group has rows in two splits; arguments as ``number_groups`` returns them."""
+    pairs = np.unique(np.stack((groups, split)), axis=1)
+    repeated = np.flatnonzero(np.diff(pairs[0]) == 0)
+    if len(repeated):
+        group, (one, other) = pairs[0, repeated[0]], pairs[1, repeated[0] : repeated[0] + 2]
+        raise InputError(
+            f"{where}: group '{names[group]}' has rows in {SPLITS[one]} and in {SPLITS[other]}: "
+            "move all of them to one split"
+        )
+
+
+def count_leaks(contents: Iterable[bytes], splits: Iterable[str]) -> dict[str, int]:
+    """Count the distinct contents that two splits share: {"train-test": 123, ...}. Only digests are held in memory."""
+    of_split: dict[str, set[bytes]] = {split: set() for split in SPLITS}
+    for content, split in zip(contents, splits, strict=True):
+        of_split[split].add(hashlib.sha256(content).digest())
+    return {f"{one}-{other}": len(of_split[one] & of_split[other]) for one, other in combinations(SPLITS, 2)}
+
+
+def content_version(about: About, row_digests: Iterable[bytes]) -> str:
+    """Return the hex sha256 of classes, task and the sorted digests of rows: equal content in any order is equal."""
+    digest = hashlib.sha256(canonical_json([list(about.classes), about.task]).encode())
+    for row in sorted(row_digests):
+        digest.update(row)
+    return digest.hexdigest()
+
+
+def write_rows(name: str, directory: Path, rows: Any) -> DataSetEntry:
+    """Write the rows of data set ``name`` into the empty folder ``directory`` and return their manifest entry.
+
+    InputError for what the kind of the rows refuses, for a corpus from which nothing can be learned, and for a group
+    that has rows in two splits.
+    """
+    directory, about = Path(directory), rows.about
+    check_about(about, name)
+    written = kinds.load(kinds.kind(rows.kind).write_raw)(name, directory, rows)
+    if written.groups is not None:
+        refuse_shared_groups(*number_groups(written.groups), written.split, name)
+    splits = [SPLITS[number] for number in written.split]
+    counts = Counter(splits)
+    entry = DataSetEntry(
+        kind=rows.kind,
+        task=about.task,
+        classes=tuple(about.classes),
+        source=about.source,
+        licence=about.licence,
+        version=content_version(about, written.digests),
+        files={
+            path.name: FileEntry(sha256_file(path), path.stat().st_size, len(splits))
+            for path in sorted(directory.iterdir())
+        },
+        splits={split: counts[split] for split in SPLITS},
+        packages=dict(about.packages),
+        leaks={how: count_leaks(contents, splits) for how, contents in written.contents.items()},
+        dropped=dict(about.dropped),
+        groups=about.groups or (STORED if written.groups is not None else ""),
+    )
+    check_corpus(written.labels, entry, name)
+    return entry
+
+
+def check_about(about: About, where: str) -> None:
+    """Raise InputError for a task that there is not, and for classes that are no distinct names."""
+    refuse_unknown([about.task], TASKS, f"{where}, task")
+    for number, one in enumerate(about.classes):
+        if not isinstance(one, str) or not one.strip():
+            raise InputError(f"{where}: class {number} is {one!r}: it must be a name")
+        if one in about.classes[:number]:
+            raise InputError(f"{where}: two classes have the name '{one}': give each a name of its own")
+
+
+def add_data_set(
+    name: str, rows: Any, data_directory: Path = DATA_DIRECTORY, manifest_path: Path = MANIFEST_PATH
+) -> DataSetEntry:
+    """Write data/NAME of the rows and record it in the manifest; a data set of that name is replaced.
+
+    InputError for a name that is not made of letters, digits, '-' and '_', and for what ``write_rows`` refuses.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InputError(f"data set name {name!r}: use letters, digits, '-' and '_', a letter or digit first")
+    with published_directory(Path(data_directory) / name, replace=True) as working:
+        entry = write_rows(name, working, rows)
+    record(name, entry, manifest_path)
+    return entry

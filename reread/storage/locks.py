@@ -1,0 +1,93 @@
+"""File locks, which the kernel releases when their holder ends in any way, and the lock of a run.
+
+Everything that writes to a folder in runs/, or removes it, holds ``run_lock`` of that folder: training, evaluation,
+reproduction, ``--no-cache`` and prune. The lock is beside the folder, so that it outlives the folder's removal.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from reread.storage.errors import InputError
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, blocking: bool = True) -> Iterator[TextIO | None]:
+    """Hold an exclusive lock on ``path``; yield its open file, or None where it is held and ``blocking`` is false.
+
+    The file contains the holder's process id. A process that inherits its descriptor holds the lock too.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield None
+            return
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield file
+
+
+@contextlib.contextmanager
+def run_locked(
+    run_directory: Path, wait: bool = True, say: Callable[[str], None] = lambda line: None
+) -> Iterator[TextIO]:
+    """Hold the lock of a run. Where another process holds it, ``say`` which, and wait; InputError unless ``wait``."""
+    path = run_lock(run_directory)
+    with file_lock(path, blocking=False) as file:
+        if file:
+            yield file
+            return
+    if not wait:
+        raise InputError(f"{run_directory} is in use by {holder(path)}: wait until that ends, then run again")
+    say(f"{run_directory} is in use by {holder(path)}: waiting until that ends")
+    with file_lock(path) as file:
+        assert file
+        yield file
+
+
+def run_lock(run_directory: Path) -> Path:
+    """Return the path of the lock of a run: RUNS/.locks/KEY.lock."""
+    run_directory = Path(run_directory)
+    return run_directory.parent / ".locks" / f"{run_directory.name}.lock"
+
+
+@contextlib.contextmanager
+def folder_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder that this process has made, on the folder itself: it is locked under any name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """Return whether another process, or another part of this one, holds the lock: a file's, or a folder's own."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def holder(path: Path) -> str:
+    """Return who last acquired the lock, in words: ``process 1234``, or ``another process``."""
+    with contextlib.suppress(OSError):
+        process = Path(path).read_text(encoding="utf-8").strip()
+        if process:
+            return f"process {process}"
+    return "another process"

@@ -1,0 +1,425 @@
+"""The digest of the source that computes something: keys contain it.
+
+It is a digest of normalised syntax trees: of all that some modules contain, and of each definition of other files that
+they reach by its name, through any number of imports. A statement that defines nothing runs at the import of its file,
+and so belongs to it. The digest changes with a constant, an operation or another import. These do not change it:
+
+- docstrings, comments, positions, annotations, and the text of an exception or a warning
+- a line that refuses test rows whose read is not in the ledger (reread/storage/ledger.py)
+- a new field of a Settings class, a network's named SIZES, and its DEBUG size, which tests alone use
+- the name or place of a file, a new file, and a definition that nothing of these reaches
+
+A module of an installed package is part of it by the version and the files of the package. Those of TORCH are not: the
+versions of torch and numpy stand beside the digest in each key, and safetensors computes nothing.
+"""
+
+import ast
+import functools
+import importlib.metadata
+import importlib.util
+import itertools
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reread.storage.digests import current_sha256
+from reread.storage.errors import InputError
+from reread.storage.files import canonical_json, sha256_bytes
+from reread.storage.source import (
+    ROOT,
+    closure,
+    constant,
+    content,
+    edited,
+    imported_names,
+    module_file,
+    parsed,
+    refuse_edited,
+)
+from reread.storage.source import root_files as files_of
+
+# Modules, and definitions as MODULE:NAME, that are used where something is computed and that decide no number of it:
+# errors, locks, digests of files, and whether the library of kernels fits, which the machine's entry ``kernels`` says.
+# tests/reread/storage/test_mutations.py trains with changes of each of them.
+NOT_NUMERIC = (
+    "cuda_ext.build",
+    "cuda_ext.library:lacks_shared_memory",
+    "cuda_ext.library:run_reference",
+    "cuda_ext.library:unfit",
+    "reread.runtime.gpu_lease",
+    "reread.storage.digests",
+    "reread.storage.errors",
+    "reread.storage.files",
+    "reread.storage.git",
+    "reread.storage.locks",
+    "reread.storage.numeric",
+    "reread.storage.run_folder",
+    "reread.storage.source",
+)
+TORCH = ("torch", "numpy", "safetensors")
+# Names of a network's file that no run reads: a size is replaced by its settings, which are in keys by themselves.
+NOT_READ = ("DEBUG", "SIZES")
+# Calls that, as a statement, decide no number: they tell, or refuse.
+TELLING = ("print", "refuse_unrecorded", "warnings.warn")
+# Of a Kind what batches read: the rest are addresses, which keys follow, and words.
+OF_A_KIND = ("row_array", "augmented")
+KERNELS = "cuda_ext"
+COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+# A line of an installed package's RECORD.
+OF_CODE = re.compile(r"[^,]+\.(py|so|pyd),sha256=")
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """The source that computes something.
+
+    digest: of all of it. files: the digest of what belongs to it of each file, by its path from the root, and of each
+    package. kernels: the digest of the CUDA source of each folder of kernels that it calls.
+    """
+
+    digest: str
+    files: Mapping[str, str]
+    kernels: Mapping[str, str]
+    paths: frozenset[Path]
+
+
+def numeric_source(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> Numeric:
+    """Return the source that ``modules`` reach: MODULE is all of a file or, of a package, of its files; MODULE:NAME is
+    a definition.
+
+    It is the source that this process imported: InputError where a file has changed since, NoModule where there is
+    no such module.
+    """
+    if root != ROOT:
+        return _Reach(root, tuple(without)).of(modules)
+    found = _imported_source(tuple(modules), tuple(without))
+    changed = edited(found.paths)
+    if changed and _Reach(root, tuple(without), _on_disk).of(modules).digest != found.digest:
+        refuse_edited(changed)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _imported_source(modules: tuple[str, ...], without: tuple[str, ...]) -> Numeric:
+    return _Reach(ROOT, without).of(modules)
+
+
+def numeric_digest(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> str:
+    """Return the digest of ``numeric_source``."""
+    return numeric_source(modules, root, without).digest
+
+
+def numeric_files(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = NOT_NUMERIC) -> dict[str, str]:
+    """Return the files of ``numeric_source``, to name a difference."""
+    return dict(numeric_source(modules, root, without).files)
+
+
+def difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Name the first file of two sources that differs and how many more do; "" where none does."""
+    others = [name for name in sorted({**before, **after}) if before.get(name) != after.get(name)]
+    return (others[0] if others else "") + (f" and {len(others) - 1} more" if len(others) > 1 else "")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A top-level statement, normalised. uses: the dotted names that it reads."""
+
+    text: str
+    uses: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Module:
+    definitions: Mapping[str, tuple[_Part, ...]]
+    effects: tuple[_Part, ...]
+    imports: Mapping[str, set[str]]
+
+
+# A definition (file, name), or what a file does when it is imported (file, "").
+_Place = tuple[Path, str]
+
+
+class _Reach:
+    """Finds what modules reach in the project at ``root``."""
+
+    def __init__(self, root: Path, without: tuple[str, ...], read: Any = content) -> None:
+        self.root = root
+        self.read = read
+        self.files_without = {module_file(name, root) for name in without if ":" not in name}
+        pairs = (name.split(":") for name in without if ":" in name)
+        self.places_without = {(module_file(module, root), name) for module, name in pairs}
+        self.modules: dict[Path, _Module] = {}
+
+    def of(self, modules: Iterable[str]) -> Numeric:
+        names = [name.partition(":") for name in modules]
+        roots = [(file, name) for module, _, name in names for file in files_of(module, self.root)]
+        waiting = [place for file, name in roots for place in ([(file, name)] if name else self._all(file))]
+        imported = closure([module for module, _, _ in names], self.root, [self._name(file) for file in self._cut()])
+        called = {file for file in imported if not self._is_operation(file)}
+        waiting += [(file, "") for file in called]
+        lines: dict[_Place, list[str]] = {}
+        packages: dict[str, str] = {}
+        while waiting:
+            place = waiting.pop()
+            if place in lines:
+                continue
+            file, _ = place
+            lines[place] = []
+            # An operation that is registered and never called computes nothing.
+            if file not in called:
+                called.add(file)
+                waiting.append((file, ""))
+            for part in self._parts(place):
+                bound = []
+                for name in part.uses:
+                    for address, target in self._targets(file, name):
+                        if target is None:
+                            packages |= {top: _package(top) for top in [address.split(".")[0]] if _is_foreign(top)}
+                            bound.append(f"{name}={address}")
+                        elif not self._is_left_out(target):
+                            waiting += self._all(target[0]) if target[1] == "*" else [target]
+                            if target[0] != file:
+                                bound.append(f"{name}={self._own_digest(target)}")
+                lines[place].append("\n".join([part.text, *sorted(bound)]))
+        texts = [sha256_bytes(text.encode()) for each in lines.values() for text in each]
+        texts += [f"{name} {about}" for name, about in packages.items()]
+        digest = sha256_bytes("\n".join(sorted(texts)).encode())
+        # A file's own text, without what its names are bound to: a difference names the file that was changed alone.
+        files: dict[str, list[str]] = {}
+        for place in lines:
+            own = files.setdefault(place[0].relative_to(self.root).as_posix(), [])
+            own += [part.text for part in self._parts(place)]
+        digests = {name: _digest(sorted(each)) for name, each in files.items() if each}
+        digests |= {f"package {name}": about for name, about in packages.items()}
+        folders = {file.parent for file, _ in lines if self._is_operation(file)}
+        sources = {folder.name: _kernel_files(folder, self.read) for folder in sorted(folders)}
+        flags = constant(self.root / KERNELS / "build.py", "FLAGS") if sources else ()
+        kernels = {name: _digest([flags, found]) for name, (found, _) in sources.items() if found}
+        paths = {file for file, _ in lines} | {path for _, paths in sources.values() for path in paths}
+        return Numeric(digest, digests, kernels, frozenset(paths))
+
+    def _cut(self) -> set[Path]:
+        return {file for file in self.files_without if file}
+
+    def _name(self, file: Path) -> str:
+        return ".".join(file.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
+
+    def _is_operation(self, file: Path) -> bool:
+        return file.parent.parent == self.root / KERNELS
+
+    def _is_left_out(self, place: _Place) -> bool:
+        return place[0] in self.files_without or place in self.places_without
+
+    def _all(self, file: Path) -> list[_Place]:
+        return [(file, name) for name in ("", *self._module(file).definitions) if not self._is_left_out((file, name))]
+
+    def _parts(self, place: _Place) -> tuple[_Part, ...]:
+        module = self._module(place[0])
+        return module.definitions[place[1]] if place[1] else module.effects
+
+    def _own_digest(self, place: _Place) -> str:
+        module = self._module(place[0])
+        parts = [*itertools.chain(*module.definitions.values())] if place[1] == "*" else self._parts(place)
+        return _digest(sorted(part.text for part in parts))
+
+    def _targets(self, file: Path, name: str) -> Iterator[tuple[str, _Place | None]]:
+        """Yield what a dotted name means in a file: an address, and its place; None for one outside of the project."""
+        base, *rest = name.split(".")
+        module = self._module(file)
+        if base in module.definitions:
+            yield name, (file, base)
+            return
+        for imported in module.imports.get(base, ()):
+            yield from self._at([*imported.split("."), *rest], file)
+
+    def _at(self, parts: list[str], importer: Path) -> Iterator[tuple[str, _Place | None]]:
+        address = ".".join(parts)
+        if module_file(parts[0], self.root) is None and not (self.root / parts[0]).is_dir():
+            yield address, None
+            return
+        end = 1
+        while end < len(parts) and self._is_module(parts[: end + 1]):
+            end += 1
+        file = module_file(".".join(parts[:end]), self.root)
+        if file is None or file == importer:
+            return
+        if end == len(parts):
+            # The module itself is passed on, or it is the package of one that is used.
+            yield address, (file, "*")
+            return
+        module = self._module(file)
+        if parts[end] in module.definitions:
+            yield address, (file, parts[end])
+        elif parts[end] in module.imports:
+            yield from self._targets(file, ".".join(parts[end:]))
+        else:
+            yield address, (file, "*")
+
+    def _is_module(self, parts: list[str]) -> bool:
+        return module_file(".".join(parts), self.root) is not None or self.root.joinpath(*parts).is_dir()
+
+    def _module(self, file: Path) -> _Module:
+        if file not in self.modules:
+            self.modules[file] = _read(file, self.root, self.read(file))
+        return self.modules[file]
+
+
+def _on_disk(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+@functools.lru_cache(maxsize=2048)
+def _read(file: Path, root: Path, source: bytes) -> _Module:
+    tree = parsed(source, file)
+    imports = imported_names(tree, file, root)
+    definitions: dict[str, tuple[_Part, ...]] = {}
+    effects: tuple[_Part, ...] = ()
+    for statement in _Normalise().visit(tree).body:
+        part = _Part(_text(statement), frozenset(_used_names(statement)))
+        names = _bound_names(statement)
+        for name in names:
+            if name not in NOT_READ:
+                definitions[name] = (*definitions.get(name, ()), part)
+        if not names:
+            effects += (part,)
+    return _Module(definitions, effects, imports)
+
+
+def _bound_names(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [statement.name]
+    if isinstance(statement, ast.Assign):
+        targets = [one for target in statement.targets for one in getattr(target, "elts", [target])]
+        if all(isinstance(one, ast.Name) for one in targets):
+            return [one.id for one in targets]
+    return []
+
+
+def _used_names(node: ast.AST) -> Iterator[str]:
+    """Yield each name with the attributes that are read of it: ``models.layers.kernels``."""
+    chain, base = [], node
+    while isinstance(base, ast.Attribute):
+        chain.append(base.attr)
+        base = base.value
+    if isinstance(base, ast.Name):
+        yield ".".join([base.id, *reversed(chain)])
+    else:
+        for child in ast.iter_child_nodes(base):
+            yield from _used_names(child)
+
+
+class _Normalise(ast.NodeTransformer):
+    """Removes code that affects no number: docstrings, annotations, messages, the fields of Settings, and imports,
+    which count by what is used of them.
+
+    Values of settings are in keys by themselves, and their defaults never change (tests/golden/defaults.json).
+    """
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for name in ("annotation", "returns", "type_comment", "type_params"):
+            if getattr(node, name, None):
+                setattr(node, name, None)
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        if isinstance(node.value, ast.Constant):
+            return None
+        if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in TELLING:
+            return None
+        return self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        if node.name == "Settings":
+            node.body = [one for one in node.body if not isinstance(one, ast.AnnAssign)]
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        if node.value is None:
+            return None if isinstance(node.target, ast.Name) else ast.Expr(node.target)
+        return ast.Assign([node.target], self.visit(node.value))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if isinstance(node.func, ast.Name) and node.func.id == "Kind":
+            node.keywords = [one for one in node.keywords if one.arg in OF_A_KIND]
+        return self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        return ast.Raise(raised, None)
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return ast.Assert(self.visit(node.test), None)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        return None
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        return None
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        test = ast.unparse(node.test)
+        if test in ("TYPE_CHECKING", "typing.TYPE_CHECKING") or test.startswith("__name__ == "):
+            return None
+        return self.generic_visit(node)
+
+
+def _text(node: Any) -> str:
+    """Return a syntax tree as text. ``ast.dump`` writes empty fields by some versions of Python and not by others."""
+    if isinstance(node, ast.AST):
+        values = [(name, getattr(node, name, None)) for name in node._fields if name != "kind"]
+        inner = ",".join(f"{name}={_text(value)}" for name, value in values if value not in (None, []))
+        return f"{type(node).__name__}({inner})"
+    return f"[{','.join(map(_text, node))}]" if isinstance(node, list) else repr(node)
+
+
+def _digest(value: Any) -> str:
+    return sha256_bytes(canonical_json(value).encode())
+
+
+def _kernel_files(folder: Path, read: Any) -> tuple[dict[str, str], list[Path]]:
+    """Return the digests of a folder's CUDA files and of what they include, comments left out, and their paths."""
+    waiting = sorted(path for path in folder.glob("*.cu*"))
+    found: dict[Path, str] = {}
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            text = read(path).decode()
+            code = COMMENT.sub(lambda match: match[1] or " ", text)
+            lines = (" ".join(line.split()) for line in code.splitlines())
+            found[path] = sha256_bytes("\n".join(filter(None, lines)).encode())
+            waiting += [(path.parent / name).resolve() for name in INCLUDE.findall(text)]
+    return {path.relative_to(folder.parent).as_posix(): digest for path, digest in found.items()}, list(found)
+
+
+def _is_foreign(top: str) -> bool:
+    return top not in TORCH and top not in sys.stdlib_module_names
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
+
+
+def _package(top: str) -> str:
+    """Return the version of an installed package and the digest of its files; InputError where it is not installed.
+
+    A package from an index is its version and its list of digests, which its installer wrote. The files of another are
+    read, since they may be edited: those of a folder, a checkout or a path.
+    """
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        raise InputError(f"the code of a result imports '{top}', which is not installed here: install it")
+    for name in _distributions().get(top, ()):
+        installed = importlib.metadata.distribution(name)
+        if not installed.read_text("direct_url.json") and (record := installed.read_text("RECORD")):
+            return f"{installed.version} {_digest(sorted(line for line in record.splitlines() if OF_CODE.match(line)))}"
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    files = [path for place in places for path in place.rglob("*") if path.suffix in (".py", ".so", ".pyd")]
+    if not places and spec.origin and Path(spec.origin).is_file():
+        files = [Path(spec.origin)]
+    return _digest(sorted([path.name, current_sha256(path)] for path in files))

@@ -1,0 +1,197 @@
+"""The source of the project, read by ``ast`` and never imported: its files, what they import, and their digests."""
+
+import ast
+import functools
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from reread.storage.errors import InputError
+from reread.storage.files import sha256_bytes
+
+ROOT = Path(__file__).resolve().parent.parent
+# The rooms whose code decides a result.
+ROOMS = ("batches", "cuda_ext", "evaluation", "kinds", "models", "preprocessing", "runtime", "storage", "training")
+SUFFIXES = (".py", ".cu", ".cuh")
+# Two threads that parse at once can fail with "AST constructor recursion depth mismatch" (CPython issue 106905). A lock
+# serialises this module's threads; a failure caused by a library's thread is retried.
+PARSING = threading.Lock()
+ATTEMPTS = 20
+
+
+class NoModule(ValueError):
+    """The project has no module of this name."""
+
+
+def changed(path: Path) -> tuple[int, int]:
+    """Return a file's modification time and size, by which results computed from it are cached."""
+    about = path.stat()
+    return about.st_mtime_ns, about.st_size
+
+
+def _read_all() -> dict[Path, tuple[tuple[int, int], bytes]]:
+    paths = (path for room in ROOMS for path in ROOT.joinpath(room).rglob("*") if path.suffix in SUFFIXES)
+    return {path: (changed(path), path.read_bytes()) for path in paths}
+
+
+# The source as it is when a process starts. Modules are imported at any later time: by then a file may be another.
+_AT_START = _read_all()
+
+
+def content(path: Path) -> bytes:
+    """Return a source file: of this project as it was when the process started, or when it was first asked for."""
+    if not path.is_relative_to(ROOT):
+        return path.read_bytes()
+    if path not in _AT_START:
+        _AT_START[path] = (changed(path), path.read_bytes())
+    return _AT_START[path][1]
+
+
+def edited(paths: Iterable[Path]) -> list[Path]:
+    """Return the files of this project whose ``content`` is no longer on the disk."""
+    found = []
+    for path in paths:
+        try:
+            before, text = _AT_START[path]
+            if changed(path) != before and path.read_bytes() != text:
+                found.append(path)
+        except FileNotFoundError:
+            found.append(path)
+    return found
+
+
+def parse(path: Path) -> ast.Module:
+    """Parse a source file as it is on the disk; safe to call from several threads."""
+    return parsed(path.read_bytes(), path)
+
+
+def parsed(source: bytes, path: Path) -> ast.Module:
+    """Parse the ``source`` of the file ``path``; safe to call from several threads."""
+    with PARSING:
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return ast.parse(source, str(path))
+            except SystemError:
+                continue
+        return ast.parse(source, str(path))
+
+
+@functools.cache
+def _defined_names(path: Path, _changed: tuple[int, int]) -> frozenset[str]:
+    names: set[str] = set()
+    for node in parse(path).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return frozenset(names)
+
+
+def defined_names(path: Path) -> frozenset[str]:
+    """Return the names that a source file defines at its top level."""
+    return _defined_names(path, changed(path))
+
+
+def constant(path: Path, name: str) -> Any:
+    """Return the literal that a source file assigns to ``name`` at its top level; the file is not imported."""
+    for node in parse(path).body:
+        if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == name for one in node.targets):
+            return ast.literal_eval(node.value)
+    raise ValueError(f"{path} assigns no {name}")
+
+
+def module_file(name: str, root: Path = ROOT) -> Path | None:
+    """Return the file of the project's module ``name`` (dotted), or None where the project has none."""
+    # Text, and no Path: thousands of names are looked up for each key.
+    stem = os.path.join(root, *name.split("."))
+    for candidate in (f"{stem}.py", os.path.join(stem, "__init__.py")):
+        if os.path.isfile(candidate):
+            return Path(candidate)
+    return None
+
+
+def imported_names(tree: ast.AST, path: Path, root: Path = ROOT) -> dict[str, set[str]]:
+    """Return the names that the imports of a file bind, with the dotted addresses of each.
+
+    ``import a.b`` binds a to ``a`` and, for the sake of its import, a.b to ``a.b``; ``from .a import b as c`` in the
+    package p binds c to ``p.a.b``.
+    """
+    found = defaultdict(set)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found[alias.asname or alias.name].add(alias.name)
+                if not alias.asname:
+                    found[alias.name.split(".")[0]].add(alias.name.split(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            module = f"{_package(path, node.level, root)}{node.module or ''}".rstrip(".")
+            for alias in node.names:
+                found[alias.asname or alias.name].add(f"{module}.{alias.name}")
+    return dict(found)
+
+
+def _package(path: Path, level: int, root: Path) -> str:
+    """Return the package that a relative import of ``level`` dots in a file means, with a dot; "" where level is 0."""
+    if not level or not path.is_relative_to(root):
+        return ""
+    return "".join(f"{part}." for part in path.parents[level - 1].relative_to(root).parts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _imports(path: Path, root: Path, _changed: tuple[int, int] | None) -> frozenset[str]:
+    found = imported_names(parsed(content(path), path), path, root).values()
+    parts = [address.split(".") for addresses in found for address in addresses]
+    return frozenset(".".join(names[:end]) for names in parts for end in range(1, len(names) + 1))
+
+
+def imported_files(path: Path, root: Path = ROOT) -> set[Path]:
+    """Return the project's files that ``path`` imports directly, with the ``__init__.py`` of their packages."""
+    names = _imports(path, root, None if path.is_relative_to(ROOT) else changed(path))
+    return {file for name in names if (file := module_file(name, root))}
+
+
+def root_files(name: str, root: Path = ROOT) -> list[Path]:
+    """Return the file of module ``name``, or each file of the package; NoModule where there is none."""
+    file = module_file(name, root)
+    if file is None:
+        raise NoModule(f"no module {name} in {root}")
+    return sorted(file.parent.glob("*.py")) if file.name == "__init__.py" else [file]
+
+
+def closure(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = ()) -> list[Path]:
+    """Return all files of the project that ``modules`` reach by imports; a package means each of its files.
+
+    The modules of ``without`` are left out, and so is what only they reach.
+    """
+    left_out = {module_file(name, root) for name in without}
+    waiting = [file for name in modules for file in root_files(name, root)]
+    reached: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path not in reached and path not in left_out:
+            reached.add(path)
+            waiting += imported_files(path, root)
+    return sorted(reached)
+
+
+def source_digests(modules: Iterable[str]) -> dict[str, str]:
+    """Return the sha256 of each file of the closure, by its path from the project's root; InputError for a file that
+    has changed since the process started."""
+    files = closure(modules)
+    refuse_edited(edited(files))
+    return {path.relative_to(ROOT).as_posix(): sha256_bytes(content(path)) for path in files}
+
+
+def refuse_edited(files: list[Path]) -> None:
+    """Raise InputError where there are ``files`` that changed while this process ran: it would name the wrong code."""
+    if files:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        raise InputError(
+            f"{files[0].relative_to(ROOT)}{more} changed while this process ran, which imported it as it was before: "
+            "run the command again"
+        )

@@ -1,0 +1,122 @@
+"""The words on MLflow's pages: who ran what, from which source, with which result, and where the report is.
+
+MLflow shows the tags that begin with ``mlflow.`` in places of their own: user, source, commit and description. The
+result of a variant is a tag as well, so that one column has the mean with its interval.
+"""
+
+import contextlib
+import getpass
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from reread.storage.files import read_json
+
+NOTE = "mlflow.note.content"
+RESULT, VERDICT = "result", "verdict"
+# What a run is on the pages of an experiment: "variant" or "baseline" in the table, "seed" in the charts. Runs that the
+# report no longer has, of settings that have changed, lose it.
+ROLE, SEED = "role", "seed"
+METRICS, VERDICTS, PLAN, PAGE = "metrics.json", "verdicts.json", "plan.json", "report.html"
+
+
+def registered_name(data: str) -> str:
+    """Return the name of a data set's registered model."""
+    return f"reread-{data}"
+
+
+def origin(command: str, about: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Return the tags of who made a run and how: user, the command that makes it again, and the commit."""
+    tags = {"mlflow.source.name": command, "mlflow.source.type": "LOCAL"}
+    # A container may have a user without a name.
+    with contextlib.suppress(OSError, KeyError):
+        tags["mlflow.user"] = getpass.getuser()
+    commit = (about or {}).get("git.commit")
+    if commit and commit != "none":
+        tags["mlflow.source.git.commit"] = commit
+    return tags
+
+
+def command_of(job: Mapping[str, Any], seed: bool) -> str:
+    """Return the command that makes the run of a job again, or all seeds of its variant."""
+    command = f"reread train --experiment {job['experiment']} --variant {job['variant']}"
+    return f"{command} --seed {job['seed']}" if seed else command
+
+
+def seed_note(job: Mapping[str, Any]) -> str:
+    """Return the description of the run of one seed."""
+    return f"Variant **{job['variant']}** on {job['data']}, seed {job['seed']}. Network: `{job['model']}`."
+
+
+def baseline_tags(score: float | None) -> dict[str, str]:
+    """Return the tags of a baseline's run: it has one result and no interval."""
+    from reread.evaluation.page import number
+
+    return {ROLE: "baseline", RESULT: number(score), VERDICT: "–"}
+
+
+class Results:
+    """The results in an experiment's report, as MLflow's pages show them. ``files``: those of the report."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        paths = {path.name: path for path in files}
+        self.metrics = read_json(paths[METRICS])
+        self.plan = read_json(paths[PLAN])
+        self.verdicts = read_json(paths[VERDICTS])["verdicts"]
+
+    @classmethod
+    def of(cls, files: Iterable[Path]) -> "Results | None":
+        """Return the results where all of their files are there."""
+        files = list(files)
+        wanted = {METRICS, VERDICTS, PLAN}
+        return cls(files) if wanted <= {path.name for path in files if path.is_file()} else None
+
+    @property
+    def runs(self) -> set[tuple[str, str]]:
+        """(variant, run key) of the report's runs."""
+        variants = self.metrics["variants"].items()
+        return {(name, seed["run_key"]) for name, about in variants for seed in about["seeds"].values()}
+
+    @property
+    def split(self) -> str:
+        return self.metrics["evaluated_on"]
+
+    @property
+    def scores(self) -> list[str]:
+        """The metrics that the variants are judged by, each once."""
+        return list(dict.fromkeys(about["score"] for about in self.metrics["variants"].values()))
+
+    def note(self, links: str) -> str:
+        """Return the description of the experiment: its title and its claims with their verdicts."""
+        lines = [f"- **{one['verdict']}**: {one['claim']} {one['sentence']}" for one in self.verdicts]
+        title = self.plan["title"]
+        return "\n".join(
+            [
+                f"{title if title.endswith(('?', '!', '.')) else f'{title}.'} {links}",
+                "",
+                *(lines or ["No comparison is judged."]),
+            ]
+        )
+
+    def model_link(self, variant: str) -> str:
+        """Return a link to the registered models of a variant's data; an experiment that tunes registers none."""
+        data = self.metrics["variants"][variant]["data"]
+        return f", [models of {data}](#/models/{registered_name(data)})" if self.split == "test" else ""
+
+    def variant_tags(self, variant: str, links: str) -> dict[str, str]:
+        """Return the tags of a variant's run: its result with the interval, and the verdicts on it."""
+        from reread.evaluation.metrics import metric_title
+        from reread.evaluation.page import interval, number
+
+        about = self.metrics["variants"][variant]
+        found = about[self.split][about["score"]]
+        shown = number(found["mean"]) if found["low"] is None else f"{number(found['mean'])} {interval(found)}"
+        judged = [
+            f"{one['verdict']} (against {one['control']})" for one in self.verdicts if one["treatment"] == variant
+        ]
+        note = (
+            f"**{variant}** on {about['data']}: {metric_title(about['score'])} {shown} on the {self.split} split over "
+            f"{about['n']} {'seed' if about['n'] == 1 else 'seeds'}, {about['parameters']:,} parameters. "
+            f"{'; '.join(judged)}\n\n{links}\n\nThe duration is that of its seeds together."
+        )
+        return {ROLE: "variant", RESULT: shown, VERDICT: "; ".join(judged) or "–", NOTE: note}

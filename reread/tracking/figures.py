@@ -1,0 +1,123 @@
+"""What MLflow keeps of a run, a variant and an evaluation: parameters, tags and metrics, from their files."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from reread.storage.digests import whole
+from reread.storage.files import read_json
+from reread.storage.run_folder import LATENCY, METRICS, RESULT, RunFolder, evaluate_again
+
+# Entries of result.json that are no figure of merit, or are logged per epoch already.
+NO_METRICS = {"seed", "validation", "betas"}
+# The metric of learnt betas, whose step is the layer's number.
+BETA = "beta"
+TIMING_METRICS = ("seconds", "samples_per_second", "peak_memory_bytes")
+LATENCY_METRICS = ("one_by_one", "in_one_batch")
+# A parent's metrics, named so that the mean comes first: MLflow's comparison draws the first metric.
+INTERVAL = {"mean": "mean", "low": "mean_low", "high": "mean_high"}
+SEEDS = "variant.seeds"
+# What the evaluation calls the score that training maximises.
+SCORES = {"single-label": "accuracy", "multi-label": "macro_auroc"}
+REFUSED = re.compile(r"[^\w./: -]")
+
+
+def began_and_ended(run_directory: Path) -> tuple[int, int]:
+    """Return when a finished run began and ended, in milliseconds since 1970, by its files."""
+    folder = RunFolder(run_directory)
+    ended = int((folder.directory / RESULT).stat().st_mtime * 1000) if folder.finished else int(time.time() * 1000)
+    return ended - int(folder.timing.get("seconds", 0.0) * 1000), ended
+
+
+def read_if_exists(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; {} where it is missing."""
+    return read_json(path) if path.is_file() else {}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Join nested names by dots and write values as text. Leave None out; replace what MLflow refuses in names by _."""
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            found[REFUSED.sub("_", f"{prefix}{key}")] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def environment_tags(tags: Mapping[str, str], folder: RunFolder) -> dict[str, Any]:
+    """Return a run's environment as tags; its commit once, under the name that it has in ``tags``."""
+    found = dict(folder.environment)
+    of_git = {f"git.{name}": found.pop(f"git_{name}", None) for name in ("commit", "dirty")}
+    return found | {name: value for name, value in of_git.items() if name not in tags}
+
+
+def variant_parameters(job: Mapping[str, Any], description: Mapping[str, Any]) -> dict[str, str]:
+    """Return a variant's parameters, flattened, without the seed."""
+    names = ("variant", "model", "data", "network", "training")
+    return flat({**{name: job[name] for name in names}, "preprocessing": description["settings"]})
+
+
+def finite(value: Any) -> float | None:
+    """Return a finite number as float, None for anything else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a result and of the mappings in it, names joined by a dot, without counts of rows."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            inner = ((f"{key}.{name}", one) for name, one in value.items() if name != "rows")
+            yield from ((name, one) for name, one in inner if isinstance(one, int | float))
+        elif isinstance(value, int | float):
+            yield key, value
+
+
+def run_figures(
+    folder: RunFolder, task: str, known: Mapping[str, float], evaluation_directory: Path | None
+) -> dict[str, float]:
+    """Return the metrics of a finished run and of its evaluation; ``known`` are those that MLflow has."""
+    result = folder.require_result()
+    figures = dict(_numbers({key: value for key, value in result.items() if key not in NO_METRICS}))
+    score = f"validation.{SCORES[task]}"
+    # The evaluation replaces it: that runs on the CPU and may differ in the last digits.
+    if score not in known:
+        figures[score] = result["validation"]["score"]
+    figures |= {name: folder.timing[name] for name in TIMING_METRICS if name in folder.timing}
+    if evaluation_directory is not None:
+        figures |= dict(
+            _numbers(read_json(whole(Path(evaluation_directory) / METRICS, evaluate_again(evaluation_directory))))
+        )
+        latency = read_if_exists(Path(evaluation_directory) / LATENCY)
+        figures |= {f"latency.{name}": latency[name] for name in LATENCY_METRICS if name in latency}
+    return figures
+
+
+def betas(result: Mapping[str, Any]) -> list[tuple[str, int, float]]:
+    """Return the mean of each layer's learnt betas as a metric whose step is the layer's number."""
+    layers = result.get("betas", {}).values()
+    return [(BETA, number, sum(beta) / len(beta)) for number, beta in enumerate(layers, 1)]
+
+
+def mean_and_interval(runs: list[Mapping[str, float]]) -> dict[str, float]:
+    """Return NAME.mean, .mean_low, .mean_high of each split's metric that all runs have, and ``variant.seeds``."""
+    from reread.evaluation.metrics import bounds
+    from reread.verdicts.statistics import mean_interval
+
+    shared = set.intersection(*(set(run) for run in runs)) if runs else set()
+    figures: dict[str, float] = {}
+    for name in sorted(name for name in shared if name.startswith(("test.", "validation."))):
+        interval = mean_interval([run[name] for run in runs], bounds=bounds(name.partition(".")[2]))
+        for end in INTERVAL:
+            value = getattr(interval, end)
+            if value is not None:
+                figures[f"{name}.{INTERVAL[end]}"] = value
+    return {**figures, SEEDS: float(len(runs))} if figures else {}

@@ -1,0 +1,53 @@
+"""What answers for a packed model: it reads a request, and gives one row of answers per row of the request.
+
+It needs no MLflow. reread/tracking/served_model.py and reread/tracking/served_baseline.py are its form for MLflow, and
+reread.tracking.registry.load_model uses it directly.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from reread import kinds
+from reread.storage.files import read_json
+from reread.storage.prepared import DESCRIPTION
+
+# Of several labels: the probability from which a label is given, under "threshold"; without the file it is 0.5.
+THRESHOLD = "threshold.json"
+
+
+class Predictor(ABC):
+    """A packed model, opened. ``description``: prepared.json of its data; ``reader``: of the kind of data."""
+
+    def __init__(self, folder: Path) -> None:
+        self.description = read_json(folder / DESCRIPTION)
+        self.reader = kinds.reader(self.description["kind"])(folder, self.description)
+        path = folder / THRESHOLD
+        self.threshold: float | None = read_json(path)["threshold"] if path.is_file() else None
+
+    def check(self, model_input: Any) -> Sequence[Any]:
+        """Return the rows of a request; ValueError, in one line, for one that cannot be read."""
+        return self.reader.check(model_input)
+
+    def answers(self, rows: Sequence[Any], attention: bool = True) -> pd.DataFrame:
+        """Return the answers to the rows of ``check``, none to none.
+
+        attention: whether a network with attention answers with it.
+        """
+        parts = [self.answer(part, attention) for part in self.reader.parts(rows)]
+        if not parts:
+            return self.answer(self.reader.blank(), attention).iloc[:0]
+        found = pd.concat(parts, ignore_index=True)
+        if self.threshold is not None:
+            likely = [
+                {name: one for name, one in row.items() if one >= self.threshold} for row in found["probabilities"]
+            ]
+            found["label"], found["probability"] = [list(row) for row in likely], [list(row.values()) for row in likely]
+        return found
+
+    @abstractmethod
+    def answer(self, rows: Sequence[Any], attention: bool) -> pd.DataFrame:
+        """Return the answers to some rows, as the reader gives them."""

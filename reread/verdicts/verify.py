@@ -1,0 +1,249 @@
+"""Judge a published experiment or study again, from what it published: no run is read and nothing is trained.
+
+results/NAME/ of an experiment has verdicts.json with both sides' scores by seed and what the test items leave,
+metrics.json with the same scores, and plan.json with the comparisons. Of a study, results.json has its claims. How
+often a test split had been read before is counted in the ledger again.
+"""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from reread.storage.errors import InputError
+from reread.storage.files import read_object, write_json
+from reread.storage.ledger import SplitRead
+from reread.verdicts.items import Items
+from reread.verdicts.reads import NO_READS, EarlierReads, earlier_reads
+from reread.verdicts.rule import RULE, VERSION, Comparison, Measured, Side, Verdict, judge, which_look
+from reread.verdicts.statistics import rounded
+
+VERDICTS, METRICS, PLAN, SUMMARY = "verdicts.json", "metrics.json", "plan.json", "summary.json"
+DIFFERENCES, STUDY = "differences.csv", "results.json"
+SIDES = ("treatment", "control")
+# Of values that are rounded to ten decimals.
+NEAR = 1e-8
+# Of a verdict as it is published, its earlier reads.
+Count = Callable[[Mapping[str, Any]], EarlierReads]
+# Of a verdict as it is published, both sides and the items computed anew; None where only what is published is known.
+Recompute = Callable[[Mapping[str, Any]], tuple[Side, Side, Items] | None]
+
+
+def published(folder: Path) -> list[dict[str, Any]]:
+    """Return the verdicts of results/NAME or of a study's folder. InputError for those of another rule's version."""
+    if (folder / VERDICTS).is_file():
+        found = read_object(folder / VERDICTS, "verdicts")["verdicts"]
+    elif (folder / STUDY).is_file():
+        found = [one["measured"] for one in judged_claims(read_object(folder / STUDY, "provenance"))]
+    else:
+        raise InputError(f"{folder} has no {VERDICTS} and no {STUDY}: give a folder of results/")
+    for one in found:
+        if "scores" not in one:
+            raise InputError(
+                f"{folder}: the verdict of '{one['name']}' has no scores: it is of an older rule than {VERSION}, which "
+                "published none"
+            )
+    return list(found)
+
+
+def judged_claims(study: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the claims of a study that the rule judged; others have measurements of their own."""
+    return [one for one in study.get("claims", ()) if "equivalence_margin" in one.get("measured", {})]
+
+
+def judge_again(
+    verdicts: Sequence[Mapping[str, Any]], recompute: Recompute | None = None, count: Count | None = None
+) -> list[Verdict]:
+    """Return the verdicts of the present rule from published ones, judged together.
+
+    recompute: gives the measurements of a verdict anew, as from predictions by item. count: counts its earlier reads
+    anew.
+    """
+    if not verdicts:
+        return []
+    names = [one.name for one in fields(Comparison)]
+    comparisons = [Comparison(**{name: one[name] for name in names if name in one}) for one in verdicts]
+    measured = [measured_of(one, recompute, count or published_reads) for one in verdicts]
+    first = verdicts[0]
+    return judge(comparisons, measured, margin_of(verdicts), first["alpha"], first["look"])
+
+
+def margin_of(verdicts: Sequence[Mapping[str, Any]]) -> float:
+    """Return a margin for the comparisons that name none: each verdict carries its own."""
+    return float(verdicts[0]["equivalence_margin"])
+
+
+def published_reads(verdict: Mapping[str, Any]) -> EarlierReads:
+    """Return the earlier reads that a published verdict names; none in one that is older than their names."""
+    names = ("earlier_reads", "other_version_reads", "related_reads")
+    return EarlierReads(*(verdict.get(name, 0) for name in names))
+
+
+def counted(folder: Path, entries: Sequence[SplitRead]) -> Count:
+    """Return what counts the earlier reads of the verdicts of ``folder`` in the ledger.
+
+    Of a study: in the plan of the experiment that it names, beside its folder's, in a study that judged on test.
+    """
+    plan = plan_of(folder)
+
+    def count(verdict: Mapping[str, Any]) -> EarlierReads:
+        if plan is None:
+            return NO_READS
+        names = [name for name in (verdict["treatment"], verdict["control"]) if name in plan["variants"]]
+        data = plan["variants"][names[0]]["data"] if names else next(iter(plan["data"]))
+        return earlier_reads(entries, plan, data, names)
+
+    return count
+
+
+def plan_of(folder: Path) -> dict[str, Any] | None:
+    """Return the plan whose test split the verdicts of a folder are of; None where they are of validation."""
+    if (folder / VERDICTS).is_file():
+        plan = read_object(folder / PLAN, "name", "key", "variants", "data", "evaluate_on")
+        return plan if plan["evaluate_on"] == "test" else None
+    source = read_object(folder / STUDY, "provenance")["provenance"]
+    places = [parent / source.get("experiment", "") / PLAN for parent in folder.resolve().parents]
+    known = [path for path in places if path.is_file() and path.parent.name == source.get("experiment")]
+    if not known:
+        return None
+    plan = read_object(known[0], "name", "key", "variants", "data", "evaluate_on")
+    return {**plan, "key": source["plan"]} if plan["evaluate_on"] == "test" else None
+
+
+def measured_of(verdict: Mapping[str, Any], recompute: Recompute | None, count: Count) -> Measured | None:
+    """Return the measurements that a published verdict has; None of a comparison that was not run."""
+    if not verdict["scores"]:
+        return None
+    again = recompute(verdict) if recompute else None
+    if again is None:
+        treatment, control = (Side(verdict["scores"][side], verdict["seeds"][side]) for side in SIDES)
+        items = Items(verdict["item_deviation"], verdict["item_units"], verdict["items"], verdict["resamples"])
+    else:
+        treatment, control, items = again
+    return Measured(
+        verdict["kind"],
+        treatment,
+        control,
+        items,
+        verdict["flags"],
+        verdict["cautions"],
+        count(verdict),
+    )
+
+
+def verify(folder: Path, recompute: Recompute | None = None, count: Count | None = None) -> list[str]:
+    """Return a line for each value of the published verdicts that the rule does not give again; none if all agree."""
+    verdicts = published(folder)
+    again = [rounded(one.as_dict()) for one in judge_again(verdicts, recompute, count)]
+    lines = [f"{old['name']}: {line}" for old, new in zip(verdicts, again, strict=True) for line in unlike(old, new)]
+    if (folder / VERDICTS).is_file():
+        lines += of_files(folder, verdicts)
+    return lines
+
+
+def write_again(folder: Path, recompute: Recompute | None = None, count: Count | None = None) -> list[Verdict]:
+    """Replace the published verdicts of a folder by those that the rule and the ledger give today, and return these.
+
+    A number that is the same but for its last digits stays as it is.
+    """
+    again = judge_again(published(folder), recompute, count)
+    if (folder / VERDICTS).is_file():
+        judged = rounded([one.as_dict() for one in again])
+        old = read_object(folder / VERDICTS, "verdicts")
+        write_json(folder / VERDICTS, kept(old, {**old, "verdicts": judged}))
+        if (folder / SUMMARY).is_file():
+            words = {one.comparison.name: one.verdict for one in again}
+            write_json(folder / SUMMARY, {**read_object(folder / SUMMARY, "verdict"), "verdict": words})
+    else:
+        old = read_object(folder / STUDY, "claims")
+        write_json(folder / STUDY, kept(old, with_claims(old, again)))
+    return again
+
+
+def kept(old: Any, new: Any) -> Any:
+    """Return ``new`` with the values of ``old`` where both are the same."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return {name: kept(old.get(name), value) for name, value in new.items()}
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [kept(*pair) for pair in zip(old, new, strict=True)]
+    return old if same(old, new) else new
+
+
+def unlike(old: Any, new: Any, where: str = "") -> Iterator[str]:
+    """Yield what differs between two JSON values, each with its place."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in sorted({*old, *new}):
+            yield from unlike(old.get(name), new.get(name), f"{where}.{name}" if where else str(name))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, pair in enumerate(zip(old, new, strict=True)):
+            yield from unlike(*pair, f"{where}[{number}]")
+    elif not same(old, new):
+        yield f"{where} is published as {old!r}, and the rule gives {new!r}"
+
+
+def same(old: Any, new: Any) -> bool:
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (old, new))
+    return abs(old - new) <= NEAR if numbers else old == new
+
+
+def of_files(folder: Path, verdicts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield where the verdicts of an experiment differ from the scores, the plan and the words beside them."""
+    metrics, plan = read_object(folder / METRICS, "variants"), read_object(folder / PLAN, "comparisons")
+    for one in verdicts:
+        for side, name in zip(SIDES, (one["treatment"], one["control"]), strict=True):
+            known = scores_of(metrics, one, name)
+            if one["scores"] and known is not None:
+                given = dict(zip(one["seeds"][side] or [None], one["scores"][side], strict=True))
+                yield from (f"{one['name']}: {line}" for line in unlike(given, known, f"scores of {name}"))
+        if one["look"] != which_look(plan):
+            yield f"{one['name']}: look is {one['look']}, and by the plan it is {which_look(plan)}"
+    planned = {one["name"]: {"equivalence_margin": plan["equivalence_margin"], **one} for one in plan["comparisons"]}
+    judged = {one["name"]: one for one in verdicts}
+    for name in sorted({*planned, *judged}):
+        if name not in planned or name not in judged:
+            yield f"{name}: it is in {PLAN if name in planned else VERDICTS} alone"
+            continue
+        given = {key: judged[name].get(key) for key in planned[name]}
+        yield from (f"{name}: {line}, by {PLAN}" for line in unlike(given, planned[name]))
+    words = {one["name"]: one["verdict"] for one in verdicts}
+    if (folder / SUMMARY).is_file():
+        yield from unlike(read_object(folder / SUMMARY, "verdict")["verdict"], words, f"{SUMMARY}: verdict")
+    if (folder / DIFFERENCES).is_file():
+        with (folder / DIFFERENCES).open(encoding="utf-8", newline="") as file:
+            drawn = {row["comparison"]: row["verdict"] for row in csv.DictReader(file)}
+        yield from unlike(drawn, {name: words.get(name) for name in drawn}, f"{DIFFERENCES}: verdict")
+
+
+def scores_of(metrics: Mapping[str, Any], verdict: Mapping[str, Any], name: str) -> dict[int | None, Any] | None:
+    """Return the scores of one side by seed as metrics.json has them, those of one figure under None.
+
+    None where it has none: a metric of one class, and a side that is not there.
+    """
+    metric, split = verdict["metric"], metrics["evaluated_on"]
+    if name == verdict["control"] and verdict.get("reference") is not None:
+        return {None: verdict["reference"]}
+    if name == verdict["baseline"]:
+        found = [one[name][split].get(metric) for one in metrics["baselines"].values() if name in one]
+        # Baselines of several data sets share their names.
+        match = [one for one in found if one in verdict["scores"].get("control", []) + verdict["scores"]["treatment"]]
+        return {None: (match or found)[0]} if found and found[0] is not None else None
+    if name not in metrics["variants"]:
+        return None
+    by_seed = metrics["variants"][name]["seeds"]
+    found_scores = {int(seed): one[split].get(metric) for seed, one in by_seed.items()}
+    return None if None in found_scores.values() else dict(sorted(found_scores.items()))
+
+
+def with_claims(study: Mapping[str, Any], again: Sequence[Verdict]) -> dict[str, Any]:
+    """Return a study's results with its judged claims and the rule's wording replaced."""
+    new = iter(again)
+    claims = []
+    judged = judged_claims(study)
+    for one in study["claims"]:
+        if one in judged:
+            verdict = next(new)
+            says = verdict.sentence if one["says"] == one["measured"]["sentence"] else one["says"]
+            one = {**one, "verdict": verdict.verdict, "says": says, "measured": rounded(verdict.as_dict())}
+        claims.append(one)
+    return {**study, "claims": claims, **({"rule": RULE} if "rule" in study else {})}

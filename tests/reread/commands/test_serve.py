@@ -1,0 +1,125 @@
+"""`make serve` and `make ui` in a copy of the project: signals, ports and servers that do not answer."""
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.servers import free_port, started
+
+# `serve` with processes that do nothing in place of Prefect's server and the worker: tests/flows has the real ones.
+IDLE_SERVERS = """
+import sys
+from reread.commands import serve
+from reread.commands.servers import Server
+
+def idle(name):
+    return lambda *_: Server(name, [sys.executable, "-c", "import time; time.sleep(600)"], {})
+
+serve.prefect_server, serve.worker = idle("Prefect"), idle("the worker")
+serve.deploy = serve.close_what_was_killed = lambda *_: None
+serve.command(4321)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_server_and_the_worker(project, number):
+    with started(project, "-c", IDLE_SERVERS, until="Ctrl-C") as (serve, _):
+        assert len(project.processes()) == 4  # with the guard
+        serve.send_signal(number)
+        serve.wait(60)
+    assert project.processes() == {}
+
+
+def test_a_killed_parent_leaves_no_server(project):
+    port = free_port()
+    with open(project.directory.parent / "ui.txt", "w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "reread", "ui", "--prefect-port", str(port)],
+            cwd=project.directory,
+            env={**project.environment, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"},
+            stdout=file,
+            stderr=file,
+        )
+        while not any("reread.commands.prefect_server" in " ".join(one) for one in project.processes().values()):
+            assert process.poll() is None
+            time.sleep(0.1)
+        time.sleep(0.5)
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 30
+    while project.processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert project.processes() == {}
+
+
+def test_a_port_in_use_is_reported_in_one_line(project):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for command in ("ui", "serve"):
+            mlflow = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+            done = project.run("python", "-m", "reread", command, "--prefect-port", str(port), code=2, **mlflow)
+            assert done.stderr.count("\n") == 1 and f"port {port}" in done.stderr and "--prefect-port" in done.stderr
+
+
+def test_servers_that_the_environment_names_are_only_printed(project):
+    named = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_URL": "http://127.0.0.1:8/api"}
+    done = project.run("python", "-m", "reread", "ui", **named)
+    assert "http://127.0.0.1:9 " in done.stdout and "http://127.0.0.1:8 " in done.stdout
+    assert project.processes() == {}
+
+
+def test_a_server_that_does_not_come_up_or_answer_is_reported_in_one_line(project):
+    named = {"PREFECT_API_URL": "http://127.0.0.1:8/api"}
+    done = project.run("python", "-m", "reread", "serve", code=2, **named)
+    assert done.stderr.count("\n") == 1 and "PREFECT_API_URL=http://127.0.0.1:8/api does not answer" in done.stderr
+
+    broken = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_DATABASE_CONNECTION_URL": "nonsense://"}
+    port = free_port()
+    done = project.run("python", "-m", "reread", "ui", "--prefect-port", str(port), code=1, **broken)
+    assert done.stderr.count("\n") == 1 and "Prefect has ended with exit code" in done.stderr
+    assert f"prefect-{port}.log" in done.stderr
+    assert project.processes() == {}
+
+
+# A command with a server of its own, as `reread run` is: what it asks the server is answered, and to nobody else.
+SESSION = """
+from urllib.error import HTTPError
+from urllib.request import urlopen
+from reread.commands.servers import prefect_session
+from prefect.client.orchestration import get_client
+with prefect_session(), get_client(sync_client=True) as client:
+    print("flows:", len(client.read_flows()), flush=True)
+    try:
+        urlopen(f"{client.api_url}version")
+    except HTTPError as error:
+        print("without a password:", error.code, flush=True)
+"""
+
+
+def test_commands_that_start_at_once_in_a_fresh_clone_all_have_a_server(project):
+    shutil.rmtree(project.directory / ".prefect")
+    commands = [
+        subprocess.Popen(
+            [sys.executable, "-c", SESSION], cwd=project.directory, env=project.environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for command in commands:
+        printed, _ = command.communicate(timeout=300)
+        assert command.returncode == 0 and "flows: 0" in printed, printed
+        assert "without a password: 401" in printed, printed
+    # The log of a session ends with it, unless the session fails and names it.
+    assert list((project.directory / ".prefect").glob("*.log")) == []
+    broken = {"PREFECT_API_DATABASE_CONNECTION_URL": "nonsense://"}
+    failed = project.run("python", "-c", SESSION, code=1, **broken).stderr
+    assert Path(re.search(r"its log: (\S+)", failed)[1]).is_file()

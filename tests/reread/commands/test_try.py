@@ -1,0 +1,60 @@
+"""`reread try` on a small table: interrupted, finished, and with another network added."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import yaml
+
+from reread.preprocessing.raw import About, add_data_set
+from reread.preprocessing.raw_text import Document, TextRows
+
+TOPICS = {"fruit": "apple pear plum", "metal": "iron zinc lead"}
+COMMAND = ("-m", "reread", "try", "topics", "--seeds", "2", "--epochs", "4", "--minutes", "0", "--variant")
+
+
+def add_topics(root):
+    documents = []
+    for number in range(80):
+        label, words = number % 2, list(TOPICS.values())[number % 2].split()
+        split = ("train", "train", "validation", "test")[number // 2 % 4]
+        documents.append(Document(f"d{number}", (label,), split, f"We saw {words[number % 3]} on day {number}."))
+    about = About(classes=tuple(TOPICS), source="made by a test", licence="none")
+    add_data_set("topics", TextRows(about, documents), root / "data", root / "data.manifest.json")
+
+
+def report(root, name):
+    return json.loads((root / "reports/topics" / name).read_text())
+
+
+def test_a_try_is_interrupted_finished_and_added_to(project):
+    root = project.directory
+    add_topics(root)
+    files = root / "experiments/topics-tuning.yaml", root / "experiments/topics.yaml"
+    process = subprocess.Popen(
+        [sys.executable, *COMMAND, "word-average"],
+        cwd=root, env=project.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 300
+    while not list(root.glob("runs/*/history.csv")):
+        assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate(timeout=120)
+    assert [path.exists() for path in files] == [True, False]
+    # The tuning stands for itself: what it tunes is not there yet.
+    project.run("python", "-m", "reread", "run", "--dry-run", "--experiment", "topics-tuning")
+
+    project.run("python", *COMMAND, "word-average")
+    (verdict,) = report(root, "verdicts.json")["verdicts"]
+    assert verdict["verdict"] == "inconclusive"
+    # A grid of two values has edges alone, and there was no time to go beyond them.
+    assert {"network.embedding_dim", "training.learning_rate"} <= {flag.split()[4] for flag in verdict["flags"]}
+    assert report(root, "plan.json")["tuning"]["experiment"] == "topics-tuning"
+
+    project.run("python", *COMMAND, "word_average")
+    assert list(report(root, "metrics.json")["variants"]) == ["word-average", "word_average"]
+    assert list(yaml.safe_load(files[1].read_text())["variants"]) == ["word-average", "word_average"]

@@ -1,0 +1,127 @@
+"""An experiment that grows from its published results: no weights, nothing trained twice, the same bytes."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+
+from reread.evaluation.items import open_items, recompute
+from reread.storage.run_folder import read_files
+from reread.training.machine import machine as this_machine
+
+ELSEWHERE = {"REREAD_MACHINE": "machine.json"}
+
+
+@pytest.fixture
+def published(project):
+    """A project with the results of two networks that another machine has trained on two seeds, and nothing else."""
+    root = project.directory
+    tiny = yaml.safe_load((root / "experiments/tiny.yaml").read_text())
+    variants = {name: tiny["variants"][name] for name in ("han", "gru-flat")}
+    comparisons = [{**tiny["comparisons"][0], "name": name, "control": name} for name in ("gru-flat", "nb-svm")]
+    parameters = {**tiny["parameters"], "preprocessing": {"docstrings": {"rows_per_class": 20}}}
+    parameters["training"]["max_epochs"] = 2
+    grows = {**tiny, "variants": variants, "comparisons": comparisons, "seeds": [0, 1], "parameters": parameters}
+    (root / "experiments/grows.yaml").write_text(yaml.safe_dump(grows))
+    (root / "machine.json").write_text(json.dumps({**this_machine(), "torch": "2.11.0+elsewhere"}))
+    reread(project, "jobs", **ELSEWHERE)
+    jobs = sorted(str(path) for path in (root / "runs").glob("*/job.json"))
+    assert len(jobs) == 4
+    project.run("python", "-m", "reread.training", *jobs)
+    reread(project, "evaluate", **ELSEWHERE)
+    project.run("python", "-m", "reread", "publish", "grows", **ELSEWHERE)
+    forget(root)
+    return project
+
+
+def reread(project, command, *options, code=0, **environment):
+    return project.run("python", "-m", "reread", command, "--experiment", "grows", *options, code=code, **environment)
+
+
+def forget(root):
+    for name in ("runs", "prepared", "reports"):
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_clone_reports_published_runs_and_adds_a_seed_to_them(published):
+    root = published.directory
+    results, before = root / "results/grows", files_of(root / "results/grows")
+    assert "every run is finished" in reread(published, "jobs", **ELSEWHERE).stderr
+
+    # A clone on this machine, which has neither runs nor arrays: the same report and the same results, byte for byte.
+    forget(root)
+    evaluated = reread(published, "evaluate")
+    assert "4 of 4 runs are known from results/" in evaluated.stdout
+    assert (
+        not list((root / "runs").glob("*/best.safetensors")) and len(list((root / "runs").glob("*/result.json"))) == 4
+    )
+    published.run("python", "-m", "reread", "publish", "grows")
+    assert files_of(results) == before
+    planned = json.loads(reread(published, "run", "--dry-run", "--json").stdout)["runs"]
+    assert [run["state"] for run in planned] == ["cached"] * 4
+    # Who does not want them trains for this machine.
+    own = json.loads(reread(published, "run", "--dry-run", "--json", REREAD_PUBLISHED="false").stdout)["runs"]
+    assert [run["state"] for run in own] == ["train"] * 4
+
+    # A third seed is missing, there and here; what there is can be published, and says so.
+    published.edit("experiments/grows.yaml", "seeds:\n- 0\n- 1\n", "seeds:\n- 0\n- 1\n- 2\n")
+    missing = reread(published, "jobs", **ELSEWHERE).stdout.split()
+    assert {json.loads((root / job).read_text())["seed"] for job in missing} == {2} and len(missing) == 2
+    assert "2 of 6 runs of 'grows' are not trained" in reread(published, "evaluate", code=2).stderr
+    reread(published, "evaluate", "--so-far")
+    refused = published.run("python", "-m", "reread", "publish", "grows", code=2).stderr
+    assert "does not have every variant and seed" in refused and files_of(results) == before
+    published.run("python", "-m", "reread", "publish", "grows", "--so-far")
+    for name in ("metrics.json", "verdicts.json"):
+        found = json.loads((results / name).read_text())["so_far"]
+        assert found == {"han": "2 of 3 seeds", "gru-flat": "2 of 3 seeds"}
+    assert "(so far: 2 of 3 seeds)" in (root / "reports/grows/report.html").read_text()
+
+    # Only the third seed is trained, on this machine; the others stay as they were.
+    reread(published, "run")
+    assert {path.parent.name for path in (root / "runs").glob("*/best.safetensors")} == {
+        run["run_key"]
+        for run in json.loads(reread(published, "run", "--dry-run", "--json").stdout)["runs"]
+        if run["seed"] == 2
+    }
+    published.run("python", "-m", "reread", "publish", "grows")
+    old, new = json.loads(before["runs.json"]), json.loads((results / "runs.json").read_text())
+    assert len(new) == 6 and [run for run in new if run["seed"] < 2] == old
+    machines = {run["seed"]: run["key_parts"]["machine"]["torch"] for run in new}
+    assert machines[0] == "2.11.0+elsewhere" and machines[2] == this_machine()["torch"]
+    (root / "before").mkdir()
+    for name, content in before.items():
+        (root / "before" / name).write_bytes(content)
+    then, now = open_items(root / "before"), open_items(results)
+    assert set(then.arrays.files) < set(now.arrays.files)
+    assert all(np.array_equal(then.arrays[name], now.arrays[name]) for name in then.arrays.files)
+    files, all_files = read_files(root / "before/files.json.xz"), read_files(results / "files.json.xz")
+    assert {key: all_files[key] for key in files} == files
+    assert "so_far" not in json.loads((results / "metrics.json").read_text())
+
+    # The results alone give the figures that the verdicts were made of.
+    for one in json.loads((results / "verdicts.json").read_text())["verdicts"]:
+        found = recompute(results, one)
+        for name, side in (("treatment", found.treatment), ("control", found.control)):
+            assert list(side.seeds) == one["seeds"][name]
+            assert list(side.scores) == pytest.approx(one["scores"][name], abs=1e-10)
+        assert found.items.deviation == pytest.approx(one["item_deviation"], abs=1e-10)
+        assert (found.items.count, found.items.units) == (one["items"], one["item_units"])
+
+
+def test_results_without_what_restores_runs_train_as_before_and_damaged_ones_are_refused(published):
+    root = published.directory
+    results = root / "results/grows"
+    content = (results / "files.json.xz").read_bytes()
+    (results / "files.json.xz").unlink()
+    reread(published, "jobs")
+    assert len(list((root / "runs").glob("*/job.json"))) == 4 and not list((root / "runs").glob("*/result.json"))
+    (results / "files.json.xz").write_bytes(content[:-9])
+    assert "files.json.xz cannot be read" in reread(published, "evaluate", code=2).stderr
+    assert not list((root / "runs").glob("*/result.json"))

@@ -1,0 +1,482 @@
+"""A user's table or folder becomes a data set: columns, splits, duplicates, several labels, images, refusals."""
+
+import csv
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from reread.preprocessing.ingest import absent_classes
+from reread.preprocessing.manifest import Manifest, open_data_set
+from reread.preprocessing.own_data import add_table, open_table
+from reread.preprocessing.raw import About, add_data_set
+from reread.preprocessing.raw_text import TextRows
+from reread.preprocessing.tables import read_table
+from reread.storage.errors import InputError
+from reread.storage.source import ROOT
+
+WORDS = {"sport": "ball goal match team", "tech": "chip code data network", "food": "bread soup salt oven"}
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def reviews(count=120):
+    generator = random.Random(0)
+    for number in range(count):
+        label = list(WORDS)[number % 3]
+        words = [generator.choice(WORDS[label].split()) for _ in range(8)]
+        yield {"key": f"r{number}", "body": f"{' '.join(words)}. Number {number}.", "stars": label}
+
+
+def write(rows, name="reviews.csv"):
+    rows = list(rows)
+    with open(name, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if name.endswith("tsv") else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return Path(name)
+
+
+def add(path, name="mine", **options):
+    lines = []
+    entry = add_table(name, open_table(path, **options), say=lines.append)
+    return entry, lines
+
+
+def test_columns_are_guessed_and_splits_are_balanced():
+    table = open_table(write(reviews()))
+    found = table.columns
+    assert (found.content, found.labels, found.id, found.kind, found.task) == (
+        "body", ("stars",), "key", "text", "single-label",
+    )  # fmt: skip
+    entry, lines = add(Path("reviews.csv"))
+    assert lines == [] and entry.classes == ("food", "sport", "tech")
+    assert entry.splits["test"] in range(15, 21) and entry.splits["validation"] in range(15, 21)
+    data = open_data_set("mine")
+    for split in range(3):
+        assert np.ptp(np.bincount(data.labels[data.split == split])) <= 2
+    again, _ = add(write(reversed(list(reviews())), "other.csv"), "again")
+    assert again.version == entry.version  # the order of the table decides nothing
+
+
+def test_a_guess_can_be_taken_back_and_other_columns_are_named():
+    path = write([{**row, "film": f"film {number % 7}", "price": number} for number, row in enumerate(reviews())])
+    guessed = open_table(path).columns
+    assert (guessed.group, guessed.unused) == ("film", ("price",)) and "unused price" in guessed.lines()
+    found = open_table(path, group="none", identity="none").columns
+    assert (found.group, found.id, set(found.unused)) == (None, None, {"key", "film", "price"})
+    with pytest.raises(InputError, match="'none'"):
+        open_table(path, content="none")
+
+
+def test_repeated_texts_and_labels_that_a_split_lacks_are_named():
+    rows = [*reviews(40), *({**row, "key": f"again {row['key']}"} for row in reviews(4))]
+    rows[-1]["stars"] = "food"
+    _, lines = add(write(rows))
+    assert [line.split(":")[0] for line in lines] == ["repeated", "warning"]
+    assert "4 rows" in lines[0] and "1 text " in lines[1]
+    assert absent_classes(open_data_set("mine")) == []
+    splits = {"train": ["food", "tech"], "validation": ["food", "tech"], "test": ["food"]}
+    labelled = ((split, label) for split, labels in splits.items() for label in labels)
+    add(write({"body": f"{label} {split}", "stars": label, "split": split} for split, label in labelled))
+    (line,) = absent_classes(open_data_set("mine"))
+    assert "test" in line and "tech" in line
+
+
+@pytest.mark.parametrize("name", ["reviews.tsv", "reviews.jsonl", "reviews.parquet"])
+def test_every_format_gives_the_same_data_set(name):
+    entry, _ = add(write(reviews()))
+    if name.endswith("tsv"):
+        write(reviews(), name)
+    elif name.endswith("jsonl"):
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in reviews()))
+    else:
+        import pyarrow
+        from pyarrow.parquet import write_table
+
+        write_table(pyarrow.Table.from_pylist(list(reviews())), name)
+    assert add(Path(name), "other")[0].version == entry.version
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_labels_of_a_list_are_read_whole_and_what_is_no_list_is_refused(suffix):
+    cells = [["men's health"], ["oil", "men's health"], [], ["5", "²"]]
+    rows = [{"text": f"Text {number}.", "topics": cells[number % 4]} for number in range(80)]
+
+    def table(rows, kind=suffix):
+        path = Path(f"rows.{kind}")
+        if kind == "csv":
+            texts = [json.dumps(row["topics"]) if number % 2 else str(row["topics"]) for number, row in enumerate(rows)]
+            write(({**row, "topics": text} for row, text in zip(rows, texts, strict=True)), path.name)
+        elif kind == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            import pyarrow
+            from pyarrow.parquet import write_table
+
+            write_table(pyarrow.Table.from_pylist(rows), path)
+        return path
+
+    entry, _ = add(table(rows))
+    assert entry.task == "multi-label" and set(entry.classes) == {"men's health", "oil", "5", "²"}
+    assert open_data_set("mine").labels.sum() == 20 * 5
+    for wrong in () if suffix == "parquet" else ("oil", 5, {"a": 1}, [["nested"]]):  # there a column has one type
+        with pytest.raises(InputError, match=r"line \d+, column 'topics'"):
+            add(table([*rows[:20], {**rows[20], "topics": wrong}, *rows[21:]]), "wrong")
+
+
+def test_labels_in_brackets_are_no_lists():
+    entry, _ = add(write({**row, "stars": f"[{row['stars']}]"} for row in reviews()))
+    assert entry.task == "single-label" and set(entry.classes) == {f"[{label}]" for label in WORDS}
+
+
+def test_a_label_that_is_a_missing_value_is_left_out_and_counted():
+    rows = list(reviews())
+    for number, value in {3: "NaN", 4: "null", 5: "None", 6: "NA", 7: "NA"}.items():
+        rows[number]["stars"] = value
+    entry, lines = add(write(rows))
+    assert set(entry.classes) == set(WORDS) and sum(entry.dropped.values()) == 5
+    (line,) = (line for line in lines if "2 rows" in line)
+    assert "NA" in line and "line 8" in line
+    # Of a folder, or of a column of 0 and 1, it is a name.
+    flags = [
+        {"body": row["body"], "None": int(number % 2), "tech": int(number % 3 == 0)} for number, row in enumerate(rows)
+    ]
+    entry, _ = add(write(flags), labels=["None", "tech"])
+    assert entry.rows == 120 and set(entry.classes) == {"None", "tech"}
+
+
+def test_labels_that_differ_only_in_case_or_spaces_are_named():
+    rows = [
+        {**row, "stars": ["sport", "SPORT", "the  food", "The food"][number % 4]}
+        for number, row in enumerate(reviews())
+    ]
+    _, lines = add(write(rows))
+    found = [line for line in lines if line.startswith("warning: the labels")]
+    assert len(found) == 2 and "'SPORT', 'sport'" in found[0] and "'The food', 'the  food'" in found[1]
+
+
+@pytest.mark.parametrize("name", ["bare.csv", "bare.tsv"])
+def test_a_table_without_a_header_is_refused(name):
+    mark = "\t" if name.endswith("tsv") else ","
+    Path(name).write_text("".join(f"{row['body']}{mark}{row['stars']}\n" for row in reviews()))
+    with pytest.raises(InputError, match="line 1.*header.*'sport'"):
+        add(Path(name))
+
+
+def test_the_column_of_lists_all_columns_of_0_and_1_and_no_folds_are_guessed():
+    rows = [
+        {"text": row["body"], "intents": str([row["stars"]]), "fold": number % 5}
+        for number, row in enumerate(reviews())
+    ]
+    found = open_table(write(rows)).columns
+    assert (found.labels, found.split, found.unused) == (("intents",), None, ("fold",))
+    rows = [
+        {"id": number, "comment": row["body"], "toxic": int(number % 3 == 0), "threat": 0, "insult": number % 2}
+        for number, row in enumerate(reviews())
+    ]
+    found = open_table(write(rows)).columns
+    assert (found.labels, found.task) == (("toxic", "threat", "insult"), "multi-label")
+    rows = [{**row, "toxic": number % 2, "part": number % 2} for number, row in enumerate(reviews())]
+    assert open_table(write(rows)).columns.labels == ("stars",)
+
+
+def test_a_guessed_group_names_the_option_that_takes_it_back():
+    path = write({**row, "subject": f"subject {number % 30}"} for number, row in enumerate(reviews()))
+    (line,) = (line for line in open_table(path).lines() if line.startswith("group"))
+    assert "subject" in line and "--group none" in line
+    assert "group  subject" in open_table(path, group="subject").lines()
+
+
+def test_quotation_marks_of_a_tsv_merge_no_rows():
+    rows = [(f"Text {number} of it", "ab"[number % 2]) for number in range(200)]
+    for number, text in {3: '"Open', 90: 'that closes "', 120: 'in "the" middle', 150: '"', 170: '"Whole"'}.items():
+        rows[number] = (text, rows[number][1])
+    Path("quoted.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in [("text", "label"), *rows]))
+    found = [row for _, row in read_table(Path("quoted.tsv"))]
+    assert len(found) == 200 and found[170]["text"] == "Whole"
+    assert [found[number]["text"] for number in (3, 90, 120, 150)] == ['"Open', 'that closes "', 'in "the" middle', '"']
+    Path("quoted.tsv").write_text('text\tlabel\nplain\ta\n"two\nlines"\tb\n')
+    with pytest.raises(InputError, match="line 3 has 1 columns"):
+        list(read_table(Path("quoted.tsv")))
+
+
+@pytest.mark.parametrize("text", ['"Open', '"Two" words'])
+def test_a_quotation_mark_of_a_csv_without_its_other_is_refused_with_the_line_of_its_row(text):
+    lines = ["body,stars", "one,a", f"{text},b", "three,c", '"four",d']
+    Path("open.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(InputError, match="line 3"):
+        list(read_table(Path("open.csv")))
+
+
+def test_a_damaged_parquet_file_is_one_line():
+    """Bits flipped in its pages and in its description: read as before, or refused."""
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    write_table(pyarrow.Table.from_pylist(list(reviews())), "whole.parquet", write_page_checksum=True)
+    whole, generator, refused = Path("whole.parquet").read_bytes(), random.Random(0), 0
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        Path("damaged.parquet").write_bytes(damaged)
+        said = ""
+        try:
+            list(read_table(Path("damaged.parquet")))
+        except InputError as error:
+            said = str(error)
+        assert "\n" not in said
+        refused += "damaged.parquet" in said
+    assert refused > 100
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_files_are_those_that_add_data_set_writes(grouped):
+    rows = [{**row, **({"group": f"g{number // 2}"} if grouped else {})} for number, row in enumerate(reviews(40))]
+    rows += [{**rows[0], "key": "copy"}]
+    entry, _ = add(write(rows))
+    data = open_data_set("mine")
+    about = About(entry.classes, entry.source, entry.licence, dropped=entry.dropped)
+    plain = add_data_set("plain", TextRows(about, list(data.documents())))
+    assert plain == entry
+
+
+def test_splits_of_a_column_or_a_file_and_no_validation():
+    rows = [{**row, "fold": "testing" if number % 4 == 0 else "Train"} for number, row in enumerate(reviews())]
+    entry, _ = add(write(rows))
+    assert entry.splits["test"] == 30 and 6 <= entry.splits["validation"] <= 12
+    write(({"key": row["key"], "part": row["fold"]} for row in rows), "split.csv")
+    write(reviews())
+    other, _ = add(Path("reviews.csv"), "other", split="split.csv")
+    assert other.version == entry.version
+
+
+def test_a_file_of_splits_may_have_groups():
+    rows = list(reviews())
+    given = [
+        {"key": row["key"], "split": ("train", "validation", "test")[number % 20 // 8], "patient": f"p{number // 4}"}
+        for number, row in enumerate(rows)
+    ]
+    entry, _ = add(write([{**row, **one} for row, one in zip(rows, given, strict=True)]))
+    write(given, "split.csv")
+    other, _ = add(write(rows, "plain.csv"), "other", split="split.csv", group="patient")
+    assert other.version == entry.version and other.groups == "stored"
+    lines = open_table(Path("plain.csv"), split="split.csv", group="patient").lines()
+    assert {"split  of split.csv", "group  of split.csv"} <= set(lines)
+    write([*given[:-1], {**given[-1], "patient": ""}], "split.csv")
+    with pytest.raises(InputError, match=r"split.csv.*group is empty"):
+        add(Path("plain.csv"), "third", split="split.csv", group="patient")
+
+
+def test_groups_stay_together_and_a_shared_one_is_refused():
+    rows = [{**row, "patient": f"p{number // 6}"} for number, row in enumerate(reviews())]
+    entry, _ = add(write(rows))
+    assert entry.groups == "stored" and entry.splits["test"] % 6 == 0
+    with pytest.raises(InputError, match="group 'p0'"):
+        add(write({**row, "split": "test" if number == 0 else "train"} for number, row in enumerate(rows)))
+
+
+def test_what_is_empty_or_in_two_splits_is_left_out_and_counted():
+    rows = [{**row, "split": ["train", "validation", "test"][number // 40]} for number, row in enumerate(reviews())]
+    rows[3]["body"], rows[4]["stars"], rows[5]["body"] = " ", "", rows[100]["body"].upper()
+    entry, lines = add(write(rows))
+    assert sum(entry.dropped.values()) == 3 and entry.splits == {"train": 37, "validation": 40, "test": 40}
+    assert any("line 5" in line for line in lines) and any("line 6" in line for line in lines)
+    assert not any(entry.leaks["normalised"].values())
+
+
+@pytest.mark.parametrize("form", ["mark", "list", "columns"])
+def test_several_labels_in_three_forms(form):
+    rows = []
+    for number, row in enumerate(reviews()):
+        labels = [row["stars"], *(["tech"] if number % 5 == 0 and row["stars"] != "tech" else [])]
+        cells = {"mark": "|".join(labels), "list": json.dumps(labels)}
+        own = {name: int(name in labels) for name in WORDS} if form == "columns" else {"topics": cells[form]}
+        rows.append({"key": row["key"], "body": row["body"], **own})
+    entry, _ = add(write(rows), labels=list(WORDS) if form == "columns" else ())
+    assert entry.task == "multi-label" and set(entry.classes) == set(WORDS)
+    assert open_data_set("mine").labels.sum() == 120 + sum(1 for n in range(0, 120, 5) if n % 3 != 1)
+
+
+def test_a_folder_per_class_of_texts_and_of_images():
+    for number, row in enumerate(reviews()):
+        file = Path("letters", row["stars"], f"{number}.txt")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(row["body"], encoding="utf-8")
+        picture = Path("photos", row["stars"], f"{number}.png")
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (6 + number % 2, 8, 3), np.uint8)
+        Image.fromarray(pixels).save(picture)
+    entry, _ = add(Path("letters"))
+    assert entry.kind == "text" and entry.rows == 120
+    with pytest.raises(InputError, match=r"\.png.*--size"):
+        add(Path("photos"), "photos")
+    table = open_table(Path("photos"))
+    entry = add_table("photos", table, size=4)
+    assert entry.kind == "image" and open_data_set("photos").images.shape == (120, 4, 4, 3)
+    assert sorted(path.name for path in Path("data").iterdir()) == ["mine", "photos"]
+
+
+def pictures(folder, count=8):
+    for number in range(count):
+        file = Path(folder, "ab"[number % 2], f"{number}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), number).save(file)
+    return Path(folder)
+
+
+def test_a_text_among_images_and_a_picture_of_too_many_pixels_are_named():
+    Path(pictures("mixed"), "a", "notes.txt").write_text("of no class")
+    with pytest.raises(InputError, match=r"mixed.*notes\.txt"):
+        add(Path("mixed"))
+    Image.new("1", (20_000, 20_000)).save(pictures("huge") / "a" / "huge.png")
+    with pytest.raises(InputError, match=r"huge\.png.*pixels"):
+        add(Path("huge"))
+
+
+@pytest.mark.parametrize("outside", ["absolute", "upward", "link"])
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_a_file_outside_of_the_tables_folder_is_refused(tmp_path, monkeypatch, kind, outside):
+    (tmp_path / "table").mkdir()
+    suffix = "txt" if kind == "text" else "png"
+    for number, row in enumerate(reviews(12)):
+        file = tmp_path / "table" / f"{number}.{suffix}"
+        file.write_text(row["body"]) if kind == "text" else Image.new("L", (8, 8), number).save(file)
+    secret = tmp_path / f"secret.{suffix}"
+    shutil.copy2(tmp_path / f"table/3.{suffix}", secret)
+    name = {"absolute": str(secret), "upward": f"../secret.{suffix}", "link": f"3.{suffix}"}[outside]
+    if outside == "link":
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / "table" / name).unlink()
+        (tmp_path / "table" / name).symlink_to(secret)
+    rows = [{"file": name if number == 3 else f"{number}.{suffix}", "label": "ab"[number % 2]} for number in range(12)]
+    with pytest.raises(InputError, match="outside.*line 5"):
+        add(write(rows, "table/rows.csv"))
+    assert not Path("data").exists()
+
+
+def test_a_link_in_a_folder_of_a_class_is_refused(tmp_path):
+    (tmp_path / "secret.png").write_bytes((pictures("photos") / "a" / "0.png").read_bytes())
+    Path("photos/a/link.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(InputError, match=r"a/link\.png.*outside"):
+        add(Path("photos"))
+    Path("photos/a/link.png").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "secret.png").rename(tmp_path / "elsewhere/secret.png")
+    Path("photos/c").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"c/secret\.png.*outside"):
+        add(Path("photos"))
+
+
+def test_an_image_of_16_bits_is_scaled_and_one_of_unknown_range_refused():
+    deep = np.linspace(0, 65_535, 64).reshape(8, 8).astype(np.uint16)
+    for number, suffix in enumerate(("png", "tif")):
+        Image.fromarray(deep - number).save(pictures("photos", 40) / "a" / f"deep.{suffix}")
+    _, lines = add(Path("photos"))
+    assert any("2 rows of 16 bits" in line and "65,535" in line for line in lines)
+    images = open_data_set("mine").images[..., 0]
+    (scaled,) = (image for image in images if np.array_equal(image, np.round(deep / 257)))
+    assert scaled.max() == 255 and len(np.unique(scaled)) == 64
+    for number, dtype in enumerate((np.int32, np.float32)):
+        Image.fromarray(deep.astype(dtype)).save(f"photos/a/wide{number}.tif")
+        with pytest.raises(InputError, match=rf"wide{number}\.tif.*32 bits"):
+            add(Path("photos"), "wide")
+        Path(f"photos/a/wide{number}.tif").unlink()
+
+
+def test_the_orientation_of_a_photograph_is_applied():
+    upright = np.zeros((8, 8), np.uint8)
+    upright[:4] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored as the camera was held: turn by 90 degrees clockwise
+    Image.fromarray(np.rot90(upright)).save(pictures("photos", 40) / "a" / "turned.png", exif=exif)
+    add(Path("photos"))
+    assert any(np.array_equal(image[..., 0], upright) for image in open_data_set("mine").images)
+
+
+def test_postscript_under_the_name_of_an_image_is_refused_and_starts_no_program(monkeypatch):
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n0 0 8 8 rectfill\nshowpage\n%%EOF\n"
+    (pictures("photos") / "a" / "script.png").write_bytes(script)
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **_: started.append(arguments))
+    with pytest.raises(InputError, match=r"script\.png is no image"):
+        add(Path("photos"))
+    assert started == []
+
+
+def test_images_that_a_full_disk_has_no_room_for_are_refused_before_they_are_read(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        add(pictures("photos"))
+    assert list(Path("data").iterdir()) == []
+
+
+def test_a_broken_manifest_leaves_the_data_set_as_it_was():
+    add(write(reviews()))
+    before = Path("data/mine/documents.jsonl").read_bytes()
+    Path("data.manifest.json").write_text("<<<<<<< HEAD")
+    with pytest.raises(InputError, match="data.manifest.json"):
+        add(write(reviews(90)))
+    assert Path("data/mine/documents.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "named"),
+    [
+        ("body,stars\na,b,c\n", {}, "line 2 has 3 columns"),
+        ("body,body\na,b\n", {}, "'body' twice"),
+        ("body\na\n", {}, "line 1"),
+        ("body,stars\n", {}, "no rows"),
+        ("body,stars\nx,y\n", {"content": "boddy"}, "'boddy'.*'body'"),
+        ("body,stars,split\nx,y,middle\n", {}, "line 2, column 'split'.*'middle'"),
+        ("body,a,b\nx,0,1\ny,2,1\n", {"labels": ["a", "b"]}, "line 3, column 'a'.*'2'"),
+        ("body,stars\nx,y\nz,y\n", {}, "one class"),
+        ("body,stars\nx,y\nz,w\n", {"content": "body", "labels": ["body"]}, "'body'.*text.*label"),
+    ],
+)
+def test_a_fault_is_named_by_line_and_column(content, options, named):
+    Path("bad.csv").write_text(content)
+    with pytest.raises(InputError, match=named):
+        add(Path("bad.csv"), **options)
+    assert Manifest.load().datasets == {} and not Path("data/mine").exists()
+
+
+def test_other_encodings_and_names_are_refused():
+    Path("latin.csv").write_bytes("body,stars\nété,a\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"latin.csv.*UTF-8"):
+        add(Path("latin.csv"))
+    write(reviews())
+    for name in ("../runs", "imdb"):
+        with pytest.raises(InputError, match="name"):
+            add(Path("reviews.csv"), name)
+
+
+def test_memory_does_not_grow_with_the_texts():
+    """20 MB in rows of 30 kB, beside what Python and numpy take."""
+    with open("large.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["body", "stars"])
+        for number in range(700):
+            writer.writerow([f"{number} " + "word " * 6000, number % 2])
+    code = (
+        "import resource; from pathlib import Path; from reread.preprocessing.own_data import add_table, open_table\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "table = open_table(Path('large.csv'), content='body', labels=['stars']); before = peak()\n"
+        "add_table('large', table); print(peak() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0 and int(done.stdout) < 12, done.stdout + done.stderr

@@ -1,0 +1,93 @@
+"""The Python interface, on runs as they are on disk after training and on published results."""
+
+import importlib
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from reread.storage.errors import InputError
+from reread.storage.source import ROOT
+from tests.reread.tracking.examples import evaluate_run, finish_run, make_job, prepared_text
+
+# A fixture of tests/reread/commands has the package's name.
+reread = importlib.import_module("reread")
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """Two runs of HAN, evaluated, and one of a flat GRU that is not finished."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REREAD_RUNS", raising=False)
+    prepared = prepared_text(tmp_path)
+    made = [make_job(tmp_path, prepared, "han", seed, learning_rate=0.01 * (seed + 1)) for seed in (0, 1)]
+    for job, score in zip(made, (0.8, 0.9), strict=True):
+        evaluate_run(Path(finish_run(job, score)), score)
+    flat = make_job(tmp_path, prepared, "gru_flat")
+    Path(flat["run_directory"]).mkdir(parents=True)
+    return [*made, flat]
+
+
+def test_runs_have_names_metrics_and_settings(jobs):
+    table = reread.runs()
+    assert set(table.index) == {job["run_key"] for job in jobs[:2]}
+    one = table.loc[jobs[1]["run_key"]]
+    assert (one["experiment"], one["variant"], one["data"], one["seed"]) == ("trial", "han", "snippets", 1)
+    assert one["finished"] and one["test.accuracy"] == pytest.approx(0.9)
+    assert one["training.learning_rate"] == 0.02 and one["network.hidden_size"] == jobs[1]["network"]["hidden_size"]
+
+
+def test_no_run_is_an_empty_table_and_an_unknown_experiment_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert reread.runs().empty
+    with pytest.raises(InputError, match="nonesuch"):
+        reread.runs("nonesuch")
+
+
+def test_curves_of_a_table_of_a_key_and_of_its_beginning(jobs):
+    runs = reread.runs()
+    both = reread.curves(runs)
+    assert list(both.columns[:4]) == ["run_key", "variant", "seed", "epoch"]
+    assert set(both["seed"]) == {0, 1} and both.groupby("run_key")["epoch"].is_monotonic_increasing.all()
+    key = runs.index[0]
+    mine = both[both["run_key"] == key].reset_index(drop=True)
+    for given in (key, key[:6], [key]):
+        pd.testing.assert_frame_equal(reread.curves(given), mine)
+    with pytest.raises(InputError, match="no run is given"):
+        reread.curves([])
+
+
+def test_compare_has_the_differences_alone_or_everything(jobs):
+    keys = [job["run_key"] for job in jobs[:2]]
+    found = reread.compare(*keys)
+    row = found.loc[("parameters", "training.learning_rate")]
+    assert (row["a"], row["b"], row["difference"]) == (0.01, 0.02, pytest.approx(0.01))
+    assert ("parameters", "variant") not in found.index
+    assert ("parameters", "variant") in reread.compare(*keys, everything=True).index
+
+
+def test_scores_and_verdicts_are_those_of_the_report(monkeypatch):
+    """Of the default experiment: its own report where there is one, else the published results."""
+    monkeypatch.chdir(ROOT)
+    scores = reread.scores("default")
+    han = scores.loc[("docstrings", "han", "test", "accuracy")]
+    assert han["low"] < han["mean"] < han["high"] and han["seeds"] == 6
+    baseline = scores.loc[("docstrings", "nb-svm", "test", "accuracy")]
+    assert baseline["seeds"] == 0 and pd.isna(baseline["low"]) and 0.5 < baseline["mean"] < 1
+    verdicts = reread.verdicts("default")
+    assert list(verdicts.index) == ["averages", "hierarchy", "swish-beta"]
+    assert verdicts.loc["hierarchy", "treatment"] == "han" and verdicts.loc["hierarchy", "seeds"] == 6
+    with pytest.raises(InputError, match="has no report"):
+        reread.scores("search")
+
+
+def test_attention_has_a_row_per_word():
+    attention = [
+        [{"weight": 0.81, "words": ["a", "b"], "word_weights": [0.5, 0.5]}],
+        [{"weight": 0.25, "words": ["c"], "word_weights": [1.0]}],
+    ]
+    table = reread.attention(pd.DataFrame({"attention": attention}))
+    assert table["text"].tolist() == ["a", "b", "c"] and table["document"].tolist() == [0, 0, 1]
+    assert table["shade"].tolist() == pytest.approx([0.45, 0.45, 0.5])
+    with pytest.raises(InputError, match="no attention"):
+        reread.attention(pd.DataFrame({"label": ["a"]}))

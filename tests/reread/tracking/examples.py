@@ -1,0 +1,151 @@
+"""Small prepared data and runs as they lie on disk after training, for tests of what comes after it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+import models
+from reread.preprocessing.text import number, segment
+from reread.preprocessing.vocabulary import word_index
+from reread.storage.files import content_key, sha256_file, write_json, write_text
+
+TEXTS = [
+    "Return the sum of two numbers. Both must be positive.",
+    "Draw a line from one point to another. The colour is black.",
+    "Fit the model to the data! Predictions follow. Nothing else is done.",
+    "Open a file and read it. Close it afterwards.",
+    "Plot a curve. Axes are shared.",
+    "",
+]
+KEPT = (3, 6)
+
+
+def prepared_text(root: Path, task: str = "single-label") -> Path:
+    """Six documents, two a split, of the classes 'draw' and 'read'."""
+    words = sorted({word for text in TEXTS for sentence in segment(text) for word in sentence})
+    vocabulary = ["<pad>", "<unk>", *words[::2]]
+    tokens, counts = zip(*(number(segment(text), word_index(vocabulary), *KEPT) for text in TEXTS), strict=True)
+    word_counts = np.stack(counts)
+    labels = np.array([0, 1, 0, 1, 0, 1], np.int32)
+    arrays = {
+        "tokens": np.concatenate(tokens),
+        "word_counts": word_counts,
+        "sentence_counts": (word_counts > 0).sum(axis=1, dtype=np.int32),
+        "labels": labels if task == "single-label" else np.eye(2, dtype=np.uint8)[labels],
+    }
+    about = {
+        "kind": "text",
+        "vocabulary_size": len(vocabulary),
+        "settings": {"min_count": 1},
+        "lengths": {level: {"kept": kept} for level, kept in zip(("sentences", "words"), KEPT, strict=True)},
+    }
+    folder = _write(root, f"snippets-{task}", task, ["read", "draw"], arrays, about)
+    write_json(folder / "vocabulary.json", vocabulary)
+    write_json(folder / "example_documents.json", [{"row": 4, "id": "4", "words": segment(TEXTS[4])}])
+    return folder
+
+
+def prepared_images(root: Path) -> Path:
+    """Six images of 8 x 8 pixels, two a split, of the classes '0', '1' and '2'."""
+    images = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), np.uint8)
+    arrays = {"images": images, "labels": np.array([0, 1, 2, 0, 1, 2], np.int32)}
+    about = {"kind": "image", "mean": [0.5], "deviation": [0.25], "settings": {"rows_per_class": None}}
+    return _write(root, "dots", "single-label", ["0", "1", "2"], arrays, about)
+
+
+def _write(root: Path, name: str, task: str, classes: list[str], arrays: dict, about: dict) -> Path:
+    folder = root / "prepared" / content_key(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    described = {}
+    for key, array in arrays.items():
+        np.save(folder / f"{key}.npy", array, allow_pickle=False)
+        described[key] = {
+            "file": f"{key}.npy",
+            "shape": list(array.shape),
+            "dtype": str(array.dtype),
+            "sha256": sha256_file(folder / f"{key}.npy"),
+        }
+    splits = {"train": [0, 2], "validation": [2, 4], "test": [4, 6]}
+    common = {"schema": 1, "name": name, "task": task, "classes": classes, "splits": splits, "arrays": described}
+    write_json(folder / "prepared.json", {**common, "data_version": "0123456789abcdef" * 4, **about})
+    return folder
+
+
+def make_job(
+    root: Path,
+    prepared: Path,
+    model: str,
+    seed: int = 0,
+    variant: str | None = None,
+    experiment: str = "trial",
+    **training,
+) -> dict[str, Any]:
+    """A job as planning.jobs makes it, with a network of the size for tests."""
+    job = {
+        "variant": variant or model,
+        "model": model,
+        "data": "dots" if model == "densenet" else "snippets",
+        "seed": seed,
+        "network": vars(models.debug(model)),
+        "training": {"learning_rate": 0.01, "batch_size": 2, **training},
+        "experiment": experiment,
+    }
+    run_key = content_key(job)
+    job["key_parts"] = {"seed": seed}
+    return {**job, "prepared": str(prepared), "run_key": run_key, "run_directory": str(root / "runs" / run_key)}
+
+
+def history(epochs: int, score: float = 0.9) -> list[dict[str, float]]:
+    """Rows as history.csv has them."""
+    return [
+        {
+            "epoch": epoch,
+            "training_loss": 1 / epoch,
+            "validation_loss": 1.5 / epoch,
+            "validation_score": score * epoch / epochs,
+        }
+        for epoch in range(1, epochs + 1)
+    ]
+
+
+def finish_run(job: dict[str, Any], score: float = 0.9, epochs: int = 3, description: dict | None = None) -> Path:
+    """Write runs/RUN_KEY/ of a finished run; with ``description`` (its prepared.json) also real weights."""
+    folder = Path(job["run_directory"])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "job.json", job)
+    rows = history(epochs, score)
+    lines = [",".join(rows[0]), *(",".join(f"{value:.6g}" for value in row.values()) for row in rows)]
+    write_text(folder / "history.csv", "\n".join(lines) + "\n")
+    write_json(folder / "environment.json", {"torch": torch.__version__, "gpu": None, "driver": None})
+    record = {}
+    if description is not None:
+        torch.manual_seed(job["seed"])
+        network = models.build(job["model"], job["network"], description)
+        save_file(network.state_dict(), folder / "best.safetensors")
+        record = {
+            "weights_sha256": sha256_file(folder / "best.safetensors"),
+            "network_source": models.network_source(job["model"], job["network"]),
+        }
+    result = {
+        "run_key": job["run_key"],
+        "seed": job["seed"],
+        "best_epoch": epochs,
+        "epochs": epochs,
+        "kernels": "none",
+        "stopped": "patience",
+        "parameters": 1234,
+        "validation": {"score": score, "loss": 1.5 / epochs, "accuracy": score},
+        **record,
+    }
+    write_json(folder / "result.json", result)
+    return folder
+
+
+def evaluate_run(folder: Path, score: float = 0.9) -> Path:
+    """Write its evaluation."""
+    one = {"accuracy": score, "macro_f1": score - 0.01, "loss": 0.4, "expected_calibration_error": 0.05, "rows": 2}
+    write_json(folder / "evaluation" / "key" / "metrics.json", {"validation": one, "test": one, "parameters": 1234})
+    return folder / "evaluation" / "key"

@@ -1,4 +1,0 @@
-"""Prepared arrays to weights: ``python -m training JOB.json`` trains one network with one seed.
-
-Needs torch, numpy and safetensors, and nothing else.
-"""
