@@ -58,16 +58,13 @@ class Row:
 def compare(a: RunFolder, b: RunFolder) -> dict[str, list[Row]]:
     """Rows of each section, equal ones too: parameters, data, source, environment, results, time."""
     sections = {
-        name: (read(a), read(b))
-        for name, read in (
-            ("parameters", _parameters),
-            ("data", _data),
-            ("source", lambda run: run.job.get("source", {}).get("files", {})),
-            ("environment", lambda run: {**run.job.get("machine", {}), **run.environment}),
-        )
+        "parameters": (_parameters(a), _parameters(b)),
+        "data": (_data(a), _data(b)),
+        "source": _source(a, b),
+        "environment": (_environment(a), _environment(b)),
+        "results": _results(a, b),
+        "time": (a.timing, b.timing),
     }
-    sections["results"] = _results(a, b)
-    sections["time"] = (a.timing, b.timing)
     return {name: _rows(*values) for name, values in sections.items()}
 
 
@@ -90,6 +87,18 @@ def _data(run: RunFolder) -> dict[str, Any]:
     about = read_json(file)
     splits = {name: stop - start for name, (start, stop) in about["splits"].items()}
     return {**known, "data version": about["data_version"], "settings": about["settings"], "rows": splits}
+
+
+def _source(a: RunFolder, b: RunFolder) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the files of both sources with their digests: equal sources have equal files, also in other folders."""
+    of_a, of_b = (run.job.get("source", {}) for run in (a, b))
+    if "digest" in of_a and of_a["digest"] == of_b.get("digest"):
+        of_a = of_b
+    return of_a.get("files", {}), of_b.get("files", {})
+
+
+def _environment(run: RunFolder) -> dict[str, Any]:
+    return {**run.job.get("machine", {}), **run.environment}
 
 
 def _results(a: RunFolder, b: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:

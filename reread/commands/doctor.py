@@ -85,7 +85,7 @@ def examine(thorough: bool = False) -> Iterator[Check]:
 
 def source() -> Check:
     """The code of this command: in a copied project it may be that of the original."""
-    if Path("commands").is_dir() and Path.cwd() != ROOT:
+    if Path("reread/commands").is_dir() and Path.cwd() != ROOT:
         return Check("source", MISSING, f"{ROOT}, not of this folder", "rm -rf .venv && make install")
     return Check("source", OK, str(ROOT))
 

@@ -128,7 +128,7 @@ def evaluate_baseline(
             "name": name,
             "task": task,
             "classes": classes,
-            "source": source_digests(["reread.evaluation.baselines", "kinds", *_modules(name)]),
+            "source": source_digests(["reread.evaluation.baselines", "reread.kinds", *_modules(name)]),
             "scikit-learn": sklearn.__version__,
             **({"metric": metric} if metric else {}),
         }

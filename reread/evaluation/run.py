@@ -66,7 +66,7 @@ def evaluation_key(
 
 def source(objective: str) -> Numeric:
     """Return the code that decides an evaluation's results, the networks left out."""
-    return numeric_source(["reread.evaluation.run", "batches", f"models.objectives.{objective}"])
+    return numeric_source(["reread.evaluation.run", "reread.batches", f"models.objectives.{objective}"])
 
 
 def machine_here(device: torch.device) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def evaluate_run(
         option = " --test" if "test" in splits else ""
         raise InputError(
             f"{run.directory} has no {run.weights.name} and no evaluation of the {' and '.join(splits)} split by this "
-            f"source: run `python -m reread.evaluation{option} {run.directory}` where its weights are, and copy evaluation/ "
-            "here"
+            f"source: run `python -m reread.evaluation{option} {run.directory}` where its weights are, and copy "
+            "evaluation/ here"
         )
     prepared = open_prepared(prepared_directory)
     # The run's lock keeps `reread prune` from removing the run meanwhile.

@@ -114,7 +114,9 @@ def source_there(checkout: Path, modules: tuple[str, ...]) -> tuple[str, str]:
     digest, kernels, file = done.stdout.split(maxsplit=2) if done.returncode == 0 else ("", "", "")
     # Python falls back to the project that is installed.
     if not Path(file.strip()).is_relative_to(Path(checkout).resolve()):
-        raise InputError(f"{checkout} is no checkout of this project: it cannot say which source it has")
+        raise InputError(
+            f"{checkout} is no checkout of this project with its rooms in reread/: it cannot say which source it has"
+        )
     return digest, kernels
 
 

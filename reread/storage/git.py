@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent.parent
+SOURCE = Path(__file__).resolve().parents[2]
 # Data sets that were added, results, and pages: what they hold is versioned by digests, and no run is computed by them.
 NOT_SOURCE = ("data.dvc", "data.manifest.json", "dvc.lock", "results", "docs")
 

@@ -67,6 +67,8 @@ TELLING = ("print", "refuse_unrecorded", "warnings.warn")
 # Of a Kind what batches read: the rest are addresses, which keys follow, and words.
 OF_A_KIND = ("row_array", "augmented")
 KERNELS = "cuda_ext"
+# Addresses of modules that stand in code as text are read without it: moving a module into the package changes no key.
+PACKAGE = "reread."
 COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 # A line of an installed package's RECORD.
 OF_CODE = re.compile(r"[^,]+\.(py|so|pyd),sha256=")
@@ -325,6 +327,9 @@ class _Normalise(ast.NodeTransformer):
             if getattr(node, name, None):
                 setattr(node, name, None)
         return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return ast.Constant(node.value.removeprefix(PACKAGE)) if isinstance(node.value, str) else node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         if isinstance(node.value, ast.Constant):

@@ -12,9 +12,19 @@ from typing import Any
 from reread.storage.errors import InputError
 from reread.storage.files import sha256_bytes
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # The rooms whose code decides a result.
-ROOMS = ("batches", "cuda_ext", "evaluation", "kinds", "models", "preprocessing", "runtime", "storage", "training")
+ROOMS = (
+    "cuda_ext",
+    "models",
+    "reread/batches",
+    "reread/evaluation",
+    "reread/kinds",
+    "reread/preprocessing",
+    "reread/runtime",
+    "reread/storage",
+    "reread/training",
+)
 SUFFIXES = (".py", ".cu", ".cuh")
 # Two threads that parse at once can fail with "AST constructor recursion depth mismatch" (CPython issue 106905). A lock
 # serialises this module's threads; a failure caused by a library's thread is retried.

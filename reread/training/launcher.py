@@ -238,7 +238,7 @@ def training_command(job: Mapping[str, Any]) -> list[str]:
         f"--max-restarts={RESTARTS}",
         "-m",
     ]
-    return [sys.executable, "-m", *(torchrun if several > 1 else []), "training"]
+    return [sys.executable, "-m", *(torchrun if several > 1 else []), "reread.training"]
 
 
 def _how(code: int, failure: dict[str, Any] | None) -> str:

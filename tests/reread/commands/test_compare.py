@@ -73,6 +73,15 @@ def test_each_section_names_what_differs_and_nothing_else(folder):
     assert {row.name: row.a for row in sections["data"]}["rows.train"] == 6
 
 
+def test_equal_sources_do_not_differ_by_the_folders_of_their_files(folder):
+    for key, package in ((RUN_A, ""), (RUN_B, "reread/")):
+        path = folder / f"runs/{key}/job.json"
+        job = json.loads(path.read_text())
+        write_json(path, {**job, "source": {"digest": "5" * 64, "files": {f"{package}training/loop.py": "1" * 64}}})
+    sections = compare(find_run(RUN_A), find_run(RUN_B))
+    assert [row.name for row in sections["source"]] == ["reread/training/loop.py"] and sections["source"][0].equal
+
+
 def test_a_run_equals_itself(folder):
     sections = compare(find_run(RUN_A), find_run(RUN_A))
     assert same_outcome(sections)

@@ -1,13 +1,13 @@
 """The source in a key is the one that the process imported."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from reread.storage.source import ROOT
+from reread.storage.numeric import numeric_digest
+from tests.rooms import copy_rooms
 
 # A process that imports the code, waits until a file has changed, and asks for a digest.
 PROGRAM = """
@@ -28,9 +28,7 @@ for digest in (numeric_digest, source_digests):
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    for name in ("evaluation", "kinds", "storage", "cuda_ext"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
-    return tmp_path
+    return copy_rooms(tmp_path, "reread/evaluation", "reread/kinds", "reread/storage", "cuda_ext")
 
 
 def after(checkout: Path, old: str, new: str) -> list[str]:
@@ -62,3 +60,15 @@ def test_code_that_changed_since_it_was_imported_is_refused(checkout):
 def test_a_comment_that_changed_meanwhile_is_no_other_code(checkout):
     before, numeric, whole = after(checkout, '"""', '"""Another word. ')
     assert numeric == before and whole.startswith("refused: reread/evaluation/metrics.py ")
+
+
+def test_moving_a_module_into_the_package_changes_no_digest(tmp_path):
+    layer = "RATE = 2\ndef scale(x):\n    return RATE * x\n"
+    network = "from {0}layers import scale\nREADER = '{0}readers.text'\ndef network(x):\n    return scale(x)\n"
+    for name, package in (("top", ""), ("moved", "reread/"), ("edited", "reread/")):
+        folder = tmp_path / name / package
+        folder.mkdir(parents=True)
+        (folder / "layers.py").write_text(layer.replace("2", "3") if name == "edited" else layer)
+        (folder.parent if package else folder).joinpath("net.py").write_text(network.format(package.replace("/", ".")))
+    top, moved, edited = (numeric_digest(["net"], tmp_path / name) for name in ("top", "moved", "edited"))
+    assert top == moved != edited
