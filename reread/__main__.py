@@ -1,4 +1,4 @@
-"""The same as ``reread``: python -m reread.commands."""
+"""The same as ``reread``: python -m reread."""
 
 from reread.commands.app import main
 

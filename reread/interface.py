@@ -5,7 +5,8 @@
     runs = reread.runs("tiny")                      # one row per run: settings and metrics
     curves = reread.curves(runs)                    # one row per run and epoch
     reread.compare(runs.index[0], runs.index[1])    # what differs between two runs
-    reread.scores("tiny"), reread.verdicts("tiny")  # the report's numbers
+    reread.scores("tiny")                           # the report's numbers
+    reread.comparisons("tiny")                      # its verdicts
     answers = reread.load_model("docstrings").predict(["Return the eigenvalues of a matrix."])
     reread.attention(answers)                       # one row per word
 
@@ -29,7 +30,7 @@ from reread.storage.files import read_json
 from reread.storage.run_folder import HISTORY, RunFolder
 from reread.tracking.registry import LoadedModel, load_model
 
-__all__ = ["LoadedModel", "attention", "compare", "curves", "load_model", "runs", "scores", "verdicts"]
+__all__ = ["LoadedModel", "attention", "compare", "comparisons", "curves", "load_model", "runs", "scores"]
 
 NAMES = ["experiment", "variant", "model", "data", "seed"]
 RESULTS = ["finished", "epochs", "best_epoch"]
@@ -135,7 +136,7 @@ def scores(experiment: str) -> pd.DataFrame:
     return table[["mean", "low", "high", "seeds"]].astype({"mean": float, "low": float, "high": float})
 
 
-def verdicts(experiment: str) -> pd.DataFrame:
+def comparisons(experiment: str) -> pd.DataFrame:
     """Return the verdicts of an experiment's report, one row per comparison.
 
     Columns: claim, verdict, treatment, control, metric, difference, low, high (the interval that decides), holm_p,

@@ -1,6 +1,8 @@
 """The Python interface, on runs as they are on disk after training and on published results."""
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -74,11 +76,25 @@ def test_scores_and_verdicts_are_those_of_the_report(monkeypatch):
     assert han["low"] < han["mean"] < han["high"] and han["seeds"] == 6
     baseline = scores.loc[("docstrings", "nb-svm", "test", "accuracy")]
     assert baseline["seeds"] == 0 and pd.isna(baseline["low"]) and 0.5 < baseline["mean"] < 1
-    verdicts = reread.verdicts("default")
+    verdicts = reread.comparisons("default")
     assert list(verdicts.index) == ["averages", "hierarchy", "swish-beta"]
     assert verdicts.loc["hierarchy", "treatment"] == "han" and verdicts.loc["hierarchy", "seeds"] == 6
     with pytest.raises(InputError, match="has no report"):
         reread.scores("search")
+
+
+def test_the_package_imports_nothing_of_the_project_before_it_is_used():
+    code = """
+import sys
+before = set(sys.modules)
+import reread
+print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] not in sys.stdlib_module_names))
+assert callable(reread.runs) and "runs" in dir(reread) and "reread.interface" in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "['reread']\n"
+    with pytest.raises(AttributeError, match="no attribute 'nonesuch'"):
+        reread.nonesuch  # noqa: B018
 
 
 def test_attention_has_a_row_per_word():
