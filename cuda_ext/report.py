@@ -71,7 +71,8 @@ def main() -> int:
 def check() -> dict[str, Any]:
     """The GPU tests and the sanitizers, side by side: none of them measures time."""
     # A GPU machine need not have what the other tests import.
-    files = [str(path) for room in ("cuda_ext", "models", "training") for path in ROOT.glob(f"tests/{room}/*_gpu.py")]
+    rooms = ("cuda_ext", "models", "reread/training")
+    files = [str(path) for room in rooms for path in ROOT.glob(f"tests/{room}/*_gpu.py")]
     tests = [sys.executable, "-m", "pytest", "-q", *sorted(files)]
     if importlib.util.find_spec("xdist"):
         # pytest-benchmark, where it is installed, warns of the company, and a warning is an error.

@@ -170,5 +170,5 @@ def kill_repro_in_training(project) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert (project.directory / "dvc.lock").read_bytes() == before
-    while any("training" in line for line in project.processes().values()):
+    while any("reread.training" in line for line in project.processes().values()):
         time.sleep(0.05)

@@ -132,7 +132,7 @@ def test_each_program_of_python_exists_and_knows_the_options_shown():
             options.setdefault(words[1], set()).update(word for word in words[2:] if word.startswith("--"))
         else:
             assert (ROOT / words[0]).is_file()
-    assert "training" in options
+    assert "reread.training" in options
     for module in options:
         path = ROOT.joinpath(*module.split("."))
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file() or module == "pytest", module
@@ -256,10 +256,10 @@ def test_the_check_finds_what_a_page_loads_from_another_host(tmp_path, content, 
 
 
 def test_the_check_finds_a_room_whose_page_is_empty(tmp_path):
-    page = tmp_path / "api" / "storage.html"
+    page = tmp_path / "api" / "reread.storage.html"
     page.parent.mkdir()
-    page.write_text("<h1>storage</h1>")
+    page.write_text("<h1>reread.storage</h1>")
     check = load("check")
     faults = check.empty_api_pages(tmp_path, {page: check.read_page(page)})
-    assert any(fault.startswith("api/storage.html lacks storage.") for fault in faults)
-    assert any(fault == "api/training.html does not exist" for fault in faults)
+    assert any(fault.startswith("api/reread.storage.html lacks reread.storage.") for fault in faults)
+    assert any(fault == "api/reread.training.html does not exist" for fault in faults)

@@ -17,7 +17,7 @@ PROGRAM = """
 import doctest, importlib, importlib.util, pathlib, warnings
 warnings.simplefilter("ignore")
 import cuda_ext, torch
-assert importlib.util.find_spec("storage") is None, "the environment has the project's own packages"
+assert importlib.util.find_spec("reread") is None, "the environment has the project's own packages"
 folder = pathlib.Path(cuda_ext.__file__).parent
 names = sorted(".".join(["cuda_ext", *path.relative_to(folder).with_suffix("").parts]) for path in folder.rglob("*.py"))
 tried = {}

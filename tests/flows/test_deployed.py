@@ -252,7 +252,7 @@ def cancel_resume_and_kill(served: Served) -> tuple[str, str]:
     assert f"resumed after epoch {int(checkpoints[-1])}\n" in (run / "log.txt").read_text()
     live = served.create("variant", **LONG)
     for process in served.processes():
-        if "training" not in process.cmdline():
+        if "reread.training" not in process.cmdline():
             process.kill()
     return resumed, live
 

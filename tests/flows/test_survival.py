@@ -59,7 +59,7 @@ def wait_for_epoch(project, epoch: int, process: subprocess.Popen) -> Path:
 
 def trainers(project) -> list[int]:
     """Ids of the training processes of this copy of the project."""
-    return [process for process, command in project.processes().items() if "training" in command]
+    return [process for process, command in project.processes().items() if "reread.training" in command]
 
 
 def wait_until_gone(project) -> None:

@@ -20,7 +20,8 @@ def settings_classes() -> dict[str, type]:
     for path in sorted(file for room in ROOT.glob("*/__init__.py") for file in room.parent.rglob("*.py")):
         name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
         classes = {one for one in defined_names(path) if one.endswith("Settings")}
-        if name.split(".")[0] in ("models", "training", "batches", "kinds", "preprocessing") and classes:
+        room = name.removeprefix("reread.").split(".")[0]
+        if room in ("models", "training", "batches", "kinds", "preprocessing") and classes:
             module = importlib.import_module(name)
             found |= {f"{name}.{one}": getattr(module, one) for one in classes if is_dataclass(getattr(module, one))}
     return found

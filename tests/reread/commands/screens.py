@@ -1,10 +1,10 @@
 """Pictures of MLflow's, Prefect's and DVC's pages for docs/, of an experiment that was run in the current folder.
 
-python -m tests.reread.commands.screens                      # docs/mlflow-*.png, docs/prefect-*.png and
-                                                             docs/dvc-plots.png
+python -m tests.reread.commands.screens
 python -m tests.reread.commands.screens --experiment tiny
 
-DVC's page is of the published results of the default experiment.
+Writes docs/mlflow-*.png, docs/prefect-*.png and docs/dvc-plots.png. DVC's page is of the published results of the
+default experiment.
 """
 
 import argparse

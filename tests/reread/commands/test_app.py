@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import pytest
 
 from reread.commands.app import REGISTRY, spoken
 from reread.storage.source import ROOT
+from tests.rooms import copy_rooms
 
 COMMANDS = {
     "adopt", "compare", "data", "doctor", "evaluate", "jobs", "predict", "preprocess", "prune", "publish",
@@ -48,11 +48,8 @@ def test_each_file_is_a_subcommand_with_help_and_an_example(reread):
 
 
 def test_a_new_file_is_a_new_subcommand(tmp_path):
-    for room in ("commands", "storage"):
-        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for room in ("tasks", "planning", "evaluation"):
-        (tmp_path / room).symlink_to(ROOT / room)
-    (tmp_path / "commands" / "added.py").write_text(ADDED)
+    copy_rooms(tmp_path, "reread", "tasks")
+    (tmp_path / "reread/commands/added.py").write_text(ADDED)
     assert python("-m", "reread", "added", "--number", "3", cwd=tmp_path).stdout == "3\n"
     assert re.search(r"added +Print a number\.", python("-m", "reread", "--help", cwd=tmp_path).stdout)
 

@@ -53,7 +53,7 @@ def test_before_there_is_an_environment_the_command_that_makes_it_is_printed(tmp
 def test_make_doctor_checks_the_environment_first(folder):
     make = shutil.which("make", path="/usr/bin:/bin")
     shutil.copy(ROOT / "Makefile", folder)
-    (folder / "commands").symlink_to(ROOT / "reread/commands")
+    (folder / "reread").symlink_to(ROOT / "reread")
     done = subprocess.run(
         [make, "doctor", f"SYSTEM_PYTHON={sys.executable}"],
         capture_output=True,
@@ -83,7 +83,7 @@ def test_an_environment_of_another_folder_is_made_again(folder):
     assert preflight.problem("new/.venv")[1] == "rm -rf new/.venv && make install"
     # The command of the old environment, where that is still there.
     assert doctor.source().state == OK
-    Path("commands").mkdir()
+    Path("reread/commands").mkdir(parents=True)
     assert doctor.source().state == MISSING and str(ROOT) in doctor.source().found
 
 

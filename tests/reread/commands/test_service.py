@@ -112,7 +112,7 @@ class Service:
         self.ran: list[tuple[str, ...]] = []
         self.environment = {**clean_environment(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **variables}
 
-    def command(self, *words: str, module: str = "commands", **variables: str) -> subprocess.Popen:
+    def command(self, *words: str, module: str = "reread", **variables: str) -> subprocess.Popen:
         return subprocess.Popen(
             [sys.executable, "-m", module, *words], cwd=self.folder, env={**self.environment, **variables},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -286,8 +286,9 @@ def test_the_command_needs_what_a_machine_that_trains_has():
     for path in closure(["reread.evaluation.__main__"]):
         for node in ast.walk(ast.parse(path.read_bytes())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) else []
-            tops = {name.split(".")[0] for name in names} - sys.stdlib_module_names
+            if isinstance(node, ast.ImportFrom):
+                names += [f"{node.module}.{alias.name}" for alias in node.names]
+            tops = {name.removeprefix("reread.").split(".")[0] for name in names} - sys.stdlib_module_names
             assert tops <= allowed, f"{path} imports {tops - allowed}"
 
 

@@ -29,8 +29,8 @@ def machine(tmp_path_factory) -> Path:
             "network": {"depth": 10, "growth_rate": 4}, "training": training,
         }  # fmt: skip
         (run / "job.json").write_text(json.dumps(job))
-    call(folder, "training", "runs/seed1/job.json", "runs/seed2/job.json")
-    call(folder, "evaluation", "runs/seed1")
+    call(folder, "reread.training", "runs/seed1/job.json", "runs/seed2/job.json")
+    call(folder, "reread.evaluation", "runs/seed1")
     return folder
 
 
@@ -53,8 +53,8 @@ def test_each_call_adds_what_is_new(machine, tmp_path):
     shutil.copytree(machine, folder)
     assert pack(folder) == ["packs/runs-0001.tar.xz", "packs/weights-seed1.tar"]
     assert pack(folder) == []
-    call(folder, "evaluation", "runs/seed2")
-    call(folder, "training", "runs/seed3/job.json")
+    call(folder, "reread.evaluation", "runs/seed2")
+    call(folder, "reread.training", "runs/seed3/job.json")
     assert pack(folder)[0] == "packs/runs-0002.tar.xz"
     home = tmp_path / "home"
     home.mkdir()
@@ -74,7 +74,7 @@ def test_each_call_adds_what_is_new(machine, tmp_path):
 def test_the_weights_of_a_better_seed_replace_those_before(machine, tmp_path):
     folder = tmp_path / "machine"
     shutil.copytree(machine, folder)
-    call(folder, "evaluation", "runs/seed2")
+    call(folder, "reread.evaluation", "runs/seed2")
     pack(folder)
     state = json.loads((folder / "packs/packed.json").read_text())
     best = state["weights"]["tiny/small"]
@@ -112,7 +112,7 @@ def test_a_damaged_run_is_not_packed(machine, tmp_path, monkeypatch):
 def test_the_entry_of_a_test_read_travels_with_its_run(machine, tmp_path):
     folder = tmp_path / "machine"
     shutil.copytree(machine, folder)
-    call(folder, "evaluation", "--test", "runs/seed1")
+    call(folder, "reread.evaluation", "--test", "runs/seed1")
     pack(folder)
     with tarfile.open(folder / "packs/runs-0001.tar.xz") as archive:
         assert "runs/seed1/evaluation/test-reads.jsonl" in archive.getnames()

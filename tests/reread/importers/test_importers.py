@@ -20,7 +20,7 @@ def scores(texts, metric=None, name=None, **columns):
 
 
 def format_of(text) -> str:
-    return find_format(Source(str(text))).__name__.partition(".")[2]
+    return find_format(Source(str(text))).__name__.rpartition(".")[2]
 
 
 @pytest.fixture

@@ -37,8 +37,9 @@ def test_an_entry_is_a_function_or_an_address():
 
 def test_a_machine_that_trains_imports_no_preprocessing():
     code = (
-        "import sys, kinds; [kinds.load(kinds.kind(name).collator) for name in kinds.available()]\n"
-        "print([name for name in ('preprocessing', 'evaluation', 'pandas', 'sklearn') if name in sys.modules])"
+        "import sys; from reread import kinds; [kinds.load(kinds.kind(name).collator) for name in kinds.available()]\n"
+        "other = ('reread.preprocessing', 'reread.evaluation', 'pandas', 'sklearn')\n"
+        "print([name for name in other if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from reread.storage.files import sha256_file
+from tests.rooms import copy_rooms
 
 ROOT = Path(__file__).parents[3]
-ROOMS = ("storage", "cuda_ext", "kinds", "models", "batches", "preprocessing", "training", "runtime", "evaluation")
+ROOMS = ("storage", "kinds", "batches", "preprocessing", "training", "runtime", "evaluation")
 
 KIND = '''
 """Series: float32 numbers, as many for each row."""
@@ -213,11 +213,7 @@ print(json.dumps({
 
 @pytest.fixture
 def project(tmp_path) -> Path:
-    for room in ROOMS:
-        if (ROOT / room).is_dir():
-            ignored = shutil.ignore_patterns("_build", "*.cu")
-            shutil.copytree(ROOT / room, tmp_path / "project" / room, ignore=ignored)
-    return tmp_path / "project"
+    return copy_rooms(tmp_path / "project", "cuda_ext", "models", *(f"reread/{room}" for room in ROOMS))
 
 
 def digests(project: Path) -> dict[str, str]:

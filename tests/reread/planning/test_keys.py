@@ -22,6 +22,7 @@ from reread.training.machine import machine as this_machine
 from reread.training.settings import Settings
 from tests.golden.defaults import settings_classes
 from tests.reread.planning.test_experiment import EXPERIMENT, write
+from tests.rooms import copy_rooms
 
 GPU = {
     "torch": "2.11.0+cu130", "numpy": "2.3.0", "cuda": "13.0", "cudnn": "91500", "device": "NVIDIA H200",
@@ -108,10 +109,8 @@ def test_what_changes_weights_changes_the_key(tmp_path, monkeypatch):
 @pytest.fixture
 def sources(tmp_path):
     """A copy of the sources that a test may edit, and a function that gives their digest."""
-    for package in ("batches", "cuda_ext", "kinds", "models", "runtime", "storage", "training"):
-        if (ROOT / package).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.so", "_build")
-            shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
+    rooms = ("batches", "kinds", "runtime", "storage", "training")
+    copy_rooms(tmp_path, "cuda_ext", "models", *(f"reread/{room}" for room in rooms))
 
     def source(model: str = "densenet", kind: str = "image", settings: dict | None = None) -> dict:
         network = read(models.settings_class(model), {}, "network")

@@ -246,7 +246,7 @@ def test_a_training_machine_chooses_as_the_report_of_the_tuning_does(project):
         (root / name).write_text(done.stdout)
         return done
 
-    jobs = ("commands", "jobs", "--experiment")
+    jobs = ("reread", "jobs", "--experiment")
     listed("tuning.txt", *jobs, "away-tuning")
     made = listed("jobs.txt", *jobs, "away", "--tuned-by", "away-tuning")
     assert "8 jobs; copy them there" in made.stderr  # two variants, two trials, two seeds

@@ -2,7 +2,6 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from reread.storage.errors import InputError
 from reread.storage.files import read_json, sha256_file
 from reread.storage.numeric import numeric_digest
 from reread.storage.prepared import SPLITS, open_prepared
+from tests.rooms import copy_rooms
 
 ROOT = Path(__file__).parents[3]
 CLASSES = ("cats", "dogs", "birds")
@@ -259,9 +259,8 @@ def test_what_is_there_is_not_made_again_and_fresh_makes_it_again(place):
 def test_two_processes_at_once_make_one_folder(place):
     write_corpus(random_corpus())
     code = "from reread.preprocessing.prepare import prepare; print(prepare('corpus', {}))"
-    root = Path(documents.__file__).parent.parent
     started = [
-        subprocess.Popen([sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     printed = [process.communicate()[0] for process in started]
@@ -334,9 +333,7 @@ def test_word_vectors_are_of_the_training_split_alone(place):
 @pytest.fixture
 def copied_source(tmp_path, monkeypatch):
     """A copy of the source that keys are made of; a function that edits one of its files."""
-    root = tmp_path / "source"
-    for name in ("preprocessing", "kinds", "storage"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    root = copy_rooms(tmp_path / "source", "reread/preprocessing", "reread/kinds", "reread/storage")
     monkeypatch.setattr(prepare_module, "numeric_digest", functools.partial(numeric_digest, root=root))
 
     def edit(name, old, new):
@@ -352,7 +349,7 @@ def copied_source(tmp_path, monkeypatch):
     ("name", "old", "new"),
     [
         # Truncation, text as numbers, labels, the reading of a line, the choice of rows, the order of words.
-        ("reread/preprocessing/blocks.py", "np.minimum(lengths, kept_words), 0)", "np.minimum(lengths, kept_words), 1)"),
+        ("reread/preprocessing/blocks.py", "(lengths, kept_words), 0)", "(lengths, kept_words), 1)"),
         ("reread/preprocessing/text.py", "LONGEST_PIECE = 1_000_000", "LONGEST_PIECE = 1_000_001"),
         ("reread/preprocessing/manifest.py", "encoded[number, list(row)] = 1", "encoded[number, list(row)] = 2"),
         ("reread/preprocessing/raw_text.py", 'tuple(row["labels"])', 'tuple(reversed(row["labels"]))'),

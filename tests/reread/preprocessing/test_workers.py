@@ -106,8 +106,9 @@ def test_a_killed_worker_is_reported_and_leaves_nothing(corpus, monkeypatch):
 
 def test_workers_end_when_who_started_them_is_killed(corpus):
     code = (
-        "import reread.preprocessing.blocks, reread.preprocessing.documents as documents; from reread.preprocessing.prepare import prepare\n"
-        "reread.preprocessing.blocks.BLOCK_BYTES = documents.BLOCK_BYTES = 4000\n"
+        "from reread.preprocessing import blocks, documents\n"
+        "from reread.preprocessing.prepare import prepare\n"
+        "blocks.BLOCK_BYTES = documents.BLOCK_BYTES = 4000\n"
         "def halt(*_): print('halted', flush=True); import time; time.sleep(600)\n"
         "documents._Found.add = halt\n"
         "from reread.preprocessing.workers import Workers, use_workers\n"
@@ -136,7 +137,10 @@ def test_a_scheduler_that_is_not_there_is_reported_in_one_line(corpus, monkeypat
 
 
 def test_dask_is_imported_only_where_it_is_asked_for():
-    code = "import sys, reread.preprocessing.prepare; print([name for name in ('dask', 'distributed') if name in sys.modules])"
+    code = (
+        "import sys, reread.preprocessing.prepare\n"
+        "print([name for name in ('dask', 'distributed') if name in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"
 
 

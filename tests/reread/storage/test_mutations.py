@@ -8,7 +8,6 @@ import ast
 import copy
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from reread.storage.source import ROOT, closure
 from tests.golden.cases import CASES
 from tests.golden.data import WRITERS
 from tests.golden.equivalent import source
+from tests.rooms import copy_rooms
 
 OPPOSITE = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -89,13 +89,12 @@ def test_each_change_is_in_a_key_or_changes_no_byte(tmp_path, case):
         for file, line in usual["called"]:
             lines.setdefault(file, set()).add(line)
         copied = tmp_path / "copy"
-        for room in {Path(file).parts[0] for file in lines} | {"cuda_ext", "kinds"}:
-            shutil.copytree(ROOT / room, copied / room, ignore=shutil.ignore_patterns("__pycache__", "_build"))
+        copy_rooms(copied, "reread", "models", "cuda_ext")
 
         def key() -> tuple[str, str]:
             objective = next(name for name in named if name.startswith("models.objectives."))
             return keys.source_of(modules, copied)["digest"], numeric_digest(
-                ["reread.evaluation.run", "batches", objective], copied
+                ["reread.evaluation.run", "reread.batches", objective], copied
             )
 
         before, silent, in_keys, in_none = key(), [], set(), {}

@@ -1,7 +1,6 @@
 """The launcher: events by a pipe of their own, one lock of the run, and stopping."""
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -14,16 +13,15 @@ from reread.storage.locks import file_lock, holder, is_held, run_lock
 from reread.storage.source import ROOT
 from reread.training import launcher
 from tests.reread.training.outcome import outcome
+from tests.rooms import copy_rooms
 
-ROOMS = ("storage", "cuda_ext", "models", "batches", "kinds", "runtime", "training")
+ROOMS = ("storage", "batches", "kinds", "runtime", "training")
 
 
 @pytest.fixture
 def bare(tmp_path, monkeypatch):
     """A copy of the rooms that train, in which the training processes of this test start."""
-    for room in ROOMS:
-        if (ROOT / room).is_dir():
-            shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("_build", "results"))
+    copy_rooms(tmp_path, "cuda_ext", "models", *(f"reread/{room}" for room in ROOMS))
     # Networks that have passed their checks in the project are not checked again.
     checked = ROOT / ".cache/checked-networks"
     checked.mkdir(parents=True, exist_ok=True)

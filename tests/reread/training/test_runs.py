@@ -31,9 +31,10 @@ from tests.reread.training.outcome import outcome
 
 # As on a GPU.
 IN_THE_BACKGROUND = """
-import sys, reread.training.__main__, training.checkpoint, training.loop
-training.loop.Writer = lambda background: training.checkpoint.Writer(True)
-training.__main__.main(sys.argv[1:])
+import sys
+from reread.training import __main__, checkpoint, loop
+loop.Writer = lambda background: checkpoint.Writer(True)
+__main__.main(sys.argv[1:])
 """
 EPOCHS = 20
 LONG = {"max_epochs": EPOCHS, "patience": EPOCHS, "ema_decay": 0.9}

@@ -2,15 +2,14 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
 import pytest
 
-from reread.storage.source import ROOT
+from tests.rooms import copy_rooms
 
-ROOMS = ("storage", "cuda_ext", "models", "batches", "kinds", "runtime", "training")
+ROOMS = ("storage", "batches", "kinds", "runtime", "training")
 NEW = {
     "models/objectives/margin_reconstruction.py": '''
 """Margin of class lengths and error of reconstruction, as Sabour, Frosst and Hinton 2017 train capsules."""
@@ -207,9 +206,7 @@ assert np.allclose(found, scores / scores.sum(axis=1, keepdims=True)) and found.
 @pytest.fixture
 def house(tmp_path):
     """A copy of the rooms that training needs."""
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, tmp_path / "house" / room, ignore=shutil.ignore_patterns("_build"))
-    return tmp_path / "house"
+    return copy_rooms(tmp_path / "house", "cuda_ext", "models", *(f"reread/{room}" for room in ROOMS))
 
 
 def sources(folder):
