@@ -11,24 +11,25 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 ROOMS = [
-    "storage",
-    "cuda_ext",
-    "runtime",
-    "models",
-    "batches",
-    "kinds",
-    "importers",
-    "preprocessing",
-    "training",
-    "evaluation",
-    "planning",
-    "tracking",
-    "tasks",
-    "studies",
-    "benchmarks",
+    "reread.interface",
+    "reread.commands",
     "flows",
-    "commands",
-    "reread",
+    "tasks",
+    "reread.studies",
+    "benchmarks",
+    "reread.tracking",
+    "reread.planning",
+    "reread.importers",
+    "reread.preprocessing",
+    "reread.training",
+    "reread.evaluation",
+    "reread.verdicts",
+    "reread.batches",
+    "models",
+    "reread.kinds",
+    "cuda_ext",
+    "reread.runtime",
+    "reread.storage",
 ]
 
 project = "reread"
@@ -57,8 +58,13 @@ html_show_sourcelink = False
 
 
 def module_names(room: str) -> list[str]:
-    """Return the dotted names of the modules of a room, the room itself first, programs left out."""
-    paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / room).rglob("*.py")]
+    """Return the dotted names of the modules of a room, the room itself first, programs left out.
+
+    A room is a package or, as ``reread.interface``, one module.
+    """
+    folder = ROOT / room.replace(".", "/")
+    files = folder.rglob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]
+    paths = [path.relative_to(ROOT).with_suffix("") for path in files]
     names = {".".join(part for part in path.parts if part != "__init__") for path in paths if path.name != "__main__"}
     return sorted(names)
 
@@ -80,11 +86,10 @@ def write_api_pages(*_: object) -> None:
     """Write docs/api/ROOM.rst: one section per module, whose content autodoc takes from the docstrings."""
     folder = ROOT / "docs/api"
     folder.mkdir(exist_ok=True)
-    rooms = [room for room in ROOMS if (ROOT / room).is_dir()]
     for old in folder.glob("*.rst"):
-        if old.stem not in rooms:
+        if old.stem not in ROOMS:
             old.unlink()
-    for room in rooms:
+    for room in ROOMS:
         sections = [f"{room}\n{'=' * len(room)}"]
         for name in module_names(room):
             title = "" if name == room else f"{name}\n{'-' * len(name)}\n\n"

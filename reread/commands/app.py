@@ -39,8 +39,7 @@ def spoken(name: str) -> str:
 
 
 def load(name: str) -> Any:
-    """Import reread/commands/NAME.py and make its ``command`` a command of Typer's, with the file's docstring as its
-    help."""
+    """Import reread/commands/NAME.py and return its ``command`` for Typer, with the file's docstring as its help."""
     module = importlib.import_module(f"reread.commands.{name}")
     app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
     # \b keeps the lines of a paragraph as they are.

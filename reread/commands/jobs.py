@@ -3,7 +3,7 @@
 REREAD_MACHINE=machine.json reread jobs --experiment imdb > jobs.txt
 reread jobs --experiment imdb --variant han --seed 0
 reread jobs --experiment imdb --tuned-by imdb-tuning      jobs for each trial of the tuning
-python -m reread.training $(cat jobs.txt)      on that machine, which needs torch, numpy and safetensors
+python -m reread.training $(cat jobs.txt)                 on that machine, which needs torch, numpy and safetensors
 
 Writes runs/KEY/job.json for each and prints the paths, one per line. What else that machine needs is printed on stderr.
 With --tuned-by, `python -m reread.evaluation.choose` there keeps the jobs with the settings that did best in the

@@ -109,8 +109,8 @@ def mlflow_server(port: int) -> Server:
     open_tracking()
     project_secret()
     command = module_command(
-        "reread.tracking.server", "server", "--app-name", "reread", "--workers", "1", "--host", HOST, "--port", str(port),
-        "--no-serve-artifacts", "--backend-store-uri", tracking_uri(),
+        "reread.tracking.server", "server", "--app-name", "reread", "--workers", "1",
+        "--host", HOST, "--port", str(port), "--no-serve-artifacts", "--backend-store-uri", tracking_uri(),
         "--default-artifact-root", ARTIFACTS.resolve().as_uri(),
     )  # fmt: skip
     # Without its job runner it starts in half the time, and is two processes rather than eight.

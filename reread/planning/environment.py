@@ -30,8 +30,8 @@ class Environment(BaseSettings):
     reports: Path = Field(Path("reports"), description="folder of the reports")
     machine: Path | None = Field(
         None,
-        description="file that `python -m reread.training.machine` wrote on another machine: jobs are made for that one, "
-        "and none is trained here; by default this machine",
+        description="file that `python -m reread.training.machine` wrote on another machine: jobs are made for that "
+        "one, and none is trained here; by default this machine",
     )
     workers: Count = Field(2, description="runs that train at once")
     runs_per_gpu: Count = Field(1, description="runs that may share a GPU; the results are the same, the speed is not")
