@@ -23,12 +23,13 @@ from reread.storage.errors import InputError
 from reread.storage.prepared import Prepared, open_prepared
 from reread.storage.settings import Range
 from reread.studies import study_io
-from reread.studies.copying import EXPERIMENT, SPLIT, VARIANT, parts_of
+from reread.studies.copying import SPLIT, parts_of
 from reread.studies.jacobians import jacobians, network_of, norms
 from reread.studies.load_runs import EvaluatedExperiment
 from reread.verdicts.statistics import mean_interval
 
-__all__ = ["DEBUG", "EXPERIMENT", "SPLIT", "VARIANT", "Settings", "draw_figure", "study"]
+EXPERIMENT = "copying"
+VARIANT = None
 
 
 @dataclass(frozen=True)
