@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -56,6 +57,8 @@ def make_small(project):
     # Its default, written out: a parameter of DVC's must be there to be changed.
     small = tiny.replace("activation: swish}", "activation: swish, growth_rate: 4}")
     (project.directory / "experiments/default.yaml").write_text(small)
+    # What the default experiment's tuning chose is not for it.
+    shutil.rmtree(project.directory / "results/default-tuning")
     ledger = project.directory / LEDGER
     # Earlier reads count by data set, so all entries stay; those of the default one are another's.
     names = {"tiny": "default", "default": "other"}
