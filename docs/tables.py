@@ -420,42 +420,33 @@ HEADLINES = (
     ("precision-han", "bf16", "IMDB", "Training HAN in bf16 in place of float32 changes its accuracy."),
 )
 
-
-# Those of the README: each is an experiment of HEADLINES and the name of its comparison.
-README_HEADLINES = (
+# Those of the README, by experiment and name.
+README_HEADLINES = {
     ("fastnet", "swish-beta-or-relu"),
     ("kin", "stochastic-depth"),
     ("imdb", "hierarchy"),
     ("lars-tuned", "lars-or-tuned-warmup"),
-)
+}
+HEADLINE_COLUMNS = ["claim", "data", "verdict", "difference in accuracy", "margin", "seeds", "test split read before"]
 
 
-def readme_headlines() -> Table:
-    """Return the verdicts of README_HEADLINES, each with the earlier reads of its test split."""
-    rows = []
-    for experiment, name, data, claim in HEADLINES:
-        if (experiment, name) in README_HEADLINES:
-            one = named_verdict(experiment, name)
-            reads = str(one["earlier_reads"] + one["other_version_reads"])
-            cells = [claim, data, verdict(one["verdict"]), interval(one["interval"], 4)]
-            rows.append([*cells, f"{one['equivalence_margin']:g}", seeds_of(one), reads])
-    header = ["claim", "data", "verdict", "difference in accuracy", "margin", "seeds", "test split read before"]
-    return header, rows
-
-
-def named_verdict(experiment: str, name: str) -> dict[str, Any]:
-    """Return a published verdict by the name of its comparison."""
-    return next(one for one in read_json(f"results/{experiment}/verdicts.json")["verdicts"] if one["name"] == name)
+def headline(experiment: str, name: str, data: str, claim: str) -> list[str]:
+    """Return the cells of HEADLINE_COLUMNS of a published verdict."""
+    found = read_json(f"results/{experiment}/verdicts.json")["verdicts"]
+    one = next(one for one in found if one["name"] == name)
+    cells = [claim, data, verdict(one["verdict"]), interval(one["interval"], 4)]
+    reads = one["earlier_reads"] + one["other_version_reads"]
+    return [*cells, f"{one['equivalence_margin']:g}", seeds_of(one), str(reads)]
 
 
 def headlines() -> Table:
-    """Return the verdicts of HEADLINES, each with its margin and the number of seeds."""
-    rows = []
-    for experiment, name, data, claim in HEADLINES:
-        one = named_verdict(experiment, name)
-        cells = [claim, data, verdict(one["verdict"]), interval(one["interval"], 4)]
-        rows.append([*cells, f"{one['equivalence_margin']:g}", seeds_of(one)])
-    return ["claim", "data", "verdict", "difference in accuracy", "margin", "seeds"], rows
+    """Return the verdicts of HEADLINES, without the reads of their test splits."""
+    return HEADLINE_COLUMNS[:-1], [headline(*one)[:-1] for one in HEADLINES]
+
+
+def readme_headlines() -> Table:
+    """Return the verdicts of README_HEADLINES."""
+    return HEADLINE_COLUMNS, [headline(*one) for one in HEADLINES if one[:2] in README_HEADLINES]
 
 
 def larger_experiments() -> Table:
@@ -484,7 +475,7 @@ def larger_experiments() -> Table:
     return ["data", "network", "test accuracy", "seeds", "beside it"], rows
 
 
-# The data sets of the README, by the experiment that has their networks.
+# The data sets of docs/results/index.md, by the experiment that has their networks.
 USED = ("default", "imdb", "newsgroups20", "fastnet")
 
 
