@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 BREAKS = "\n\t"
+OURS = ("reread", "flows", "tasks", "models", "cuda_ext")
 MOST_NAMES = 50  # in a message: a grid has thousands of trials
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A folder without write permission, a full disk, a file in place of a folder and vice versa, a name that is too long.
@@ -72,8 +73,8 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
     """Make ``main`` a command that prints errors as one line on stderr.
 
     Exit codes: 2 for InputError, for a ValueError of another package that has an ``exit_code`` (cuda_ext's
-    KernelError), for a source file with a syntax error, and for a file or folder that cannot be used; 1 for WorkFailed
-    and PassingError; 130 for an interrupt.
+    KernelError), for a source file with a syntax error, for a package that is not installed, and for a file or folder
+    that cannot be used; 1 for WorkFailed and PassingError; 130 for an interrupt.
     """
 
     @functools.wraps(main)
@@ -86,6 +87,16 @@ def command(main: Callable[..., int | None]) -> Callable[..., None]:
                 raise
             print(f"error: {printable(error)}", file=sys.stderr)
             sys.exit(exit_code)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in ("", *OURS):
+                raise
+            print(
+                f"error: the package '{printable(package)}' is not installed: `pip install 'reread[run]'` has all that "
+                "reread needs",
+                file=sys.stderr,
+            )
+            sys.exit(2)
         except SyntaxError as error:
             # Every file of a registry is parsed to list its members: a new network, a new optimiser.
             print(f"error: {printable(f'{error.filename}, line {error.lineno}: {error.msg}')}", file=sys.stderr)
