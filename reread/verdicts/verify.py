@@ -22,8 +22,9 @@ from reread.verdicts.statistics import rounded
 VERDICTS, METRICS, PLAN, SUMMARY = "verdicts.json", "metrics.json", "plan.json", "summary.json"
 DIFFERENCES, STUDY = "differences.csv", "results.json"
 SIDES = ("treatment", "control")
-# Of values that are rounded to ten decimals.
-NEAR = 1e-8
+# Published scores have ten decimals. A probability can depend on them a thousand times as steeply, and Holm's step
+# multiplies it by the number of comparisons.
+NEAR = 1e-6
 # Of a verdict as it is published, its earlier reads.
 Count = Callable[[Mapping[str, Any]], EarlierReads]
 # Of a verdict as it is published, both sides and the items computed anew; None where only what is published is known.
