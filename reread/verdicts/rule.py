@@ -80,7 +80,8 @@ class Comparison:
 
     reference: a published figure of the metric in place of a control; ``control`` is then its title. baseline: the side
     that is a baseline of the same data (``named``). equivalence_margin: None for the experiment's. metric_words: the
-    metric as a sentence has it, where that is not its name. higher_is_better: of the metric.
+    metric as a sentence has it, where that is not its name. higher_is_better: of the metric. ratio: the scores and the
+    margin are natural logarithms, and sentences have factors.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Comparison:
     baseline: str | None = None
     metric_words: str = ""
     higher_is_better: bool = True
+    ratio: bool = False
 
     @property
     def networks(self) -> list[str]:
@@ -102,8 +104,9 @@ class Comparison:
         return [name for name in sides if name != self.baseline]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields; ``reference`` only where there is one."""
-        return {name: value for name, value in asdict(self).items() if name != "reference" or value is not None}
+        """Return the fields; ``reference`` and ``ratio`` only where the comparison has one."""
+        left_out = {"reference": self.reference is None, "ratio": not self.ratio}
+        return {name: value for name, value in asdict(self).items() if not left_out.get(name)}
 
 
 def perfect(name: str, scores: Sequence[float], of_seeds: bool = True) -> str:
@@ -452,6 +455,7 @@ def outliers(
     """Return by side the seeds that are far worse than its median, and a caution for each side that has outliers or is
     skewed."""
     failing, lines = {}, []
+    worse, better = ("below", "above") if comparison.higher_is_better else ("above", "below")
     for name, title, side in (
         ("treatment", comparison.treatment, measured.treatment),
         ("control", comparison.control, measured.control),
@@ -464,13 +468,16 @@ def outliers(
         failing[name] = [seed for seed, is_low in zip(side.seeds, low, strict=True) if is_low]
         n = len(values)
         if low.any():
-            lines.append(f"{low.sum()} of {n} seeds of {title} failed: far below its median")
+            lines.append(f"{low.sum()} of {n} seeds of {title} failed: far {worse} its median")
         if (far & ~low).any():
-            lines.append(f"{(far & ~low).sum()} of {n} seeds of {title} are far above its median")
+            lines.append(f"{(far & ~low).sum()} of {n} seeds of {title} are far {better} its median")
         if not far.any() and is_skewed(values):
             lines.append(f"the seeds of {title} are skewed")
     if lines:
-        estimate = f"The robust estimate of the difference is {evidence.robust:+.4f} (Hodges-Lehmann)."
+        robust = (
+            f"ratio is {math.exp(evidence.robust):.4f}" if comparison.ratio else f"difference is {evidence.robust:+.4f}"
+        )
+        estimate = f"The robust estimate of the {robust} (Hodges-Lehmann)."
         return failing, [f"{'; '.join(lines)}. {estimate}"]
     return failing, []
 
@@ -529,17 +536,19 @@ def sentence(
     counts = sorted({len(side.seeds) for side in (measured.treatment, measured.control) if side.seeds})
     over = f"over {' and '.join(map(str, counts))} seed{'s' if counts != [1] else ''}"
     turned = mean < 0 and word in (REFUTED, DIFFERENT, INCONCLUSIVE)
-    size = _size(-mean if turned else mean, interval, turned, word == EQUIVALENT, digits_of(margin))
-    size = f"{size} in {comparison.metric_words or comparison.metric} {over}"
+    size_of, level = (_factor, "a factor of ") if comparison.ratio else (_size, "")
+    size = size_of(-mean if turned else mean, interval, turned, word == EQUIVALENT, digits_of(margin))
+    size = f"{level}{size} in {comparison.metric_words or comparison.metric} {over}"
     better = f"{control} is better than {treatment}" if turned else f"{treatment} is better than {control}"
+    least = f"{level}{math.exp(margin) if comparison.ratio else margin:g}"
     if word == SUPPORTED:
-        text = f"{better} by {size}: at least the margin of {margin:g}."
+        text = f"{better} by {size}: at least the margin of {least}."
     elif word == REFUTED:
-        text = f"The claim is refuted: {better} by {size}, at least the margin of {margin:g}."
+        text = f"The claim is refuted: {better} by {size}, at least the margin of {least}."
     elif word == EQUIVALENT:
-        text = f"{treatment} and {control} differ by less than {margin:g} either way ({size})."
+        text = f"{treatment} and {control} differ by less than {least} either way ({size})."
     elif word == DIFFERENT:
-        text = f"{better} by {size}; whether by the margin of {margin:g} is not shown."
+        text = f"{better} by {size}; whether by the margin of {least} is not shown."
     else:
         text = f"{better} by {size}" if round(mean, 4) else f"{treatment} is level with {control} ({size})"
         text = " ".join([f"{text}, which is inconclusive.", *reasons])
@@ -567,3 +576,12 @@ def _size(mean: float, interval: tuple[float, float] | None, turned: bool, signe
         return text
     low, high = (-interval[1], -interval[0]) if turned else interval
     return f"{text} [{low:{form}}, {high:{form}}]"
+
+
+def _factor(mean: float, interval: tuple[float, float] | None, turned: bool, signed: bool, digits: int) -> str:
+    """Return a difference of logarithms as ``_size`` does, as the ratio that it is."""
+    text = f"{math.exp(mean):.{digits}f}"
+    if interval is None:
+        return text
+    low, high = (-interval[1], -interval[0]) if turned else interval
+    return f"{text} [{math.exp(low):.{digits}f}, {math.exp(high):.{digits}f}]"

@@ -82,7 +82,6 @@ class Claim:
 
     def comparison(self) -> Comparison:
         """Return the comparison that the rule judges."""
-        words = f"the logarithm of {self.metric}" if self.ratio else ""
         return Comparison(
             self.name,
             self.text,
@@ -92,8 +91,8 @@ class Claim:
             self.metric,
             self.margin,
             self.reference,
-            metric_words=words,
             higher_is_better=self.higher_is_better,
+            ratio=self.ratio,
         )
 
 

@@ -64,7 +64,9 @@ def judge_again(
     if not verdicts:
         return []
     names = [one.name for one in fields(Comparison)]
-    comparisons = [Comparison(**{name: one[name] for name in names if name in one}) for one in verdicts]
+    # verdict.json has the ratio itself under ``ratio``, or null.
+    known = [{**one, "ratio": bool(one.get("ratio"))} for one in verdicts]
+    comparisons = [Comparison(**{name: one[name] for name in names if name in one}) for one in known]
     measured = [measured_of(one, recompute, count or published_reads) for one in verdicts]
     first = verdicts[0]
     return judge(comparisons, measured, margin_of(verdicts), first["alpha"], first["look"])

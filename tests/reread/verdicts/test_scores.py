@@ -87,7 +87,8 @@ def test_items_of_a_group_are_drawn_together():
 def test_a_ratio_compares_logarithms():
     claim = dataclasses.replace(CLAIM, margin=math.log(1.05), ratio=True, higher_is_better=False)
     verdict = judged(claim, rows(new=[0.5, 0.51, 0.49, 0.5], old=[1.0, 1.02, 0.98, 1.01]))
-    assert verdict.verdict == SUPPORTED and "in the logarithm of accuracy" in verdict.sentence
+    assert verdict.verdict == SUPPORTED and "new is better than old by a factor of 2.00" in verdict.sentence
+    assert "in accuracy over 4 seeds: at least the margin of a factor of 1.05." in verdict.sentence
     assert verdict.scores["treatment"] == pytest.approx(np.log([0.5, 0.51, 0.49, 0.5]))
     ratio = as_ratio(verdict.as_dict())
     assert ratio["mean"] == pytest.approx(2.0, rel=0.01) and ratio["margin"] == pytest.approx(1.05)
