@@ -178,7 +178,7 @@ def report_page(
     table = written["confusion"]
     return render(
         "report.html",
-        [VEGA, "report.js"],
+        [VEGA, "report.js", "tables.js"],
         experiment=experiment,
         metrics=metrics,
         verdicts=verdicts,
