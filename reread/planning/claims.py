@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -72,12 +72,16 @@ class ClaimFile(Named):
     claims: list[Named] | None = None
 
 
+Kind = TypeVar("Kind", bound=ClaimFile)
+
+
 def is_claim_file(text: str) -> bool:
     return text.lower().endswith(SUFFIXES)
 
 
-def read_claim_file(path: Path) -> ClaimFile:
-    """Read a claim file; InputError names what is wrong in it. Paths of scores are as from the file's folder."""
+def read_claim_file(path: Path, kind: type[Kind]) -> Kind:
+    """Read a claim file as ``kind``; InputError names what is wrong in it. Paths of scores are as from the file's
+    folder."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -86,7 +90,9 @@ def read_claim_file(path: Path) -> ClaimFile:
         raise InputError(f"{path} is no YAML ({' '.join(str(error).split())})") from None
     if not isinstance(content, Mapping):
         raise InputError(f"{path} is no mapping: write `treatment: NAME`, `control: NAME` and `margin: NUMBER`")
-    given = checked(dict(content), path.name)
+    if "arms" in content and not hasattr(kind, "arms"):
+        raise InputError(f"{path} has arms, whose commands make the scores: give it to `reread claim`")
+    given = checked(dict(content), path.name, kind)
     scores = [given.scores] if isinstance(given.scores, str) else given.scores or []
     return replace(given, scores=[beside(path, text) for text in scores])
 
@@ -102,9 +108,9 @@ def beside(claim_file: Path, text: str) -> str:
     return f"{arm}={folder / path}" if named else str(folder / text)
 
 
-def checked(values: Mapping[str, Any], where: str) -> ClaimFile:
-    """Return a claim file's content; InputError names the first wrong name or value."""
-    content: ClaimFile = validate(ClaimFile, values, where)
+def checked(values: Mapping[str, Any], where: str, kind: type[Kind]) -> Kind:
+    """Return a claim file's content as ``kind``; InputError names the first wrong name or value."""
+    content: Kind = validate(kind, values, where)
     if not 0 < content.alpha < 1:
         raise InputError(f"{where}: alpha is {content.alpha:g}: give the rate of errors, such as 0.05")
     return content
@@ -205,7 +211,7 @@ def margin_of(margin: float | str) -> tuple[float, bool]:
 
 def options(values: Mapping[str, Any]) -> ClaimFile:
     """Return a claim file's content from options that were given."""
-    return checked({name: value for name, value in values.items() if value is not None}, "the options")
+    return checked({name: value for name, value in values.items() if value is not None}, "the options", ClaimFile)
 
 
 def refuse_options(values: Mapping[str, Any], path: str) -> None:
