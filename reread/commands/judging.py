@@ -12,7 +12,7 @@ from reread.commands.options import print_json, print_table
 from reread.evaluation.judged import badge, report_page
 from reread.evaluation.verdict_table import claims_table, verdict_text
 from reread.importers import Source
-from reread.importers.rows import Reader, digest_of
+from reread.importers.rows import Reader, digest_of, find_sources
 from reread.planning.claims import ClaimFile, resolve
 from reread.storage.errors import InputError
 from reread.storage.files import json_text, write_text
@@ -38,7 +38,7 @@ def refuse_file(output: Path | None) -> None:
 
 def judged(given: ClaimFile, texts: Sequence[str]) -> dict[str, Any]:
     """Return verdict.json of the claims on these files of scores."""
-    reader = Reader(texts, given.format, given.columns)
+    reader = Reader(find_sources(texts), given.format, given.columns)
     scores: dict[str | None, Scores] = {}
 
     def scores_of(metric: str | None) -> Scores:

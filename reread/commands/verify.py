@@ -23,7 +23,7 @@ import typer
 
 from reread.commands.options import AsJson, print_json
 from reread.evaluation.items import recompute
-from reread.importers.rows import Reader, digest_of
+from reread.importers.rows import Reader, digest_of, find_sources
 from reread.storage.errors import InputError, printable
 from reread.storage.files import read_object
 from reread.storage.ledger import read_ledger
@@ -126,7 +126,7 @@ def of_document(path: Path, files: Sequence[Path]) -> dict[str, Any]:
         raise InputError(f"{path} is of {len(inputs)} files, and {len(files)} are given: give {names}")
     texts = [f"{one['arm']}={file}" if one["arm"] else str(file) for one, file in zip(inputs, files, strict=True)]
     formats = {one["format"] for one in inputs}
-    reader = Reader(texts, formats.pop() if len(formats) == 1 else None, content["columns"])
+    reader = Reader(find_sources(texts), formats.pop() if len(formats) == 1 else None, content["columns"])
     lines = [
         f"{source.text} is not the file that was judged: its sha256 is {str(found)[:12]}…, and not {str(known)[:12]}…"
         for source, known in zip(reader.sources, (one["sha256"] for one in inputs), strict=True)

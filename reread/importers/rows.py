@@ -55,12 +55,14 @@ class Reader:
     name: of the format; None: recognised. columns: the column that is the arm, seed, score, item, group or metric.
     """
 
-    def __init__(self, texts: Sequence[str], name: str | None = None, columns: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, sources: Sequence[Source], name: str | None = None, columns: Mapping[str, str] | None = None
+    ) -> None:
         self.columns = dict(columns or {})
         unknown = next((role for role in self.columns if role not in ROLES), None)
         if unknown is not None:
             raise InputError(f"--column {unknown}=…: {nearest(unknown, ROLES)}")
-        self.sources = find_sources(texts)
+        self.sources = list(sources)
         modules = [find_format(source, name) for source in self.sources]
         self.formats = [module.__name__.rpartition(".")[2] for module in modules]
         self.tables = [module.read(source) for module, source in zip(modules, self.sources, strict=True)]

@@ -16,7 +16,7 @@ FILES = Path(__file__).parent / "files"
 
 
 def scores(texts, metric=None, name=None, **columns):
-    return collect(Reader([str(text) for text in texts], name, columns).rows(metric))
+    return collect(Reader(find_sources([str(text) for text in texts]), name, columns).rows(metric))
 
 
 def format_of(text) -> str:
@@ -102,6 +102,7 @@ def test_rows_of_several_metrics_are_told_apart(write):
         ("bench.json", '{"machine_info": {}, "benchmarks": [{}]}', "is no file of pytest-benchmark"),
         ("bench.json", '{"machine_info": {}, "benchmarks": []}', "is empty"),
         ("h.json", '{"results": [{"command": 1, "median": 1, "times": 3}]}', "is no file of hyperfine"),
+        ("metrics.json", {"accuracy": "high", "done": True}, "has no number"),
         ("chart.csv", '"Step","a - loss","a - loss__MIN","a - loss__MAX"\n0,1,1,1\n', "export of a chart"),
     ],
 )
@@ -124,6 +125,17 @@ def test_an_arm_may_be_named_before_its_files(write):
         find_sources([f"a={folder / '0.csv'}", f"b={folder / '0.csv'}"])
     with pytest.raises(InputError, match="does not exist"):
         find_sources(["a=nowhere/*.csv"])
+
+
+def test_metrics_of_a_script_are_a_file_per_seed(write):
+    for seed, accuracy in enumerate((0.5, 0.75, float("nan"))):
+        write(f"{seed}/metrics.json", {"accuracy": accuracy, "epochs": 3, "name": "a", "best": True})
+    folder = write("other.txt", "").parent
+    assert scores([f"a={folder}/[01]/metrics.json"], "accuracy").arms == {"a": {0: 0.5, 1: 0.75}}
+    with pytest.raises(InputError, match="no metric 'name': choose from: accuracy, epochs"):
+        scores([f"a={folder}/0/metrics.json"], "name")
+    with pytest.raises(InputError, match=r"2/metrics.json, row 1: accuracy is 'nan'"):
+        scores([f"a={folder}/2/metrics.json"], "accuracy")
 
 
 def test_every_file_has_items_or_none_has(write):
