@@ -31,6 +31,8 @@ AT_TERMINAL = "PREFECT__FLOW_RUN_ID" not in os.environ
 if AT_TERMINAL:
     DEFAULTS["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
 
+# What the user has not set: a command that is not of this project runs without it.
+SET_HERE = {name for name in DEFAULTS if name not in os.environ}
 for name, value in DEFAULTS.items():
     os.environ.setdefault(name, value)
 

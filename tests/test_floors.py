@@ -20,7 +20,7 @@ FLOORS = [
     {"reread/batches"},
     {"reread/preprocessing", "reread/training", "reread/evaluation"},
     {"reread/planning"},
-    {"reread/tracking"},
+    {"reread/tracking", "reread/arms"},
     {"tasks", "benchmarks", "reread/studies"},
     {"flows"},
     {"reread/commands"},

@@ -36,8 +36,10 @@ def refuse_file(output: Path | None) -> None:
         raise InputError(f"--output {output} is a file: give a folder")
 
 
-def judged(given: ClaimFile, texts: Sequence[str]) -> dict[str, Any]:
-    """Return verdict.json of the claims on these files of scores."""
+def judged(
+    given: ClaimFile, texts: Sequence[str], arms: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Return verdict.json of the claims on these files of scores. arms: how their scores were made, if known."""
     reader = Reader(find_sources(texts), given.format, given.columns)
     scores: dict[str | None, Scores] = {}
 
@@ -52,26 +54,32 @@ def judged(given: ClaimFile, texts: Sequence[str]) -> dict[str, Any]:
     look = which_look({"second_look": given.second_look, "seeds": range(fewest)})
     verdicts = judge_claims(claims, by_metric, given.alpha, look, given.cautions or (), given.earlier_reads)
     inputs = [input_of(*pair) for pair in zip(reader.sources, reader.formats, strict=True)]
-    return make_document(claims, verdicts, by_metric, inputs, reader.columns, given.provenance)
+    return make_document(claims, verdicts, by_metric, inputs, reader.columns, given.provenance, arms)
 
 
 def input_of(source: Source, name: str) -> dict[str, Any]:
     return {"file": source.text, "arm": source.arm, "format": name, "sha256": digest_of(source)}
 
 
-def deliver(document: Mapping[str, Any], output: Path | None, as_json: bool, exit_code: bool) -> None:
-    """Write the verdicts to ``output``, print them, and exit by them where ``exit_code`` is given."""
+def deliver(
+    document: Mapping[str, Any],
+    output: Path | None,
+    as_json: bool,
+    exit_code: bool,
+    texts: Mapping[str, str] | None = None,
+) -> None:
+    """Write the verdicts and other ``texts`` by their name to ``output``, print them, and exit by them if asked to."""
     if output is not None:
-        write_output(output, document)
+        write_output(output, document, texts or {})
     print_json(document) if as_json else print_table(summary(document))
     if exit_code:
         raise typer.Exit(code_of(document["claims"]))
 
 
-def write_output(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write the verdict, its page and its badge; all are made before the first is written."""
-    texts = {FILE: json_text(document), REPORT: report_page(document), BADGE: badge(document["claims"])}
-    for name, text in texts.items():
+def write_output(folder: Path, document: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+    """Write ``texts``, the verdict, its page and its badge; all are made before the first is written."""
+    made = {FILE: json_text(document), REPORT: report_page(document), BADGE: badge(document["claims"])}
+    for name, text in {**texts, **made}.items():
         write_text(folder / name, text)
 
 

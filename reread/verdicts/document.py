@@ -156,6 +156,32 @@ class Rule(Part):
     text: str
 
 
+Digests = Annotated[dict[str, Sha256], Field(description="The sha256 of files by their path from the claim file.")]
+
+
+class Machine(Part):
+    """The machine that commands ran on, without its name."""
+
+    platform: str
+    python: str
+    gpus: list[str]
+
+
+class Made(Part):
+    """The command that made the scores of an arm."""
+
+    repository: str | None = Field(description="The URL or the name of the repository; null: a folder as it was.")
+    commit: str | None
+    tree: str | None = Field(description="Git's digest of all files of the commit.")
+    folder: str | None = Field(description="The folder of the revision in which the command ran; null: its root.")
+    command: str = Field(description="With {seed}, {out}, and {folder} of the claim file.")
+    sources: Digests
+    lock: Digests
+    data: Digests
+    machine: Machine
+    runs: dict[str, str] = Field(description="The key of each seed's run.")
+
+
 class Document(Part):
     """The verdicts on claims that were named and judged together."""
 
@@ -164,6 +190,7 @@ class Document(Part):
     inputs: list[Input]
     columns: dict[str, str] = Field(description="The columns that were named as arm, seed, score, item, group, metric.")
     provenance: Provenance
+    arms: dict[str, Made] | None = Field(None, description="Of `reread claim`: how the scores of each arm were made.")
     claims: Annotated[list[Judged], Field(min_length=1)]
 
 
@@ -182,6 +209,7 @@ def make_document(
     inputs: Sequence[Mapping[str, Any]],
     columns: Mapping[str, str],
     provenance: Provenance,
+    arms: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return verdict.json as JSON values. It has no time and no host: equal scores and claims give equal bytes."""
     content = {
@@ -190,6 +218,7 @@ def make_document(
         "inputs": list(inputs),
         "columns": dict(columns),
         "provenance": provenance.model_dump(),
+        **({"arms": dict(arms)} if arms else {}),
         "claims": [
             record(claim, verdict, scores[claim.metric].analyses)
             for claim, verdict in zip(claims, verdicts, strict=True)

@@ -1,0 +1,62 @@
+"""The scores of finished runs: what commands write into {out}, as one table that `reread judge` reads.
+
+metrics.json    {"accuracy": 0.93, ...}
+items.csv       a row per test item: item, score and, optionally, group and metric; counts where a run has both
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+
+from reread.arms.jobs import Job
+from reread.importers import Source, Table, find_format
+from reread.importers.metrics import FILE as METRICS
+from reread.importers.rows import ARM, GROUP, ITEM, METRIC, SCORE, SEED, Reader
+from reread.storage.errors import InputError
+
+ITEMS = "items.csv"
+FILES = (ITEMS, METRICS)
+TABLE = "scores.csv"
+
+
+def source_of(job: Job) -> Source:
+    """Return the file of a run's scores; InputError where it has none."""
+    name = next((name for name in FILES if (job.out / name).is_file()), None)
+    if name is None:
+        raise InputError(f"{job.out} has neither {METRICS} nor {ITEMS}: let the command write one")
+    return Source(str(job.out / name), job.arm, job.seed)
+
+
+def read_scores(job: Job) -> Table:
+    """Return a run's scores as they are; InputError where its file is missing or cannot be read."""
+    source = source_of(job)
+    table: Table = find_format(source).read(source)
+    if source.path.name == ITEMS and ITEM not in table.columns:
+        raise InputError(f"{source.text} has no column '{ITEM}': write item and score")
+    return table
+
+
+def scores_table(jobs: Sequence[Job], metrics: Sequence[str]) -> str:
+    """Return the table of these metrics as CSV: a row for each arm, seed and, where runs have items, item.
+
+    InputError names the file of a run that lacks a metric, or whose score is no finite number.
+    """
+    sources = [source_of(job) for job in jobs]
+    alone = next((source for source in sources if source.path.name != sources[0].path.name), None)
+    if alone is not None:
+        raise InputError(f"{sources[0].text} has the scores of one run and {alone.text} of another: write one kind")
+    reader = Reader(sources)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    header: list[str] = []
+    for metric in metrics:
+        rows = reader.rows(metric)
+        optional = {ITEM: rows.item, GROUP: rows.group}
+        columns = {ARM: rows.arm, SEED: rows.seed, METRIC: [metric] * len(rows.arm)}
+        columns |= {name: column for name, column in optional.items() if column is not None}
+        columns[SCORE] = [repr(score) for score in rows.score]
+        if not header:
+            header = list(columns)
+            writer.writerow(header)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue()
