@@ -83,7 +83,7 @@ def find_revision(name: str, repository: str | None, place: Path, cache: Path) -
 
 def mirror(url: str, revision: str, cache: Path) -> Path:
     """Return the mirror of a repository, made or, where ``revision`` may have moved, brought up to date."""
-    directory = cache / REPOSITORIES / f"{content_key(url)}.git"
+    directory = cache.resolve() / REPOSITORIES / f"{content_key(url)}.git"
     at = f"--git-dir={directory}"
     with file_lock(directory.with_suffix(".lock")):
         try:

@@ -1,0 +1,105 @@
+"""A claim on two branches of a small repository, and the means to run it in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from reread.storage.source import ROOT
+from tests.conftest import clean_environment
+
+# Writes the score of a seed, after whatever the test inserts.
+SCRIPT = """\
+import json, os, pathlib, signal, subprocess, sys, time
+seed, out = int(sys.argv[1]), pathlib.Path(sys.argv[2])
+(out / "began").open("a").write("x")
+# here
+score = BASE + [0.000, 0.003, -0.002, 0.001, -0.001, 0.002][seed % 6]
+(out / "metrics.json").write_text(json.dumps({"accuracy": score}))
+"""
+RUN = f"{sys.executable} train.py {{seed}} {{out}}"
+
+
+@dataclass
+class Claim:
+    """A folder with claim.yaml and a repository of the script: the treatment's branch is better by 0.025."""
+
+    folder: Path
+
+    @property
+    def repository(self) -> Path:
+        return self.folder / "repository"
+
+    @property
+    def runs(self) -> list[Path]:
+        return sorted((self.folder / ".reread/runs").glob("[0-9a-f]*"))
+
+    def git(self, *arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(self.repository), *arguments], capture_output=True, text=True, check=True,
+            env={**clean_environment(), "GIT_CONFIG_GLOBAL": os.devnull},
+        ).stdout.strip()  # fmt: skip
+
+    def commit(self, inserted: str = "", branch: str = "main", base: float = 0.8, **files: str) -> str:
+        """Commit the script of a branch, with lines inserted before the score is written; return the commit."""
+        self.git("checkout", "-q", "-B", branch)
+        text = SCRIPT.replace("# here", inserted).replace("BASE", str(base))
+        for name, content in {"train.py": text, **files}.items():
+            (self.repository / name).write_text(content)
+        self.git("add", "--all")
+        self.git("-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-q", "--allow-empty", "-m", branch)
+        return self.git("rev-parse", "HEAD")
+
+    def write(self, **values: Any) -> None:
+        """Write claim.yaml; a value of None leaves its name out."""
+        usual = {
+            "repository": "repository",
+            "run": RUN,
+            "arms": {"control": {"git": "main"}, "treatment": {"git": "idea"}},
+            "metric": "accuracy",
+            "margin": 0.005,
+            "seeds": 6,
+        }
+        content = {name: value for name, value in {**usual, **values}.items() if value is not None}
+        (self.folder / "claim.yaml").write_text(yaml.safe_dump(content))
+
+    def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
+        """Start ``reread claim claim.yaml`` in the folder."""
+        # Where the tests run in the background, the shell has SIGINT ignored, also by what they start.
+        return subprocess.Popen(
+            [sys.executable, "-m", "reread", "claim", "claim.yaml", *options], cwd=self.folder, text=True,
+            env={**clean_environment(), "PYTHONPATH": str(ROOT), **environment}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+
+    def run(self, *options: str, code: int = 0, **environment: str) -> tuple[str, str]:
+        """Run the command to its end, check its exit code, and return its stdout and stderr."""
+        process = self.start(*options, **environment)
+        printed, said = process.communicate(timeout=120)
+        assert process.returncode == code, f"{process.returncode}: {printed}\n{said}"
+        return printed, said
+
+    def states(self) -> dict[tuple[str, int], str]:
+        """Return the state of each run by arm and seed."""
+        runs = json.loads(self.run("--dry-run", "--json")[0])["runs"]
+        return {(run["arm"], run["seed"]): run["state"] for run in runs}
+
+
+@pytest.fixture
+def claim(tmp_path: Path) -> Claim:
+    claim = Claim(tmp_path)
+    claim.repository.mkdir()
+    claim.git("init", "-q")
+    claim.commit()
+    claim.commit(branch="idea", base=0.825)
+    claim.git("checkout", "-q", "main")
+    claim.write()
+    return claim

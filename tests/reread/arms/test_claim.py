@@ -1,0 +1,207 @@
+"""A claim from its file to its verdict: what is run, what is cached, and what is said of a run that fails."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from reread.storage.source import ROOT
+
+
+def verdict(claim, *options):
+    return json.loads(claim.run("--json", *options)[0])
+
+
+def test_a_claim_on_two_branches_gives_the_verdict_of_judge_with_how_it_was_made(claim):
+    document = verdict(claim, "--workers", "2", "--output", "verdict", "--exit-code")
+    assert document["claims"][0]["verdict"] == "supported"
+    assert document["claims"][0]["scores"]["control"] == [0.8, 0.803, 0.798, 0.801, 0.799, 0.802]
+    made = document["arms"]["treatment"]
+    assert (made["commit"], made["tree"]) == (claim.git("rev-parse", "idea"), claim.git("rev-parse", "idea^{tree}"))
+    assert made["repository"] == "repository" and list(made["runs"]) == list("012345")
+    folder = claim.folder / "verdict"
+    assert sorted(path.name for path in folder.iterdir()) == ["badge.svg", "report.html", "scores.csv", "verdict.json"]
+    assert json.loads((folder / "verdict.json").read_text()) == document
+    assert made["commit"] in (folder / "report.html").read_text()
+    for command in (("verify", "verdict/verdict.json", "verdict/scores.csv"), ("judge", "verdict/scores.csv")):
+        claimed = ["--treatment", "treatment", "--margin", "0.005", "--json"] if command[0] == "judge" else []
+        again = subprocess.run(
+            [sys.executable, "-m", "reread", *command, *claimed], cwd=claim.folder, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert again.returncode == 0, again.stderr
+    # The last was judge's: the same verdict from the same table.
+    assert json.loads(again.stdout)["claims"] == document["claims"]
+    # Nothing is left in the repository, and git does not see the runs.
+    assert claim.git("status", "--porcelain", "--ignored") == "" and claim.git("worktree", "list").count("\n") == 0
+    subprocess.run(["git", "init", "-q"], cwd=claim.folder, check=True)
+    seen = subprocess.run(["git", "status", "--porcelain"], cwd=claim.folder, capture_output=True, text=True).stdout
+    assert ".reread" not in seen and "claim.yaml" in seen
+
+
+def test_finished_runs_are_cached_and_a_changed_commit_runs_its_arm_again(claim):
+    first = verdict(claim)
+    began = {path: path.read_text() for path in claim.folder.glob(".reread/runs/*/out/began")}
+    assert len(began) == 12 and set(began.values()) == {"x"}
+    printed, said = claim.run("--json")
+    assert json.loads(printed) == first and said.count(": cached") == 12
+    assert began == {path: path.read_text() for path in began}
+    claim.commit("pass", branch="idea", base=0.825)
+    states = claim.states()
+    assert {arm for (arm, _), state in states.items() if state == "run"} == {"treatment"}
+    # A commit of the same files is the same run.
+    claim.commit(branch="idea", base=0.825)
+    assert set(claim.states().values()) == {"cached"}
+    claim.run("--no-cache", "--seeds", "2")
+    assert len(claim.runs) == 12 and set(claim.states().values()) == {"cached"}
+
+
+def test_other_data_another_command_and_another_seed_are_other_runs(claim):
+    (claim.folder / "data.csv").write_text("1\n")
+    claim.write(data="data.csv", seeds=2)
+    claim.run()
+    assert set(claim.states().values()) == {"cached"}
+    (claim.folder / "data.csv").write_text("2\n")
+    assert set(claim.states().values()) == {"run"}
+    (claim.folder / "data.csv").write_text("1\n")
+    claim.write(data="data.csv", seeds=[1, 7])
+    assert claim.states() == {(arm, 1): "cached" for arm in ("control", "treatment")} | {
+        (arm, 7): "run" for arm in ("control", "treatment")
+    }
+    # Settings that change no result change no key.
+    claim.write(data="data.csv", seeds=2, retries=3, time_limit="1 h")
+    assert set(claim.states().values()) == {"cached"}
+
+
+def test_a_damaged_score_is_made_again(claim):
+    first = verdict(claim)
+    scores = claim.runs[0] / "out/metrics.json"
+    scores.write_text('{"accuracy": 0.99}')
+    printed, said = claim.run("--json")
+    assert "is damaged" in said and said.count(": cached") == 11 and json.loads(printed) == first
+
+
+ITEMS = """
+with open(out / "items.csv", "w") as file:
+    print("item,score", file=file)
+    for item in range(40):
+        print(f"q{item},{int((item * 7 + seed) % 10 < 10 * BASE)}", file=file)
+"""
+
+
+def test_items_are_judged_over_items(claim):
+    claim.commit(ITEMS, branch="main", base=0.5)
+    claim.commit(ITEMS, branch="idea", base=0.8)
+    document = verdict(claim)
+    assert document["claims"][0]["analyses"] == ["over seeds", "over seeds and items"]
+    assert document["claims"][0]["items"] == 40
+    with open(claim.folder / ".reread/claim/scores.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 480 and rows[0].keys() == {"arm", "seed", "metric", "item", "score"}
+
+
+def test_an_arm_without_git_runs_in_its_folder_and_is_known_by_its_sources(claim):
+    script = claim.folder / "script.py"
+    script.write_text((claim.repository / "train.py").read_text().replace("0.8 +", "0.9 +"))
+    run = f"{sys.executable} {{folder}}/script.py {{seed}} {{out}} && pwd > {{out}}/where"
+    arms = {"control": {"git": "main", "repository": "repository", "run": f"cd . && {sys.executable} train.py {{seed}} {{out}}"}}
+    claim.write(repository=None, arms={**arms, "treatment": {"run": run, "sources": "*.py", "folder": "repository"}})
+    document = verdict(claim)
+    assert document["claims"][0]["verdict"] == "supported"
+    made = document["arms"]["treatment"]
+    assert made["commit"] is None and list(made["sources"]) == ["script.py"]
+    places = {path.read_text().strip() for path in claim.folder.glob(".reread/runs/*/out/where")}
+    assert places == {str(claim.repository)}
+    script.write_text(script.read_text() + "\n")
+    assert {arm for (arm, _), state in claim.states().items() if state == "run"} == {"treatment"}
+
+
+def test_each_run_has_its_own_copy_of_the_revision(claim):
+    """A file that one command writes beside its script is seen by no other one."""
+    claim.commit('pathlib.Path("own").touch(exist_ok=False)\ntime.sleep(0.2)')
+    claim.run("--workers", "3")
+    assert not list(claim.folder.glob(".reread/runs/*/source"))
+
+
+def test_a_url_is_mirrored_once_and_asked_again_for_a_branch(claim):
+    url = f"file://{claim.repository}"
+    claim.write(repository=url, seeds=2)
+    document = verdict(claim)
+    assert document["arms"]["control"]["repository"] == url
+    claim.commit("pass")
+    assert {arm for (arm, _), state in claim.states().items() if state == "run"} == {"control"}
+    commits = {arm: made["commit"] for arm, made in document["arms"].items()}
+    claim.write(repository=url, seeds=2, arms={arm: {"git": commit} for arm, commit in commits.items()})
+    shutil.rmtree(claim.repository)
+    # Commits that the mirror has need no repository.
+    assert set(claim.states().values()) == {"cached"}
+    claim.write(repository=url, seeds=2)
+    assert "cannot be fetched" in claim.run(code=2)[1]
+
+
+@pytest.mark.parametrize(
+    ("inserted", "said"),
+    [
+        ("raise RuntimeError('no such layer')", ["ended with exit code 1", "RuntimeError: no such layer", "log.txt"]),
+        ("sys.exit()", ["ended without scores", "neither metrics.json nor items.csv"]),
+        ('(out / "metrics.json").write_text("{"); sys.exit()', ["ended without scores", "is not valid JSON"]),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ["was killed by SIGKILL"]),
+    ],
+)
+def test_a_command_that_fails_is_named_with_the_end_of_its_log(claim, inserted, said):
+    claim.commit(f"print('epoch 1', flush=True)\nif seed == 3:\n    {inserted}", branch="idea", base=0.825)
+    printed, errors = claim.run("--exit-code", code=2)
+    assert printed == "" and "Traceback (most recent call last)" not in errors.splitlines()[-1]
+    assert all(words in errors for words in [*said, "epoch 1", "error: treatment, seed 3"])
+    # The others have finished, and are not run again.
+    assert [run for run, state in claim.states().items() if state == "run"] == [("treatment", 3)]
+
+
+@pytest.mark.parametrize(
+    ("inserted", "said"),
+    [
+        ('(out / "metrics.json").write_text(\'{"acuracy": 1}\'); sys.exit()', "no metric 'accuracy': did you mean"),
+        ('(out / "metrics.json").write_text(\'{"accuracy": NaN}\'); sys.exit()', "accuracy is 'nan', no finite number"),
+    ],
+)
+def test_a_score_that_is_missing_or_no_number_is_one_line_and_no_run_is_lost(claim, inserted, said):
+    claim.commit(f"if seed == 3:\n    {inserted}", branch="idea", base=0.825)
+    claim.run(code=2)
+    printed, errors = claim.run(code=2)
+    last = errors.splitlines()[-1]
+    assert printed == "" and last.startswith("error: ") and said in last and errors.count(": cached") == 12
+
+
+def test_a_failed_attempt_is_tried_again_from_nothing(claim):
+    flag = claim.folder / "failed"
+    claim.commit(
+        f"flag = pathlib.Path({str(flag)!r})\nif seed == 1 and not flag.exists():\n    flag.touch()\n    sys.exit(3)"
+    )
+    claim.write(retries=1, seeds=2)
+    _, said = claim.run()
+    assert "control, seed 1: ended with exit code 3" in said and "tried again, 1 of 1" in said
+    assert {path.read_text() for path in claim.folder.glob(".reread/runs/*/out/began")} == {"x"}
+
+
+def test_changes_that_are_not_committed_are_named(claim):
+    (claim.repository / "train.py").write_text("broken")
+    _, said = claim.run()
+    assert "warning: arm 'control' runs commit" in said and "'treatment'" not in said
+
+
+def test_fewer_seeds_than_declared_are_said_in_the_verdict(claim):
+    document = verdict(claim, "--seeds", "4")
+    assert "judged on 4 seeds per arm, and the claim file declares 6" in document["claims"][0]["sentence"]
+    assert not any("declares" in line for line in verdict(claim)["claims"][0]["cautions"])
+
+
+def test_commands_see_the_variables_of_the_user_alone(claim):
+    claim.commit('(out / "seen").write_text(json.dumps(dict(os.environ)))')
+    claim.write(seeds=2)
+    claim.run(MINE="1")
+    seen = json.loads(next(claim.folder.glob(".reread/runs/*/out/seen")).read_text())
+    assert seen["MINE"] == "1" and not {"MKL_NUM_THREADS", "MPLCONFIGDIR", "PREFECT_HOME"} & seen.keys()
