@@ -17,6 +17,7 @@ ROOMS = [
     "tasks",
     "reread.studies",
     "benchmarks",
+    "reread.arms",
     "reread.tracking",
     "reread.planning",
     "reread.importers",
@@ -40,6 +41,7 @@ language = "en"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 # Each member of a registry has a class Settings: an annotation names its own.
 suppress_warnings = ["ref.python"]
+exclude_patterns = ["**/.reread"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_heading_anchors = 3
 

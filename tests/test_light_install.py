@@ -71,6 +71,24 @@ def test_scores_are_judged_and_the_verdict_is_verified(light, tmp_path):
     assert verified.returncode == 0 and "all values agree" in verified.stdout
 
 
+CLAIM = """\
+arms:
+  new: {sources: [], run: "echo '{\\"accuracy\\": 0.9{seed}}' > {out}/metrics.json"}
+  old: {sources: [], run: "echo '{\\"accuracy\\": 0.8{seed}}' > {out}/metrics.json"}
+treatment: new
+metric: accuracy
+margin: 0.005
+seeds: 6
+"""
+
+
+def test_commands_are_run_as_the_arms_of_a_claim(light, tmp_path):
+    (tmp_path / "claim.yaml").write_text(CLAIM)
+    done = reread(light, tmp_path, "claim", "claim.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["claims"][0]["verdict"] == "supported"
+
+
 def test_help_lists_all_commands(light, tmp_path):
     done = reread(light, tmp_path, "--help")
     assert done.returncode == 0 and "publish" in done.stdout

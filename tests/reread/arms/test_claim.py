@@ -108,7 +108,13 @@ def test_an_arm_without_git_runs_in_its_folder_and_is_known_by_its_sources(claim
     script = claim.folder / "script.py"
     script.write_text((claim.repository / "train.py").read_text().replace("0.8 +", "0.9 +"))
     run = f"{sys.executable} {{folder}}/script.py {{seed}} {{out}} && pwd > {{out}}/where"
-    arms = {"control": {"git": "main", "repository": "repository", "run": f"cd . && {sys.executable} train.py {{seed}} {{out}}"}}
+    arms = {
+        "control": {
+            "git": "main",
+            "repository": "repository",
+            "run": f"cd . && {sys.executable} train.py {{seed}} {{out}}",
+        }
+    }
     claim.write(repository=None, arms={**arms, "treatment": {"run": run, "sources": "*.py", "folder": "repository"}})
     document = verdict(claim)
     assert document["claims"][0]["verdict"] == "supported"
