@@ -29,7 +29,7 @@ class SummaryWriter:
 
 
 tensorboard = types.ModuleType("torch.utils.tensorboard")
-tensorboard.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+tensorboard.SummaryWriter = SummaryWriter
 sys.modules["torch.utils.tensorboard"] = tensorboard
 runpy.run_path(sys.argv[0], run_name="__main__")
 Path(out, "metrics.json").write_text(json.dumps(last))

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from reread.arms.settings import read_arms_file
+from reread.storage.files import sha256_file
 from reread.storage.source import ROOT
 
 
@@ -211,3 +213,17 @@ def test_commands_see_the_variables_of_the_user_alone(claim):
     claim.run(MINE="1")
     seen = json.loads(next(claim.folder.glob(".reread/runs/*/out/seen")).read_text())
     assert seen["MINE"] == "1" and not {"MKL_NUM_THREADS", "MPLCONFIGDIR", "PREFECT_HOME"} & seen.keys()
+
+
+def test_the_verdict_of_the_page_is_computed_again_and_is_of_its_claim_file():
+    folder = ROOT / "docs/makemore"
+    done = subprocess.run(
+        [sys.executable, "-m", "reread", "verify", folder / "verdict.json", folder / "scores.csv"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and "all values agree" in done.stdout, done.stderr
+    document, given = json.loads((folder / "verdict.json").read_text()), read_arms_file(folder / "claim.yaml")
+    for name, arm in given.resolved_arms().items():
+        made = document["arms"][name]
+        assert (made["command"], made["commit"], made["repository"]) == (arm.run, arm.git, arm.repository)
+        assert made["sources"] == {arm.sources: sha256_file(folder / arm.sources)}
