@@ -17,12 +17,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def project_flow(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """Make a function a Prefect flow whose runs are named by their experiment."""
+def project_flow(name: str, named: Callable[[], str] = run_name) -> Callable[[Callable[P, R]], Flow[P, R]]:
+    """Make a function a Prefect flow whose runs are ``named`` by that function: by default by their experiment."""
 
     def define(function: Callable[P, R]) -> Flow[P, R]:
         body = locked(failing_in_one_line(outermost_flow(function)))
-        return flow(name=name, flow_run_name=run_name, log_prints=True)(body)
+        return flow(name=name, flow_run_name=named, log_prints=True)(body)
 
     return define
 

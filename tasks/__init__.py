@@ -31,10 +31,14 @@ AT_TERMINAL = "PREFECT__FLOW_RUN_ID" not in os.environ
 if AT_TERMINAL:
     DEFAULTS["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
 
-# What the user has not set: a command that is not of this project runs without it.
 SET_HERE = {name for name in DEFAULTS if name not in os.environ}
 for name, value in DEFAULTS.items():
     os.environ.setdefault(name, value)
 
 # All that is imported stays: with Python's thresholds a sixth of a command's start goes into looking for garbage in it.
 gc.set_threshold(50_000, 20, 100)
+
+
+def users_environment() -> dict[str, str]:
+    """Return the variables as the user has them, for commands that are not of this project."""
+    return {name: value for name, value in os.environ.items() if name not in SET_HERE}

@@ -4,6 +4,7 @@ A run whose command, or whose reread, was killed at any moment has no result.jso
 """
 
 import contextlib
+import contextvars
 import json
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from reread.arms import supervisor
 from reread.arms.jobs import SOURCE, Job
 from reread.arms.scores import FILES, read_scores
 from reread.storage.errors import InputError
-from reread.storage.files import remove_directory, sha256_file, write_json
+from reread.storage.files import remove_directory, sha256_file, write_json, write_text
 from reread.storage.locks import file_lock, holder, run_lock
 from reread.storage.run_folder import JOB, RESULT, TIMING
 
@@ -28,6 +29,7 @@ LAST_LINES = 10
 SIGKILL_EXIT = (-9, 137)
 
 Say = Callable[[str], None]
+RunJob = Callable[[Job, "Running", Say, bool], None]
 
 
 class RunFailed(InputError):
@@ -82,35 +84,6 @@ def close(process: subprocess.Popen[str]) -> None:
         process.stdin.close()
 
 
-def run_all(jobs: Sequence[Job], environment: Mapping[str, str], workers: int, say: Say, fresh: bool = False) -> None:
-    """Run the jobs that are not finished, ``workers`` at a time; RunFailed when all have ended and one failed.
-
-    environment: the variables that the commands see.
-
-    An interrupt ends the commands that run, with all that they started, before it is raised again.
-    """
-    running = Running(environment)
-
-    def attempt(job: Job) -> InputError | None:
-        try:
-            run(job, running, say, fresh)
-        except InputError as error:
-            return error
-        return None
-
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(attempt, job) for job in jobs]
-        try:
-            failures = [failure for future in futures if (failure := future.result())]
-        except BaseException:
-            running.stop()
-            pool.shutdown(cancel_futures=True)
-            raise
-    if failures:
-        others = f"; {len(failures)} of {len(jobs)} runs failed" if len(failures) > 1 else ""
-        raise RunFailed(f"{failures[0]}{others}")
-
-
 def run(job: Job, running: Running, say: Say, fresh: bool = False) -> None:
     """Run a job to its end, or leave it where it is finished; ``fresh``: run it again.
 
@@ -129,6 +102,7 @@ def run(job: Job, running: Running, say: Say, fresh: bool = False) -> None:
         attempts = 1 + (job.settings.retries or 0)
         for number in range(1, attempts + 1):
             begun = time.monotonic()
+            say(f"{job.name}: runs, its log: {job.log}")
             failure = attempt(job, running, lock, first=number == 1)
             if failure is None:
                 seconds = time.monotonic() - begun
@@ -141,6 +115,43 @@ def run(job: Job, running: Running, say: Say, fresh: bool = False) -> None:
             if number < attempts:
                 say(f"{job.name}: tried again, {number} of {attempts - 1}")
     raise RunFailed(f"{job.name} {failure}; its log: {job.log}")
+
+
+def run_all(
+    jobs: Sequence[Job],
+    environment: Mapping[str, str],
+    workers: int,
+    say: Say,
+    fresh: bool = False,
+    run_job: RunJob = run,
+) -> None:
+    """Run the jobs that are not finished, ``workers`` at a time; RunFailed when all have ended and one failed.
+
+    environment: the variables that the commands see. run_job: called in place of ``run``, which it calls. An interrupt
+    ends the commands that run, with all that they started, before it is raised again.
+    """
+    running = Running(environment)
+
+    def failure_of(job: Job) -> InputError | None:
+        try:
+            run_job(job, running, say, fresh)
+        except InputError as error:
+            return error
+        return None
+
+    ignore_in_git(jobs[0].runs.parent)
+    with ThreadPoolExecutor(workers) as pool:
+        # A thread is in the flow run of this one, if there is one.
+        futures = [pool.submit(contextvars.copy_context().run, failure_of, job) for job in jobs]
+        try:
+            failures = [failure for future in futures if (failure := future.result())]
+        except BaseException:
+            running.stop()
+            pool.shutdown(cancel_futures=True)
+            raise
+    if failures:
+        others = f"; {len(failures)} of {len(jobs)} runs failed" if len(failures) > 1 else ""
+        raise RunFailed(f"{failures[0]}{others}")
 
 
 @contextlib.contextmanager
@@ -163,9 +174,9 @@ def attempt(job: Job, running: Running, lock: TextIO, first: bool) -> str | None
     """Run the command once; return how it failed, or None where its scores can be read."""
     directory, kept = job.directory, bool(job.settings.resumes)
     directory.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(directory / SOURCE, ignore_errors=True)
-    if not kept:
-        shutil.rmtree(job.out, ignore_errors=True)
+    for left in (directory / SOURCE, *(() if kept else (job.out,))):
+        if left.exists():
+            shutil.rmtree(left)
     job.out.mkdir(exist_ok=True)
     write_json(directory / JOB, job.record())
     if job.revision is not None:
@@ -210,6 +221,12 @@ def finish(job: Job) -> None:
     shutil.rmtree(job.directory / SOURCE, ignore_errors=True)
     digests = {name: sha256_file(job.out / name) for name in FILES if (job.out / name).is_file()}
     write_json(job.directory / RESULT, {"files": digests})
+
+
+def ignore_in_git(folder: Path) -> None:
+    """Let git ignore the folder of the runs: the claim file may be in a repository of others."""
+    if not (folder / ".gitignore").exists():
+        write_text(folder / ".gitignore", "*\n")
 
 
 def last_lines(path: Path) -> list[str]:

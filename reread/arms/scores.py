@@ -9,12 +9,12 @@ import io
 from collections.abc import Sequence
 
 from reread.arms.jobs import Job
-from reread.importers import Source, Table, find_format
-from reread.importers.metrics import FILE as METRICS
+from reread.importers import Source, Table, find_format, metrics
 from reread.importers.rows import ARM, GROUP, ITEM, METRIC, SCORE, SEED, Reader
 from reread.storage.errors import InputError
 
 ITEMS = "items.csv"
+METRICS = metrics.FILE
 FILES = (ITEMS, METRICS)
 TABLE = "scores.csv"
 
@@ -36,7 +36,15 @@ def read_scores(job: Job) -> Table:
     return table
 
 
-def scores_table(jobs: Sequence[Job], metrics: Sequence[str]) -> str:
+def read_metrics(job: Job) -> dict[str, float]:
+    """Return the numbers of a run's metrics.json, those that are finite; none where it has items alone."""
+    if not (job.out / METRICS).is_file():
+        return {}
+    table: Table = metrics.read(Source(str(job.out / METRICS)))
+    return {name: values[0] for name, values in table.columns.items() if not isinstance(values[0], str)}
+
+
+def scores_table(jobs: Sequence[Job], names: Sequence[str]) -> str:
     """Return the table of these metrics as CSV: a row for each arm, seed and, where runs have items, item.
 
     InputError names the file of a run that lacks a metric, or whose score is no finite number.
@@ -49,7 +57,7 @@ def scores_table(jobs: Sequence[Job], metrics: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     header: list[str] = []
-    for metric in metrics:
+    for metric in names:
         rows = reader.rows(metric)
         optional = {ITEM: rows.item, GROUP: rows.group}
         columns = {ARM: rows.arm, SEED: rows.seed, METRIC: [metric] * len(rows.arm)}

@@ -19,7 +19,6 @@ A finished run is cached by its content: files, command, seed, data and machine.
 nothing. Runs are in .reread/ beside the claim file. Verdicts and exit codes are those of `reread judge`.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -35,10 +34,10 @@ from reread.arms.run import run_all
 from reread.arms.scores import TABLE, scores_table
 from reread.arms.settings import ArmsFile, claims_of, read_arms_file
 from reread.commands.judging import ExitCode, Output, deliver, judged, refuse_file
-from reread.commands.options import AsJson, NoCache, print_json, print_table
+from reread.commands.options import AsJson, NoCache, print_json, print_table, progress
 from reread.storage.errors import BREAKS, printable
 from reread.storage.files import write_text
-from tasks import SET_HERE
+from tasks import users_environment
 
 CACHED, TO_RUN = "cached", "run"
 
@@ -51,6 +50,7 @@ def command(
     workers: Annotated[int, typer.Option(metavar="NUMBER", min=1, help="Commands that run at once.")] = 1,
     no_cache: NoCache = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs; start nothing.")] = False,
+    flow: Annotated[bool, typer.Option("--flow", help="Show the runs in Prefect, and log them in MLflow.")] = False,
     output: Output = None,
     exit_code: ExitCode = False,
     as_json: AsJson = False,
@@ -63,9 +63,15 @@ def command(
     if dry_run:
         print_runs(jobs, as_json)
         return
-    ignore_in_git(file.parent / FOLDER)
-    signal.signal(signal.SIGTERM, interrupt)
-    run_all(jobs, users_environment(), workers, say, no_cache)
+    if flow:
+        from flows.claim import claim
+        from reread.commands.servers import prefect_session
+
+        with progress(as_json=True), prefect_session():
+            claim(str(file), given.seed_list, workers, no_cache)
+    else:
+        signal.signal(signal.SIGTERM, interrupt)
+        run_all(jobs, users_environment(), workers, say, no_cache)
     metrics = list(dict.fromkeys(claim.metric for claim in claims_of(given)))
     table = scores_table(jobs, metrics)
     path = file.parent / FOLDER / file.stem / TABLE
@@ -107,18 +113,6 @@ def print_runs(jobs: Sequence[Job], as_json: bool) -> None:
     print_table(table)
     cached = sum(run["state"] == CACHED for run in runs)
     print(f"{len(runs)} runs: {cached} cached, {len(runs) - cached} to run")
-
-
-def ignore_in_git(folder: Path) -> None:
-    """Let git ignore the folder of the runs: the claim file may be in a repository of others."""
-    path = folder / ".gitignore"
-    if not path.exists():
-        write_text(path, "*\n")
-
-
-def users_environment() -> dict[str, str]:
-    """Return the variables as the user has them, without those that this project sets for its own runs."""
-    return {name: value for name, value in os.environ.items() if name not in SET_HERE}
 
 
 def say(line: str) -> None:

@@ -445,6 +445,21 @@ class Tracking:
             self._log_latest(run.info.run_id, {**shown, **metrics})
         return run.info.run_id
 
+    def command(
+        self, experiment: str, job: Mapping[str, Any], metrics: Mapping[str, float], files: Iterable[Path]
+    ) -> str:
+        """Log a finished run of a command (``reread claim``) to a run of its own, found by its key; return its id.
+
+        job: arm, seed, key, and what else becomes parameters. metrics: its scores. files: its log and what it ran.
+        """
+        experiment_id = self.experiment(experiment)
+        with self._locked():
+            run = self._find_or_create(experiment_id, "command_key", job["key"], f"{job['arm']}-seed-{job['seed']}")
+            self._log_params_and_tags(run, flat(job), {"seed": str(job["seed"]), ROLE: SEED})
+            self._log_latest(run.info.run_id, metrics)
+        self._log_files(run.info.run_id, files)
+        return run.info.run_id
+
     def report(self, experiment: str, files: Iterable[Path], tags: Mapping[str, Any] | None = None) -> str:
         """Log an experiment's report with its figures and tables to a run of its own; return that run's id.
 

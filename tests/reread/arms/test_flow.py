@@ -1,0 +1,56 @@
+"""The runs of a claim in Prefect and MLflow, which decide nothing."""
+
+import shutil
+import signal
+import sqlite3
+
+import pytest
+from mlflow import MlflowClient
+
+from tests.reread.arms.test_kills import HANGS, hangs, processes, until
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
+
+
+@pytest.fixture
+def databases(claim, empty_databases):
+    shutil.copytree(empty_databases, claim.folder, dirs_exist_ok=True)
+
+
+def states(claim, table: str) -> dict[str, str]:
+    with sqlite3.connect(claim.folder / ".prefect/prefect.db") as database:
+        return dict(database.execute(f"select name, state_name from {table}"))
+
+
+def test_each_run_is_a_task_and_a_run_of_mlflow_once(claim, databases):
+    claim.write(seeds=2)
+    claim.run("--flow")
+    claim.run("--flow", "--workers", "2")
+    names = {f"{arm}-{seed}" for arm in ("control", "treatment") for seed in (0, 1)}
+    assert states(claim, "task_run") == dict.fromkeys(names, "Completed")
+    assert states(claim, "flow_run") == {"claim": "Completed"}
+    client = MlflowClient(f"sqlite:///{claim.folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("claim-claim")
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert len(runs) == 4 and runs["treatment-seed-1"].data.metrics == {"accuracy": 0.825 + 0.003}
+    assert runs["treatment-seed-1"].data.params["commit"] == claim.git("rev-parse", "idea")
+    files = {file.path for file in client.list_artifacts(runs["treatment-seed-1"].info.run_id)}
+    assert files == {"job.json", "log.txt", "result.json", "timing.json"}
+
+
+def test_without_mlflow_the_verdict_is_given(claim, databases):
+    claim.write(seeds=2)
+    (claim.folder / "mlflow.db").write_text("no database")
+    printed, said = claim.run("--flow", "--json")
+    assert '"verdict"' in printed and "is not in MLflow" in said
+
+
+def test_ctrl_c_ends_the_commands_of_a_flow(claim, databases):
+    claim.commit(HANGS.format(go=str(claim.folder / "go"), action="SIG_DFL"))
+    claim.write(seeds=2)
+    process = claim.start("--flow")
+    until(lambda: hangs(claim))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130 and processes(claim) == [], said
+    assert states(claim, "flow_run") == {"claim": "Cancelled"}
