@@ -2,6 +2,7 @@
 
 import functools
 import glob
+import importlib.util
 import os
 import platform
 import shutil
@@ -124,13 +125,21 @@ def make_jobs(given: ArmsFile, path: Path) -> list[Job]:
             raise InputError(f"arm '{name}': {error}") from None
         if revision is None and not (place / (arm.folder or "")).is_dir():
             raise InputError(f"arm '{name}': {place / (arm.folder or '')} is no folder: correct `folder`")
-        if arm.gpu and not machine["gpus"]:
-            raise InputError(f"arm '{name}' needs a GPU, and nvidia-smi shows none: remove gpu, or run it elsewhere")
+        if arm.gpu:
+            refuse_no_gpu(name, machine)
         jobs[name] = {
             seed: Job(name, seed, arm, place, revision, {**parts, "seed": seed}, cache / RUNS) for seed in seeds
         }
     refuse_equal_arms({name: by_seed[seeds[0]].key for name, by_seed in jobs.items()})
     return [by_seed[seed] for seed in seeds for by_seed in jobs.values()]
+
+
+def refuse_no_gpu(arm: str, machine: Mapping[str, Any]) -> None:
+    """Raise InputError where there is no GPU, or no torch, by which reread's runs share them."""
+    if not machine["gpus"]:
+        raise InputError(f"arm '{arm}' needs a GPU, and nvidia-smi shows none: remove gpu, or run it elsewhere")
+    if importlib.util.find_spec("torch") is None:
+        raise InputError(f"arm '{arm}' needs a GPU, which takes torch beside reread: `pip install 'reread[gpu]'`")
 
 
 def refuse_equal_arms(keys: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from reread.arms.settings import read_arms_file
+from reread.runtime.gpu_lease import LOCKS
 from reread.storage.files import sha256_file
 from reread.storage.source import ROOT
 
@@ -213,6 +214,37 @@ def test_commands_see_the_variables_of_the_user_alone(claim):
     claim.run(MINE="1")
     seen = json.loads(next(claim.folder.glob(".reread/runs/*/out/seen")).read_text())
     assert seen["MINE"] == "1" and not {"MKL_NUM_THREADS", "MPLCONFIGDIR", "PREFECT_HOME"} & seen.keys()
+
+
+TORCH = """\
+class device: ...
+class cuda:
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 1)
+    get_device_properties = staticmethod(lambda index: type("GPU", (), {"uuid": UUID}))
+"""
+
+
+def test_commands_that_need_a_gpu_take_turns_on_it(claim):
+    """On one GPU of a torch and an nvidia-smi that stand in for it."""
+    programs = claim.folder / "programs"
+    programs.mkdir()
+    uuid = f"test-{os.getpid()}"
+    (programs / "torch.py").write_text(TORCH.replace("UUID", repr(uuid)))
+    (programs / "nvidia-smi").write_text("#!/bin/sh\necho A GPU\n")
+    (programs / "nvidia-smi").chmod(0o755)
+    alone = claim.folder / "alone"
+    for branch, base in (("main", 0.8), ("idea", 0.825)):
+        lines = f"pathlib.Path({str(alone)!r}).mkdir()\ntime.sleep(0.5)\npathlib.Path({str(alone)!r}).rmdir()\n"
+        claim.commit(f'{lines}(out / "gpu").write_text(os.environ["CUDA_VISIBLE_DEVICES"])', branch, base)
+    claim.write(seeds=2, gpu=True)
+    environment = {"PYTHONPATH": f"{programs}:{ROOT}", "PATH": f"{programs}:{os.environ['PATH']}"}
+    printed = claim.run("--workers", "2", "--json", **environment)[0]
+    assert json.loads(printed)["arms"]["control"]["machine"]["gpus"] == ["A GPU"]
+    assert {path.read_text() for path in claim.folder.glob(".reread/runs/*/out/gpu")} == {f"GPU-{uuid}"}
+    logs = [path.read_text() for path in claim.folder.glob(".reread/runs/*/log.txt")]
+    assert any("waiting: other jobs have the visible GPUs" in log for log in logs)
+    (LOCKS / f"gpu-{uuid}.lock").unlink()
 
 
 def test_the_verdict_of_the_page_is_computed_again_and_is_of_its_claim_file():
