@@ -52,7 +52,9 @@ def scores_table(jobs: Sequence[Job], names: Sequence[str]) -> str:
     sources = [source_of(job) for job in jobs]
     alone = next((source for source in sources if source.path.name != sources[0].path.name), None)
     if alone is not None:
-        raise InputError(f"{sources[0].text} has the scores of one run and {alone.text} of another: write one kind")
+        raise InputError(
+            f"{sources[0].text} and {alone.text} are scores of two kinds: let every run write the same one"
+        )
     reader = Reader(sources)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

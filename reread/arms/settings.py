@@ -142,7 +142,7 @@ def claims_of(given: ArmsFile) -> list[Claim]:
 
     def no_scores_yet(metric: str | None) -> Scores:
         if metric is None:
-            raise InputError(f"no metric is named: write metric: NAME, of {{out}}/{'metrics.json'}")
+            raise InputError("no metric is named: write metric: NAME, of {out}/metrics.json or {out}/items.csv")
         return Scores(metric, {arm: {} for arm in arms})
 
     claims = resolve(given, no_scores_yet)

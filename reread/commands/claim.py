@@ -1,4 +1,4 @@
-"""Run commands as the arms of a claim, and judge their scores.
+"""Run commands as the arms of a claim and judge them.
 
 reread claim claim.yaml --dry-run                    # each run with its key: cached, or to run
 reread claim claim.yaml                              # the runs that are missing, then the verdicts

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from reread.storage.source import ROOT
+from tasks import SET_HERE
 from tests.conftest import clean_environment
 
 # Writes the score of a seed, after whatever the test inserts.
@@ -25,6 +26,11 @@ score = BASE + [0.000, 0.003, -0.002, 0.001, -0.001, 0.002][seed % 6]
 (out / "metrics.json").write_text(json.dumps({"accuracy": score}))
 """
 RUN = f"{sys.executable} train.py {{seed}} {{out}}"
+
+
+def as_before_import() -> dict[str, str]:
+    """The variables of a user, also where a test of this process has imported ``tasks``, which sets some."""
+    return {name: value for name, value in clean_environment().items() if name not in SET_HERE}
 
 
 @dataclass
@@ -75,7 +81,7 @@ class Claim:
         # Where the tests run in the background, the shell has SIGINT ignored, also by what they start.
         return subprocess.Popen(
             [sys.executable, "-m", "reread", "claim", "claim.yaml", *options], cwd=self.folder, text=True,
-            env={**clean_environment(), "PYTHONPATH": str(ROOT), **environment}, stdin=subprocess.DEVNULL,
+            env={**as_before_import(), "PYTHONPATH": str(ROOT), **environment}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
