@@ -7,12 +7,15 @@ KIND       optional: "text" or "image", the only kind of data that the network r
 SIZES      optional: named sizes, {"bc-100-12": {"depth": 100, "growth_rate": 12}}; ``network: {size: bc-100-12}``
 load_initial_weights   optional: load_initial_weights(network, settings) puts weights of a file that the settings name
            into a new network
+
+Or it is of another package: reread/storage/outside.py.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reread.storage import outside
 from reread.storage.errors import InputError, nearest
 from reread.storage.files import read_object, sha256_file
 from reread.storage.numeric import numeric_digest, numeric_files
@@ -29,6 +32,26 @@ REGISTRY = Registry("models", "model", ("Settings", "DEBUG", "build"))
 def available() -> list[str]:
     """Return the names of the networks, in order. Files are parsed and not imported, so this needs no torch."""
     return REGISTRY.available()
+
+
+def is_outside(model: str) -> bool:
+    """Return whether ``model`` is of another package, and no file of models/."""
+    return outside.provides(REGISTRY.package, model)
+
+
+def address(model: str) -> str:
+    """Return ``model``, that of an entry point as PACKAGE.MODULE:NAME: where it has no name, the module is found."""
+    return outside.address(REGISTRY.package, model) if is_outside(model) else model
+
+
+def module_name(model: str) -> str:
+    """Return the dotted name of the module that ``model`` is in."""
+    return address(model).partition(":")[0] if is_outside(model) else f"models.{model}"
+
+
+def place(model: str) -> str:
+    """Return where the code of ``model`` is, for a message."""
+    return address(model) if is_outside(model) else f"models/{model}.py"
 
 
 def kind(model: str) -> str | None:
@@ -129,6 +152,8 @@ class SourceChanged(InputError):
 def source_modules(model: str, network: Mapping[str, Any]) -> list[str]:
     """Return the modules that compute a network: its own and those that its settings name, such as an activation."""
     named = members(settings(model, network))
+    if outside.provides(REGISTRY.package, model):
+        return [module_name(model), *sorted({f"{package}.{tagged['name']}" for package, tagged in named})]
     return [f"models.{model}", *sorted({f"{package}.{tagged['name']}" for package, tagged in named})]
 
 

@@ -5,6 +5,7 @@ reread try reviews --dry-run          what it would train, how long that takes, 
 reread try reviews --epochs 10 --seeds 8
 reread try reviews --variant word-average         one network alone, and the baselines
 reread try reviews --variant han --variant mine   HAN and models/mine.py, beside what was tried before
+reread try reviews --variant my_package.nets:TextCNN      a network of another package
 
 Tunes, trains and compares them, and registers the best. Writes experiments/NAME-tuning.yaml, and after tuning
 experiments/NAME.yaml. Sizes and learning rates are chosen on the validation split by one seed of its own; the test

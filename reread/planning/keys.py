@@ -2,7 +2,8 @@
 
 A key is made of the model, its settings and those of training that differ from their defaults, the seed, the prepared
 arrays, the machine, and a digest of the source that computes: training's loop, the model, and the members of
-registries that the settings name. On a GPU that runs the compiled kernels it has the digests of those that this code
+registries that the settings name. A network of another package adds the version of the package, and all its settings:
+nothing here holds their defaults. On a GPU that runs the compiled kernels it has the digests of those that this code
 calls. What a variant is called, and the wording, typing and place of code, change no key.
 """
 
@@ -11,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import models
 from reread import kinds
 from reread.planning.environment import Environment, variable
 from reread.storage.errors import InputError, refuse_unknown
 from reread.storage.files import content_key, read_json
-from reread.storage.numeric import numeric_source
-from reread.storage.settings import members, without_defaults
+from reread.storage.numeric import numeric_source, package_version
+from reread.storage.settings import members, to_json, without_defaults
 from reread.storage.source import ROOT
 
 # The loop, how arrays are opened, how the process computes, and which weights are kept.
@@ -50,10 +52,13 @@ def key_parts(
     ``source``.
     """
     kernels = {"kernels": source["kernels"]} if runs_kernels(machine) else {}
+    outside = models.is_outside(model)
+    version = package_version(models.module_name(model).split(".")[0]) if outside else None
     return {
         **kernels,
+        **({"version": version} if version else {}),
         "model": model,
-        "network": without_defaults(network),
+        "network": to_json(network) if outside else without_defaults(network),
         "training": without_defaults(training),
         "seed": seed,
         "data": data,
@@ -76,7 +81,7 @@ def source(model: str, kind: str | None, *settings: Any, root: Path = ROOT) -> d
     """
     named = {f"{package}.{tagged['name']}" for one in settings for package, tagged in members(one)}
     read = [f"reread.kinds.{kind}:KIND", kinds.module_of(kinds.kind(kind).collator)] if kind else []
-    modules = (*ROOTS, f"models.{model}", *read, *sorted(named))
+    modules = (*ROOTS, models.module_name(model), *read, *sorted(named))
     return source_of(modules, root)
 
 

@@ -134,7 +134,7 @@ def _resolve(name: str, settings: VariantSettings, kind: str | None, manifest_pa
     training = read(TrainingSettings, settings.training, "training")
     variant = Variant(
         name=name,
-        model=settings.model,
+        model=models.address(settings.model),
         data=settings.data,
         preprocessing=settings.preprocessing,
         network=to_json(network),

@@ -11,6 +11,7 @@ once tuning has ended.
 import contextlib
 import copy
 import math
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,24 +62,25 @@ def tuning_of(
 
     It has the variants of an earlier tuning as they are there, apart from those that are tried now. InputError for a
     kind of data that no network here reads, and for an experiment of that name that another hand wrote.
-    only: the variants that are tried, or other networks of models/; none: all variants of the kind.
+    only: the variants that are tried, or other networks, of models/ or of another package; none: all variants of the
+    kind.
     epochs: at most so many; None: those of params.yaml, or more where these are too few. metric: what chooses; None:
     that of the earlier tuning, or that of the task.
     """
     if entry.kind not in VARIANTS:
         raise InputError(f"'{name}' is {entry.kind} data: `reread try` knows {', '.join(VARIANTS)}")
     known = VARIANTS[entry.kind]
-    refuse_unknown(only, {*known, *models.available()}, "the networks")
+    refuse_unknown([one for one in only if not models.is_outside(one)], {*known, *models.available()}, "the networks")
     earlier = written(tuning_name(name))
-    chosen = dict.fromkeys(only or known)
+    chosen = {short_name(one): one for one in only or known}
     variants = dict(earlier.get("variants", {}))
     for one, section in variants.items():
         if one not in chosen and not ("model" in section and isinstance(section.get("grid"), list)):
             raise InputError(
                 f"{path_of(tuning_name(name))}: variants.{one} is not as `reread try` writes it: remove {one} there"
             )
-    for one in chosen:
-        section = copy.deepcopy(known.get(one, {"model": one}))
+    for one, model in chosen.items():
+        section = copy.deepcopy(known.get(one, {"model": models.address(model)}))
         models.refuse_other_kind(section["model"], name, entry.kind)
         if epochs is not None:
             section["training"] = {"max_epochs": epochs}
@@ -90,6 +92,12 @@ def tuning_of(
         "variants": variants,
         "seeds": [TUNING_SEED],
     }
+
+
+def short_name(network: str) -> str:
+    """Return the name of the variant that tries a network: an address of another package without points, which
+    separate settings."""
+    return re.sub("[.:]", "-", network)
 
 
 def experiment_of(

@@ -10,10 +10,12 @@ and so belongs to it. The digest changes with a constant, an operation or anothe
 - the name or place of a file, a new file, and a definition that nothing of these reaches
 
 A module of an installed package is part of it by the version and the files of the package. Those of TORCH are not: the
-versions of torch and numpy stand beside the digest in each key, and safetensors computes nothing.
+versions of torch and numpy stand beside the digest in each key, and safetensors computes nothing. A package that one of
+the ``modules`` is from, where that is outside of the project, is read as the project is.
 """
 
 import ast
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -35,9 +37,12 @@ from reread.storage.source import (
     content,
     edited,
     imported_names,
+    in_project,
     module_file,
+    outside_packages,
     parsed,
     refuse_edited,
+    root_of,
 )
 from reread.storage.source import root_files as files_of
 
@@ -64,6 +69,8 @@ TORCH = ("torch", "numpy", "safetensors")
 NOT_READ = ("DEBUG", "SIZES")
 # Calls that, as a statement, decide no number: they tell, or refuse.
 TELLING = ("print", "refuse_unrecorded", "warnings.warn")
+# Calls whose branch is left out: only networks of other packages take it, whose keys have the source of the package.
+FOR_OUTSIDE = ("outside.provides(",)
 # Of a Kind what batches read: the rest are addresses, which keys follow, and words.
 OF_A_KIND = ("row_array", "augmented")
 KERNELS = "cuda_ext"
@@ -155,11 +162,21 @@ class _Reach:
         pairs = (name.split(":") for name in without if ":" in name)
         self.places_without = {(module_file(module, root), name) for module, name in pairs}
         self.modules: dict[Path, _Module] = {}
+        self.outside: Mapping[str, Path] = {}
 
     def of(self, modules: Iterable[str]) -> Numeric:
         names = [name.partition(":") for name in modules]
-        roots = [(file, name) for module, _, name in names for file in files_of(module, self.root)]
+        self.outside = outside_packages([module for module, _, _ in names], self.root)
+        roots = [(file, name) for module, _, name in names for file in files_of(module, self.root, self.outside)]
         waiting = [place for file, name in roots for place in ([(file, name)] if name else self._all(file))]
+        # The files of its packages run before a module of another package does.
+        parents = {
+            ".".join(parts[:end])
+            for parts in (module.split(".") for module, _, _ in names)
+            if parts[0] in self.outside
+            for end in range(1, len(parts))
+        }
+        waiting += [(file, "") for name in parents if (file := module_file(name, self.root, self.outside))]
         imported = closure([module for module, _, _ in names], self.root, [self._name(file) for file in self._cut()])
         called = {file for file in imported if not self._is_operation(file)}
         waiting += [(file, "") for file in called]
@@ -193,7 +210,7 @@ class _Reach:
         # A file's own text, without what its names are bound to: a difference names the file that was changed alone.
         files: dict[str, list[str]] = {}
         for place in lines:
-            own = files.setdefault(place[0].relative_to(self.root).as_posix(), [])
+            own = files.setdefault(place[0].relative_to(self._root(place[0])).as_posix(), [])
             own += [part.text for part in self._parts(place)]
         digests = {name: _digest(sorted(each)) for name, each in files.items() if each}
         digests |= {f"package {name}": about for name, about in packages.items()}
@@ -235,18 +252,18 @@ class _Reach:
         if base in module.definitions:
             yield name, (file, base)
             return
-        for imported in module.imports.get(base, ()):
+        for imported in module.imports.get(base, module.imports.get("*", ())):
             yield from self._at([*imported.split("."), *rest], file)
 
     def _at(self, parts: list[str], importer: Path) -> Iterator[tuple[str, _Place | None]]:
         address = ".".join(parts)
-        if module_file(parts[0], self.root) is None and not (self.root / parts[0]).is_dir():
+        if parts[0] not in self.outside and not in_project(parts[0], self.root):
             yield address, None
             return
         end = 1
         while end < len(parts) and self._is_module(parts[: end + 1]):
             end += 1
-        file = module_file(".".join(parts[:end]), self.root)
+        file = module_file(".".join(parts[:end]), self.root, self.outside)
         if file is None or file == importer:
             return
         if end == len(parts):
@@ -254,6 +271,8 @@ class _Reach:
             yield address, (file, "*")
             return
         module = self._module(file)
+        if parts[end] == "*":  # of an import of all names
+            yield address, (file, "*")
         if parts[end] in module.definitions:
             yield address, (file, parts[end])
         elif parts[end] in module.imports:
@@ -262,11 +281,16 @@ class _Reach:
             yield address, (file, "*")
 
     def _is_module(self, parts: list[str]) -> bool:
-        return module_file(".".join(parts), self.root) is not None or self.root.joinpath(*parts).is_dir()
+        place = self.outside.get(parts[0])
+        folder = (place.parent if place else self.root).joinpath(*parts)
+        return module_file(".".join(parts), self.root, self.outside) is not None or folder.is_dir()
+
+    def _root(self, file: Path) -> Path:
+        return root_of(file, self.root, self.outside)
 
     def _module(self, file: Path) -> _Module:
         if file not in self.modules:
-            self.modules[file] = _read(file, self.root, self.read(file))
+            self.modules[file] = _read(file, self._root(file), self.read(file))
         return self.modules[file]
 
 
@@ -368,7 +392,7 @@ class _Normalise(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
         test = ast.unparse(node.test)
-        if test in ("TYPE_CHECKING", "typing.TYPE_CHECKING") or test.startswith("__name__ == "):
+        if test in ("TYPE_CHECKING", "typing.TYPE_CHECKING") or test.startswith(("__name__ == ", *FOR_OUTSIDE)):
             return None
         return self.generic_visit(node)
 
@@ -408,6 +432,14 @@ def _is_foreign(top: str) -> bool:
 @functools.cache
 def _distributions() -> Mapping[str, list[str]]:
     return importlib.metadata.packages_distributions()
+
+
+def package_version(top: str) -> str | None:
+    """Return the version of a package's distribution; None where it has none, as a folder of PYTHONPATH."""
+    for name in (*_distributions().get(top, ()), top):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
 
 
 def _package(top: str) -> str:

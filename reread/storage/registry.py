@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from reread.storage import outside
 from reread.storage.errors import InputError, nearest
 from reread.storage.settings import from_json
 from reread.storage.source import ROOT, defined_names
@@ -37,9 +38,17 @@ class Registry:
         return sorted(path.stem for path in self.folder.glob("*.py") if set(self.requires) <= defined_names(path))
 
     def module(self, name: str) -> ModuleType:
-        """Import the member ``name``; InputError names the nearest one where there is none."""
+        """Import the member ``name``; InputError names the nearest one where there is none.
+
+        Another package may provide it (reread/storage/outside.py).
+        """
+        if outside.provides(self.package, name):
+            return outside.module(self.package, name)
         if name not in self.available():
-            raise InputError(f"unknown {self.what} '{name}': {nearest(name, self.available())}")
+            raise InputError(
+                f"unknown {self.what} '{name}': "
+                f"{nearest(name, [*self.available(), *outside.entry_points(self.package)])}"
+            )
         return importlib.import_module(f"{self.package}.{name}")
 
     def resolve(self, tagged: Mapping[str, Any]) -> tuple[ModuleType, Any]:

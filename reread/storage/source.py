@@ -1,12 +1,17 @@
-"""The source of the project, read by ``ast`` and never imported: its files, what they import, and their digests."""
+"""The source of the project, read by ``ast`` and never imported: its files, what they import, and their digests.
+
+A package outside of the project, which a network is from, is read likewise: where modules of it are asked for.
+"""
 
 import ast
 import functools
+import importlib.util
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from reread.storage.errors import InputError
@@ -32,6 +37,11 @@ PARSING = threading.Lock()
 ATTEMPTS = 20
 
 
+# Packages outside of the project by their name: the folder, or the file of a package that is one.
+Outside = Mapping[str, Path]
+NONE: Outside = MappingProxyType({})
+
+
 class NoModule(ValueError):
     """The project has no module of this name."""
 
@@ -49,11 +59,16 @@ def _read_all() -> dict[Path, tuple[tuple[int, int], bytes]]:
 
 # The source as it is when a process starts. Modules are imported at any later time: by then a file may be another.
 _AT_START = _read_all()
+# The places of the outside packages that this process computes with.
+_HELD: set[Path] = set()
 
 
 def content(path: Path) -> bytes:
-    """Return a source file: of this project as it was when the process started, or when it was first asked for."""
-    if not path.is_relative_to(ROOT):
+    """Return a source file: of this project as it was when the process started, or when it was first asked for.
+
+    So is a file of an outside package that a network of this process is from.
+    """
+    if not path.is_relative_to(ROOT) and not any(path.is_relative_to(place) for place in _HELD):
         return path.read_bytes()
     if path not in _AT_START:
         _AT_START[path] = (changed(path), path.read_bytes())
@@ -61,7 +76,7 @@ def content(path: Path) -> bytes:
 
 
 def edited(paths: Iterable[Path]) -> list[Path]:
-    """Return the files of this project whose ``content`` is no longer on the disk."""
+    """Return the files of this project, and of outside packages, whose ``content`` is no longer on the disk."""
     found = []
     for path in paths:
         try:
@@ -115,10 +130,48 @@ def constant(path: Path, name: str) -> Any:
     raise ValueError(f"{path} assigns no {name}")
 
 
-def module_file(name: str, root: Path = ROOT) -> Path | None:
-    """Return the file of the project's module ``name`` (dotted), or None where the project has none."""
+def outside_packages(modules: Iterable[str], root: Path = ROOT) -> dict[str, Path]:
+    """Return the packages of ``modules`` that are installed and not in the project, by name.
+
+    What this process reads of them stays as it is (``content``).
+    """
+    tops = {name.split(".")[0] for name in modules}
+    found = {top: place for top in tops if not in_project(top, root) and (place := _installed(top))}
+    if root == ROOT:
+        _HELD.update(found.values())
+    return found
+
+
+def in_project(top: str, root: Path = ROOT) -> bool:
+    """Return whether the project has a top-level package or module of this name."""
+    return module_file(top, root) is not None or (root / top).is_dir()
+
+
+def _installed(top: str) -> Path | None:
+    """Return the folder of an importable package, or its file; None for one of the project itself, and for none."""
+    if in_project(top):
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    places = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.has_location and spec.origin else ())]
+    return Path(places[0]).resolve() if places else None
+
+
+def root_of(path: Path, root: Path = ROOT, outside: Outside = NONE) -> Path:
+    """Return the folder below which the modules of a file's package are: ``root``, or that of an outside package."""
+    return next((place.parent for place in outside.values() if path.is_relative_to(place)), root)
+
+
+def module_file(name: str, root: Path = ROOT, outside: Outside = NONE) -> Path | None:
+    """Return the file of module ``name`` (dotted) of the project or of a package ``outside``, None where there is
+    none."""
     # Text, and no Path: thousands of names are looked up for each key.
-    stem = os.path.join(root, *name.split("."))
+    top, *rest = name.split(".")
+    stem = os.path.join(outside[top].parent if top in outside else root, top, *rest)
     for candidate in (f"{stem}.py", os.path.join(stem, "__init__.py")):
         if os.path.isfile(candidate):
             return Path(candidate)
@@ -159,33 +212,37 @@ def _imports(path: Path, root: Path, _changed: tuple[int, int] | None) -> frozen
     return frozenset(".".join(names[:end]) for names in parts for end in range(1, len(names) + 1))
 
 
-def imported_files(path: Path, root: Path = ROOT) -> set[Path]:
-    """Return the project's files that ``path`` imports directly, with the ``__init__.py`` of their packages."""
-    names = _imports(path, root, None if path.is_relative_to(ROOT) else changed(path))
-    return {file for name in names if (file := module_file(name, root))}
+def imported_files(path: Path, root: Path = ROOT, outside: Outside = NONE) -> set[Path]:
+    """Return the files of the project and of packages ``outside`` that ``path`` imports directly, with the
+    ``__init__.py`` of their packages."""
+    names = _imports(path, root_of(path, root, outside), None if path.is_relative_to(ROOT) else changed(path))
+    return {file for name in names if (file := module_file(name, root, outside))}
 
 
-def root_files(name: str, root: Path = ROOT) -> list[Path]:
+def root_files(name: str, root: Path = ROOT, outside: Outside = NONE) -> list[Path]:
     """Return the file of module ``name``, or each file of the package; NoModule where there is none."""
-    file = module_file(name, root)
+    file = module_file(name, root, outside)
     if file is None:
         raise NoModule(f"no module {name} in {root}")
     return sorted(file.parent.glob("*.py")) if file.name == "__init__.py" else [file]
 
 
 def closure(modules: Iterable[str], root: Path = ROOT, without: Iterable[str] = ()) -> list[Path]:
-    """Return all files of the project that ``modules`` reach by imports; a package means each of its files.
+    """Return all files that ``modules`` reach by imports, in the project and in the packages of ``modules``; a package
+    means each of its files.
 
     The modules of ``without`` are left out, and so is what only they reach.
     """
+    modules = list(modules)
+    outside = outside_packages(modules, root)
     left_out = {module_file(name, root) for name in without}
-    waiting = [file for name in modules for file in root_files(name, root)]
+    waiting = [file for name in modules for file in root_files(name, root, outside)]
     reached: set[Path] = set()
     while waiting:
         path = waiting.pop()
         if path not in reached and path not in left_out:
             reached.add(path)
-            waiting += imported_files(path, root)
+            waiting += imported_files(path, root, outside)
     return sorted(reached)
 
 
@@ -201,7 +258,7 @@ def refuse_edited(files: list[Path]) -> None:
     """Raise InputError where there are ``files`` that changed while this process ran: it would name the wrong code."""
     if files:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        path = files[0].relative_to(ROOT) if files[0].is_relative_to(ROOT) else files[0]
         raise InputError(
-            f"{files[0].relative_to(ROOT)}{more} changed while this process ran, which imported it as it was before: "
-            "run the command again"
+            f"{path}{more} changed while this process ran, which imported it as it was before: run the command again"
         )

@@ -324,7 +324,7 @@ def _what_and_source(folder: Path, kind: str) -> tuple[str, str | None]:
         known = any(one.name == name and one.serve for one in kinds.kind(kind).baselines)
         return f"baseline '{name}'", baseline_source(kind, name) if known else None
     job = RunFolder(folder).job
-    known = job["model"] in models.available()
+    known = models.is_outside(job["model"]) or job["model"] in models.available()
     return f"network '{job['model']}'", served_source(job, kind) if known else None
 
 

@@ -16,7 +16,7 @@ from reread.storage.files import write_json
 from reread.storage.numeric import numeric_digest
 from reread.storage.prepared import DESCRIPTION, SPLITS, Prepared, open_prepared
 from reread.storage.run_folder import JOB, RESULT, RunFolder
-from reread.storage.source import ROOT, closure
+from reread.storage.source import closure, outside_packages, root_of
 from reread.tracking.baseline_predictor import SERVED, STATE
 from reread.tracking.predictor import THRESHOLD
 
@@ -124,8 +124,9 @@ def _write_threshold(folder: Path, threshold: float | None) -> None:
 def _copy_source(folder: Path, modules: list[str]) -> list[Path]:
     """Copy the files that ``modules`` reach into folder/code; return the top folders there."""
     code = folder / "code"
+    outside = outside_packages(modules)
     for path in closure(modules):
-        copy = code / path.relative_to(ROOT)
+        copy = code / path.relative_to(root_of(path, outside=outside))
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
     return sorted(code.iterdir())

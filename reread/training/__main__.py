@@ -248,6 +248,8 @@ def train(
     try:
         result = processes.lead(lambda: folder.result if folder.finished and not folder.damage() else None)
         if result is None:
+            if models.is_outside(job.model):
+                models.settings_class(job.model)  # says where its package is missing
             refuse_other_sources(path, given)
             from reread.training.run import (
                 run,  # torch takes two seconds to import, and a finished run does not need it

@@ -101,8 +101,8 @@ def refuse_padding(network: nn.Module, model: str, prepared: Prepared, rows: np.
             difference = float((scores(network(*plain)) - scores(network(*padded))).abs().max())
         if not difference <= TOLERANCE:
             raise InputError(
-                f"models/{model}.py lets padding into its output: more of it changes a score by {difference:.2g}; mask "
-                "all that is beyond the counts of words and sentences, then run again"
+                f"{models.place(model)} lets padding into its output: more of it changes a score by {difference:.2g}; "
+                "mask all that is beyond the counts of words and sentences, then run again"
             )
 
 
@@ -116,7 +116,7 @@ def refuse_no_gradient(
     network.zero_grad(set_to_none=True)
     if left:
         raise InputError(
-            f"models/{model}.py has a weight that the loss does not depend on: '{left[0]}'; use it or remove it"
+            f"{models.place(model)} has a weight that the loss does not depend on: '{left[0]}'; use it or remove it"
         )
 
 
@@ -131,10 +131,11 @@ def refuse_no_export(network: nn.Module, model: str, inputs: tuple[Tensor, ...])
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise InputError(
-            f"models/{model}.py cannot be exported for any batch size ({type(error).__name__}: "
+            f"{models.place(model)} cannot be exported for any batch size ({type(error).__name__}: "
             f"{reason[0] if reason else 'no reason given'}): let no shape or branch depend on values"
         ) from None
     if not difference <= TOLERANCE:
         raise InputError(
-            f"models/{model}.py gives other scores when it is exported: they differ by {difference:.2g} for fewer rows"
+            f"{models.place(model)} gives other scores when it is exported: they differ by {difference:.2g} for fewer "
+            "rows"
         )
