@@ -89,6 +89,7 @@ class Reader(Protocol):
     """Reads a user's input for a served model. It is packed with the model, and so is what its module imports.
 
     FILES       files of the prepared folder that it needs
+    OPTIONAL    files that some prepared folders have for it, each with the package that reads it; may be left out
     PACKAGES    installed packages that it needs, beside numpy, pandas and torch
     PARAMETERS  parameters of a request with their defaults
     """

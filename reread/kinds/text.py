@@ -1,9 +1,12 @@
 """Text: documents of sentences of words."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from reread.kinds import Baseline, Kind
+from reread.storage.errors import InputError
 from reread.storage.settings import Range
 
 Share = Annotated[float, Range(0, 1, exclusive=True)]
@@ -27,6 +30,23 @@ class WordVectors:
 
 
 @dataclass(frozen=True)
+class Tokenizer:
+    """A file of the library ``tokenizers`` by which documents become tokens, in place of words.
+
+    path: from the current folder, in no key; sha256: of the file, 64 hex digits.
+    """
+
+    path: str = field(default="", metadata={"key": False})
+    sha256: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise InputError("the tokenizer has no path: give that of a tokenizer.json")
+        if not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise InputError(f"sha256 is '{self.sha256}': give the 64 hex digits that `sha256sum FILE` prints")
+
+
+@dataclass(frozen=True)
 class Settings:
     """The preparation of documents.
 
@@ -34,12 +54,24 @@ class Settings:
     min_count        a word seen less often in the training split becomes <unk>
     rows_per_class   at most this many rows per class in each split; None: all
     word_vectors     word2vec of the training split; None: none are trained
+    tokenizer        tokens of a file's tokenizer in place of words; each document is one sentence of them; None: words
     """
 
     length_quantile: LengthQuantile = LengthQuantile()
     min_count: Annotated[int, Range(1)] = 5
     rows_per_class: Annotated[int, Range(1)] | None = None
     word_vectors: WordVectors | None = None
+    tokenizer: Tokenizer | None = None
+
+
+def token_ids(about: Mapping[str, int | None]) -> list[int]:
+    """Return the tokenizer's id of each number of a token; 0 for padding or unknown where it has none.
+
+    about: ``tokenizer`` of prepared.json.
+    """
+    special = [about["padding"], about["unknown"]]
+    others = [one for one in range(about["size"] or 0) if one not in special]
+    return [*(one or 0 for one in special), *others]
 
 
 KIND = Kind(

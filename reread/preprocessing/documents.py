@@ -20,6 +20,7 @@ import numpy as np
 
 from reread.kinds.text import Settings as TextSettings
 from reread.kinds.text import WordVectors
+from reread.preprocessing import tokenised, tokenizer
 from reread.preprocessing.blocks import (
     BLOCK_BYTES,
     SHOWN_DOCUMENTS,
@@ -50,7 +51,12 @@ def libraries(settings: TextSettings) -> tuple[str, ...]:
 
 
 def prepare(data: TextDataSet, settings: TextSettings, working: Path) -> dict[str, Any]:
-    """Write the arrays as ``write_documents`` does, in as many processes as reread/preprocessing/workers.py chooses."""
+    """Write the arrays as ``write_documents`` does, in as many processes as reread/preprocessing/workers.py chooses.
+
+    A tokenizer of its own runs in this process (reread/preprocessing/tokenised.py).
+    """
+    if tokenizer.asked(settings):
+        return tokenised.prepare(data, settings, working)
     with open_workers(count_blocks(data), working) as run:
         return write_documents(data, settings, working, run)
 

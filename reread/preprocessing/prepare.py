@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from reread import kinds
+from reread.preprocessing import tokenised, tokenizer
 from reread.preprocessing.manifest import DATA_DIRECTORY, MANIFEST_PATH, Manifest, open_data_set
 from reread.preprocessing.raw import refuse_shared_groups
 from reread.preprocessing.settings import settings_for
@@ -48,6 +49,8 @@ def prepared_key(name: str, settings: Mapping[str, Any] | None, manifest_path: P
     """
     entry = Manifest.load(manifest_path).entry(name)
     kind, typed = kinds.kind(entry.kind), settings_for(entry.kind, name, settings)
+    if tokenizer.asked(typed):
+        return tokenised.key(prepared_key(name, {**(settings or {}), "tokenizer": None}, manifest_path), typed)
     libraries = ("numpy", *(kinds.load(kind.libraries)(typed) if kind.libraries else ()))
     return content_key(
         {

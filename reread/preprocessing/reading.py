@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from reread.kinds import Reading
+from reread.preprocessing import tokenizer
 from reread.preprocessing.text import keep, number, segment
 from reread.preprocessing.vocabulary import UNKNOWN_INDEX, word_index
 from reread.storage.errors import InputError
@@ -29,6 +30,7 @@ class TextReader:
     """
 
     FILES = ("vocabulary.json",)
+    OPTIONAL = {tokenizer.FILE: tokenizer.PACKAGE}
     PACKAGES = ("blingfire",)
     PARAMETERS = {"attention": True}
 
@@ -37,6 +39,7 @@ class TextReader:
         self.kept_sentences, self.kept_words = (
             description["lengths"][level]["kept"] for level in ("sentences", "words")
         )
+        self.tokenizer = tokenizer.Tokenizer(folder / tokenizer.FILE) if "tokenizer" in description else None
 
     @staticmethod
     def model_input(values: Any, description: Mapping[str, Any]) -> Any:
@@ -61,6 +64,8 @@ class TextReader:
     def limits(description: Mapping[str, Any]) -> list[str]:
         """Return what the network does not read."""
         sentences, words = (description["lengths"][level]["kept"] for level in ("sentences", "words"))
+        if "tokenizer" in description:
+            return [f"Reads the first {words} tokens of a document."]
         return [
             f"Reads the first {sentences} sentences of a document and the first {words} words of each.",
             f"Knows {description['vocabulary_size']:,} words; any other is one unknown word to it.",
@@ -96,11 +101,18 @@ class TextReader:
         """Return one empty document."""
         return [""]
 
+    def sentences(self, text: str) -> list[list[str]]:
+        """Return the words of a text by sentence, or its tokens as one sentence."""
+        if self.tokenizer is None:
+            return segment(text)
+        (found,) = self.tokenizer.encode([text])
+        return [[self.tokenizer.vocabulary[one] for one in found]] if len(found) else []
+
     def read(self, rows: Sequence[str]) -> Reading:
         """Read one or more raw texts. Only what is kept of a document stays in memory, however long it is."""
         words, tokens, word_counts, unknown, cut = [], [], [], [], []
         for text in rows:
-            sentences = segment(text)
+            sentences = self.sentences(text)
             kept = keep(sentences, self.kept_sentences, self.kept_words)
             numbers, counts = number(kept, self.index, self.kept_sentences, self.kept_words)
             words.append(kept)

@@ -69,8 +69,9 @@ TORCH = ("torch", "numpy", "safetensors")
 NOT_READ = ("DEBUG", "SIZES")
 # Calls that, as a statement, decide no number: they tell, or refuse.
 TELLING = ("print", "refuse_unrecorded", "warnings.warn")
-# Calls whose branch is left out: only networks of other packages take it, whose keys have the source of the package.
-FOR_OUTSIDE = ("outside.provides(",)
+# Calls whose branch is left out. It is for networks of other packages, or for data sets with a tokenizer of their own:
+# their keys have the source that it leads to, and the keys of all others do without it.
+BRANCHES = ("outside.provides(", "tokenizer.asked(")
 # Of a Kind what batches read: the rest are addresses, which keys follow, and words.
 OF_A_KIND = ("row_array", "augmented")
 KERNELS = "cuda_ext"
@@ -392,7 +393,7 @@ class _Normalise(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
         test = ast.unparse(node.test)
-        if test in ("TYPE_CHECKING", "typing.TYPE_CHECKING") or test.startswith(("__name__ == ", *FOR_OUTSIDE)):
+        if test in ("TYPE_CHECKING", "typing.TYPE_CHECKING") or test.startswith(("__name__ == ", *BRANCHES)):
             return None
         return self.generic_visit(node)
 

@@ -72,7 +72,8 @@ def pack(run_directory: Path, folder: Path, threshold: float | None) -> Package:
         )
     reader = kinds.load(kind.reader)
     needed = [run.weights, run.directory / RESULT, prepared.directory / DESCRIPTION]
-    needed += [prepared.directory / name for name in reader.FILES]
+    optional = _optional(reader, prepared.directory)
+    needed += [prepared.directory / name for name in (*reader.FILES, *optional)]
     for file in needed:
         if not file.is_file():
             raise InputError(f"{file} is missing: remove its folder and run again to make it")
@@ -81,7 +82,7 @@ def pack(run_directory: Path, folder: Path, threshold: float | None) -> Package:
     _write_threshold(network, threshold)
     code = _copy_source(folder, [*served_modules(job, prepared.kind), *NETWORK_CODE, f"reread.kinds.{prepared.kind}"])
     example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
-    requirements = _requirements("torch", *reader.PACKAGES)
+    requirements = _requirements("torch", *reader.PACKAGES, *optional.values())
     return Package(SERVED_MODEL, NETWORK, network, code, requirements, example, dict(reader.PARAMETERS))
 
 
@@ -95,7 +96,8 @@ def pack_baseline(baseline: "Baseline", prepared: Prepared, name: str, folder: P
     destination = folder / BASELINE
     destination.mkdir(parents=True)
     shutil.copyfile(baseline.directory / MODEL, destination / STATE)
-    for file in (DESCRIPTION, *reader.FILES):
+    optional = _optional(reader, prepared.directory)
+    for file in (DESCRIPTION, *reader.FILES, *optional):
         shutil.copyfile(prepared.directory / file, destination / file)
     write_json(destination / SERVED, {"baseline": name})
     _write_threshold(destination, label_threshold(baseline.metrics))
@@ -103,7 +105,7 @@ def pack_baseline(baseline: "Baseline", prepared: Prepared, name: str, folder: P
         folder, [*baseline_modules(prepared.kind, name), *BASELINE_CODE, f"reread.kinds.{prepared.kind}"]
     )
     example = reader.model_input(reader.example(prepared, EXAMPLES), prepared.description)
-    requirements = _requirements("scikit-learn", "scipy", *reader.PACKAGES)
+    requirements = _requirements("scikit-learn", "scipy", *reader.PACKAGES, *optional.values())
     return Package(SERVED_BASELINE, BASELINE, destination, code, requirements, example, {})
 
 
@@ -119,6 +121,11 @@ def label_threshold(metrics: Mapping[str, Any]) -> float | None:
 def _write_threshold(folder: Path, threshold: float | None) -> None:
     if threshold is not None:
         write_json(folder / THRESHOLD, {"threshold": threshold})
+
+
+def _optional(reader: Any, prepared: Path) -> dict[str, str]:
+    """Return the reader's optional files that are in a prepared folder, each with the package that reads it."""
+    return {name: package for name, package in getattr(reader, "OPTIONAL", {}).items() if (prepared / name).is_file()}
 
 
 def _copy_source(folder: Path, modules: list[str]) -> list[Path]:

@@ -269,6 +269,7 @@ PLACES = {
     "reread/batches/subsets.py": "the places of rows that were given",
     "reread/preprocessing/documents.py": "writes them",
     "reread/preprocessing/images.py": "writes them",
+    "reread/preprocessing/tokenised.py": "writes them",
     "reread/kinds/symbols.py": "writes them",
     "reread/preprocessing/manifest.py": "counts of the manifest",
     "reread/planning/reach.py": "counts rows",
