@@ -1,0 +1,67 @@
+"""reread index: a page of all verdicts in a folder, each computed again first."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from reread.storage.source import ROOT
+from tests.reread.evaluation.pages import accessibility_faults, open_page
+from tests.reread.tracking.comparison import browser, missing
+
+
+@pytest.fixture
+def verdicts(reread, tmp_path) -> Path:
+    """A folder with a verdict of reread judge and two published experiments."""
+    folder = tmp_path / "verdicts"
+    reread("judge", str(ROOT / "docs/claim.yaml"), "--output", str(folder / "swish"))
+    for name in ("precision-han", "quantiles-docstrings"):
+        shutil.copytree(ROOT / "results" / name, folder / "published" / name)
+    return folder
+
+
+def test_verdicts_of_both_kinds_are_listed_with_their_files(reread, verdicts, tmp_path):
+    site = tmp_path / "site"
+    said = reread("index", str(verdicts), "--output", str(site), "--title", "Claims <here>")
+    entries = json.loads((site / "index.json").read_text())
+    assert said.startswith(f"{len(entries)} claims: ")
+    assert Counter(entry["file"] for entry in entries) == {
+        "swish/verdict.json": 2,
+        "published/precision-han/verdicts.json": 3,
+        "published/quantiles-docstrings/verdicts.json": 3,
+    }
+    assert {entry["verdict"] for entry in entries} == {"equivalent", "supported", "different", "inconclusive"}
+    page = (site / "index.html").read_text()
+    assert "Claims &lt;here&gt;" in page and all(entry["claim"] in page for entry in entries)
+    # What the page links to is copied; the folder of the verdicts got nothing.
+    assert (site / "swish/verdict.json").is_file() and (site / "swish/report.html").is_file()
+    assert not list(verdicts.glob("index.*"))
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_the_page_filters_and_can_be_read_by_all(reread, verdicts):
+    reread("index", str(verdicts))
+    with browser() as driver:
+        open_page(driver, verdicts / "index.html")
+        assert accessibility_faults(driver) == [] and driver.get_log("browser") == []
+        rows = driver.find_elements("css selector", "table.sortable tbody tr")
+        assert len(rows) == 8
+        driver.find_element("css selector", "input.filter").send_keys("precision-han")
+        assert sum(row.is_displayed() for row in rows) == 3
+
+
+def test_a_verdict_that_its_scores_do_not_give_stops_the_page(reread, verdicts):
+    path = verdicts / "swish/verdict.json"
+    content = json.loads(path.read_text())
+    content["claims"][0]["verdict"] = "supported"
+    path.write_text(json.dumps(content))
+    said = reread("index", str(verdicts), code=2)
+    assert "verdict is published as 'supported', and the rule gives 'equivalent'; nothing is written" in said
+    assert not list(verdicts.glob("index.*"))
+
+
+def test_a_folder_without_verdicts_is_refused(reread, tmp_path):
+    assert f"{tmp_path} has no verdicts" in reread("index", str(tmp_path), code=2)
+    assert "there is no folder" in reread("index", str(tmp_path / "none"), code=2)
