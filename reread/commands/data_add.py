@@ -4,7 +4,7 @@ reread data add reviews.csv --text body --label stars
 reread data add reviews.csv                              columns are guessed and shown
 reread data add news.jsonl --label topics --task multi-label
 reread data add letters/                                 a folder per class, or train/ and test/ with one per class
-reread data add reviews.csv --dry-run                    columns are guessed and shown, and nothing is added
+reread data add reviews.csv --dry-run                    a preview: columns, rows, classes, splits; nothing is written
 reread data add photos/ --split split.csv --group patient --size 64
 
 Reads CSV, TSV, JSON lines and Parquet, as a stream. Without a split, rows are split by their content, and rows of one
@@ -12,22 +12,29 @@ group stay together. A text that is in two splits is left out of the earlier one
 Then: `dvc add data`, and commit data.dvc and data.manifest.json.
 """
 
+import contextlib
 import re
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from reread.commands.options import AsJson, print_json, progress
+from reread.commands.options import AsJson, print_json, print_table, progress
 from reread.storage.errors import InputError
 from reread.storage.files import content_key, write_text
 from reread.storage.locks import file_lock
 
+if TYPE_CHECKING:
+    from reread.preprocessing.own_data import Preview
+
 CARD = "card.md"
+# Of a preview: characters of a text, and classes by their number of rows.
+SHOWN_CHARACTERS, SHOWN_CLASSES = 70, 20
 LOCKS = Path(".locks")
 
 
@@ -43,12 +50,12 @@ def lock_of(name: str) -> Path:
     return LOCKS / f"data-{content_key(name)}.lock"
 
 
-@contextmanager
-def _alone(name: str) -> Iterator[None]:
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
     """Hold the lock of a data set, whose files, entry and card belong together; InputError where another holds it."""
     with file_lock(lock_of(name), blocking=False) as held:
         if not held:
-            raise InputError(f"another process adds '{name}': wait until it ends, or choose another --name")
+            raise InputError(f"another process adds or removes '{name}': wait until it ends, or choose another --name")
         yield
 
 
@@ -76,31 +83,36 @@ def command(
     ] = None,
     source: Annotated[str, typer.Option(metavar="TEXT", help="Where the data is from, for its card.")] = "",
     licence: Annotated[str, typer.Option(metavar="TEXT", help="Its licence, for its card.")] = "unknown",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the columns and add nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print a preview and write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     from reread.planning.manifest import read_manifest
     from reread.preprocessing.ingest import absent_classes, data_card, sizes
     from reread.preprocessing.manifest import DATA_DIRECTORY, open_data_set
-    from reread.preprocessing.own_data import add_table, open_table
+    from reread.preprocessing.own_data import add_table, open_table, preview
 
     if name is None and not (name := name_of(path)):
         raise InputError(f"'{path.name}' has no letter of a to z and no digit: name the data set by --name")
     read_manifest()
     card = DATA_DIRECTORY / name / CARD
-    with progress(as_json), _alone(name):
+    with progress(as_json), contextlib.nullcontext() if dry_run else alone(name):
         table = open_table(path, split, content=text, labels=label or (), group=group, identity=identity, task=task)
         if size is not None and table.columns.kind != "image":
             raise InputError(f"--size resizes images, and {path} has texts: leave it out")
         for line in table.lines():
             print(line)
-        if not dry_run:
+        if dry_run:
+            seen = preview(name, table, size, say=print)
+        else:
             entry = add_table(name, table, source, licence, size, say=print)
             data = open_data_set(name)
             write_text(card, data_card(data))
     if dry_run:
         if as_json:
-            print_json(asdict(table.columns))
+            print_json({**asdict(table.columns), **seen.to_json()})
+            return
+        print_preview(seen)
+        print("Nothing was written: without --dry-run the data set is added")
         return
     if as_json:
         print_json({"name": name, "card": str(card), **entry.to_json()})
@@ -112,3 +124,27 @@ def command(
     for line in absent_classes(data):
         print(f"warning: {line}")
     print(f"Card: {card}\nNext: reread try {name}\n      dvc add data, and commit data.dvc and data.manifest.json")
+
+
+def print_preview(seen: "Preview") -> None:
+    """Print the first rows, the classes with their rows by split, and the splits."""
+    rows = Table(box=None, padding=(0, 3, 0, 0))
+    for title in ("row", "labels", "split", "text or file"):
+        rows.add_column(title, no_wrap=True)
+    for row in seen.rows:
+        labels = ", ".join(seen.classes[number] for number in row.labels)
+        text = " ".join(row.text.split())
+        short = text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+        rows.add_row(*map(Text, (row.id, labels, row.split, short)))
+    print_table(rows)
+    classes = Table(box=None, padding=(0, 3, 0, 0))
+    classes.add_column("class", no_wrap=True)
+    for split in seen.splits:
+        classes.add_column(split, justify="right")
+    largest = sorted(range(len(seen.classes)), key=lambda number: -seen.counts[number].sum())[:SHOWN_CLASSES]
+    for number in sorted(largest):
+        classes.add_row(Text(seen.classes[number]), *map(str, seen.counts[number]))
+    if rest := len(seen.classes) - len(largest):
+        classes.add_row(f"and {rest} with fewer rows")
+    classes.add_row("all rows", *map(str, seen.splits.values()))
+    print_table(classes)

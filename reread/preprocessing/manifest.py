@@ -158,17 +158,17 @@ def check_corpus(labels: np.ndarray, entry: DataSetEntry, where: Path | str) -> 
     ``labels`` as encode_labels returns them.
     """
     present = len(np.unique(labels)) if entry.task == "single-label" else len(entry.classes)
-    check_census(len(labels), present, entry, where)
+    check_census(len(labels), present, entry.splits, where)
 
 
-def check_census(rows: int, classes: int, entry: DataSetEntry, where: Path | str) -> None:
-    """Do as check_corpus does, with the number of rows and of the classes that occur."""
+def check_census(rows: int, classes: int, splits: Mapping[str, int], where: Path | str) -> None:
+    """Do as check_corpus does, with the number of rows, of the classes that occur, and of the rows of each split."""
     if rows == 0:
         raise InputError(f"{where} has no rows: a data set needs rows in {', '.join(SPLITS)}")
     if classes < 2:
         raise InputError(f"{where} has rows of one class alone: nothing can be learned, give it rows of two or more")
     for split in SPLITS:
-        if not entry.splits.get(split):
+        if not splits.get(split):
             raise InputError(f"{where} has no rows in split '{split}': each of {', '.join(SPLITS)} needs some")
 
 

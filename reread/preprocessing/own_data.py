@@ -14,7 +14,7 @@ import re
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from reread.storage.files import below, canonical_json, published_directory, sha
 from reread.storage.prepared import SPLITS
 
 HEAD_ROWS = 1000
+PREVIEW_ROWS = 3
 MOST_CLASSES = 1000
 SHARES = {"test": 0.15, "validation": 0.15}
 OF_TRAIN = 0.1  # of the training split becomes validation where a table has none
@@ -69,6 +70,29 @@ class _Scan:
     def leave_out(self, why: str, where: str) -> None:
         self.left_out[why] += 1
         self.first_left_out.setdefault(why, where)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A data set that is not added: its first rows in the table's order, and how many it has of what.
+
+    counts: int64 [K, 3], rows of each class in train, validation and test; dropped: {why: rows}.
+    """
+
+    rows: tuple[Document, ...]
+    classes: tuple[str, ...]
+    counts: np.ndarray
+    splits: dict[str, int]
+    dropped: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        by_split = (dict(zip(SPLITS, row, strict=True)) for row in self.counts.tolist())
+        return {
+            "rows": [row._asdict() for row in self.rows],
+            "classes": dict(zip(self.classes, by_split, strict=True)),
+            "splits": self.splits,
+            "dropped": dict(self.dropped),
+        }
 
 
 @dataclass(frozen=True)
@@ -244,6 +268,39 @@ def add_table(
 
     size: pixels to which images are resized; None: all have one size. InputError names the row and column at fault.
     """
+    about, count, rows = _chosen(name, table, source, licence, manifest_path, say)
+    if table.columns.kind == "image":
+        return _add_images(name, table, about, rows, count, size, data_directory, manifest_path, say)
+    with published_directory(Path(data_directory) / name, replace=True) as working:
+        entry = _write_documents(name, working, rows, about)
+    record(name, entry, manifest_path)
+    return entry
+
+
+def preview(
+    name: str,
+    table: Table,
+    size: int | None = None,
+    manifest_path: Path = MANIFEST_PATH,
+    say: Callable[[str], None] = lambda line: None,
+) -> Preview:
+    """Read and check a table as ``add_table`` does, and write nothing. InputError for all that it would refuse."""
+    about, _, rows = _chosen(name, table, "", "", manifest_path, say)
+    census, shown = _Census(about, table.columns.kind), []
+    if table.columns.kind == "image":
+        rows = ((where, document) for where, document, _ in _with_pixels(table, rows, size, say))
+    for where, document in rows:
+        census.add(document, where)
+        if len(shown) < PREVIEW_ROWS:
+            shown.append(document)
+    census.check(name)
+    return Preview(tuple(shown), tuple(about.classes), census.counts, census.splits(), about.dropped)
+
+
+def _chosen(
+    name: str, table: Table, source: str, licence: str, manifest_path: Path, say: Callable[[str], None]
+) -> tuple[About, int, Iterator[tuple[str, Document]]]:
+    """Return what is known of the data set, the number of rows that are kept, and these rows as ``_kept_rows`` does."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InputError(f"data set name {name!r}: use letters, digits, '-' and '_', a letter or digit first")
     if name in SOURCES.available():
@@ -274,14 +331,8 @@ def add_table(
     for line in _repetitions(content[kept], labels, table.columns):
         say(line)
     numbers, split = np.frombuffer(scan.number, np.int64)[kept], split[kept]
-    del scan, content, labels  # of no more use, and large
     rows = _kept_rows(table, {label: place for place, label in enumerate(classes)}, numbers, split)
-    if table.columns.kind == "image":
-        return _add_images(name, table, about, rows, len(split), size, data_directory, manifest_path, say)
-    with published_directory(Path(data_directory) / name, replace=True) as working:
-        entry = _write_documents(name, working, rows, about)
-    record(name, entry, manifest_path)
-    return entry
+    return about, len(split), rows
 
 
 def _natural(label: str) -> tuple[Any, ...]:
@@ -403,34 +454,62 @@ def _kept_rows(
         place += 1
 
 
+class _Census:
+    """What the last reading knows of the rows that are kept.
+
+    counts: int64 [K, 3], rows of each class in train, validation and test; split uint8 [N]; the rest bytes per row.
+    """
+
+    def __init__(self, about: About, kind: str) -> None:
+        self.about, self.kind = about, kind
+        self.counts = np.zeros((len(about.classes), len(SPLITS)), np.int64)
+        self.split = array("B")
+        self.lines, self.exact, self.normalised, self.ids, self.groups = (bytearray() for _ in range(5))
+        self.group_names: dict[str, int] = {}
+
+    def add(self, document: Document, where: str) -> bytes:
+        """Count a row and return its line of documents.jsonl; InputError where it cannot be a row."""
+        check_document(document, self.about.task, len(self.about.classes), where)
+        try:
+            line = document_line(document)
+        except UnicodeEncodeError:
+            raise InputError(f"{where}: the text has a character that UTF-8 cannot encode") from None
+        self.lines += hashlib.sha256(line).digest()
+        self.exact += _digest(document.text.encode())
+        self.normalised += _digest(normalised_text(document.text).encode())
+        self.ids += _digest(document.id.encode())
+        if document.group is not None:
+            self.groups += self.group_names.setdefault(document.group, len(self.group_names)).to_bytes(8, "little")
+        self.split.append(SPLITS.index(document.split))
+        self.counts[list(document.labels), self.split[-1]] += 1
+        return line
+
+    def splits(self) -> dict[str, int]:
+        """Return the rows of each split."""
+        return {split: self.split.count(number) for number, split in enumerate(SPLITS)}
+
+    def check(self, name: str) -> None:
+        """Raise InputError where rows share an id, splits a group, or a split or all classes but one have no row."""
+        if self.kind == "text" and len(np.unique(np.frombuffer(self.ids, "V16"))) < len(self.split):
+            raise InputError(f"{name}: two rows have the same id: give another column by --id, or none")
+        if self.groups:
+            splits = np.frombuffer(self.split, np.uint8)
+            refuse_shared_groups(np.frombuffer(self.groups, np.int64), list(self.group_names), splits, name)
+        several = self.about.task == "multi-label"
+        present = len(self.about.classes) if several else int(self.counts.any(axis=1).sum())
+        check_census(len(self.split), present, self.splits(), name)
+
+
 def _write_documents(name: str, directory: Path, rows: Iterator[tuple[str, Document]], about: About) -> DataSetEntry:
     """Write documents.jsonl in the order of ``reread.preprocessing.raw_text.write`` and return its manifest entry."""
-    classes, several = len(about.classes), about.task == "multi-label"
-    lines, exact, normalised, ids, groups = (bytearray() for _ in range(5))
-    split, ends = array("B"), array("q", [0])
-    counts, group_names = np.zeros(classes, np.int64), {}
+    census = _Census(about, "text")
+    ends = array("q", [0])
     unordered = directory / "unordered"
     with open(unordered, "wb") as file:
         for where, document in rows:
-            check_document(document, about.task, classes, where)
-            try:
-                line = document_line(document)
-            except UnicodeEncodeError:
-                raise InputError(f"{where}: the text has a character that UTF-8 cannot encode") from None
-            lines += hashlib.sha256(line).digest()
-            exact += _digest(document.text.encode())
-            normalised += _digest(normalised_text(document.text).encode())
-            ids += _digest(document.id.encode())
-            if document.group is not None:
-                groups += group_names.setdefault(document.group, len(group_names)).to_bytes(8, "little")
-            split.append(SPLITS.index(document.split))
-            counts[list(document.labels)] += 1
-            ends.append(ends[-1] + file.write(line + b"\n"))
-    splits, digests = np.frombuffer(split, np.uint8), np.frombuffer(lines, "V32")
-    if len(np.unique(np.frombuffer(ids, "V16"))) < len(splits):
-        raise InputError(f"{name}: two rows have the same id: give another column by --id, or none")
-    if groups:
-        refuse_shared_groups(np.frombuffer(groups, np.int64), list(group_names), splits, name)
+            ends.append(ends[-1] + file.write(census.add(document, where) + b"\n"))
+    census.check(name)
+    splits, digests = np.frombuffer(census.split, np.uint8), np.frombuffer(census.lines, "V32")
     order = np.lexsort((np.argsort(np.argsort(digests)), splits))
     with open(unordered, "rb") as source, open(directory / DOCUMENTS, "wb") as file:
         for row in order.tolist():
@@ -440,7 +519,7 @@ def _write_documents(name: str, directory: Path, rows: Iterator[tuple[str, Docum
     version = hashlib.sha256(canonical_json([list(about.classes), about.task]).encode())
     version.update(np.sort(digests).tobytes())
     path = directory / DOCUMENTS
-    entry = DataSetEntry(
+    return DataSetEntry(
         kind="text",
         task=about.task,
         classes=tuple(about.classes),
@@ -448,13 +527,11 @@ def _write_documents(name: str, directory: Path, rows: Iterator[tuple[str, Docum
         licence=about.licence,
         version=version.hexdigest(),
         files={path.name: FileEntry(sha256_file(path), path.stat().st_size, len(splits))},
-        splits={one: int((splits == number).sum()) for number, one in enumerate(SPLITS)},
-        leaks={how: _leaks(keys, splits) for how, keys in (("exact", exact), ("normalised", normalised))},
+        splits=census.splits(),
+        leaks={how: _leaks(keys, splits) for how, keys in (("exact", census.exact), ("normalised", census.normalised))},
         dropped=dict(about.dropped),
-        groups=STORED if groups else "",
+        groups=STORED if census.groups else "",
     )
-    check_census(len(splits), classes if several else int((counts > 0).sum()), entry, name)
-    return entry
 
 
 def _leaks(keys: bytearray, split: np.ndarray) -> dict[str, int]:
@@ -485,12 +562,9 @@ def _add_images(
     several = about.task == "multi-label"
     labels = np.zeros((count, len(about.classes)), np.uint8) if several else np.zeros(count, np.int32)
     split, groups, images = np.zeros(count, np.uint8), [], None
-    deep, largest = 0, 0
     Path(data_directory).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=data_directory, prefix=f".{name}.") as working:
-        for row, (where, document) in enumerate(rows):
-            pixels, largest_here = read_image(table.file_of(document.text, where), where, size)
-            deep, largest = deep + (largest_here > 0), max(largest, largest_here)
+        for row, (_, document, pixels) in enumerate(_with_pixels(table, rows, size, say)):
             if images is None:
                 shape = (count, *pixels.shape)
                 file = Path(working) / "images.npy"
@@ -499,19 +573,31 @@ def _add_images(
                 if hasattr(os, "posix_fallocate"):  # macOS lacks it
                     with open(file, "r+b") as reserved:
                         os.posix_fallocate(reserved.fileno(), 0, file.stat().st_size)
-            if pixels.shape != images.shape[1:]:
-                raise InputError(
-                    f"{where}: {document.text} is {list(pixels.shape)} and the first {list(images.shape[1:])}: resize "
-                    "them by --size PIXELS, and give all of them the same colours"
-                )
             images[row], split[row] = pixels, SPLITS.index(document.split)
             groups.append(document.group)
             if several:
                 labels[row, list(document.labels)] = 1
             else:
                 labels[row] = document.labels[0]
-        if deep:
-            say(f"16 bits: {_rows(deep)} of 16 bits per pixel, of which 8 are kept: {largest:,}, the largest value, is "
-                f"{(largest + OF_8_BITS // 2) // OF_8_BITS}")  # fmt: skip
         known = groups if groups and groups[0] is not None else None
         return add_data_set(name, ImageRows(about, images, labels, split, known), data_directory, manifest_path)
+
+
+def _with_pixels(
+    table: Table, rows: Iterator[tuple[str, Document]], size: int | None, say: Callable[[str], None]
+) -> Iterator[tuple[str, Document, np.ndarray]]:
+    """Yield each row with its image, uint8 [H, W, 1 or 3]. InputError for a broken one or one of another shape."""
+    deep, largest, shape = 0, 0, None
+    for where, document in rows:
+        pixels, largest_here = read_image(table.file_of(document.text, where), where, size)
+        deep, largest = deep + (largest_here > 0), max(largest, largest_here)
+        shape = shape or pixels.shape
+        if pixels.shape != shape:
+            raise InputError(
+                f"{where}: {document.text} is {list(pixels.shape)} and the first {list(shape)}: resize "
+                "them by --size PIXELS, and give all of them the same colours"
+            )
+        yield where, document, pixels
+    if deep:
+        say(f"16 bits: {_rows(deep)} of 16 bits per pixel, of which 8 are kept: {largest:,}, the largest value, is "
+            f"{(largest + OF_8_BITS // 2) // OF_8_BITS}")  # fmt: skip

@@ -92,7 +92,7 @@ class Census:
     def check(self, data: TextDataSet) -> None:
         """Raise InputError where nothing can be learned from the rows."""
         classes = len(self.classes) if data.entry.task == "single-label" else len(data.entry.classes)
-        check_census(self.rows, classes, data.entry, data.directory / DOCUMENTS)
+        check_census(self.rows, classes, data.entry.splits, data.directory / DOCUMENTS)
         refuse_one_class(data.name, self.training_labels)
 
 

@@ -76,7 +76,7 @@ def prepare(data: TextDataSet, settings: Settings, working: Path) -> dict[str, A
     if settings.rows_per_class is None:
         several = data.entry.task == "multi-label"
         classes = len(data.entry.classes) if several else len(np.unique(encoded))
-        check_census(len(rows), classes, data.entry, data.directory / DOCUMENTS)
+        check_census(len(rows), classes, data.entry.splits, data.directory / DOCUMENTS)
         refuse_one_class(data.name, {labels[row] for row in np.flatnonzero(split == 0)})
     for name, one in zip(ids, tokens, strict=True):
         if not len(one):

@@ -1,12 +1,16 @@
 """`reread data add`: what is refused, and two commands at once."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from reread.commands.app import main
+from reread.preprocessing.ingest import class_counts
 from reread.preprocessing.manifest import open_data_set
 from reread.storage.source import ROOT
 
@@ -32,11 +36,50 @@ def test_a_size_of_texts_is_refused(here):
     assert not Path("data").exists() and not Path("data.manifest.json").exists()
 
 
-def test_a_dry_run_prints_the_columns_and_adds_nothing(here):
-    said = here("data", "add", write_table("mine.csv", 60), "--dry-run")
-    assert "text   text" in said and "label  label" in said
-    assert json.loads(here("data", "add", "mine.csv", "--dry-run", "--json"))["labels"] == ["label"]
-    assert not Path("data").exists() and not Path("data.manifest.json").exists()
+def test_a_dry_run_shows_what_would_be_added_and_writes_nothing(here):
+    path = Path(write_table("mine.csv", 60))
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('"a [bold] text\nof two lines",sport\n,tech\nno label,\nnot known,NA\n')
+    before = sorted(Path().rglob("*"))
+    said = here("data", "add", "mine.csv", "--dry-run")
+    assert "text   text" in said and "label  label" in said and "line 64" in said
+    seen = json.loads(here("data", "add", "mine.csv", "--dry-run", "--json"))
+    assert sorted(Path().rglob("*")) == before
+    assert seen["labels"] == ["label"] and [row["id"] for row in seen["rows"]] == ["0", "1", "2"]
+    here("data", "add", "mine.csv")
+    data = open_data_set("mine")
+    assert (seen["splits"], seen["dropped"]) == (data.entry.splits, data.entry.dropped)
+    counts = {name: list(rows.values()) for name, rows in seen["classes"].items()}
+    assert counts == dict(zip(data.entry.classes, class_counts(data).tolist(), strict=True))
+    # Lines of the card: | sport | 21 | 5 | 5 |
+    for name, row in {**counts, "all rows": seen["splits"].values()}.items():
+        assert [name, *map(str, row)] in [re.split(r" {2,}", line.strip()) for line in said.splitlines()]
+
+
+@pytest.mark.parametrize("fault", ["two rows of one id", "one class", "an image of another size"])
+def test_a_dry_run_refuses_what_data_add_refuses(here, capsys, fault):
+    options = []
+    if fault == "an image of another size":
+        for number in range(40):
+            Path(f"mine/{'ab'[number % 2]}").mkdir(parents=True, exist_ok=True)
+            side = 9 if number == 33 else 8
+            Image.new("RGB", (side, side), (number, 0, 0)).save(f"mine/{'ab'[number % 2]}/{number}.png")
+        path = "mine"
+    else:
+        path = write_table("mine.csv", 60)
+        if fault == "one class":
+            Path(path).write_text("".join(f"{line}\n" for line in Path(path).read_text().split("\n")[::2]))
+        else:
+            options = ["--id", "label", "--label", "text", "--text", "body"]
+            Path(path).write_text("text,label,body\n" + "".join(f"{'ab'[n % 2]},same,no {n}\n" for n in range(60)))
+    before, errors = sorted(Path().rglob("*")), []
+    for dry_run in (["--dry-run"], []):
+        with pytest.raises(SystemExit) as ended:
+            main(["data", "add", path, *options, *dry_run])
+        assert ended.value.code == 2
+        errors.append(capsys.readouterr().err)
+        assert not dry_run or sorted(Path().rglob("*")) == before
+    assert errors[0] == errors[1] and errors[0].startswith("error: ") and errors[0].count("\n") == 1
 
 
 def test_two_at_once_leave_the_files_of_one(here, monkeypatch):

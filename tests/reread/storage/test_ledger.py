@@ -268,6 +268,7 @@ PLACES = {
     "reread/storage/prepared.py": "Prepared.rows refuses those of test without an entry",
     "reread/batches/subsets.py": "the places of rows that were given",
     "reread/preprocessing/documents.py": "writes them",
+    "reread/preprocessing/own_data.py": "counts rows of a data set that it writes",
     "reread/preprocessing/images.py": "writes them",
     "reread/preprocessing/tokenised.py": "writes them",
     "reread/kinds/symbols.py": "writes them",
