@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from reread.storage.source import ROOT
-from tasks import SET_HERE
+from tasks import DEFAULTS
 from tests.conftest import clean_environment
 
 # Writes the score of a seed, after whatever the test inserts.
@@ -29,8 +29,8 @@ RUN = f"{sys.executable} train.py {{seed}} {{out}}"
 
 
 def as_before_import() -> dict[str, str]:
-    """The variables of a user, also where a test of this process has imported ``tasks``, which sets some."""
-    return {name: value for name, value in clean_environment().items() if name not in SET_HERE}
+    """The variables of a user, also where this process or the one before it has imported ``tasks``, which sets some."""
+    return {name: value for name, value in clean_environment().items() if DEFAULTS.get(name) != value}
 
 
 @dataclass
