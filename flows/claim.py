@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from prefect.context import FlowRunContext
 
@@ -9,8 +10,9 @@ from flows.definition import project_flow
 from reread.arms.jobs import Job, make_jobs
 from reread.arms.run import Running, Say, run_all
 from reread.arms.settings import read_arms_file
+from reread.planning.environment import Environment
 from tasks import users_environment
-from tasks.claim import run_command
+from tasks.claim import run_command, run_commands_on_slurm
 from tasks.progress import say
 
 
@@ -21,10 +23,23 @@ def run_name() -> str:
 
 
 @project_flow("claim", run_name)
-def claim(file: str, seeds: list[int], workers: int = 1, fresh: bool = False) -> None:
-    """Run the commands of a claim file that are not finished, and log each in MLflow."""
-    path = Path(file)
-    jobs = make_jobs(replace(read_arms_file(path), seeds=seeds), path)
+def claim(
+    file: str,
+    seeds: list[int],
+    environment: dict[str, Any],
+    machine: dict[str, Any] | None = None,
+    workers: int = 1,
+    fresh: bool = False,
+) -> None:
+    """Run the commands of a claim file that are not finished, here or on Slurm, and log each in MLflow.
+
+    environment: as ``Environment.to_json`` has it. machine: that runs them, as in keys; by default this one.
+    """
+    path, chosen = Path(file), Environment.from_json(environment)
+    jobs = make_jobs(replace(read_arms_file(path), seeds=seeds), path, machine)
+    if chosen.executor == "slurm":
+        run_commands_on_slurm(jobs, chosen.slurm, chosen.runs_per_job, fresh)
+        fresh = False
 
     def run_as_task(job: Job, running: Running, say: Say, fresh: bool) -> None:
         run_command(job, running, say, fresh, f"claim-{path.stem}")

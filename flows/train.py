@@ -73,7 +73,7 @@ def train(
 def _train_jobs(jobs: list[dict[str, Any]], environment: Environment, fresh: bool, wait: bool) -> list[str]:
     """Train jobs that are not finished, on Slurm or several at a time here; return the folders of all runs."""
     if environment.executor == "slurm":
-        from tasks.slurm import train_on_slurm
+        from tasks.slurm_training import train_on_slurm
 
         train_on_slurm(jobs, environment.slurm, environment.runs_per_job, fresh)
         fresh = False

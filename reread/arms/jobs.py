@@ -4,24 +4,26 @@ import functools
 import glob
 import importlib.util
 import os
-import platform
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from reread.arms.machine import this_machine
 from reread.arms.revisions import Revision, find_revision
 from reread.arms.settings import Arm, ArmsFile, command_of, listed
 from reread.storage.digests import Damaged, current_sha256, refuse_damaged
 from reread.storage.errors import InputError
-from reread.storage.files import content_key, read_json
+from reread.storage.files import content_key, read_json, write_text
 from reread.storage.run_folder import LOG, RESULT
 
 FOLDER = ".reread"
 RUNS = "runs"
 OUT, SOURCE = "out", "source"
+# Parts of a key that are digests of files by their paths.
+FILES = ("sources", "lock", "data")
 # What Python and git leave in a folder of sources changes no result.
 NOT_SOURCE = ("__pycache__", ".git", FOLDER)
 
@@ -88,6 +90,14 @@ class Job:
             return f"{self.directory / RESULT} is damaged"
         return None
 
+    def refuse_changed(self) -> None:
+        """Raise InputError where a declared file is no longer the one of the key."""
+        for part in FILES:
+            for name, digest in self.parts[part].items():
+                path = self.place / name
+                if not path.is_file() or current_sha256(path) != digest:
+                    raise InputError(f"{self.name}: {path} has changed since this command began: run it again")
+
     def record(self) -> dict[str, Any]:
         """Return job.json: what ran, and the parts of the key."""
         return {"arm": self.arm, "seed": self.seed, "key": self.key, "key_parts": self.parts, **self.origin}
@@ -98,14 +108,15 @@ class Job:
         return {name: getattr(self.revision, name, None) for name in ("repository", "commit")}
 
 
-def make_jobs(given: ArmsFile, path: Path) -> list[Job]:
+def make_jobs(given: ArmsFile, path: Path, machine: Mapping[str, Any] | None = None) -> list[Job]:
     """Return the jobs of a claim file, all arms of a seed together; InputError for a revision or file that is missing.
 
-    Arms in turn: a drift of the machine is no difference between them.
+    Arms in turn: a drift of the machine is no difference between them. machine: that runs the commands; by default
+    this one.
     """
     place, seeds = path.parent, given.seed_list
     cache = place / FOLDER
-    machine = this_machine()
+    machine = machine or this_machine()
     jobs: dict[str, dict[int, Job]] = {}
     find = functools.cache(lambda name, repository: find_revision(name, repository, place, cache))
     for name, arm in given.resolved_arms().items():
@@ -115,9 +126,7 @@ def make_jobs(given: ArmsFile, path: Path) -> list[Job]:
                 "tree": revision.tree if revision else None,
                 # Where a command without a revision runs is no content: its sources are.
                 "folder": arm.folder if revision else None,
-                "sources": digests_of(arm.sources, place),
-                "lock": digests_of(arm.lock, place),
-                "data": digests_of(arm.data, place),
+                **{part: digests_of(getattr(arm, part), place) for part in FILES},
                 "command": arm.run,
                 "machine": machine,
             }
@@ -132,6 +141,29 @@ def make_jobs(given: ArmsFile, path: Path) -> list[Job]:
         }
     refuse_equal_arms({name: by_seed[seeds[0]].key for name, by_seed in jobs.items()})
     return [by_seed[seed] for seed in seeds for by_seed in jobs.values()]
+
+
+JOB_FILE = TypeAdapter(Job)
+
+
+def write_job(job: Job, path: Path) -> None:
+    """Write a job for a process of another machine that shares the folder and begins in the same one."""
+    write_text(path, JOB_FILE.dump_json(job).decode())
+
+
+def read_job(path: Path) -> Job:
+    """Return the job that ``write_job`` wrote."""
+    return JOB_FILE.validate_json(path.read_bytes())
+
+
+def refuse_other_machine(jobs: Sequence[Job]) -> None:
+    """Raise InputError where a key names another machine than this one."""
+    for job in jobs:
+        if job.parts["machine"] != this_machine():
+            raise InputError(
+                f"{job.name} is a run of {dict(job.parts['machine'])}, and this machine is {this_machine()}: write a "
+                "file by `python -m reread.arms.machine` on this machine, and name it in REREAD_MACHINE"
+            )
 
 
 def refuse_no_gpu(arm: str, machine: Mapping[str, Any]) -> None:
@@ -184,23 +216,3 @@ def digests_of(paths: str | list[str] | None, place: Path) -> dict[str, str]:
                 if not set(NOT_SOURCE) & set(name.parts):
                     digests[name.as_posix()] = current_sha256(file)
     return digests
-
-
-@functools.cache
-def this_machine() -> dict[str, Any]:
-    """Return the platform, the version of `python` on the PATH, and the names of the GPUs; no name of the host."""
-    python = said_by("python", "--version").removeprefix("Python ") or platform.python_version()
-    names = said_by("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
-    return {
-        "platform": f"{platform.system()} {platform.machine()}",
-        "python": python,
-        "gpus": sorted({name.strip() for name in names}),
-    }
-
-
-def said_by(*command: str) -> str:
-    """Return what a program prints; nothing where there is none or it fails."""
-    if shutil.which(command[0]) is None:
-        return ""
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -99,12 +99,14 @@ def run(job: Job, running: Running, say: Say, fresh: bool = False) -> None:
                 return
             say(f"{job.name}: {damage}: it runs again")
             remove_directory(job.directory)
+        job.refuse_changed()
         attempts = 1 + (job.settings.retries or 0)
         for number in range(1, attempts + 1):
             begun = time.monotonic()
             say(f"{job.name}: runs, its log: {job.log}")
             failure = attempt(job, running, lock, first=number == 1)
             if failure is None:
+                job.refuse_changed()
                 seconds = time.monotonic() - begun
                 write_json(job.directory / TIMING, {"seconds": round(seconds, 3), "attempts": number})
                 finish(job)

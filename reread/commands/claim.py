@@ -3,6 +3,7 @@
 reread claim claim.yaml --dry-run                    # each run with its key: cached, or to run
 reread claim claim.yaml                              # the runs that are missing, then the verdicts
 reread claim claim.yaml --workers 4 --exit-code --output verdict
+reread claim claim.yaml --on slurm                   # each run is a task of a Slurm array
 
 The file names arms, each a command in a revision of git or in a folder:
 
@@ -30,12 +31,14 @@ import typer
 from rich.table import Table
 
 from reread.arms.jobs import FOLDER, Job, made_by, make_jobs, warnings
+from reread.arms.machine import read_machine
 from reread.arms.run import run_all
 from reread.arms.scores import TABLE, scores_table
 from reread.arms.settings import ArmsFile, claims_of, read_arms_file
 from reread.commands.judging import ExitCode, Output, deliver, judged, refuse_file
-from reread.commands.options import AsJson, NoCache, print_json, print_table, progress
-from reread.storage.errors import BREAKS, printable
+from reread.commands.options import AsJson, NoCache, On, print_json, print_table, progress
+from reread.planning.environment import EXECUTORS, read_environment
+from reread.storage.errors import BREAKS, printable, refuse_unknown
 from reread.storage.files import write_text
 from tasks import users_environment
 
@@ -51,13 +54,20 @@ def command(
     no_cache: NoCache = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs; start nothing.")] = False,
     flow: Annotated[bool, typer.Option("--flow", help="Show the runs in Prefect, and log them in MLflow.")] = False,
+    on: On = None,
     output: Output = None,
     exit_code: ExitCode = False,
     as_json: AsJson = False,
 ) -> None:
     refuse_file(output)
+    refuse_unknown([on] if on else [], EXECUTORS, "--on")
+    environment = read_environment()
+    environment = environment.model_copy(update={"executor": on or environment.executor})
+    on_slurm = environment.executor == "slurm"
     given = with_seeds(read_arms_file(file), seeds)
-    jobs = make_jobs(given, file)
+    # Of the nodes, whose GPUs this machine may lack.
+    machine = read_machine(environment.machine) if on_slurm and environment.machine else None
+    jobs = make_jobs(given, file, machine)
     for line in warnings(jobs):
         say(f"warning: {line}")
     if dry_run:
@@ -68,7 +78,12 @@ def command(
         from reread.commands.servers import prefect_session
 
         with progress(as_json=True), prefect_session():
-            claim(str(file), given.seed_list, workers, no_cache)
+            claim(str(file), given.seed_list, environment.to_json(), machine, workers, no_cache)
+    elif on_slurm:
+        from tasks.claim import run_commands_on_slurm
+
+        with progress(as_json=True):
+            run_commands_on_slurm.fn(jobs, environment.slurm, environment.runs_per_job, no_cache)
     else:
         signal.signal(signal.SIGTERM, interrupt)
         run_all(jobs, users_environment(), workers, say, no_cache)

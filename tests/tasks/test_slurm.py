@@ -15,13 +15,15 @@ import pytest
 
 import flows.train
 import tasks.slurm
+import tasks.slurm_training
 from reread.planning.resolve import make_plan
 from reread.storage.errors import InputError
 from reread.storage.source import ROOT
 from reread.tracking.runs import open_tracking
-from reread.training.launcher import TrainingFailed, run_training
+from reread.training.launcher import TrainingFailed, run_training, training_command
 from tasks.preprocess import preprocess
-from tasks.slurm import FOLDER, Task, job_file, parameters, submit, train_on_slurm
+from tasks.slurm import Run, Task, submit
+from tasks.slurm_training import FOLDER, job_file, parameters, train_on_slurm, write_job
 from tasks.train import train
 from tests.reread.commands.conftest import make_folder
 from tests.reread.training.outcome import outcome
@@ -84,7 +86,9 @@ def test_jobs_that_are_requeued_or_killed_end_with_the_bytes_of_local_runs(clust
     for name, value in cluster.items():
         monkeypatch.setenv(name, value)
     jobs = jobs_of(LONGER)
-    first, _ = submit(jobs, {}, runs_per_job=1)
+    for job in jobs:
+        write_job(job)
+    first, _ = submit([job_file(job) for job in jobs], training_command(jobs[0]), parameters(jobs, {}), FOLDER)
     for job in jobs:
         wait_for_epoch(job, 2)
     # What preemption does.
@@ -152,18 +156,18 @@ def test_a_wrong_option_and_a_machine_without_slurm_are_refused(folder, monkeypa
 
 
 def test_a_run_is_waited_for_until_slurm_says_that_it_failed(monkeypatch):
-    job, task = {"run_directory": "runs/key"}, Task("7_0", ("runs/key/job.json",))
+    task = Task("7_0", ("job.json",), Path("log"))
     shown, finished = [], []
+    run = Run("job.json", lambda: bool(finished) and not shown)
 
     def wait(*states, ends_with=None):
         """Return how many of the states were left when waiting ended; the run has a result after the last."""
         shown[:] = states
         finished[:] = [ends_with] if ends_with else []
-        tasks.slurm.wait_for([job], {"runs/key/job.json": task}, poll_seconds=0.001)
+        tasks.slurm.wait_for([run], {run.file: task}, poll_seconds=0.001)
         return len(shown)
 
     monkeypatch.setattr(tasks.slurm, "task_states", lambda: {"7_0": state} if (state := shown.pop(0)) else {})
-    monkeypatch.setattr(tasks.slurm, "is_finished", lambda job: bool(finished) and not shown)
     # Slurm may know nothing of a task for a while, and queue it again.
     assert wait(*["running", None, "completing", None] * 50, "requeued", "completed", ends_with="result") == 0
     # Which state a task has that is forgotten, is not known: its result may come.
@@ -186,7 +190,7 @@ def test_the_flow_submits_what_the_environment_sends_to_slurm(folder, monkeypatc
     monkeypatch.setenv("REREAD_EXECUTOR", "slurm")
     monkeypatch.setenv("REREAD_SLURM", '{"partition": "long"}')
     monkeypatch.setenv("REREAD_RUNS_PER_JOB", "3")
-    monkeypatch.setattr(tasks.slurm, "train_on_slurm", stop)
+    monkeypatch.setattr(tasks.slurm_training, "train_on_slurm", stop)
     monkeypatch.setattr(flows.train, "preprocess", lambda plan: {})
     jobs_of([])
     plan = make_plan("tiny", ["densenet-relu", "densenet-swish"], [0])

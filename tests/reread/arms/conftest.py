@@ -76,12 +76,16 @@ class Claim:
         content = {name: value for name, value in {**usual, **values}.items() if value is not None}
         (self.folder / "claim.yaml").write_text(yaml.safe_dump(content))
 
+    def environment(self, **changed: str) -> dict[str, str]:
+        """Return the variables of a user, with some changed, and this checkout's source."""
+        return {**as_before_import(), "PYTHONPATH": str(ROOT), **changed}
+
     def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
         """Start ``reread claim claim.yaml`` in the folder."""
         # Where the tests run in the background, the shell has SIGINT ignored, also by what they start.
         return subprocess.Popen(
             [sys.executable, "-m", "reread", "claim", "claim.yaml", *options], cwd=self.folder, text=True,
-            env={**as_before_import(), "PYTHONPATH": str(ROOT), **environment}, stdin=subprocess.DEVNULL,
+            env=self.environment(**environment), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
