@@ -73,11 +73,13 @@ def signed(value: float, digits: int) -> str:
 
 
 def interval(of: dict[str, float], digits: int, sign: bool = True) -> str:
-    """Return `mean [low, high]`, with signs for differences."""
+    """Return `mean [low, high]`, with signs for differences; the mean alone where one seed leaves no interval."""
     first, low, high = (
         "none" if of[key] is None else signed(of[key], digits) if sign else f"{of[key]:.{digits}f}"
         for key in ("mean", "low", "high")
     )
+    if of["low"] is None and of["high"] is None:
+        return first
     # The interval is not broken over two lines.
     return f"{first} [{low},\N{NO-BREAK SPACE}{high}]"
 
@@ -224,7 +226,8 @@ def power_of_experiments() -> Table:
         seeds = min(len(side) for one in networks for side in one["seeds"].values())
         by_seeds = found[comparisons]
         cells = [f"`{name}`", str(len(judged)), str(seeds)]
-        cells += [percent(by_seeds[seeds][kind]) for kind in ("pairs", "rule")]
+        # Fewer seeds than were simulated cannot show a difference.
+        cells += [percent(by_seeds[seeds][kind] if seeds in by_seeds else 0.0) for kind in ("pairs", "rule")]
         rows.append([*cells, *(enough(by_seeds, kind) for kind in ("pairs", "rule"))])
     head = ["experiment", "comparisons", "seeds", "power by rule 1", "power today"]
     return [*head, "seeds for 80 % by rule 1", "today"], rows
@@ -405,6 +408,9 @@ HEADLINES = (
     ("fastnet", "swish-beta-or-gelu", "CIFAR-10", "Swish with a trained beta is better than GELU."),
     ("swish-densenet", "swish", "CIFAR-10", "Swish is better than ReLU in DenseNet-BC-100-12."),
     ("swish-resnet", "swish", "CIFAR-10", "Swish is better than ReLU in pre-activation ResNet-110."),
+    ("swish-wrn", "swish", "CIFAR-10", "Swish is better than ReLU in WRN-16-4."),
+    ("multimnist", "capsules-equal", "MultiMNIST", "Capsules find both digits more often than equal convolutions."),
+    ("multimnist", "routing", "MultiMNIST", "Three iterations of routing find both digits more often than one."),
     (
         "lars-tuned",
         "lars-or-tuned-warmup",
@@ -926,7 +932,8 @@ def speed_end_to_end() -> Table:
 def gpu_seconds() -> Table:
     """Return the seconds of a GPU that whole experiments took, with their tuning and their evaluation."""
     rows = []
-    for one in read_json("benchmarks/results/2026-11-25-nvidia-h100-x2-experiments.json")["experiments"]:
+    trips = [read_json(str(path)) for path in sorted((ROOT / "benchmarks/results").glob("*-experiments.json"))]
+    for one in (experiment for trip in trips for experiment in trip["experiments"]):
         taken = [one["gpu_seconds"][stage] for stage in ("training", "evaluation")]
         cells = [f"`{one['experiment']}`", str(one["runs"]), str(one["runs_per_gpu"])]
         rows.append([*cells, *map(str, taken), f"{sum(taken) / one['runs']:.1f}"])
