@@ -83,7 +83,7 @@ NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse what is 
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Fail where another process trains a run; default: wait.")]
 On = Annotated[
     str | None,
-    typer.Option("--on", metavar="EXECUTOR", help="Where runs train: local or slurm; default: REREAD_EXECUTOR."),
+    typer.Option("--on", metavar="EXECUTOR", help="Where to run: local or slurm; default: REREAD_EXECUTOR."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 RunKey = Annotated[str, typer.Argument(metavar="RUN", help="A run's key or its beginning.", autocompletion=RUNS)]

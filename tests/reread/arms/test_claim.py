@@ -129,6 +129,22 @@ def test_an_arm_without_git_runs_in_its_folder_and_is_known_by_its_sources(claim
     assert {arm for (arm, _), state in claim.states().items() if state == "run"} == {"treatment"}
 
 
+def test_a_run_whose_declared_file_changes_before_it_ends_has_failed(claim):
+    """Else its scores would stand under the key of a file that they were not made from."""
+    script = claim.folder / "script.py"
+    script.write_text((claim.repository / "train.py").read_text())
+    train = f"{sys.executable} {{folder}}/script.py {{seed}} {{out}}"
+    change = f"{train} && if [ {{seed}} = 1 ]; then echo '#' >> {{folder}}/script.py; fi"
+    claim.write(
+        repository=None, sources="script.py", arms={"control": {"run": train}, "treatment": {"run": change}}, seeds=2
+    )
+    _, said = claim.run(code=2)
+    assert "treatment, seed 1: script.py has changed since this command began: run it again" in said
+    done = [run for run in claim.runs if (run / "result.json").is_file()]
+    made = [json.loads((run / "job.json").read_text()) for run in done]
+    assert {(job["arm"], job["seed"]) for job in made} == {("control", 0), ("treatment", 0), ("control", 1)}
+
+
 def test_each_run_has_its_own_copy_of_the_revision(claim):
     """A file that one command writes beside its script is seen by no other one."""
     claim.commit('pathlib.Path("own").touch(exist_ok=False)\ntime.sleep(0.2)')
