@@ -134,7 +134,7 @@ def test_an_interrupted_ingest_leaves_nothing(folder, monkeypatch):
     monkeypatch.setattr(digits, "rows", interrupted)
     with pytest.raises(KeyboardInterrupt):
         folder.ingest("digits")
-    assert list(folder.data.iterdir()) == [] and not folder.manifest.exists()
+    assert not folder.data.exists() and not folder.manifest.exists()
 
 
 def test_a_changed_pin_is_a_new_version_that_must_be_accepted(folder, corpus_of):
