@@ -37,7 +37,7 @@ from reread.preprocessing.raw import NAME, About, add_data_set, check_about, ref
 from reread.preprocessing.raw_images import ImageRows
 from reread.preprocessing.raw_text import DOCUMENTS, Document, check_document, document_line, normalised_text
 from reread.preprocessing.sources import SOURCES
-from reread.preprocessing.tables import SPLIT_NAMES, Row, read_table
+from reread.preprocessing.tables import SPLIT_NAMES, Row, has_class_folders, read_table
 from reread.storage.errors import InputError
 from reread.storage.files import below, canonical_json, published_directory, sha256_file
 from reread.storage.prepared import SPLITS
@@ -111,7 +111,7 @@ class Table:
     def lines(self) -> list[str]:
         """Say what was found, a line per part."""
         shown = self.columns
-        if self.path.is_dir():
+        if has_class_folders(self.path):
             split = shown.split and "the name of the top folder"
             shown = replace(
                 shown, content="each file", labels=("the name of its folder",), split=split, id="the file's path"
@@ -352,7 +352,7 @@ def _scan(table: Table) -> _Scan:
     scan = _Scan()
     several, first = table.columns.task == "multi-label", {}
     # Folders, and columns of 0 and 1, have names that somebody has given.
-    in_cells = not table.path.is_dir() and len(table.columns.labels) == 1
+    in_cells = not has_class_folders(table.path) and len(table.columns.labels) == 1
     for number, (where, row) in enumerate(read_table(table.path)):
         text = table.content_of(row, where)
         labels = table.labels_of(row, where)

@@ -1,5 +1,7 @@
 """Tables of a user's data as a stream of rows: CSV, TSV, JSON lines, Parquet, and a folder with a folder per class.
 
+reread/preprocessing/hub.py adds what Hugging Face's library datasets reads.
+
 A row is a dict from column to value. A folder has the columns ``file`` (its path), ``label`` and, where its top folders
 are named by splits, ``split``. Memory holds one row, or one batch of a Parquet file.
 """
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from reread.preprocessing.hub import is_of_library, read_library
 from reread.storage.errors import InputError
 
 Row = dict[str, Any]
@@ -26,6 +29,8 @@ SPLIT_NAMES = {
 def read_table(path: Path) -> Iterator[tuple[str, Row]]:
     """Yield where each row is ("reviews.csv, line 7") and the row. InputError names the line that cannot be read."""
     path = Path(path)
+    if is_of_library(path):
+        return read_library(path)
     if path.is_dir():
         return _folder(path)
     if not path.is_file():
@@ -39,6 +44,11 @@ def read_table(path: Path) -> Iterator[tuple[str, Row]]:
     if suffix == ".parquet":
         return _parquet(path)
     return _text_lines(path, _json_lines if "json" in suffix or "nd" in suffix else _delimited)
+
+
+def has_class_folders(path: Path) -> bool:
+    """Return whether the rows of ``path`` are files in a folder per class."""
+    return path.is_dir() and not is_of_library(path)
 
 
 def _text_lines(path: Path, read: Any) -> Iterator[tuple[str, Row]]:
