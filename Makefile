@@ -103,6 +103,7 @@ format: install
 # Build the site without a network. A broken reference or a module that cannot be imported is an error.
 docs: install
 	sphinx-build --quiet --fail-on-warning --keep-going -d .cache/docs docs site
+	$(REREAD) index results --output site/claims --title "Claims that reread tested"
 
 docs-check: docs
 	$(PYTHON) docs/check.py site

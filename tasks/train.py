@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from reread.planning.keys import this_machine
 from reread.planning.resolve import make_plan
-from reread.planning.runs import RESULTS, RUNS, run_records
+from reread.planning.runs import RESULTS, run_records
 from reread.planning.search import rounds
 from reread.storage.errors import InputError, command
 from reread.storage.files import remove_directory, write_json
@@ -21,6 +21,7 @@ from reread.storage.run_folder import RunFolder
 from reread.tracking.journal import TrackedRun, Tracker, settle, waiting
 from reread.tracking.runs import ORIGIN, open_tracking
 from reread.training.launcher import STOPPING, TrainingFailed, TrainingStopped, kept_processes, run_training
+from reread.verdicts.verify import RUNS
 from tasks.background import is_in_background, track
 from tasks.board import BOARD, name_of
 from tasks.machine import refuse_other_machine

@@ -1,7 +1,7 @@
 """Make a page of all verdicts in a folder.
 
 reread index results                      results/index.html and results/index.json
-reread index verdicts --output site       in another folder, with copies of the files that the page links to
+reread index verdicts --output site       in another folder, with a verdict.json of each place
 reread index verdicts --title "Claims on optimisers"
 
 Finds verdict.json of `reread judge` and `reread claim`, published experiments and studies, in the folder and below.
@@ -10,7 +10,7 @@ server. It sorts and filters by claim, verdict, metric and place, and shows each
 """
 
 import shutil
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +18,7 @@ import typer
 
 from reread.commands.options import AsJson, print_json
 from reread.commands.verify import of_document, of_folders
-from reread.evaluation.verdict_index import LIST, PAGE, REPORT, Evidence, gather, index_page, listing
+from reread.evaluation.verdict_index import LIST, PAGE, REPORT, Evidence, citable, gather, index_page, listing
 from reread.storage.errors import InputError
 from reread.storage.files import json_text, write_text
 from reread.verdicts.document import FILE
@@ -38,10 +38,10 @@ def command(
     evidence = gather(folder)
     for known in evidence:
         refuse_different(folder, known)
-    entries = listing(evidence)
     target.mkdir(parents=True, exist_ok=True)
     if not target.samefile(folder):
-        copy_linked(folder, target, evidence)
+        evidence = [copied(folder, target, known) for known in evidence]
+    entries = listing(evidence)
     write_text(target / PAGE, index_page(folder, evidence, title))
     write_text(target / LIST, json_text(entries))
     if as_json:
@@ -50,12 +50,20 @@ def command(
         print(f"{len(entries)} claims: {target / PAGE} and {target / LIST}")
 
 
-def copy_linked(folder: Path, target: Path, evidence: Sequence[Evidence]) -> None:
-    """Copy the files that the page links to, each to its path below the target."""
-    for path in (path for known in evidence for path in (known.path, known.path.parent / REPORT)):
-        if (folder / path).is_file():
-            (target / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / path, target / path)
+def copied(folder: Path, target: Path, known: Evidence) -> Evidence:
+    """Copy what the page links to, each file to its path below the target, and return the evidence as it is there.
+
+    A published experiment or study becomes a verdict.json, so that every verdict of the page can be cited and verified.
+    """
+    place = target / known.path.parent
+    place.mkdir(parents=True, exist_ok=True)
+    if (report := folder / known.path.parent / REPORT).is_file():
+        shutil.copyfile(report, place / REPORT)
+    if known.path.name == FILE:
+        shutil.copyfile(folder / known.path, place / FILE)
+    else:
+        write_text(place / FILE, json_text(citable(folder, known)))
+    return replace(known, path=known.path.with_name(FILE))
 
 
 def refuse_different(folder: Path, known: Evidence) -> None:

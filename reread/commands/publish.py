@@ -27,13 +27,14 @@ from reread.commands.options import EXPERIMENTS, AsJson, plan_of, print_json
 from reread.evaluation.items import ITEMS, open_items
 from reread.planning.experiment import EXPERIMENTS as EXPERIMENTS_FOLDER
 from reread.planning.experiment import load_experiment
-from reread.planning.runs import RESULTS, RUNS, run_records
+from reread.planning.runs import RESULTS, run_records
 from reread.planning.schema import read_yaml
 from reread.planning.tuning import refuse_untuned
 from reread.storage.digests import Damaged, refuse_damaged_folder
 from reread.storage.errors import InputError
 from reread.storage.files import published_directory, read_object, write_json, write_text
 from reread.storage.run_folder import FILES, read_files
+from reread.verdicts.verify import RUNS
 
 LISTED = """# The experiments that results/dvc.yaml has a stage of; `reread publish NAME` adds one.
 # of: the file whose variants or comparisons an experiment takes, or params.

@@ -14,11 +14,12 @@ from typing import Any
 from reread.evaluation.judged import interval_drawing, scores_drawing
 from reread.evaluation.page import WORDS, render
 from reread.evaluation.verdict_table import difference
+from reread.storage.digests import current_sha256
 from reread.storage.errors import InputError
-from reread.storage.files import read_object
-from reread.verdicts.document import FILE
+from reread.storage.files import read_json, read_object
+from reread.verdicts.document import FILE, Provenance, with_claims
 from reread.verdicts.scores import OVER_ITEMS, OVER_SEEDS
-from reread.verdicts.verify import PLAN, STUDY, VERDICTS, judged_claims
+from reread.verdicts.verify import PLAN, RUNS, STUDY, SUMMARY, VERDICTS, judged_claims
 
 PAGE, LIST = "index.html", "index.json"
 # The page that stands beside a verdict.
@@ -76,6 +77,31 @@ def read(folder: Path, path: Path) -> Evidence:
         claims, title = [claim["measured"] for claim in judged_claims(study)], f"Study {name}"
         origin = {"study": name} | ({"source": study["provenance"]["commit"]} if "provenance" in study else {})
     return Evidence(path.relative_to(folder), title, [complete(claim) for claim in claims if claim["scores"]], origin)
+
+
+def citable(folder: Path, known: Evidence) -> dict[str, Any]:
+    """Return verdict.json of a published experiment or study, which ``reread verify`` computes again by itself.
+
+    Its inputs are the published file and, of an experiment, the runs: their keys, machines and digests.
+    """
+    place = known.path.parent
+    runs = read_json(folder / place / RUNS) if (folder / place / RUNS).is_file() else []
+    named = [known.path, *([place / RUNS] if runs else [])]
+    inputs = [
+        {"file": path.as_posix(), "arm": None, "format": "reread", "sha256": current_sha256(folder / path)}
+        for path in named
+    ]
+    summary = read_json(folder / place / SUMMARY) if (folder / place / SUMMARY).is_file() else {}
+    commits = sorted({run["commit"] for run in runs if run["commit"]})
+    experiment = known.origin.get("experiment")
+    provenance = Provenance(
+        command=f"reread run --experiment {Path(experiment).name}" if experiment else None,
+        source=known.origin.get("source") or ", ".join(commits) or None,
+        data=known.origin.get("data"),
+        results=place.as_posix(),
+        hardware=summary.get("machine"),
+    )
+    return with_claims(known.claims, inputs, {}, provenance)
 
 
 def complete(claim: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from reread.evaluation.items import open_items
-from reread.planning.runs import RESULTS, RUNS
+from reread.planning.runs import RESULTS
 from reread.storage.digests import digested_directory
 from reread.storage.errors import InputError
 from reread.storage.files import read_json, write_json, write_text
@@ -32,6 +32,7 @@ from reread.storage.run_folder import (
     read_files,
     write_result,
 )
+from reread.verdicts.verify import RUNS
 
 
 def published_runs(experiment: str) -> dict[str, dict[str, Any]]:

@@ -12,9 +12,7 @@ from reread.storage.files import read_object, sha256_file
 from reread.storage.prepared import DESCRIPTION
 from reread.storage.run_folder import JOB, RESULT, WEIGHTS, RunFolder
 
-# results/EXPERIMENT/runs.json is the list of the experiment's run records.
 RESULTS = Path("results")
-RUNS = "runs.json"
 NOT_PUBLISHED = ("host",)
 
 

@@ -9,9 +9,9 @@ import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from reread.storage.errors import InputError
 from reread.verdicts.items import Items
@@ -143,10 +143,21 @@ class Judged(Part):
     cautions: list[str]
     outliers: list[str]
     earlier_reads: Annotated[int, Field(ge=0)] = Field(description="Reads of the test split before, other settings.")
-    other_version_reads: Literal[0] = Field(description="Those of other versions of the data: no ledger knows them.")
-    related_reads: Literal[0] | None = Field(description="Those by the same experiment; null where none is known.")
+    other_version_reads: Annotated[int, Field(ge=0)] = Field(
+        description="Those of other versions of the data; 0 where no ledger knows them."
+    )
+    related_reads: Annotated[int, Field(ge=0)] | None = Field(
+        description="Those by the same experiment; null where none is known."
+    )
     look: Literal[1, 2] | None
     rule: int
+
+    @model_validator(mode="after")
+    def related_are_earlier(self) -> Self:
+        """Refuse more related reads than there were reads."""
+        if (self.related_reads or 0) > self.earlier_reads + self.other_version_reads:
+            raise ValueError("related_reads are more than earlier_reads and other_version_reads")
+        return self
 
 
 class Rule(Part):
@@ -212,6 +223,20 @@ def make_document(
     arms: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return verdict.json as JSON values. It has no time and no host: equal scores and claims give equal bytes."""
+    entries = [
+        record(claim, verdict, scores[claim.metric].analyses) for claim, verdict in zip(claims, verdicts, strict=True)
+    ]
+    return with_claims(entries, inputs, columns, provenance, arms)
+
+
+def with_claims(
+    entries: Sequence[Mapping[str, Any]],
+    inputs: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    provenance: Provenance,
+    arms: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Return verdict.json with claims that are JSON values already, as those of a published experiment."""
     content = {
         "schema_version": SCHEMA_VERSION,
         "rule": {"version": VERSION, "text": RULE},
@@ -219,10 +244,7 @@ def make_document(
         "columns": dict(columns),
         "provenance": provenance.model_dump(),
         **({"arms": dict(arms)} if arms else {}),
-        "claims": [
-            record(claim, verdict, scores[claim.metric].analyses)
-            for claim, verdict in zip(claims, verdicts, strict=True)
-        ],
+        "claims": list(entries),
     }
     check(content, FILE)
     return content

@@ -20,6 +20,8 @@ from reread.verdicts.rule import RULE, VERSION, Comparison, Measured, Side, Verd
 from reread.verdicts.statistics import rounded
 
 VERDICTS, METRICS, PLAN, SUMMARY = "verdicts.json", "metrics.json", "plan.json", "summary.json"
+# The list of the run records of a published experiment.
+RUNS = "runs.json"
 DIFFERENCES, STUDY = "differences.csv", "results.json"
 SIDES = ("treatment", "control")
 # Published scores have ten decimals. A probability can depend on them a thousand times as steeply, and Holm's step

@@ -29,8 +29,8 @@ def test_verdicts_of_both_kinds_are_listed_with_their_files(reread, verdicts, tm
     assert said.startswith(f"{len(entries)} claims: ")
     assert Counter(entry["file"] for entry in entries) == {
         "swish/verdict.json": 2,
-        "published/precision-han/verdicts.json": 3,
-        "published/quantiles-docstrings/verdicts.json": 3,
+        "published/precision-han/verdict.json": 3,
+        "published/quantiles-docstrings/verdict.json": 3,
     }
     assert {entry["verdict"] for entry in entries} == {"equivalent", "supported", "different", "inconclusive"}
     page = (site / "index.html").read_text()
@@ -38,6 +38,25 @@ def test_verdicts_of_both_kinds_are_listed_with_their_files(reread, verdicts, tm
     # What the page links to is copied; the folder of the verdicts got nothing.
     assert (site / "swish/verdict.json").is_file() and (site / "swish/report.html").is_file()
     assert not list(verdicts.glob("index.*"))
+
+
+def test_every_published_claim_becomes_a_verdict_that_can_be_verified_alone(reread, verdicts, tmp_path):
+    shutil.copytree(ROOT / "results/studies/copying", verdicts / "study")
+    reread("index", str(verdicts), "--output", str(tmp_path / "site"))
+    for place in ("published/precision-han", "study"):
+        path = tmp_path / "site" / place / "verdict.json"
+        assert "all values agree" in reread("verify", str(path))
+        content = json.loads(path.read_text())
+        assert [len(one["sha256"]) for one in content["inputs"]] == [64] * (2 if "han" in place else 1)
+        content["claims"][0]["mean"] += 0.001
+        path.write_text(json.dumps(content))
+        assert "mean is published as" in reread("verify", str(path), code=1)
+    about = json.loads((tmp_path / "site/published/quantiles-docstrings/verdict.json").read_text())["provenance"]
+    runs = json.loads((ROOT / "results/quantiles-docstrings/runs.json").read_text())
+    assert about["command"] == "reread run --experiment quantiles-docstrings" and about["data"].startswith(
+        "docstrings "
+    )
+    assert about["source"] == ", ".join(sorted({run["commit"] for run in runs})) and about["hardware"]
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
