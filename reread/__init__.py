@@ -8,7 +8,17 @@ safetensors.
 import importlib
 from typing import Any
 
-__all__ = ["LoadedModel", "attention", "compare", "comparisons", "curves", "load_model", "runs", "scores"]
+__all__ = [
+    "LoadedModel",
+    "attention",
+    "compare",
+    "comparisons",
+    "curves",
+    "load_model",
+    "predictions",
+    "runs",
+    "scores",
+]
 
 
 def __getattr__(name: str) -> Any:

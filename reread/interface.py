@@ -7,30 +7,47 @@
     reread.compare(runs.index[0], runs.index[1])    # what differs between two runs
     reread.scores("tiny")                           # the report's numbers
     reread.comparisons("tiny")                      # its verdicts
+    reread.predictions(runs.index[0])               # what a run predicted, one row per item
     answers = reread.load_model("docstrings").predict(["Return the eigenvalues of a matrix."])
     reread.attention(answers)                       # one row per word
 
-Everything is read from the project's folder, which is the current one; nothing is started, trained or changed.
+Everything is read from the project's folder, which is the current one; nothing is started, trained or changed but the
+ledger of reads of a test split, where ``predictions`` reads one.
 docs/tour.ipynb is a tour.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 import tasks  # noqa: F401  (settles the process's environment: nothing is sent to anybody)
 from reread.commands.compare import compare as _compare
+from reread.evaluation.records import RunRecord
 from reread.planning.resolve import make_plan
 from reread.planning.runs import all_runs, find_run
+from reread.preprocessing.manifest import open_data_set
 from reread.storage.digests import whole
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
-from reread.storage.run_folder import HISTORY, RunFolder
+from reread.storage.ledger import open_run_test_split
+from reread.storage.run_folder import EVALUATION, HISTORY, RunFolder
 from reread.tracking.registry import LoadedModel, load_model
 
-__all__ = ["LoadedModel", "attention", "compare", "comparisons", "curves", "load_model", "runs", "scores"]
+__all__ = [
+    "LoadedModel",
+    "attention",
+    "compare",
+    "comparisons",
+    "curves",
+    "load_model",
+    "predictions",
+    "runs",
+    "scores",
+]
 
 NAMES = ["experiment", "variant", "model", "data", "seed"]
 RESULTS = ["finished", "epochs", "best_epoch"]
@@ -155,6 +172,37 @@ def comparisons(experiment: str) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows).set_index("name") if rows else pd.DataFrame(rows)
+
+
+def predictions(run: str, split: str = "test") -> pd.DataFrame:
+    """Return what a run predicted in its newest evaluation, one row per item; ``run`` is a key or a prefix of it.
+
+    Index: item, the id of a document or the number of an image in its data set. Columns of one label: label,
+    prediction, then ``probability.CLASS`` of each; of several labels: labels, a list, and the same probabilities. The
+    data set itself is read for the ids. A read of the test split is entered in the ledger. InputError where the run is
+    not evaluated on ``split``.
+    """
+    folder = find_run(run)
+    evaluations = list(folder.evaluations())
+    if not evaluations:
+        raise InputError(f"run {folder.key} is not evaluated: run `python -m reread.evaluation {folder.directory}`")
+    job = folder.job
+    newest = folder.directory / EVALUATION / evaluations[-1]
+    record = RunRecord(job["variant"], job["data"], job["seed"], folder.directory, Path(job["prepared"]), newest)
+    record.metrics([split])
+    classes = record.description["classes"]
+    with open_run_test_split(folder, record.description) if split == "test" else nullcontext():
+        labels, probabilities = record.labels(split), record.probabilities(split)
+        rows = record.prepared.arrays["raw_indices"][record.prepared.rows(split)]
+    data = open_data_set(job["data"])
+    ids = [document.id for document in data.documents()] if hasattr(data, "documents") else None
+    items = [ids[row] for row in rows] if ids else list(rows)
+    if labels.ndim == 2:
+        named: dict[str, Any] = {"labels": [[classes[k] for k in np.flatnonzero(row)] for row in labels]}
+    else:
+        named = {"label": [classes[k] for k in labels], "prediction": [classes[k] for k in probabilities.argmax(1)]}
+    columns = {**named, **{f"probability.{name}": probabilities[:, k] for k, name in enumerate(classes)}}
+    return pd.DataFrame(columns, index=pd.Index(items, name="item"))
 
 
 def _report_file(experiment: str, name: str) -> Any:

@@ -26,6 +26,19 @@ def add_topics(root):
     add_data_set("topics", TextRows(about, documents), root / "data", root / "data.manifest.json")
 
 
+# Of each run that is evaluated on test, what Python has of its predictions.
+PREDICTIONS = """
+import json, reread
+runs = reread.runs("topics")
+for key, run in runs[runs["test.accuracy"].notna()].iterrows():
+    table = reread.predictions(key)
+    right = (table["label"] == table["prediction"]).mean()
+    assert abs(right - run["test.accuracy"]) < 1e-6, key
+    assert abs(table[["probability.fruit", "probability.metal"]].sum(axis=1) - 1).max() < 1e-5
+print(json.dumps(table["label"].to_dict()))
+"""
+
+
 def report(root, name):
     return json.loads((root / "reports/topics" / name).read_text())
 
@@ -58,3 +71,7 @@ def test_a_try_is_interrupted_finished_and_added_to(project):
     project.run("python", *COMMAND, "word_average")
     assert list(report(root, "metrics.json")["variants"]) == ["word-average", "word_average"]
     assert list(yaml.safe_load(files[1].read_text())["variants"]) == ["word-average", "word_average"]
+
+    items = json.loads(project.run("python", "-c", PREDICTIONS).stdout)
+    numbers = [number for number in range(80) if number // 2 % 4 == 3]
+    assert items == {f"d{number}": list(TOPICS)[number % 2] for number in numbers}
