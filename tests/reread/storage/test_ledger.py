@@ -292,6 +292,7 @@ RAW = {
     "reread/preprocessing/ingest.py": "counts classes",
     "reread/commands/data_add.py": "makes the data card",
     "tasks/ingest.py": "makes the data cards",
+    "reread/interface.py": "ids of rows that Prepared.rows gave",
     "benchmarks/preprocessing.py": "times preparation",
     "benchmarks/prediction.py": "raw texts of rows that Prepared.rows gave",
     "benchmarks/serving.py": "texts of validation",
