@@ -1,0 +1,51 @@
+"""`reread data list`: the data sets of the manifest, and whether their files are present."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from reread.preprocessing.manifest import Manifest
+from reread.storage.prepared import SPLITS
+from reread.storage.source import ROOT
+from tests.reread.commands.test_data_add import write_table
+
+
+@pytest.fixture
+def here(reread, tmp_path, monkeypatch):
+    """The command in a folder with the project's manifest and without its data."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy2(ROOT / "data.manifest.json", tmp_path)
+    return reread
+
+
+def test_each_data_set_has_a_row_and_whether_its_files_are_present(here):
+    here("data", "add", write_table("mine.csv", 60))
+    here("data", "add", "mine.csv", "--name", "cut")
+    with open("data/cut/documents.jsonl", "a", encoding="utf-8") as file:
+        file.write("\n")
+    listed = json.loads(here("data", "list", "--json"))
+    entries = Manifest.load().datasets
+    assert [one["name"] for one in listed] == sorted(entries)
+    files = {one["name"]: (one["made_of"], one["files"]) for one in listed}
+    assert files == dict.fromkeys(entries, ("a source", "missing")) | {
+        "mine": ("own data", "present"),
+        "cut": ("own data", "changed"),
+    }
+    for one in listed:
+        about = entries[one["name"]]
+        assert (one["kind"], one["task"], one["version"]) == (about.kind, about.task, about.version)
+        assert (one["splits"], tuple(one["classes"])) == (about.splits, about.classes)
+    lines = [re.split(r" {2,}", line.strip()) for line in here("data", "list").splitlines()]
+    mine = entries["mine"]
+    row = ["mine", "text", "single-label", *(str(mine.splits[split]) for split in SPLITS), "2", mine.version[:12]]
+    assert [*row, "own data", "present"] in lines and len(lines) == 1 + len(entries)
+
+
+def test_no_data_set_and_a_broken_manifest(here):
+    Path("data.manifest.json").unlink()
+    assert "no data sets" in here("data", "list") and json.loads(here("data", "list", "--json")) == []
+    Path("data.manifest.json").write_text("{}")
+    assert "data.manifest.json" in here("data", "list", code=2)
