@@ -142,6 +142,14 @@ def record(name: str, entry: DataSetEntry, manifest_path: Path = MANIFEST_PATH) 
         Manifest({**datasets, name: entry}, manifest_path).save()
 
 
+def forget(name: str, manifest_path: Path = MANIFEST_PATH) -> None:
+    """Remove the manifest's entry ``name``, under the lock of ``record``; one that is gone already is no error."""
+    manifest_path = Path(manifest_path)
+    with file_lock(manifest_path.parent / ".locks" / f"{manifest_path.name}.lock"):
+        datasets = Manifest.load(manifest_path).datasets
+        Manifest({one: entry for one, entry in datasets.items() if one != name}, manifest_path).save()
+
+
 def encode_labels(labels: Sequence[Sequence[int]], task: str, class_count: int) -> np.ndarray:
     """Encode each row's class numbers as int32 [N] (single-label) or uint8 [N, K] of zeros and ones (multi-label)."""
     if task == "single-label":

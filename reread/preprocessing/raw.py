@@ -7,7 +7,9 @@ Shape legend: N rows, K classes.
 """
 
 import hashlib
+import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +27,14 @@ from reread.preprocessing.manifest import (
     TASKS,
     DataSetEntry,
     FileEntry,
+    Manifest,
     check_corpus,
+    forget,
     record,
 )
+from reread.preprocessing.sources import SOURCES
 from reread.storage.errors import InputError, refuse_unknown
-from reread.storage.files import canonical_json, published_directory, sha256_file
+from reread.storage.files import canonical_json, fsync_path, published_directory, sha256_file
 from reread.storage.prepared import SPLITS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -171,3 +176,32 @@ def add_data_set(
         entry = write_rows(name, working, rows)
     record(name, entry, manifest_path)
     return entry
+
+
+def removable(name: str, manifest_path: Path = MANIFEST_PATH) -> DataSetEntry:
+    """Return the entry of a user's data set; InputError for an unknown name and for one that the project makes."""
+    if name in SOURCES.available():
+        raise InputError(f"'{name}' is a data set of the project: only own data sets are removed")
+    return Manifest.load(manifest_path).entry(name)
+
+
+def remove_data_set(name: str, data_directory: Path = DATA_DIRECTORY, manifest_path: Path = MANIFEST_PATH) -> None:
+    """Remove data/NAME of the user's own and its entry in the manifest; InputError as ``removable``.
+
+    The folder is hidden first and deleted last. After an error it is in its place again; after a kill the same call
+    ends what was begun.
+    """
+    removable(name, manifest_path)
+    directory = Path(data_directory) / name
+    hidden = directory.with_name(f".{name}.removed")
+    if directory.is_dir():
+        shutil.rmtree(hidden, ignore_errors=True)
+        os.replace(directory, hidden)
+        fsync_path(directory.parent)
+    try:
+        forget(name, manifest_path)
+    except BaseException:
+        if hidden.is_dir():
+            os.replace(hidden, directory)
+        raise
+    shutil.rmtree(hidden, ignore_errors=True)
