@@ -5,6 +5,7 @@ reread data add reviews.csv                              columns are guessed and
 reread data add news.jsonl --label topics --task multi-label
 reread data add letters/                                 a folder per class, or train/ and test/ with one per class
 reread data add reviews.csv --dry-run                    a preview: columns, rows, classes, splits; nothing is written
+reread data add export.csv --delimiter ';' --encoding cp1252 --no-header --text 2 --label 1
 reread data add photos/ --split split.csv --group patient --size 64
 
 Reads CSV, TSV, JSON lines and Parquet, as a stream. Without a split, rows are split by their content, and rows of one
@@ -78,6 +79,19 @@ def command(
     task: Annotated[
         Literal["single-label", "multi-label"] | None, typer.Option(help="One label per row or several.")
     ] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(metavar="CHARACTER", help="Between the values of a CSV or TSV, such as ; or tab.")
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of the text, such as cp1252 or utf-16; default: utf-8.")
+    ] = None,
+    quote: Annotated[
+        str | None, typer.Option(metavar="CHARACTER", help="Around a value of a CSV or TSV; none: no character is.")
+    ] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option("--header/--no-header", help="Whether line 1 has names; else columns are 1, 2, ..."),
+    ] = None,
     size: Annotated[
         int | None, typer.Option(min=2, max=4096, metavar="PIXELS", help="Resize images to a square.")
     ] = None,
@@ -87,6 +101,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     from reread.planning.manifest import read_manifest
+    from reread.preprocessing.delimited import Dialect
     from reread.preprocessing.ingest import absent_classes, data_card, sizes
     from reread.preprocessing.manifest import DATA_DIRECTORY, open_data_set
     from reread.preprocessing.own_data import add_table, open_table, preview
@@ -94,9 +109,12 @@ def command(
     if name is None and not (name := name_of(path)):
         raise InputError(f"'{path.name}' has no letter of a to z and no digit: name the data set by --name")
     read_manifest()
+    dialect = Dialect(delimiter, encoding, quote, header)
     card = DATA_DIRECTORY / name / CARD
     with progress(as_json), contextlib.nullcontext() if dry_run else alone(name):
-        table = open_table(path, split, content=text, labels=label or (), group=group, identity=identity, task=task)
+        table = open_table(
+            path, split, dialect, content=text, labels=label or (), group=group, identity=identity, task=task
+        )
         if size is not None and table.columns.kind != "image":
             raise InputError(f"--size resizes images, and {path} has texts: leave it out")
         for line in table.lines():

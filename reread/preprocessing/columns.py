@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reread.preprocessing.tables import SPLIT_NAMES, Row
+from reread.preprocessing.delimited import Row
+from reread.preprocessing.tables import SPLIT_NAMES
 from reread.storage.errors import InputError, refuse_unknown
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -19,6 +20,7 @@ NAMES = {
     "id": ("id", "key", "uuid", "file"),
 }
 SPECIAL = {name for part in ("split", "group", "id") for name in NAMES[part]}
+KNOWN_NAMES = {name for names in NAMES.values() for name in names}
 BINARY = {"0", "1", "true", "false", ""}
 # In place of a column: there is none.
 NO_COLUMN = "none"

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from reread.preprocessing.columns import LIST, NO_COLUMN, Columns, guess_columns, parse_list
+from reread.preprocessing.columns import KNOWN_NAMES, LIST, NO_COLUMN, Columns, guess_columns, parse_list
+from reread.preprocessing.delimited import AS_NAMED, Dialect, Row, encoding_of, undecodable
 from reread.preprocessing.image_files import OF_8_BITS, read_image
 from reread.preprocessing.manifest import (
     DATA_DIRECTORY,
@@ -37,13 +38,14 @@ from reread.preprocessing.raw import NAME, About, add_data_set, check_about, ref
 from reread.preprocessing.raw_images import ImageRows
 from reread.preprocessing.raw_text import DOCUMENTS, Document, check_document, document_line, normalised_text
 from reread.preprocessing.sources import SOURCES
-from reread.preprocessing.tables import SPLIT_NAMES, Row, has_class_folders, read_table
+from reread.preprocessing.tables import DELIMITED, SPLIT_NAMES, has_class_folders, read_table
 from reread.storage.errors import InputError
 from reread.storage.files import below, canonical_json, published_directory, sha256_file
 from reread.storage.prepared import SPLITS
 
 HEAD_ROWS = 1000
 PREVIEW_ROWS = 3
+SENTENCE_WORDS = 6  # the name of a column is shorter, unless it is a question
 MOST_CLASSES = 1000
 SHARES = {"test": 0.15, "validation": 0.15}
 OF_TRAIN = 0.1  # of the training split becomes validation where a table has none
@@ -107,6 +109,7 @@ class Table:
     split_file: str = ""
     given_splits: dict[str, str] = field(default_factory=dict)
     given_groups: dict[str, str] = field(default_factory=dict)
+    dialect: Dialect = AS_NAMED
 
     def lines(self) -> list[str]:
         """Say what was found, a line per part."""
@@ -159,9 +162,9 @@ class Table:
         if self.columns.kind == "image":
             return value
         try:
-            return file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise InputError(f"{file} is not UTF-8: convert it, with iconv for example") from None
+            return file.read_text(encoding=encoding_of(self.dialect))
+        except UnicodeError as error:
+            raise InputError(undecodable(file, self.dialect, error)) from None
 
     def file_of(self, value: str, where: str) -> Path:
         """Return the file of a row; InputError for one that is not below the folder or beside the table."""
@@ -207,15 +210,15 @@ def _plain(value: Any) -> str:
     return str(value).strip()
 
 
-def open_table(path: Path, split: str | None = None, **columns: Any) -> Table:
+def open_table(path: Path, split: str | None = None, dialect: Dialect = AS_NAMED, **columns: Any) -> Table:
     """Return the table of a file or folder; columns as ``guess_columns`` takes them.
 
     ``split`` may be a file of splits: a table with a column of ids or files, one of splits, and the column ``group``
     where it is not in the table.
     """
     path = Path(path)
-    head = [row for (_, row), _ in zip(read_table(path), range(HEAD_ROWS), strict=False)]
-    if path.suffix.lower() in (".csv", ".tsv"):
+    head = [row for (_, row), _ in zip(read_table(path, dialect), range(HEAD_ROWS), strict=False)]
+    if dialect.header is None and path.is_file() and path.suffix.lower() in DELIMITED:
         refuse_row_as_header(head, path)
     splits: dict[str, str] = {}
     groups: dict[str, str] = {}
@@ -237,17 +240,43 @@ def open_table(path: Path, split: str | None = None, **columns: Any) -> Table:
         found = replace(found, split=None)
         if found.id is None:
             raise InputError(f"{path} has no column of ids: give one by --id, by which the file of splits names rows")
-    return Table(path, found, file, splits, groups)
+    return Table(path, found, file, splits, groups, dialect)
 
 
 def refuse_row_as_header(head: list[Row], path: Path) -> None:
-    """Raise InputError where the name of a column is also a value of it, again and again: the header is a row."""
-    for name in head[0] if head else ():
-        if name and sum(_plain(row[name]) == name.strip() for row in head) > 1:
-            raise InputError(
-                f"{path}, line 1 looks like a row and not like a header, '{name}' is a value of its column too: "
-                "write a header such as text,label, or give that column another name"
-            )
+    """Raise InputError where the first line looks like a row: the header is missing.
+
+    That is where the name of a column is also a value of it, again and again; and, where no column has a name that is
+    known here, where it is a number as the column's values are, or as long as a text.
+    """
+    names = [name for name in head[0] if name] if head else []
+    known = any(name.strip().lower() in KNOWN_NAMES for name in names)
+    # Beside a known name, columns of 0 and 1 may be named by the numbers of classes.
+    judged = [name for name in names if not (known and _is_number(name))]
+    again = (name for name in judged if sum(_plain(row[name]) == name.strip() for row in head) > 1)
+    why = next((f"'{name}' is a value of its column too" for name in again), None)
+    if why is None and not known:
+        numbers = [name for name in names if all(_is_number(_plain(row[name]) or "0") for row in head)]
+        if number := next(filter(_is_number, numbers), None):
+            why = f"'{number}' is a number, as the values of its column are"
+        elif long := next((name for name in names if _is_sentence(name)), None):
+            why = f"'{' '.join(long.split()[:SENTENCE_WORDS])} ...' is long for the name of a column"
+    if why:
+        raise InputError(
+            f"{path}, line 1 looks like a row and not like a header, {why}: write a header such as text,label, or "
+            "give --no-header; --header takes it as it is"
+        )
+
+
+def _is_sentence(name: str) -> bool:
+    return len(name.split()) >= SENTENCE_WORDS and name.strip()[-1] not in "?:"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _rows(count: int) -> str:
@@ -353,7 +382,7 @@ def _scan(table: Table) -> _Scan:
     several, first = table.columns.task == "multi-label", {}
     # Folders, and columns of 0 and 1, have names that somebody has given.
     in_cells = not has_class_folders(table.path) and len(table.columns.labels) == 1
-    for number, (where, row) in enumerate(read_table(table.path)):
+    for number, (where, row) in enumerate(read_table(table.path, table.dialect)):
         text = table.content_of(row, where)
         labels = table.labels_of(row, where)
         if not text.strip():
@@ -444,7 +473,7 @@ def _kept_rows(
 ) -> Iterator[tuple[str, Document]]:
     """Read the table again: where each kept row is, and the row as a document (``text``: of an image, its file)."""
     place = 0
-    for number, (where, row) in enumerate(read_table(table.path)):
+    for number, (where, row) in enumerate(read_table(table.path, table.dialect)):
         if place == len(numbers) or numbers[place] != number:
             continue
         labels = tuple(sorted(places[label] for label in table.labels_of(row, where)))

@@ -6,18 +6,25 @@ A row is a dict from column to value. A folder has the columns ``file`` (its pat
 are named by splits, ``split``. Memory holds one row, or one batch of a Parquet file.
 """
 
-import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO
 
+from reread.preprocessing.delimited import (
+    AS_NAMED,
+    Dialect,
+    Row,
+    encoding_of,
+    read_delimited,
+    refuse_other_format,
+    undecodable,
+)
 from reread.preprocessing.hub import is_of_library, read_library
 from reread.storage.errors import InputError
 
-Row = dict[str, Any]
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
-DELIMITERS = ",;\t|"
+DELIMITED = (".csv", ".tsv")
 BATCH = 1024
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -26,12 +33,14 @@ SPLIT_NAMES = {
 }
 
 
-def read_table(path: Path) -> Iterator[tuple[str, Row]]:
+def read_table(path: Path, dialect: Dialect = AS_NAMED) -> Iterator[tuple[str, Row]]:
     """Yield where each row is ("reviews.csv, line 7") and the row. InputError names the line that cannot be read."""
     path = Path(path)
     if is_of_library(path):
+        _refuse_options(path, dialect, ())
         return read_library(path)
     if path.is_dir():
+        _refuse_options(path, dialect, ("--encoding",))
         return _folder(path)
     if not path.is_file():
         raise InputError(f"{path} is missing: give a file ({', '.join(SUFFIXES)}) or a folder with a folder per class")
@@ -42,8 +51,17 @@ def read_table(path: Path) -> Iterator[tuple[str, Row]]:
             "another format needs a short script (docs/own-data.md, 'Another format')"
         )
     if suffix == ".parquet":
+        _refuse_options(path, dialect, ())
         return _parquet(path)
-    return _text_lines(path, _json_lines if "json" in suffix or "nd" in suffix else _delimited)
+    if suffix not in DELIMITED:
+        _refuse_options(path, dialect, ("--encoding",))
+    return _text_lines(path, dialect, read_delimited if suffix in DELIMITED else _json_lines)
+
+
+def _refuse_options(path: Path, dialect: Dialect, known: tuple[str, ...]) -> None:
+    for option in dialect.given:
+        if option not in known:
+            raise InputError(f"{option} is an option of {' and '.join(DELIMITED)}, and {path} is none: leave it out")
 
 
 def has_class_folders(path: Path) -> bool:
@@ -51,58 +69,18 @@ def has_class_folders(path: Path) -> bool:
     return path.is_dir() and not is_of_library(path)
 
 
-def _text_lines(path: Path, read: Any) -> Iterator[tuple[str, Row]]:
+def _text_lines(
+    path: Path, dialect: Dialect, read: Callable[[Path, IO[str], Dialect], Iterator[tuple[str, Row]]]
+) -> Iterator[tuple[str, Row]]:
+    refuse_other_format(path)
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            yield from read(path, file)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 ({error.reason}): convert it, with iconv for example") from None
+        with open(path, encoding=encoding_of(dialect), newline="") as file:
+            yield from read(path, file, dialect)
+    except UnicodeError as error:
+        raise InputError(undecodable(path, dialect, error)) from None
 
 
-def _delimited(path: Path, file: Any) -> Iterator[tuple[str, Row]]:
-    csv.field_size_limit(1 << 30)
-    tabs = path.suffix.lower() == ".tsv"
-    lines = (_tab_separated if tabs else _comma_separated)(path, file)
-    _, header = next(lines, (1, []))
-    twice = [name for name in header if header.count(name) > 1]
-    if len(header) < 2 or twice:
-        fault = f"the column '{twice[0]}' twice" if twice else "fewer than two columns"
-        raise InputError(f"{path}, line 1 has {fault}: give it a header with a name for each column")
-    for line, values in lines:
-        where = f"{path}, line {line}"
-        if values and len(values) != len(header):
-            mend = "save a text with a tab or a line break as CSV" if tabs else "quote its text"
-            raise InputError(f"{where} has {len(values)} columns and the header {len(header)}: {mend}")
-        if values:
-            yield where, dict(zip(header, values, strict=True))
-
-
-def _comma_separated(path: Path, file: Any) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line and the values of each row; a quoted value may have several lines."""
-    first = file.readline()
-    file.seek(0)
-    reader = csv.reader(file, delimiter=max(DELIMITERS, key=first.count), strict=True)
-    line = 1
-    try:
-        for values in reader:
-            yield line, values
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise InputError(
-            f"{path}, line {line}: {error}: quote the text, and double each quotation mark in it"
-        ) from None
-
-
-def _tab_separated(path: Path, file: Any) -> Iterator[tuple[int, list[str]]]:
-    """Yield each line and its values. A line that is not quoted as a CSV is has literal quotation marks."""
-    for number, text in enumerate(file, 1):
-        try:
-            yield number, next(csv.reader([text], delimiter="\t", strict=True), [])
-        except csv.Error:
-            yield number, text.rstrip("\r\n").split("\t")
-
-
-def _json_lines(path: Path, file: Any) -> Iterator[tuple[str, Row]]:
+def _json_lines(path: Path, file: IO[str], _: Dialect) -> Iterator[tuple[str, Row]]:
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue

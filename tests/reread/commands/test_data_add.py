@@ -56,6 +56,19 @@ def test_a_dry_run_shows_what_would_be_added_and_writes_nothing(here):
         assert [name, *map(str, row)] in [re.split(r" {2,}", line.strip()) for line in said.splitlines()]
 
 
+def test_options_of_the_text_of_a_table(here):
+    rows = [f"{['Käse', 'Straße'][number % 2]};Text {number} für alle" for number in range(60)]
+    Path("mine.csv").write_text("\n".join(rows), encoding="cp1252")
+    said = here("data", "add", "mine.csv", code=2)
+    assert "line 1" in said and "--encoding" in said
+    options = ["--encoding", "cp1252", "--delimiter", ";"]
+    assert "--no-header" in here("data", "add", "mine.csv", *options, code=2)
+    assert not Path("data").exists()
+    here("data", "add", "mine.csv", *options, "--no-header", "--text", "2", "--label", "1")
+    data = open_data_set("mine")
+    assert data.entry.rows == 60 and data.entry.classes == ("Käse", "Straße")
+
+
 @pytest.mark.parametrize("fault", ["two rows of one id", "one class", "an image of another size"])
 def test_a_dry_run_refuses_what_data_add_refuses(here, capsys, fault):
     options = []
