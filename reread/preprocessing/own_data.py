@@ -53,6 +53,8 @@ LEFT_OUT_EMPTY, LEFT_OUT_LABEL = "with no text", "with no label"
 LEFT_OUT_TWICE = "whose text is in a later split too"
 # As pandas reads them. The data card lists what was left out.
 MISSING = {"NaN", "nan", "NA", "<NA>", "N/A", "n/a", "#N/A", "NULL", "null", "None", "NaT"}
+# Written otherwise, or a word of its own: a class, and named.
+LIKE_MISSING = {one.casefold() for one in MISSING} | {"nil", "undefined", "missing", "unknown", "?", "-", "--", "."}
 LEFT_OUT_MISSING = "whose label is a missing value (name a class otherwise than {})"
 
 
@@ -68,6 +70,12 @@ class _Scan:
     split: array = field(default_factory=lambda: array("b"))  # -1: not given
     left_out: Counter[str] = field(default_factory=Counter)
     first_left_out: dict[str, str] = field(default_factory=dict)
+    noted: Counter[str] = field(default_factory=Counter)  # of what is kept
+    first_noted: dict[str, str] = field(default_factory=dict)
+
+    def note(self, what: str, where: str) -> None:
+        self.noted[what] += 1
+        self.first_noted.setdefault(what, where)
 
     def leave_out(self, why: str, where: str) -> None:
         self.left_out[why] += 1
@@ -344,8 +352,16 @@ def _chosen(
             f"{table.path}: column '{table.columns.labels[0]}' has {len(classes):,} different values: that is no "
             "class, give another column by --label"
         )
+    for what, where in scan.first_noted.items():
+        say(f"warning: {_rows(scan.noted[what])} {what}, the first is {where}")
     for names in _alike(classes):
-        say(f"warning: the labels {', '.join(map(repr, names))} differ only in case or spaces: each is a class")
+        counted = ", ".join(f"'{label}' ({_rows(scan.classes[label])})" for label in names)
+        say(f"warning: the labels {counted} differ only in case or spaces: each is a class")
+    for label in classes if _labels_in_cells(table) else ():
+        if label.casefold() in LIKE_MISSING:
+            say(
+                f"warning: the label '{label}' ({_rows(scan.classes[label])}) looks like a missing value: it is a class"
+            )
     split = _splits(scan)
     # Rows of one content have one number.
     _, content = np.unique(np.frombuffer(scan.key, "V16"), return_inverse=True)
@@ -379,9 +395,7 @@ def _alike(classes: list[str]) -> list[list[str]]:
 
 def _scan(table: Table) -> _Scan:
     scan = _Scan()
-    several, first = table.columns.task == "multi-label", {}
-    # Folders, and columns of 0 and 1, have names that somebody has given.
-    in_cells = not has_class_folders(table.path) and len(table.columns.labels) == 1
+    several, first, in_cells = table.columns.task == "multi-label", {}, _labels_in_cells(table)
     for number, (where, row) in enumerate(read_table(table.path, table.dialect)):
         text = table.content_of(row, where)
         labels = table.labels_of(row, where)
@@ -394,6 +408,7 @@ def _scan(table: Table) -> _Scan:
         if in_cells and (missing := MISSING.intersection(labels)):
             scan.leave_out(LEFT_OUT_MISSING.format(min(missing)), where)
             continue
+        _note_cells(scan, table, row, labels, where)
         scan.classes.update(labels)
         content = _file_bytes(table, text, where) if table.columns.kind == "image" else normalised_text(text).encode()
         scan.key += _digest(content)
@@ -403,6 +418,25 @@ def _scan(table: Table) -> _Scan:
         scan.split.append(table.split_of(row, number, where))
         scan.number.append(number)
     return scan
+
+
+def _labels_in_cells(table: Table) -> bool:
+    """Return whether labels are values of cells: folders and columns of 0 and 1 have names that somebody has given."""
+    return not has_class_folders(table.path) and len(table.columns.labels) == 1
+
+
+def _note_cells(scan: _Scan, table: Table, row: Row, labels: list[str], where: str) -> None:
+    """Note cells of a kept row that are read as another label than they have: spaces around one, an empty one."""
+    columns = table.columns
+    if len(columns.labels) > 1:
+        for name in columns.labels:
+            if not _plain(row.get(name)):
+                scan.note(f"with an empty cell in column '{name}', which is read as 0", where)
+    elif columns.task == "multi-label":
+        if not labels:
+            scan.note("without any label, which is kept", where)
+    elif (value := row.get(columns.labels[0])) != labels[0] and isinstance(value, str):
+        scan.note(f"with spaces around the label '{labels[0]}', which are left out", where)
 
 
 def _file_bytes(table: Table, value: str, where: str) -> bytes:

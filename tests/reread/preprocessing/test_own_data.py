@@ -164,7 +164,29 @@ def test_labels_that_differ_only_in_case_or_spaces_are_named():
     ]
     _, lines = add(write(rows))
     found = [line for line in lines if line.startswith("warning: the labels")]
-    assert len(found) == 2 and "'SPORT', 'sport'" in found[0] and "'The food', 'the  food'" in found[1]
+    assert len(found) == 2 and "'SPORT' (30 rows), 'sport' (30 rows)" in found[0]
+    assert "'The food' (30 rows), 'the  food' (30 rows)" in found[1]
+
+
+def test_what_is_read_as_another_label_or_none_is_counted():
+    rows = [{**row, "stars": row["stars"]} for row in reviews()]
+    rows[7]["stars"], rows[10]["stars"], rows[20]["stars"] = "tech ", " tech", "none"
+    entry, lines = add(write(rows))
+    warnings = [line for line in lines if line.startswith("warning")]
+    assert set(entry.classes) == {*WORDS, "none"} and len(warnings) == 2
+    assert "2 rows" in warnings[0] and "'tech'" in warnings[0] and "line 9" in warnings[0]
+    assert "'none' (1 row)" in warnings[1]
+    # Of several labels: cells that are read as 0, and rows with no label at all.
+    flags = [
+        {"body": row["body"], "new": number % 2, "old": "" if number < 3 else number % 3 % 2}
+        for number, row in enumerate(rows)
+    ]
+    _, lines = add(write(flags), labels=["new", "old"])
+    assert [line for line in lines if "3 rows" in line and "'old'" in line and "line 2" in line]
+    topics = ["a;b", "b;c", "a;c", "a", "a;b;c"]
+    lists = [{"body": row["body"], "topics": topics[n % 5] if n > 4 else ""} for n, row in enumerate(rows)]
+    entry, lines = add(write(lists), labels=["topics"])
+    assert entry.rows == 120 and [line for line in lines if "5 rows without any label" in line]
 
 
 @pytest.mark.parametrize("name", ["bare.csv", "bare.tsv"])
