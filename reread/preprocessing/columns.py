@@ -24,6 +24,7 @@ KNOWN_NAMES = {name for names in NAMES.values() for name in names}
 BINARY = {"0", "1", "true", "false", ""}
 # In place of a column: there is none.
 NO_COLUMN = "none"
+NEARLY_UNIQUE = 0.9  # of the rows that are read: the subjects of messages are titles, those of a study come again
 GROUP_GUESSED = " (guessed: its rows stay in one split; --group none if they need not)"
 # In place of the character between the labels of a row.
 LIST = "list"
@@ -35,7 +36,8 @@ class Columns:
 
     content: column of the text, or of the file of a text or image; labels: column of the label, or several columns of
     0 and 1; separator: between the labels of a row, where its task is multi-label; split, group, id: columns, or None;
-    unused: the other columns; group_guessed: whether the group is a guess.
+    unused: the other columns; group_guessed: whether the group is a guess; hints: of columns that are not what their
+    name says.
     """
 
     content: str
@@ -49,6 +51,7 @@ class Columns:
     id: str | None = None
     unused: tuple[str, ...] = ()
     group_guessed: bool = False
+    hints: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Say what was found, a line per part."""
@@ -63,7 +66,7 @@ class Columns:
         }
         if self.unused:
             parts["unused"] = ", ".join(self.unused)
-        return [f"{part:<6} {of_it}" for part, of_it in parts.items()]
+        return [f"{part:<6} {of_it}" for part, of_it in parts.items()] + [f"hint   {hint}" for hint in self.hints]
 
 
 def guess_columns(
@@ -75,8 +78,11 @@ def guess_columns(
     group: str | None = None,
     identity: str | None = None,
     task: str | None = None,
+    whole: bool = False,
 ) -> Columns:
     """Find the columns of a table by the names and values of its first rows; what is given is taken as it is.
+
+    whole: the head has all rows of the table.
 
     NO_COLUMN as split, group or identity: there is none, whatever a column is called.
     InputError for a column that there is not, and where none looks like a text or a label.
@@ -103,7 +109,7 @@ def guess_columns(
         return name
 
     if not labels:
-        labels = _labels_by_values(head, [name for name in free if name != content and name.lower() not in SPECIAL])
+        labels = _labels_by_values(head, [name for name in free if name != content and not _is_special(name)])
         if named := by_name("label"):
             labels = (named,)
         if not labels:
@@ -119,9 +125,17 @@ def guess_columns(
     of_split, of_group, of_id = without
     if split is None and not of_split and (found := by_name("split")) and _has_splits(head, found):
         split = taken(found)
-    group_guessed = group is None and not of_group and by_name("group") is not None
-    if group_guessed:
-        group = taken(by_name("group"))
+    hints = [_numbered_folds(head, name) for name in free if split is None and _is_fold(name)]
+    group_guessed = False
+    if group is None and not of_group:
+        named = [name for wanted in NAMES["group"] for name in free if name.lower() == wanted]
+        unique = [name for name in named if _groups_nothing(head, name, whole)]
+        hints += [
+            f"column '{name}' has another value in nearly every row: it is taken for no group, unless by --group {name}"
+            for name in unique
+        ]
+        group = taken(next((name for name in named if name not in unique), None))
+        group_guessed = group is not None
     if identity is None and not of_id:
         found = by_name("id")
         unique = found is not None and _distinct(head, found) == len(head)
@@ -139,12 +153,12 @@ def guess_columns(
         task = task or ("multi-label" if separator else "single-label")
     return Columns(
         content, tuple(labels), "image" if images else "text", task, images or content == "file", separator, split,
-        group, identity, tuple(free), group_guessed,
+        group, identity, tuple(free), group_guessed, tuple(filter(None, hints)),
     )  # fmt: skip
 
 
 def _labels_by_values(head: Sequence[Row], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the column of lists or, without one, that with the fewest values, or all columns of 0 and 1 if it is one.
+    """Return the column of lists or, without one, all columns of 0 and 1, or without several that with fewest values.
 
     Empty where no column looks like a label.
     """
@@ -157,7 +171,40 @@ def _labels_by_values(head: Sequence[Row], names: Sequence[str]) -> tuple[str, .
         return ()
     binary = tuple(name for name in names if {str(row.get(name) or 0).lower() for row in head} <= BINARY)
     fewest = min(few, key=lambda name: _distinct(head, name))
-    return binary if fewest in binary else (fewest,)
+    return binary if len(binary) > 1 and set(binary) & set(few) else (fewest,)
+
+
+def _is_fold(name: str) -> bool:
+    return name.lower() in NAMES["split"] or "fold" in name.lower()
+
+
+def _is_special(name: str) -> bool:
+    """Return whether a column is by its name no label."""
+    return name.lower() in SPECIAL or _is_fold(name)
+
+
+def _numbered_folds(head: Sequence[Row], name: str) -> str:
+    """Return a hint where a column has the numbers of folds, and "" where it has not."""
+    values = {str(row.get(name)).strip() for row in head}
+    if not all(value.isdecimal() for value in values):
+        return ""
+    numbers = sorted(map(int, values))
+    return (
+        f"column '{name}' has the numbers {numbers[0]} to {numbers[-1]}, and is taken for no split: one of train, "
+        f"validation and test in each row would be (--split)"
+    )
+
+
+def _groups_nothing(head: Sequence[Row], name: str, whole: bool) -> bool:
+    """Return whether a column named as a group has a value of its own in each row or, of subjects, in nearly each.
+
+    Where the head is not the whole table, groups may come again later: only titles, of several words, are none there.
+    """
+    values = {str(row.get(name)) for row in head}
+    if whole and len(values) == len(head):
+        return True
+    titles = sum(len(value.split()) > 1 for value in values) > len(values) / 2
+    return name.lower() == "subject" and len(values) > NEARLY_UNIQUE * len(head) and (whole or titles)
 
 
 def _has_splits(head: Sequence[Row], name: str) -> bool:

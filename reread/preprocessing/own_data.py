@@ -225,7 +225,9 @@ def open_table(path: Path, split: str | None = None, dialect: Dialect = AS_NAMED
     where it is not in the table.
     """
     path = Path(path)
-    head = [row for (_, row), _ in zip(read_table(path, dialect), range(HEAD_ROWS), strict=False)]
+    head = [row for (_, row), _ in zip(read_table(path, dialect), range(HEAD_ROWS + 1), strict=False)]
+    whole = len(head) <= HEAD_ROWS
+    head = head[:HEAD_ROWS]
     if dialect.header is None and path.is_file() and path.suffix.lower() in DELIMITED:
         refuse_row_as_header(head, path)
     splits: dict[str, str] = {}
@@ -243,7 +245,8 @@ def open_table(path: Path, split: str | None = None, dialect: Dialect = AS_NAMED
             splits[cells[0]] = cells[1]
             if of_group is not None:
                 groups[cells[0]] = _plain(of_group)
-    found = guess_columns(head, str(path), split=split, **{**columns, **({"group": NO_COLUMN} if groups else {})})
+    given = {**columns, **({"group": NO_COLUMN} if groups else {})}
+    found = guess_columns(head, str(path), split=split, whole=whole, **given)
     if splits:
         found = replace(found, split=None)
         if found.id is None:

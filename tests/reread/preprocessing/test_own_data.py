@@ -221,6 +221,48 @@ def test_a_guessed_group_names_the_option_that_takes_it_back():
     assert "group  subject" in open_table(path, group="subject").lines()
 
 
+@pytest.mark.parametrize("first", ["channel", "toxic"])
+def test_several_columns_of_0_and_1_are_the_labels_beside_another_of_two_values(first):
+    rows = [
+        {"comment_text": row["body"], "channel": ("web", "app")[number % 2], "toxic": int(number % 3 == 0)}
+        | {"threat": 0, "insult": number % 2}
+        for number, row in enumerate(reviews())
+    ]
+    rows = [{name: row[name] for name in sorted(row, key=lambda name: name != first)} for row in rows]
+    found = open_table(write(rows)).columns
+    assert set(found.labels) == {"toxic", "threat", "insult"} and found.task == "multi-label"
+    assert open_table(write([{**row, "insult": "x", "threat": "x"} for row in rows])).columns.labels == (first,)
+
+
+@pytest.mark.parametrize("name", ["fold", "kfold"])
+def test_folds_with_numbers_are_hinted_at(name):
+    rows = [{**row, name: number % 5} for number, row in enumerate(reviews())]
+    rows = [{"body": row["body"], "words": row["stars"], name: row[name]} for row in rows]
+    table = open_table(write(rows))
+    assert (table.columns.labels, table.columns.split) == (("words",), None)
+    (hint,) = table.columns.hints
+    assert f"'{name}'" in hint and "0 to 4" in hint and "--split" in hint and f"hint   {hint}" in table.lines()
+    assert open_table(write({**row, name: "train"} for row in rows), split=name).columns.hints == ()
+
+
+def test_subjects_of_messages_are_no_group_and_those_of_a_study_are():
+    def group(count, value):
+        path = write({**row, "subject": value(number)} for number, row in enumerate(reviews(count)))
+        columns = open_table(path).columns
+        assert len(columns.hints) == (columns.group is None)
+        assert columns.group or ("'subject'" in columns.hints[0] and "--group subject" in columns.hints[0])
+        return columns.group
+
+    assert group(120, lambda number: f"Re: number {number}") is None
+    assert group(120, lambda number: f"Re: number {max(5, number)}") is None  # six of one thread
+    assert group(1200, lambda number: f"Re: number {number}") is None
+    assert group(120, lambda number: f"s{number % 40}") == "subject"
+    # Of 1,000 rows nearly every subject is another; later ones come again.
+    assert group(3000, lambda number: f"s{number % 1500}") == "subject"
+    path = write({**row, "patient": f"p{number}"} for number, row in enumerate(reviews()))
+    assert open_table(path).columns.group is None and open_table(path, group="patient").columns.group == "patient"
+
+
 def test_quotation_marks_of_a_tsv_merge_no_rows():
     rows = [(f"Text {number} of it", "ab"[number % 2]) for number in range(200)]
     for number, text in {3: '"Open', 90: 'that closes "', 120: 'in "the" middle', 150: '"', 170: '"Whole"'}.items():
