@@ -2,6 +2,7 @@
 
 reread data add reviews.csv --text body --label stars
 reread data add reviews.csv                              columns are guessed and shown
+reread data add posts.csv --text title --text body       each text is its title, a line break and its body
 reread data add news.jsonl --label topics --task multi-label
 reread data add letters/                                 a folder per class, or train/ and test/ with one per class
 reread data add reviews.csv --dry-run                    a preview: columns, rows, classes, splits; nothing is written
@@ -63,7 +64,8 @@ def alone(name: str) -> Iterator[None]:
 def command(
     path: Annotated[Path, typer.Argument(metavar="FILE|FOLDER", help="A table, or a folder with a folder per class.")],
     text: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The text, or the file of a text or image.")
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="The text, or the file of a text or image; repeatable: texts are joined."),
     ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="The label; repeatable: columns of 0 and 1.")
@@ -113,7 +115,7 @@ def command(
     card = DATA_DIRECTORY / name / CARD
     with progress(as_json), contextlib.nullcontext() if dry_run else alone(name):
         table = open_table(
-            path, split, dialect, content=text, labels=label or (), group=group, identity=identity, task=task
+            path, split, dialect, content=text or (), labels=label or (), group=group, identity=identity, task=task
         )
         if size is not None and table.columns.kind != "image":
             raise InputError(f"--size resizes images, and {path} has texts: leave it out")

@@ -34,13 +34,13 @@ LIST = "list"
 class Columns:
     """Where the parts of a row are.
 
-    content: column of the text, or of the file of a text or image; labels: column of the label, or several columns of
-    0 and 1; separator: between the labels of a row, where its task is multi-label; split, group, id: columns, or None;
-    unused: the other columns; group_guessed: whether the group is a guess; hints: of columns that are not what their
-    name says.
+    content: column of the text, or of the file of a text or image, or several whose texts are joined; labels: column of
+    the label, or several columns of 0 and 1; separator: between the labels of a row, where its task is multi-label;
+    split, group, id: columns, or None; unused: the other columns; group_guessed: whether the group is a guess; hints:
+    of columns that are not what their name says.
     """
 
-    content: str
+    content: tuple[str, ...]
     labels: tuple[str, ...]
     kind: str
     task: str
@@ -58,7 +58,7 @@ class Columns:
         between = {None: "", LIST: ", as a list"}.get(self.separator, f", between {self.separator!r}")
         several = f", several per row{between}"
         parts = {
-            "text" if self.kind == "text" else "image": self.content,
+            "text" if self.kind == "text" else "image": ", then ".join(self.content),
             "label": ", ".join(self.labels) + (several if self.task == "multi-label" else ""),
             "split": self.split or "none: rows are split by their content, 70 % train, 15 % validation, 15 % test",
             "group": f"{self.group or 'none'}{GROUP_GUESSED if self.group_guessed else ''}",
@@ -72,7 +72,7 @@ class Columns:
 def guess_columns(
     head: Sequence[Row],
     where: str,
-    content: str | None = None,
+    content: Sequence[str] = (),
     labels: Sequence[str] = (),
     split: str | None = None,
     group: str | None = None,
@@ -94,10 +94,15 @@ def guess_columns(
     split, group, identity = (
         None if none else one for one, none in zip((split, group, identity), without, strict=True)
     )
-    given = [one for one in (content, *labels, split, group, identity) if one is not None]
+    given = [one for one in (*content, *labels, split, group, identity) if one is not None]
     refuse_unknown(given, known, f"the columns of {where}")
-    if content in labels:
-        raise InputError(f"column '{content}' of {where} is given as text and as label: choose another for one of them")
+    for name in content:
+        if name in labels:
+            raise InputError(
+                f"column '{name}' of {where} is given as text and as label: choose another for one of them"
+            )
+    if len(set(content)) < len(content):
+        raise InputError(f"{where}: a column is given twice by --text ({', '.join(content)}): give it once")
     free = [name for name in known if name not in given]
 
     def by_name(part: str) -> str | None:
@@ -109,19 +114,21 @@ def guess_columns(
         return name
 
     if not labels:
-        labels = _labels_by_values(head, [name for name in free if name != content and not _is_special(name)])
+        labels = _labels_by_values(head, [name for name in free if name not in content and not _is_special(name)])
         if named := by_name("label"):
             labels = (named,)
         if not labels:
             raise InputError(f"{where}: no column looks like a label: give one by --label ({', '.join(known)})")
         for name in labels:
             taken(name)
-    if content is None:
+    if not content:
         longest = max(free, key=lambda name: sum(len(str(row.get(name) or "")) for row in head), default=None)
-        content = by_name("content") or longest
-        if content is None:
+        text = by_name("content") or longest
+        if text is None:
             raise InputError(f"{where}: no column looks like a text: give one by --text ({', '.join(known)})")
-        taken(content)
+        taken(text)
+        content = (text,)
+    file = "file" in content
     of_split, of_group, of_id = without
     if split is None and not of_split and (found := by_name("split")) and _has_splits(head, found):
         split = taken(found)
@@ -139,11 +146,13 @@ def guess_columns(
     if identity is None and not of_id:
         found = by_name("id")
         unique = found is not None and _distinct(head, found) == len(head)
-        identity = taken(found) if unique else content if content == "file" else None
-    values = [str(row.get(content) or "") for row in head]
+        identity = taken(found) if unique else "file" if file else None
+    values = [str(row.get(content[0]) or "") for row in head]
     others = [value for value in values if Path(value).suffix.lower() not in IMAGES]
     images = not others
-    if content == "file" and 0 < len(others) < len(values):
+    if (file or images) and len(content) > 1:
+        raise InputError(f"{where}: --text has {', '.join(content)}, and files cannot be joined: give one of them")
+    if file and 0 < len(others) < len(values):
         raise InputError(f"{where} has images and other files, such as {others[0]}: remove those of one kind")
     separator = None
     if len(labels) > 1:
@@ -152,7 +161,7 @@ def guess_columns(
         separator = _separator([row.get(labels[0]) for row in head])
         task = task or ("multi-label" if separator else "single-label")
     return Columns(
-        content, tuple(labels), "image" if images else "text", task, images or content == "file", separator, split,
+        tuple(content), tuple(labels), "image" if images else "text", task, images or file, separator, split,
         group, identity, tuple(free), group_guessed, tuple(filter(None, hints)),
     )  # fmt: skip
 

@@ -125,7 +125,7 @@ class Table:
         if has_class_folders(self.path):
             split = shown.split and "the name of the top folder"
             shown = replace(
-                shown, content="each file", labels=("the name of its folder",), split=split, id="the file's path"
+                shown, content=("each file",), labels=("the name of its folder",), split=split, id="the file's path"
             )
         if self.given_splits:
             shown = replace(shown, split=f"of {self.split_file}")
@@ -156,17 +156,22 @@ class Table:
         texts = _plain(value).split(columns.separator) if columns.separator else [_plain(value)]
         return list(dict.fromkeys(filter(None, (text.strip() for text in texts))))
 
-    def content_of(self, row: Row, where: str) -> str:
-        value = row.get(self.columns.content)
+    def _text_of(self, value: Any, column: str, where: str) -> str:
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return ""
         if not isinstance(value, str):
-            raise InputError(f"{where}, column '{self.columns.content}': {value!r} is no text")
+            raise InputError(f"{where}, column '{column}': {value!r} is no text")
+        return value
+
+    def content_of(self, row: Row, where: str) -> str:
+        """Return a row's text, or the name of its image; texts of several columns are joined by line breaks."""
+        parts = [self._text_of(row.get(name), name, where) for name in self.columns.content]
+        value = "\n".join(part for part in parts if part.strip()) if len(parts) > 1 else parts[0]
         if not self.columns.files or not value.strip():
             return value
         file = self.file_of(value, where)
         if not file.is_file():
-            raise InputError(f"{where}, column '{self.columns.content}': the file {file} is missing")
+            raise InputError(f"{where}, column '{self.columns.content[0]}': the file {file} is missing")
         if self.columns.kind == "image":
             return value
         try:
@@ -372,7 +377,10 @@ def _chosen(
     if dropped := int((~kept).sum()):
         scan.left_out[LEFT_OUT_TWICE] += dropped
         say(f"left out: {_rows(dropped)} {LEFT_OUT_TWICE}")
-    about = About(classes, source or f"{table.path.name}, added by its user", licence, table.columns.task,
+    source = source or f"{table.path.name}, added by its user"
+    if len(table.columns.content) > 1:
+        source += f" (text: {', then '.join(table.columns.content)})"
+    about = About(classes, source, licence, table.columns.task,
                   dropped=dict(scan.left_out))  # fmt: skip
     check_about(about, name)
     labels = np.frombuffer(scan.label, np.dtype("l"))[kept]

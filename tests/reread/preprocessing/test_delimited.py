@@ -127,8 +127,8 @@ def test_a_missing_header_is_noticed_and_both_options_are_named(first):
         open_table(Path("bare.csv"))
     assert len(list(read_table(Path("bare.csv"), Dialect(header=False)))) == 61
     columns = open_table(Path("bare.csv"), dialect=Dialect(header=False)).columns
-    assert (columns.content, columns.labels) == ("1", ("2",))
-    assert open_table(Path("bare.csv"), dialect=Dialect(header=True)).columns.content == first.split(",")[0]
+    assert (columns.content, columns.labels) == (("1",), ("2",))
+    assert open_table(Path("bare.csv"), dialect=Dialect(header=True)).columns.content == (first.split(",")[0],)
 
 
 def test_questions_numbers_and_names_are_headers():
@@ -136,7 +136,7 @@ def test_questions_numbers_and_names_are_headers():
     Path("survey.csv").write_text(f"What do you think of the course?,Grade\n{answers}")
     assert open_table(Path("survey.csv")).columns.labels == ("Grade",)
     Path("digits.csv").write_text("text,0,1\n" + "One.,0,1\nNone.,0,0\n" * 30)
-    assert open_table(Path("digits.csv"), labels=["0", "1"]).columns.content == "text"
+    assert open_table(Path("digits.csv"), labels=["0", "1"]).columns.content == ("text",)
 
 
 @pytest.mark.parametrize("kind", ["zip", "workbook", "gzip", "parquet"])

@@ -40,7 +40,7 @@ def saved(tmp_path_factory) -> Path:
 def test_splits_and_classes_are_those_of_the_library(saved, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = open_table(saved / "films")
-    assert (table.columns.content, table.columns.labels, table.columns.split) == ("text", ("label",), "split")
+    assert (table.columns.content, table.columns.labels, table.columns.split) == (("text",), ("label",), "split")
     entry = add_table("films", table, say=print)
     assert (entry.rows, entry.splits["test"], sorted(entry.classes)) == (60, 20, sorted(CLASSES))
     where, row = next(iter(read_library(saved / "films")))

@@ -58,7 +58,7 @@ def test_columns_are_guessed_and_splits_are_balanced():
     table = open_table(write(reviews()))
     found = table.columns
     assert (found.content, found.labels, found.id, found.kind, found.task) == (
-        "body", ("stars",), "key", "text", "single-label",
+        ("body",), ("stars",), "key", "text", "single-label",
     )  # fmt: skip
     entry, lines = add(Path("reviews.csv"))
     assert lines == [] and entry.classes == ("food", "sport", "tech")
@@ -77,7 +77,30 @@ def test_a_guess_can_be_taken_back_and_other_columns_are_named():
     found = open_table(path, group="none", identity="none").columns
     assert (found.group, found.id, set(found.unused)) == (None, None, {"key", "film", "price"})
     with pytest.raises(InputError, match="'none'"):
-        open_table(path, content="none")
+        open_table(path, content=["none"])
+
+
+def test_texts_of_several_columns_are_joined_in_the_order_given():
+    rows = [{**row, "title": f"Title {number}" if number % 2 else ""} for number, row in enumerate(reviews())]
+    entry, _ = add(write(rows), content=["title", "body"])
+    texts = {document.id: document.text for document in open_data_set("mine").documents()}
+    assert texts == {row["key"]: f"{row['title']}\n{row['body']}" if row["title"] else row["body"] for row in rows}
+    assert "title, then body" in entry.source
+    assert any(line.startswith("text ") and "title, then body" in line for line in open_table(
+        Path("reviews.csv"), content=["title", "body"]).lines())  # fmt: skip
+    # The version is that of the texts, however they came about.
+    joined = [{"key": row["key"], "body": texts[row["key"]], "stars": row["stars"]} for row in rows]
+    assert add(write(joined, "joined.csv"), "joined")[0].version == entry.version
+    assert add(Path("reviews.csv"), "other", content=["body", "title"])[0].version != entry.version
+    rows[3]["title"] = rows[3]["body"] = " "
+    assert add(write(rows), content=["title", "body"])[0].dropped == {"with no text": 1}
+
+
+def test_files_are_not_joined_and_a_column_is_named_once():
+    path = write({**row, "file": f"{row['key']}.txt"} for row in reviews())
+    for columns, named in ((["body", "file"], "files"), (["body", "body"], "twice"), (["body", "stars"], "'stars'")):
+        with pytest.raises(InputError, match=named):
+            open_table(path, content=columns, labels=["stars"])
 
 
 def test_repeated_texts_and_labels_that_a_split_lacks_are_named():
@@ -505,11 +528,11 @@ def test_a_broken_manifest_leaves_the_data_set_as_it_was():
         ("body,body\na,b\n", {}, "'body' twice"),
         ("body\na\n", {}, "line 1"),
         ("body,stars\n", {}, "no rows"),
-        ("body,stars\nx,y\n", {"content": "boddy"}, "'boddy'.*'body'"),
+        ("body,stars\nx,y\n", {"content": ["boddy"]}, "'boddy'.*'body'"),
         ("body,stars,split\nx,y,middle\n", {}, "line 2, column 'split'.*'middle'"),
         ("body,a,b\nx,0,1\ny,2,1\n", {"labels": ["a", "b"]}, "line 3, column 'a'.*'2'"),
         ("body,stars\nx,y\nz,y\n", {}, "one class"),
-        ("body,stars\nx,y\nz,w\n", {"content": "body", "labels": ["body"]}, "'body'.*text.*label"),
+        ("body,stars\nx,y\nz,w\n", {"content": ["body"], "labels": ["body"]}, "'body'.*text.*label"),
     ],
 )
 def test_a_fault_is_named_by_line_and_column(content, options, named):
@@ -539,7 +562,7 @@ def test_memory_does_not_grow_with_the_texts():
     code = (
         "import resource; from pathlib import Path; from reread.preprocessing.own_data import add_table, open_table\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
-        "table = open_table(Path('large.csv'), content='body', labels=['stars']); before = peak()\n"
+        "table = open_table(Path('large.csv'), content=['body'], labels=['stars']); before = peak()\n"
         "add_table('large', table); print(peak() - before)"
     )
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
