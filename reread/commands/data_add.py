@@ -7,7 +7,7 @@ reread data add news.jsonl --label topics --task multi-label
 reread data add letters/                                 a folder per class, or train/ and test/ with one per class
 reread data add reviews.csv --dry-run                    a preview: columns, rows, classes, splits; nothing is written
 reread data add export.csv --delimiter ';' --encoding cp1252 --no-header --text 2 --label 1
-reread data add photos/ --split split.csv --group patient --size 64
+reread data add photos/ --split split.csv --group patient --size 64 --colours grey
 
 Reads CSV, TSV, JSON lines and Parquet, as a stream. Without a split, rows are split by their content, and rows of one
 group stay together. A text that is in two splits is left out of the earlier one. The data card is data/NAME/card.md.
@@ -97,6 +97,7 @@ def command(
     size: Annotated[
         int | None, typer.Option(min=2, max=4096, metavar="PIXELS", help="Resize images to a square.")
     ] = None,
+    colours: Annotated[Literal["grey", "rgb"] | None, typer.Option(help="Convert images to these colours.")] = None,
     source: Annotated[str, typer.Option(metavar="TEXT", help="Where the data is from, for its card.")] = "",
     licence: Annotated[str, typer.Option(metavar="TEXT", help="Its licence, for its card.")] = "unknown",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print a preview and write nothing.")] = False,
@@ -117,14 +118,15 @@ def command(
         table = open_table(
             path, split, dialect, content=text or (), labels=label or (), group=group, identity=identity, task=task
         )
-        if size is not None and table.columns.kind != "image":
-            raise InputError(f"--size resizes images, and {path} has texts: leave it out")
+        for option, value in {"--size": size, "--colours": colours}.items():
+            if value is not None and table.columns.kind != "image":
+                raise InputError(f"{option} converts images, and {path} has texts: leave it out")
         for line in table.lines():
             print(line)
         if dry_run:
-            seen = preview(name, table, size, say=print)
+            seen = preview(name, table, size, say=print, colours=colours)
         else:
-            entry = add_table(name, table, source, licence, size, say=print)
+            entry = add_table(name, table, source, licence, size, say=print, colours=colours)
             data = open_data_set(name)
             write_text(card, data_card(data))
     if dry_run:

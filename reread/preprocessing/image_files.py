@@ -1,6 +1,8 @@
-"""A user's image files, decoded: formats by name, upright, 8 bits per channel."""
+"""A user's image files, decoded: formats by name, upright, 8 bits per channel, of one shape."""
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,33 +11,107 @@ from reread.storage.errors import InputError
 # Pillow decodes others too, PostScript by starting Ghostscript on it.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
 GREY, DEEP_GREY = ("1", "L"), ("I;16", "I;16B", "I;16L", "I;16N")
+MODES = {"grey": "L", "rgb": "RGB"}
+COLOURS = {1: "grey", 3: "rgb"}  # by channels
+MOST_NAMES = 10
 OF_8_BITS = 257  # the largest value of 16 bits is 257 times that of 8
 
 
-def read_image(path: Path, where: str, size: int | None = None) -> tuple[np.ndarray, int]:
-    """Return an image as uint8 [H, W, 1] or [H, W, 3], and the largest value of one of 16 bits, 0 of any other.
+class Image(NamedTuple):
+    """pixels: uint8 [H, W, 1] or [H, W, 3]; largest: the largest value of one of 16 bits, 0 of any other; frames: how
+    many the file has, of which the first is read."""
 
-    The orientation of its EXIF is applied; 65,535 becomes 255. size: both sides, in pixels, to which it is resized.
+    pixels: np.ndarray
+    largest: int
+    frames: int
+
+
+def read_image(path: Path, where: str, size: int | None = None, colours: str | None = None) -> Image:
+    """Read an image. The orientation of its EXIF is applied; 65,535 becomes 255.
+
+    size: both sides, in pixels, to which it is resized; colours: of MODES, to which it is converted, grey by the
+    weights of ITU-R 601-2.
     InputError, which begins with ``where``, for a file of no known format, and for pixels of unknown range.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image as Pillow
+    from PIL import ImageOps
 
     largest = 0
     try:
-        with Image.open(path, formats=FORMATS) as opened:
+        with Pillow.open(path, formats=FORMATS) as opened:
+            frames = getattr(opened, "n_frames", 1)
             image = ImageOps.exif_transpose(opened)
             if image.mode in DEEP_GREY:
                 deep = np.asarray(image).astype(np.uint32)
                 largest = int(deep.max())
-                image = Image.fromarray(((deep + OF_8_BITS // 2) // OF_8_BITS).astype(np.uint8))
+                image = Pillow.fromarray(((deep + OF_8_BITS // 2) // OF_8_BITS).astype(np.uint8))
             elif image.mode not in ("I", "F"):
                 image = image.convert("L" if image.mode in GREY else "RGB")
+            if colours is not None and image.mode in MODES.values():
+                image = image.convert(MODES[colours])
     except Exception as error:  # a damaged file raises errors of many kinds
         raise InputError(
             f"{where}: {path} is no image that can be read as one of {', '.join(FORMATS)} ({error})"
         ) from None
-    if image.mode not in ("L", "RGB"):
+    if image.mode not in MODES.values():
         raise InputError(f"{where}: {path} has pixels of 32 bits, whose range is not known: save it with 8 or 16 bits")
     if size is not None:
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image).reshape(image.height, image.width, -1), largest
+        image = image.resize((size, size), Pillow.Resampling.BILINEAR)
+    return Image(np.asarray(image).reshape(image.height, image.width, -1), largest, frames)
+
+
+def read_images(
+    files: Iterable[tuple[str, str, Path]],
+    size: int | None = None,
+    colours: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[np.ndarray]:
+    """Yield the pixels of images of one shape, uint8 [H, W, 1 or 3]; files: where each is named, its name and path.
+
+    ``say`` gets a line for images of 16 bits, of several frames and of one colour.
+    InputError for a broken image, one of another shape, and after the last one where all are equal.
+    """
+    first, equal, count, deep, largest = None, True, 0, 0, 0
+    animated, plain = [], []
+    for where, name, path in files:
+        image = read_image(path, where, size, colours)
+        pixels = image.pixels
+        first = pixels if first is None else first
+        if pixels.shape != first.shape:
+            raise InputError(
+                f"{where}: {name} is {_shape(pixels)} and the first {_shape(first)}: {_mend(pixels, first)}"
+            )
+        count, deep, largest = count + 1, deep + (image.largest > 0), max(largest, image.largest)
+        equal = equal and np.array_equal(pixels, first)
+        if image.frames > 1:
+            animated.append(name)
+        if (pixels == pixels[0, 0]).all():
+            plain.append(name)
+        yield pixels
+    if count > 1 and equal:
+        raise InputError(f"all {count:,} images are equal in every pixel: nothing can be learned, give others")
+    if deep:
+        say(f"16 bits: {deep:,} image{'s' * (deep > 1)} of 16 bits per pixel, of which 8 are kept: {largest:,}, the "
+            f"largest value, is {(largest + OF_8_BITS // 2) // OF_8_BITS}")  # fmt: skip
+    if animated:
+        say(f"images of several frames, of which the first is taken: {counted(animated)}")
+    if plain:
+        say(f"warning: images of one colour in all pixels: {counted(plain)}")
+
+
+def counted(names: Sequence[str]) -> str:
+    """Return how many names there are, and the first of them: "2 (a.gif, b.gif)"."""
+    rest = len(names) - MOST_NAMES
+    return f"{len(names):,} ({', '.join(names[:MOST_NAMES])}{f' and {rest:,} more' if rest > 0 else ''})"
+
+
+def _shape(pixels: np.ndarray) -> str:
+    height, width, channels = pixels.shape
+    return f"{height} x {width} in {COLOURS[channels]}"
+
+
+def _mend(pixels: np.ndarray, first: np.ndarray) -> str:
+    """Return which options give two images one shape."""
+    size = ["resize them by --size PIXELS"] if pixels.shape[:2] != first.shape[:2] else []
+    colours = ["convert them by --colours grey or --colours rgb"] if pixels.shape[2] != first.shape[2] else []
+    return ", and ".join(size + colours)

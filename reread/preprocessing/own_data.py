@@ -16,6 +16,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from reread.preprocessing.columns import KNOWN_NAMES, LIST, NO_COLUMN, Columns, guess_columns, parse_list
 from reread.preprocessing.delimited import AS_NAMED, Dialect, Row, encoding_of, undecodable
-from reread.preprocessing.image_files import OF_8_BITS, read_image
+from reread.preprocessing.image_files import counted, read_images
 from reread.preprocessing.manifest import (
     DATA_DIRECTORY,
     MANIFEST_PATH,
@@ -38,7 +39,7 @@ from reread.preprocessing.raw import NAME, About, add_data_set, check_about, ref
 from reread.preprocessing.raw_images import ImageRows
 from reread.preprocessing.raw_text import DOCUMENTS, Document, check_document, document_line, normalised_text
 from reread.preprocessing.sources import SOURCES
-from reread.preprocessing.tables import DELIMITED, SPLIT_NAMES, has_class_folders, read_table
+from reread.preprocessing.tables import DELIMITED, SPLIT_NAMES, has_class_folders, read_table, skipped_files
 from reread.storage.errors import InputError
 from reread.storage.files import below, canonical_json, published_directory, sha256_file
 from reread.storage.prepared import SPLITS
@@ -308,14 +309,16 @@ def add_table(
     data_directory: Path = DATA_DIRECTORY,
     manifest_path: Path = MANIFEST_PATH,
     say: Callable[[str], None] = lambda line: None,
+    colours: str | None = None,
 ) -> DataSetEntry:
     """Write data/NAME of a table and record it in the manifest; a data set of that name is replaced.
 
-    size: pixels to which images are resized; None: all have one size. InputError names the row and column at fault.
+    size: pixels to which images are resized; None: all have one size. colours: "grey" or "rgb", to which they are
+    converted; None: all have the same. InputError names the row and column at fault.
     """
     about, count, rows = _chosen(name, table, source, licence, manifest_path, say)
     if table.columns.kind == "image":
-        return _add_images(name, table, about, rows, count, size, data_directory, manifest_path, say)
+        return _add_images(name, table, about, rows, count, size, colours, data_directory, manifest_path, say)
     with published_directory(Path(data_directory) / name, replace=True) as working:
         entry = _write_documents(name, working, rows, about)
     record(name, entry, manifest_path)
@@ -328,12 +331,13 @@ def preview(
     size: int | None = None,
     manifest_path: Path = MANIFEST_PATH,
     say: Callable[[str], None] = lambda line: None,
+    colours: str | None = None,
 ) -> Preview:
     """Read and check a table as ``add_table`` does, and write nothing. InputError for all that it would refuse."""
     about, _, rows = _chosen(name, table, "", "", manifest_path, say)
     census, shown = _Census(about, table.columns.kind), []
     if table.columns.kind == "image":
-        rows = ((where, document) for where, document, _ in _with_pixels(table, rows, size, say))
+        rows = ((where, document) for where, document, _ in _with_pixels(table, rows, size, colours, say))
     for where, document in rows:
         census.add(document, where)
         if len(shown) < PREVIEW_ROWS:
@@ -351,6 +355,9 @@ def _chosen(
     if name in SOURCES.available():
         raise InputError(f"'{name}' is the name of a published data set: give yours another by --name")
     Manifest.load(manifest_path)  # a broken one is refused before the data set of that name is replaced
+    if has_class_folders(table.path):
+        for what, files in skipped_files(table.path).items():
+            say(f"skipped {what}: {counted(files)}")
     scan = _scan(table)
     for why, where in scan.first_left_out.items():
         say(f"left out: {_rows(scan.left_out[why])} {why}, the first is {where}")
@@ -363,8 +370,8 @@ def _chosen(
     for what, where in scan.first_noted.items():
         say(f"warning: {_rows(scan.noted[what])} {what}, the first is {where}")
     for names in _alike(classes):
-        counted = ", ".join(f"'{label}' ({_rows(scan.classes[label])})" for label in names)
-        say(f"warning: the labels {counted} differ only in case or spaces: each is a class")
+        alike = ", ".join(f"'{label}' ({_rows(scan.classes[label])})" for label in names)
+        say(f"warning: the labels {alike} differ only in case or spaces: each is a class")
     for label in classes if _labels_in_cells(table) else ():
         if label.casefold() in LIKE_MISSING:
             say(
@@ -373,6 +380,8 @@ def _chosen(
     split = _splits(scan)
     # Rows of one content have one number.
     _, content = np.unique(np.frombuffer(scan.key, "V16"), return_inverse=True)
+    if len(content) > 1 and not content.any():
+        raise InputError(f"{table.path}: all {_rows(len(content))} have the same {table.columns.kind}: give others")
     kept = _without_later_copies(content, split)
     if dropped := int((~kept).sum()):
         scan.left_out[LEFT_OUT_TWICE] += dropped
@@ -628,6 +637,7 @@ def _add_images(
     rows: Iterator[tuple[str, Document]],
     count: int,
     size: int | None,
+    colours: str | None,
     data_directory: Path,
     manifest_path: Path,
     say: Callable[[str], None],
@@ -638,7 +648,7 @@ def _add_images(
     split, groups, images = np.zeros(count, np.uint8), [], None
     Path(data_directory).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=data_directory, prefix=f".{name}.") as working:
-        for row, (_, document, pixels) in enumerate(_with_pixels(table, rows, size, say)):
+        for row, (_, document, pixels) in enumerate(_with_pixels(table, rows, size, colours, say)):
             if images is None:
                 shape = (count, *pixels.shape)
                 file = Path(working) / "images.npy"
@@ -658,20 +668,16 @@ def _add_images(
 
 
 def _with_pixels(
-    table: Table, rows: Iterator[tuple[str, Document]], size: int | None, say: Callable[[str], None]
+    table: Table,
+    rows: Iterator[tuple[str, Document]],
+    size: int | None,
+    colours: str | None,
+    say: Callable[[str], None],
 ) -> Iterator[tuple[str, Document, np.ndarray]]:
-    """Yield each row with its image, uint8 [H, W, 1 or 3]. InputError for a broken one or one of another shape."""
-    deep, largest, shape = 0, 0, None
-    for where, document in rows:
-        pixels, largest_here = read_image(table.file_of(document.text, where), where, size)
-        deep, largest = deep + (largest_here > 0), max(largest, largest_here)
-        shape = shape or pixels.shape
-        if pixels.shape != shape:
-            raise InputError(
-                f"{where}: {document.text} is {list(pixels.shape)} and the first {list(shape)}: resize "
-                "them by --size PIXELS, and give all of them the same colours"
-            )
+    """Yield each row with its image, uint8 [H, W, 1 or 3]. InputError as ``read_images``."""
+    rows, again = tee(rows)
+    files = ((where, document.text, table.file_of(document.text, where)) for where, document in again)
+    # The rows are not read ahead: the last image is followed by what is said of all.
+    for pixels in read_images(files, size, colours, say):
+        where, document = next(rows)
         yield where, document, pixels
-    if deep:
-        say(f"16 bits: {_rows(deep)} of 16 bits per pixel, of which 8 are kept: {largest:,}, the largest value, is "
-            f"{(largest + OF_8_BITS // 2) // OF_8_BITS}")  # fmt: skip

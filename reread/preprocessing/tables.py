@@ -8,6 +8,7 @@ are named by splits, ``split``. Memory holds one row, or one batch of a Parquet 
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -112,12 +113,49 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _folder(path: Path) -> Iterator[tuple[str, Row]]:
-    tops = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
+    tops = _folders(path)
     if not tops:
         raise InputError(f"{path} has no folders: make one per class, with its files in it")
-    by_split = all(one.name.lower() in SPLIT_NAMES for one in tops)
+    by_split = _are_splits(tops)
     for top in tops:
-        for folder in sorted(one for one in top.iterdir() if one.is_dir()) if by_split else [top]:
+        for folder in _folders(top) if by_split else [top]:
             split = {"split": top.name.lower()} if by_split else {}
-            for file in sorted(one for one in folder.rglob("*") if one.is_file() and not one.name.startswith(".")):
-                yield str(file), {"file": str(file.relative_to(path)), "label": folder.name, **split}
+            for file in _files(folder):
+                if file.is_file():
+                    yield str(file), {"file": str(file.relative_to(path)), "label": folder.name, **split}
+
+
+def skipped_files(path: Path) -> dict[str, list[str]]:
+    """Return what ``read_table`` skips in a folder of class folders: by what it is, its paths below the folder.
+
+    Hidden files are not among it.
+    """
+    tops = _folders(path)
+    above = [path, *(tops if _are_splits(tops) else [])]
+    classes = [folder for top in tops for folder in _folders(top)] if _are_splits(tops) else tops
+    within = {folder: _files(folder) for folder in classes}
+    loose = [file for folder in above for file in sorted(folder.iterdir()) if not file.is_dir() and _shown(file)]
+    dead = [file for file in [*loose, *chain(*within.values())] if file.is_symlink() and not file.exists()]
+    found = {
+        "files outside of a class's folder": [file for file in loose if file not in dead],
+        "links to nowhere": dead,
+        "empty folders": [folder for folder, files in within.items() if not files],
+    }
+    return {what: [str(one.relative_to(path)) for one in files] for what, files in found.items() if files}
+
+
+def _shown(file: Path) -> bool:
+    return not file.name.startswith(".")
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(one for one in path.iterdir() if one.is_dir() and _shown(one))
+
+
+def _are_splits(tops: list[Path]) -> bool:
+    return all(top.name.lower() in SPLIT_NAMES for top in tops)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files at any depth, and links to nowhere."""
+    return sorted(one for one in folder.rglob("*") if not one.is_dir() and _shown(one))

@@ -31,8 +31,9 @@ def write_table(name: str, count: int) -> str:
     return name
 
 
-def test_a_size_of_texts_is_refused(here):
-    assert "--size" in here("data", "add", write_table("mine.csv", 60), "--size", "32", code=2)
+@pytest.mark.parametrize(("option", "value"), [("--size", "32"), ("--colours", "grey")])
+def test_an_option_of_images_is_refused_for_texts(here, option, value):
+    assert option in here("data", "add", write_table("mine.csv", 60), option, value, code=2)
     assert not Path("data").exists() and not Path("data.manifest.json").exists()
 
 
@@ -67,6 +68,18 @@ def test_options_of_the_text_of_a_table(here):
     here("data", "add", "mine.csv", *options, "--no-header", "--text", "2", "--label", "1")
     data = open_data_set("mine")
     assert data.entry.rows == 60 and data.entry.classes == ("Käse", "Straße")
+
+
+def test_images_are_converted_and_what_is_skipped_is_shown_in_the_preview(here):
+    for number in range(40):
+        Path(f"mine/{'ab'[number % 2]}").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB" if number == 9 else "L", (8, 8), number).save(f"mine/{'ab'[number % 2]}/{number}.png")
+    Path("mine/notes.txt").write_text("of no class")
+    before = sorted(Path().rglob("*"))
+    assert "notes.txt" in here("data", "add", "mine", "--colours", "grey", "--dry-run")
+    assert sorted(Path().rglob("*")) == before
+    assert "notes.txt" in here("data", "add", "mine", "--colours", "grey")
+    assert open_data_set("mine").images.shape == (40, 8, 8, 1)
 
 
 @pytest.mark.parametrize("fault", ["two rows of one id", "one class", "an image of another size"])

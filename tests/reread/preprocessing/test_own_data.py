@@ -54,6 +54,11 @@ def add(path, name="mine", **options):
     return entry, lines
 
 
+def add_lines(path, **options):
+    lines = []
+    return add_table("mine", open_table(path), say=lines.append, **options), lines
+
+
 def test_columns_are_guessed_and_splits_are_balanced():
     table = open_table(write(reviews()))
     found = table.columns
@@ -423,6 +428,79 @@ def pictures(folder, count=8):
     return Path(folder)
 
 
+@pytest.mark.parametrize(("colours", "channels"), [("grey", 1), ("rgb", 3)])
+def test_images_of_mixed_colours_are_refused_and_converted(colours, channels):
+    red = Image.new("RGB", (8, 8), (255, 0, 0))
+    red.save(pictures("photos", 40) / "b" / "red.png")
+    with pytest.raises(InputError, match=r"red\.png.*rgb.*grey.*--colours grey or --colours rgb"):
+        add(Path("photos"))
+    assert not Path("data/mine").exists()
+    add_table("mine", open_table(Path("photos")), colours=colours)
+    images = open_data_set("mine").images
+    assert images.shape == (41, 8, 8, channels)
+    expected = [[76]] if colours == "grey" else [[255, 0, 0]]  # 0.299 of red
+    assert sum(np.array_equal(image, np.broadcast_to(expected[0], image.shape)) for image in images) == 1
+
+
+@pytest.mark.parametrize("by_split", [False, True])
+def test_what_is_skipped_in_a_folder_is_named(by_split):
+    folder = pictures("photos/train" if by_split else "photos", 60)
+    if by_split:
+        pictures("photos/test", 20)
+        for number, file in enumerate(sorted(Path("photos/test").rglob("*.png"))):
+            Image.new("L", (8, 8), 200 + number).save(file)
+    for number in range(12):
+        (folder / f"loose {number:02}.png").write_bytes(b"")
+    (folder / "a/dead.png").symlink_to("gone.png")
+    (folder / "dead.png").symlink_to("gone.png")
+    (folder / "nothing").mkdir()
+    (folder / ".hidden").mkdir()
+    (folder / "a/.DS_Store").write_bytes(b"")
+    top = "train/" if by_split else ""
+    _, lines = add(Path("photos"))
+    skipped = [line for line in lines if line.startswith("skipped")]
+    loose = ", ".join(f"{top}loose {number:02}.png" for number in range(10))
+    assert skipped == [
+        f"skipped files outside of a class's folder: 12 ({loose} and 2 more)",
+        f"skipped links to nowhere: 2 ({top}dead.png, {top}a/dead.png)",
+        f"skipped empty folders: 1 ({top}nothing)",
+    ]
+    assert open_data_set("mine").entry.classes == ("a", "b")
+
+
+def test_animations_and_images_of_one_colour_are_named():
+    folder, generator = Path("photos"), np.random.default_rng(0)
+    for number in range(40):
+        file = folder / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 256, (8, 8), np.uint8)).save(file)
+    Image.new("L", (8, 8), 7).save(folder / "a/plain.png")
+    frames = [Image.fromarray(generator.integers(0, 256, (8, 8), np.uint8)) for _ in range(3)]
+    frames[0].save(folder / "b/moving.gif", save_all=True, append_images=frames[1:])
+    _, lines = add_lines(folder, colours="grey")
+    assert [line for line in lines if "b/moving.gif" in line and "the first" in line]
+    assert [line for line in lines if "one colour" in line and line.endswith(": 1 (a/plain.png)")]
+    assert any(np.array_equal(image[..., 0], np.asarray(frames[0])) for image in open_data_set("mine").images)
+
+
+@pytest.mark.parametrize("kind", ["equal pixels", "equal files", "equal texts"])
+def test_a_set_of_equal_rows_is_refused(kind):
+    folder = pictures("photos", 40)
+    for number, file in enumerate(sorted(folder.rglob("*.png"))):
+        if kind == "equal texts":
+            file.unlink()
+            file.with_suffix(".txt").write_text("The same.")
+        else:
+            level = number % 9 if kind == "equal pixels" else 1
+            Image.new("L", (8, 8), 5).save(file, compress_level=level, dpi=(number + 1,) * 2 if level else None)
+    if kind == "equal files":
+        for file in folder.rglob("*.png"):
+            file.write_bytes((folder / "a/0.png").read_bytes())
+    with pytest.raises(InputError, match="40 images are equal" if kind == "equal pixels" else "photos: all 40 rows"):
+        add(folder)
+    assert not Path("data/mine").exists() and not Path("data.manifest.json").exists()
+
+
 def test_a_text_among_images_and_a_picture_of_too_many_pixels_are_named():
     Path(pictures("mixed"), "a", "notes.txt").write_text("of no class")
     with pytest.raises(InputError, match=r"mixed.*notes\.txt"):
@@ -471,7 +549,7 @@ def test_an_image_of_16_bits_is_scaled_and_one_of_unknown_range_refused():
     for number, suffix in enumerate(("png", "tif")):
         Image.fromarray(deep - number).save(pictures("photos", 40) / "a" / f"deep.{suffix}")
     _, lines = add(Path("photos"))
-    assert any("2 rows of 16 bits" in line and "65,535" in line for line in lines)
+    assert any("2 images of 16 bits" in line and "65,535" in line for line in lines)
     images = open_data_set("mine").images[..., 0]
     (scaled,) = (image for image in images if np.array_equal(image, np.round(deep / 257)))
     assert scaled.max() == 255 and len(np.unique(scaled)) == 64
