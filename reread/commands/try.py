@@ -25,10 +25,12 @@ from reread.commands.options import completion, print_results
 
 if TYPE_CHECKING:
     from reread.planning.plan import Plan
+    from tasks.estimate import Estimate
 
 FEWEST_SEEDS = 6  # with which one comparison can be decided
-RUN_SECONDS = 6  # beside training: to import torch, to open the arrays, to evaluate
-WHOLE_SECONDS = 45  # Prefect's server, the baselines, two reports
+RUN_SECONDS = 5  # beside training: to import torch, to open the arrays, to write what is evaluated
+WHOLE_SECONDS = 40  # Prefect's server, two reports
+SHARE_NAMED = 0.9  # of a core, below which other work is named
 LONG_SECONDS = 3600
 ROUNDS = 4  # in which tuning goes on
 
@@ -111,7 +113,7 @@ def tune(tuning: dict[str, Any], plan: "Plan", seconds: float) -> tuple["Plan", 
     from reread.planning.trial import widened, wider, write_experiment
     from reread.storage.files import read_json
     from tasks.board import duration
-    from tasks.estimate import training_seconds
+    from tasks.estimate import estimate
 
     began: float | None = None
     for number in range(ROUNDS + 1):
@@ -123,9 +125,10 @@ def tune(tuning: dict[str, Any], plan: "Plan", seconds: float) -> tuple["Plan", 
             break
         jobs, workers = make_plan(plan.name, content=widened(tuning, more)).unfinished(), plan.environment.workers
         left = seconds - (time.monotonic() - began)
-        needed, _ = training_seconds(jobs, workers)
+        about = estimate(jobs, workers)
+        needed = dict(about.training)
         for job in jobs:
-            needed[job["variant"].partition("/")[0]] += RUN_SECONDS / workers
+            needed[job["variant"].partition("/")[0]] += RUN_SECONDS / workers + about.evaluation / len(jobs)
         fitting = {}
         for variant in sorted(more, key=lambda one: -best_score(metrics, one)):
             if needed.get(variant, 0.0) <= left:  # nothing is needed where an earlier `try` has finished them
@@ -155,11 +158,12 @@ def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: 
     Return the seconds for which tuning may go on: ``minutes``, or as long as all runs take, finished ones too. The data
     are prepared for the estimate; on a dry run, what is not there yet in a folder that is removed.
     """
+    import os
     import tempfile
 
     from reread.storage.prepared import DESCRIPTION
     from tasks.board import duration
-    from tasks.estimate import training_seconds
+    from tasks.estimate import baseline_seconds, estimate, load
     from tasks.preprocess import preprocess
 
     with tempfile.TemporaryDirectory() as folder:
@@ -171,24 +175,31 @@ def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: 
         to_tune, to_compare = tuning.unfinished(prepared), final.unfinished(prepared)
         jobs, workers = [*to_tune, *to_compare], final.environment.workers
         every = [*tuning.jobs(prepared), *final.jobs(prepared)]
-        training, share = training_seconds(jobs, workers)
-        first, _ = training_seconds(every, workers) if len(every) > len(jobs) else (training, share)
+        found = estimate(jobs, workers)
+        first = estimate(every, workers) if len(every) > len(jobs) else found
+        baselines = baseline_seconds(Path(next(iter(prepared.values())))) if jobs else 0.0
 
-    def with_the_rest(training: Mapping[str, float], runs: int) -> float:
-        return sum(training.values()) + (RUN_SECONDS * runs / workers + WHOLE_SECONDS) / share
+    def whole(about: "Estimate", runs: int) -> float:
+        # The tuning and the experiment fit the baselines of their own, on other splits.
+        rest = (RUN_SECONDS * runs / workers + WHOLE_SECONDS + 2 * baselines) / about.share
+        return sum(about.training.values()) + about.evaluation + rest
 
-    whole = with_the_rest(training, len(jobs))
-    further = with_the_rest(first, len(every)) if minutes is None else 60.0 * minutes
-    parts = ", ".join(f"{variant} {duration(seconds)}" for variant, seconds in training.items())
+    seconds = whole(found, len(jobs))
+    further = whole(first, len(every)) if minutes is None else 60.0 * minutes
+    parts = ", ".join(f"{variant} {duration(seconds)}" for variant, seconds in found.training.items())
     print(
         f"{len(jobs)} runs ({len(to_tune)} to tune, {len(to_compare)} of {len(final.seeds)} seeds): about "
-        f"{duration(whole)} on this machine as it is now, less where runs end early; training: {parts or 'none'}"
+        f"{duration(seconds)} on this machine as it is now, less where runs end early; training: {parts or 'none'}; "
+        f"evaluation {duration(found.evaluation)}, baselines {duration(2 * baselines)}"
     )
-    if share < 0.9:
-        print(f"other work takes {1 - share:.0%} of what a run could have")
+    cores = len(os.sched_getaffinity(0))
+    if (average := load(cores)) is not None:
+        print(f"warning: the load average is {average:.1f} on {cores} cores: other work makes this and the runs slower")
+    if found.share < SHARE_NAMED:
+        print(f"other work takes {1 - found.share:.0%} of what a run could have")
     if further:
         print(f"then about {duration(further)} more at most, where a choice is at the edge of what was tried")
-    if whole > LONG_SECONDS:
+    if seconds > LONG_SECONDS:
         print(f"shorter: `reread try {final.name} --epochs N`, or --variant NAME for one network alone, or a GPU")
     return further
 

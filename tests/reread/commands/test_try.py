@@ -11,6 +11,7 @@ import yaml
 
 from reread.preprocessing.raw import About, add_data_set
 from reread.preprocessing.raw_text import Document, TextRows
+from tests.reread.commands.conftest import make_folder
 
 TOPICS = {"fruit": "apple pear plum", "metal": "iron zinc lead"}
 COMMAND = ("-m", "reread", "try", "topics", "--seeds", "2", "--epochs", "4", "--minutes", "0", "--variant")
@@ -75,3 +76,20 @@ def test_a_try_is_interrupted_finished_and_added_to(project):
     items = json.loads(project.run("python", "-c", PREDICTIONS).stdout)
     numbers = [number for number in range(80) if number // 2 % 4 == 3]
     assert items == {f"d{number}": list(TOPICS)[number % 2] for number in numbers}
+
+
+def test_a_dry_run_takes_the_metric_names_the_load_and_writes_nothing(reread, tmp_path, monkeypatch):
+    monkeypatch.chdir(make_folder(tmp_path))
+    (tmp_path / "data").unlink()
+    add_topics(tmp_path)
+
+    def files():
+        return sorted(path for path in tmp_path.rglob("*") if ".locks" not in path.parts)
+
+    before = files()
+    assert "'macro_f2'" in reread("try", "topics", "--metric", "macro_f2", "--dry-run", code=2)
+    monkeypatch.setattr("os.getloadavg", lambda: (99.5, 0.0, 0.0))
+    said = reread("try", "topics", "--metric", "macro_f1", "--dry-run", "--variant", "word-average")
+    assert "in macro F1" in said and "load average is 99.5" in said
+    assert "10 runs (4 to tune, 6 of 6 seeds)" in said and "evaluation" in said and "baselines" in said
+    assert files() == before
