@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT))
 
 ROOMS = [
     "reread.interface",
+    "reread.data",
     "reread.commands",
     "flows",
     "tasks",

@@ -1,6 +1,7 @@
 """Re-runs the claim of a paper: versioned data in, a verdict with a confidence interval out.
 
-The functions of ``reread.interface`` are here as well: ``reread.runs("tiny")``. They are imported when one is used, so
+The functions of ``reread.interface`` are here as well: ``reread.runs("tiny")``, and so is ``reread.data``. They are
+imported when one is used, so
 that a part of the package needs only that part's libraries: ``python -m reread.training`` needs torch, numpy and
 safetensors.
 """
@@ -14,16 +15,20 @@ __all__ = [
     "compare",
     "comparisons",
     "curves",
+    "data",
     "load_model",
     "predictions",
     "runs",
     "scores",
+    "try_",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'reread' has no attribute '{name}'")
+    if name == "data":
+        return importlib.import_module("reread.data")
     return getattr(importlib.import_module("reread.interface"), name)
 
 

@@ -8,14 +8,16 @@
     reread.scores("tiny")                           # the report's numbers
     reread.comparisons("tiny")                      # its verdicts
     reread.predictions(runs.index[0])               # what a run predicted, one row per item
+    reread.try_("reviews", epochs=10)               # tune, train and compare networks on own data
     answers = reread.load_model("docstrings").predict(["Return the eigenvalues of a matrix."])
     reread.attention(answers)                       # one row per word
 
-Everything is read from the project's folder, which is the current one; nothing is started, trained or changed but the
-ledger of reads of a test split, where ``predictions`` reads one.
+Everything is read from the project's folder, which is the current one. Nothing is started, trained or changed but by
+``try_``, and but for the ledger of reads of a test split, where ``predictions`` reads one. reread/data.py adds data.
 docs/tour.ipynb is a tour.
 """
 
+import importlib
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -37,6 +39,8 @@ from reread.storage.ledger import open_run_test_split
 from reread.storage.run_folder import EVALUATION, HISTORY, RunFolder
 from reread.tracking.registry import LoadedModel, load_model
 
+_try = importlib.import_module("reread.commands.try")  # whose name is a keyword
+
 __all__ = [
     "LoadedModel",
     "attention",
@@ -47,6 +51,7 @@ __all__ = [
     "predictions",
     "runs",
     "scores",
+    "try_",
 ]
 
 NAMES = ["experiment", "variant", "model", "data", "seed"]
@@ -203,6 +208,28 @@ def predictions(run: str, split: str = "test") -> pd.DataFrame:
         named = {"label": [classes[k] for k in labels], "prediction": [classes[k] for k in probabilities.argmax(1)]}
     columns = {**named, **{f"probability.{name}": probabilities[:, k] for k, name in enumerate(classes)}}
     return pd.DataFrame(columns, index=pd.Index(items, name="item"))
+
+
+def try_(
+    data: str,
+    *,
+    seeds: int | None = None,
+    epochs: int | None = None,
+    variants: Iterable[str] = (),
+    metric: str | None = None,
+    minutes: int | None = None,
+) -> pd.DataFrame:
+    """Tune, train and compare networks and baselines on a data set, as `reread try` does; return its comparisons.
+
+    The arguments are the command's options; ``comparisons`` describes the columns. Finished runs are cached, and the
+    same call resumes an interrupted one. ``scores(data)`` has the metrics. InputError for what the command refuses.
+    """
+    for name, value, least in (("seeds", seeds, 1), ("epochs", epochs, 2), ("minutes", minutes, 0)):
+        if value is not None and value < least:
+            raise InputError(f"{name} is {value}: give {least} or more")
+    chosen = [variants] if isinstance(variants, str) else list(variants)
+    _try.try_networks(data, seeds, epochs, chosen, metric, minutes)
+    return comparisons(data)
 
 
 def _report_file(experiment: str, name: str) -> Any:

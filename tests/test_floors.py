@@ -24,7 +24,7 @@ FLOORS = [
     {"tasks", "benchmarks", "reread/studies"},
     {"flows"},
     {"reread/commands"},
-    {"reread/interface.py", "reread/__main__.py"},
+    {"reread/interface.py", "reread/data.py", "reread/__main__.py"},
 ]
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 # What `pip install` puts beside other packages; benchmarks are of the checkout alone.

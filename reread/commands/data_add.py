@@ -17,10 +17,10 @@ Then: `dvc add data`, and commit data.dvc and data.manifest.json.
 import contextlib
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -32,9 +32,12 @@ from reread.storage.files import content_key, write_text
 from reread.storage.locks import file_lock
 
 if TYPE_CHECKING:
+    from reread.preprocessing.delimited import Dialect
     from reread.preprocessing.own_data import Preview
+    from reread.preprocessing.own_data import Table as OwnTable
 
 CARD = "card.md"
+SIZES = (2, 4096)  # pixels to which images are resized
 # Of a preview: characters of a text, and classes by their number of rows.
 SHOWN_CHARACTERS, SHOWN_CLASSES = 70, 20
 LOCKS = Path(".locks")
@@ -95,7 +98,7 @@ def command(
         typer.Option("--header/--no-header", help="Whether line 1 has names; else columns are 1, 2, ..."),
     ] = None,
     size: Annotated[
-        int | None, typer.Option(min=2, max=4096, metavar="PIXELS", help="Resize images to a square.")
+        int | None, typer.Option(min=SIZES[0], max=SIZES[1], metavar="PIXELS", help="Resize images to a square.")
     ] = None,
     colours: Annotated[Literal["grey", "rgb"] | None, typer.Option(help="Convert images to these colours.")] = None,
     source: Annotated[str, typer.Option(metavar="TEXT", help="Where the data is from, for its card.")] = "",
@@ -103,49 +106,81 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print a preview and write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    from reread.planning.manifest import read_manifest
     from reread.preprocessing.delimited import Dialect
-    from reread.preprocessing.ingest import absent_classes, data_card, sizes
-    from reread.preprocessing.manifest import DATA_DIRECTORY, open_data_set
+    from reread.preprocessing.ingest import sizes
+
+    columns = {"content": text or (), "labels": label or (), "group": group, "identity": identity, "task": task}
+    dialect = Dialect(delimiter, encoding, quote, header)
+    with progress(as_json):
+        name, table, found = add(
+            path, name, columns, split, dialect, size, colours, source, licence, dry_run=dry_run, say=print
+        )
+    card = card_of(name)
+    if dry_run:
+        if as_json:
+            print_json({**asdict(table.columns), **found.to_json()})
+            return
+        print_preview(found)
+        print("Nothing was written: without --dry-run the data set is added")
+        return
+    if as_json:
+        print_json({"name": name, "card": str(card), **found.to_json()})
+        return
+    print(f"{name}: {sizes(found)}")
+    print(f"Card: {card}\nNext: reread try {name}\n      dvc add data, and commit data.dvc and data.manifest.json")
+
+
+def card_of(name: str) -> Path:
+    """Return the path of a data set's card."""
+    from reread.preprocessing.manifest import DATA_DIRECTORY
+
+    return DATA_DIRECTORY / name / CARD
+
+
+def add(
+    path: Path,
+    name: str | None,
+    columns: Mapping[str, Any],
+    split: str | None,
+    dialect: "Dialect",
+    size: int | None,
+    colours: str | None,
+    source: str,
+    licence: str,
+    *,
+    dry_run: bool,
+    say: Callable[[str], None],
+) -> tuple[str, "OwnTable", Any]:
+    """Add a table or folder with its card; return the data set's name, its table, and its entry in the manifest.
+
+    columns: as ``guess_columns`` takes them; dry_run: nothing is written, and a ``Preview`` is in the entry's place.
+    ``say`` gets a line for each column, for what is left out, and for each warning.
+    """
+    from reread.planning.manifest import read_manifest
+    from reread.preprocessing.ingest import absent_classes, data_card
+    from reread.preprocessing.manifest import open_data_set
     from reread.preprocessing.own_data import add_table, open_table, preview
 
     if name is None and not (name := name_of(path)):
         raise InputError(f"'{path.name}' has no letter of a to z and no digit: name the data set by --name")
     read_manifest()
-    dialect = Dialect(delimiter, encoding, quote, header)
-    card = DATA_DIRECTORY / name / CARD
-    with progress(as_json), contextlib.nullcontext() if dry_run else alone(name):
-        table = open_table(
-            path, split, dialect, content=text or (), labels=label or (), group=group, identity=identity, task=task
-        )
+    with contextlib.nullcontext() if dry_run else alone(name):
+        table = open_table(path, split, dialect, **columns)
         for option, value in {"--size": size, "--colours": colours}.items():
             if value is not None and table.columns.kind != "image":
                 raise InputError(f"{option} converts images, and {path} has texts: leave it out")
         for line in table.lines():
-            print(line)
+            say(line)
         if dry_run:
-            seen = preview(name, table, size, say=print, colours=colours)
-        else:
-            entry = add_table(name, table, source, licence, size, say=print, colours=colours)
-            data = open_data_set(name)
-            write_text(card, data_card(data))
-    if dry_run:
-        if as_json:
-            print_json({**asdict(table.columns), **seen.to_json()})
-            return
-        print_preview(seen)
-        print("Nothing was written: without --dry-run the data set is added")
-        return
-    if as_json:
-        print_json({"name": name, "card": str(card), **entry.to_json()})
-        return
-    print(f"{name}: {sizes(entry)}")
-    shared = sum(entry.leaks.get("exact", {}).values())
-    if shared:
-        print(f"warning: {shared} texts are in two splits")
+            return name, table, preview(name, table, size, say=say, colours=colours)
+        entry = add_table(name, table, source, licence, size, say=say, colours=colours)
+        data = open_data_set(name)
+        write_text(card_of(name), data_card(data))
+    if shared := sum(entry.leaks.get("exact", {}).values()):
+        say(f"warning: {shared} texts are in two splits")
     for line in absent_classes(data):
-        print(f"warning: {line}")
-    print(f"Card: {card}\nNext: reread try {name}\n      dvc add data, and commit data.dvc and data.manifest.json")
+        say(f"warning: {line}")
+    return name, table, entry
 
 
 def print_preview(seen: "Preview") -> None:

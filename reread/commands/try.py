@@ -15,7 +15,7 @@ type the same command again.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +63,25 @@ def command(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
 ) -> None:
+    report = try_networks(name, seeds, epochs, variants or (), metric, minutes, dry_run)
+    if report is not None:
+        print_results(report)
+        print_champion(name, report)
+
+
+def try_networks(
+    name: str,
+    seeds: int | None = None,
+    epochs: int | None = None,
+    variants: Sequence[str] = (),
+    metric: str | None = None,
+    minutes: int | None = None,
+    dry_run: bool = False,
+) -> Path | None:
+    """Tune, train and compare networks and baselines on a data set; return the report's folder, None on a dry run.
+
+    Arguments are the command's options.
+    """
     from reread.planning.manifest import read_manifest
 
     entry = read_manifest().entry(name)  # before slow imports
@@ -71,7 +90,7 @@ def command(
     from reread.planning.trial import experiment_of, path_of, smallest_difference, tuned, tuning_of, write_experiment
     from reread.planning.tuning import tuning_name
 
-    tuning = tuning_of(name, entry, epochs, variants or (), metric)
+    tuning = tuning_of(name, entry, epochs, variants, metric)
     first = experiment_of(name, entry, tuning, seeds)
     plans = make_plan(tuning_name(name), content=tuning), make_plan(name, content=first)
     print(f"{name}: {entry.kind}, {entry.task}, {len(entry.classes)} classes, {entry.rows:,} rows")
@@ -83,7 +102,7 @@ def command(
     least, words = smallest_difference(entry.splits["test"]), metric_words(first["metric"])
     print(f"{entry.splits['test']:,} test rows can show a difference of about {least:.3f} or more in {words}")
     if dry_run:
-        return
+        return None
 
     from flows.pipeline import pipeline
     from reread.commands.servers import prefect_session
@@ -91,9 +110,7 @@ def command(
     with prefect_session():
         tuning_plan, metrics = tune(tuning, plans[0], seconds)
         write_experiment(name, tuned(first, tuning_plan, metrics))
-        report = Path(pipeline(name, plan=make_plan(name).to_json()))
-    print_results(report)
-    print_champion(name, entry.kind, report)
+        return Path(pipeline(name, plan=make_plan(name).to_json()))
 
 
 def metric_words(metric: str) -> str:
@@ -204,8 +221,9 @@ def print_estimate(tuning: "Plan", final: "Plan", minutes: int | None, dry_run: 
     return further
 
 
-def print_champion(name: str, kind: str, report: Path) -> None:
+def print_champion(name: str, report: Path) -> None:
     """Print the champion of the data set, and how to predict with it and serve it."""
+    from reread.preprocessing.manifest import Manifest
     from reread.storage.files import read_json
     from reread.tracking.registry import champion_tags
 
@@ -214,6 +232,6 @@ def print_champion(name: str, kind: str, report: Path) -> None:
     print(f"\nReport: {report / 'report.html'}")
     score = float(champion["validation.score"])
     print(f"Champion: {champion['variant']}, validation {metric_words(metric)} {score:.4f}")
-    if kind == "text":
+    if Manifest.load().entry(name).kind == "text":
         print(f"Predict:  reread predict --data {name} 'a text of yours'")
     print(f"Serve:    reread serve model {name}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from reread.preprocessing.manifest import Manifest, open_data_set
 from reread.storage.errors import InputError
 from reread.storage.source import ROOT
 from tests.reread.tracking.examples import evaluate_run, finish_run, make_job, prepared_text
@@ -89,6 +90,8 @@ import sys
 before = set(sys.modules)
 import reread
 print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] not in sys.stdlib_module_names))
+assert {"data", "try_"} <= set(dir(reread)) and "reread.data" not in sys.modules
+assert callable(reread.data.add)
 assert callable(reread.runs) and "runs" in dir(reread) and "reread.interface" in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -107,3 +110,39 @@ def test_attention_has_a_row_per_word():
     assert table["shade"].tolist() == pytest.approx([0.45, 0.45, 0.5])
     with pytest.raises(InputError, match="no attention"):
         reread.attention(pd.DataFrame({"label": ["a"]}))
+
+
+def test_data_are_added_previewed_and_removed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"Title {number};Text number {number};{'ab'[number % 2]}" for number in range(60)]
+    Path("mine.csv").write_text("title;body;kind\n" + "\n".join(rows))
+    options = {"text": ["title", "body"], "label": "kind", "delimiter": ";"}
+    lines = []
+    seen = reread.data.add("mine.csv", **options, dry_run=True, say=lines.append)
+    assert not Path("data").exists() and "label  kind" in lines
+    entry = reread.data.add("mine.csv", **options, say=lines.append)
+    assert (entry.splits, entry.classes) == (seen.splits, ("a", "b"))
+    assert next(open_data_set("mine").documents()).text.startswith("Title") and Path("data/mine/card.md").is_file()
+    wrong = [
+        ("label", "kinds", "'kinds'"),
+        ("colours", "blue", "'blue'"),
+        ("size", 1, "size is 1"),
+        ("size", 32, "--size"),
+    ]
+    for option, value, match in [*wrong, ("task", "both", "'both'"), ("quote", "||", "--quote")]:
+        with pytest.raises(InputError, match=match):
+            reread.data.add("mine.csv", **{**options, option: value}, say=lines.append)
+    reread.data.remove("mine")
+    assert not Path("data/mine").exists() and not Manifest.load().datasets
+    for name in ("mine", "digits"):
+        with pytest.raises(InputError, match=f"'{name}'"):
+            reread.data.remove(name)
+
+
+def test_a_try_of_unknown_data_and_of_no_seeds_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="'mine'"):
+        reread.try_("mine")
+    for name, value in (("seeds", 0), ("epochs", 1), ("minutes", -1)):
+        with pytest.raises(InputError, match=f"{name} is {value}"):
+            reread.try_("mine", **{name: value})
