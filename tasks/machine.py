@@ -3,6 +3,9 @@
 python -m tasks.machine      write results/machine.json; where the kind has changed, DVC makes the results again
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from reread.planning.keys import this_machine
 from reread.planning.runs import RESULTS
 from reread.storage.errors import InputError, command
@@ -11,7 +14,7 @@ from reread.storage.files import read_json, write_json
 FILE = "machine.json"
 
 
-def recorded() -> dict:
+def recorded() -> dict[str, Any]:
     """Return the kind of machine that results/ is of; empty where none is recorded."""
     path = RESULTS / FILE
     return read_json(path) if path.is_file() else {}
@@ -27,7 +30,7 @@ def refuse_other_machine() -> None:
         )
 
 
-def differing(before: dict, now: dict) -> str:
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return what differs between two kinds of machine: ``device AVX512, here AVX2``."""
     names = [name for name in now if before.get(name) != now[name]]
     return "; ".join(f"{name} {before.get(name)}, here {now[name]}" for name in names)

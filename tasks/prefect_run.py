@@ -38,7 +38,8 @@ def flow_run_id() -> str | None:
         return os.environ.get("PREFECT__FLOW_RUN_ID")
     from prefect.runtime import flow_run
 
-    return flow_run.id
+    found: str | None = flow_run.id
+    return found
 
 
 def flow_run_page() -> str | None:
@@ -47,7 +48,8 @@ def flow_run_page() -> str | None:
         return None
     from prefect.runtime import flow_run
 
-    return flow_run.ui_url
+    found: str | None = flow_run.ui_url
+    return found
 
 
 def _is_imported() -> bool:

@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int | None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that is not UTF-8 gets \\u2501 for a letter that it lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = make_app()(arguments or ["--help"], prog_name="reread", standalone_mode=False)
+        code: int | None = make_app()(arguments or ["--help"], prog_name="reread", standalone_mode=False)
     except typer.TyperException as error:
         usage = getattr(error, "ctx", None)
         hint = f" (see `{usage.command_path} --help`)" if usage else ""

@@ -44,7 +44,7 @@ class Row:
 
     @property
     def equal(self) -> bool:
-        return self.a == self.b
+        return bool(self.a == self.b)
 
     @property
     def difference(self) -> float | None:
@@ -52,7 +52,8 @@ class Row:
         for value in (self.a, self.b):
             if not isinstance(value, int | float) or isinstance(value, bool):
                 return None
-        return self.b - self.a
+        difference: float = self.b - self.a
+        return difference
 
 
 def compare(a: RunFolder, b: RunFolder) -> dict[str, list[Row]]:

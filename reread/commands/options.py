@@ -120,7 +120,7 @@ def first_line(registry: Registry, name: str) -> str:
     return (text or "").partition("\n")[0]
 
 
-def progress(as_json: bool) -> contextlib.AbstractContextManager:
+def progress(as_json: bool) -> contextlib.AbstractContextManager[object]:
     """Print progress inside the block to stderr if ``as_json``: stdout is for the JSON alone."""
     return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
 

@@ -62,7 +62,7 @@ class Server:
     def where_log(self) -> str:
         return f"; its log: {self.log}" if self.log else ""
 
-    def start(self) -> subprocess.Popen:
+    def start(self) -> subprocess.Popen[bytes]:
         """Start the process in a session of its own."""
         environment = {**os.environ, **self.environment}
         output = None
@@ -172,7 +172,7 @@ def login(console: Console) -> str:
     return project_auth() if console.is_terminal else f"what {SECRET} has"
 
 
-def client_settings(client: dict[str, str]) -> contextlib.AbstractContextManager:
+def client_settings(client: dict[str, str]) -> contextlib.AbstractContextManager[object]:
     """Let Prefect's clients in the block use these variables."""
     from prefect import settings
 
@@ -215,7 +215,7 @@ class Servers:
     """The servers that this process has started. Leaving the block stops them, last one first."""
 
     def __init__(self) -> None:
-        self.running: list[tuple[Server, subprocess.Popen]] = []
+        self.running: list[tuple[Server, subprocess.Popen[bytes]]] = []
         self.failed = False
         self.ports = contextlib.ExitStack()
 
@@ -354,7 +354,7 @@ def _interrupt(*_: object) -> None:
 def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except urllib.error.HTTPError as error:
         with error:
             return error.code == 401  # it asks for a password

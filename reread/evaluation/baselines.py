@@ -162,7 +162,7 @@ def _modules(name: str) -> set[str]:
 
 def _fit(
     name: str,
-    inputs: Mapping,
+    inputs: Mapping[str, Any],
     labels: Labels,
     task: str,
     classes: list[str],

@@ -8,6 +8,7 @@ in its calibration bin, or a running sum along the sorted scores (AUROC).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -135,7 +136,7 @@ def item_spread(
     task: str,
     metric: str,
     resamples: int = RESAMPLES,
-    groups: Sequence | np.ndarray | None = None,
+    groups: Sequence[Any] | np.ndarray | None = None,
     classes: Sequence[str] = (),
 ) -> Items:
     """Return what the choice of items leaves in the difference of the two sides' mean metrics.

@@ -179,7 +179,9 @@ def calibration_bin(confidence: np.ndarray, bins: int = CALIBRATION_BINS) -> np.
     return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
-def calibration_table(probabilities: np.ndarray, labels: np.ndarray, bins: int = CALIBRATION_BINS) -> list[dict]:
+def calibration_table(
+    probabilities: np.ndarray, labels: np.ndarray, bins: int = CALIBRATION_BINS
+) -> list[dict[str, Any]]:
     """One row a bin: its edges, how many fell in, their mean confidence and mean outcome (None where empty)."""
     confidence, outcome = confidence_and_outcome(probabilities, labels)
     index = calibration_bin(confidence, bins)
@@ -198,7 +200,7 @@ def calibration_table(probabilities: np.ndarray, labels: np.ndarray, bins: int =
     ]
 
 
-def expected_calibration_error(table: list[dict]) -> float:
+def expected_calibration_error(table: list[dict[str, Any]]) -> float:
     """Mean distance between confidence and outcome, weighted by the share of each bin."""
     filled = [row for row in table if row["count"]]
     return sum(row["count"] * abs(row["confidence"] - row["accuracy"]) for row in filled) / sum(

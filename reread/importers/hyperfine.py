@@ -6,6 +6,7 @@ seed is the number of the file, and with ``--paired`` the blocks are pairs. The 
 """
 
 import statistics
+from typing import Any
 
 from reread.importers import Source, Table
 from reread.storage.errors import InputError
@@ -46,7 +47,7 @@ def read(source: Source) -> Table:
     return Table(columns, lower_is_better=True, cautions=cautions)
 
 
-def refuse_failed(source: Source, result: dict) -> None:
+def refuse_failed(source: Source, result: dict[str, Any]) -> None:
     """Raise InputError where a run of the command failed: its time is none of its work."""
     codes = [code for code in result.get("exit_codes") or () if code != 0]
     if codes:

@@ -92,7 +92,8 @@ def _json_lines(source: Source) -> Columns:
 def _parquet(source: Source) -> Columns:
     pyarrow = library("pyarrow.parquet", "Parquet files")
     try:
-        return pyarrow.read_table(source.path).to_pydict()
+        columns: Columns = pyarrow.read_table(source.path).to_pydict()
+        return columns
     except (ValueError, OSError) as error:  # pyarrow's errors are these
         message = str(error).partition("\n")[0]
         raise InputError(f"{source.text} is no Parquet file ({message}): write it again") from None

@@ -111,7 +111,8 @@ class Plan(Design):
         for name in ("variants", "bases"):
             value[name] = {one: dict(vars(variant)) for one, variant in getattr(self, name).items()}
         value["environment"] = self.environment.to_json()
-        return _plain(value)
+        plain: dict[str, Any] = _plain(value)
+        return plain
 
     def record(self) -> dict[str, Any]:
         """Return what is kept beside results (plan.json): equal plans give equal records, wherever they are made."""
@@ -130,7 +131,9 @@ class Plan(Design):
         rule |= {name: value for name in OPTIONAL if (value := getattr(self, name))}
         decided_by = ("treatment", "control", "reference", "metric", "equivalence_margin")
         comparisons = [{key: one[key] for key in decided_by if key in one} for one in self.comparisons]
-        return _plain({**variants, **versions, "seeds": self.seeds, "comparisons": comparisons, "rule": rule})
+        design = {**variants, **versions, "seeds": self.seeds, "comparisons": comparisons, "rule": rule}
+        plain: dict[str, Any] = _plain(design)
+        return plain
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Plan":

@@ -70,7 +70,7 @@ def evaluated_rows(plan: Plan, name: str, manifest: Manifest, root: Path = Path(
     variant = plan.variants[name]
     description = root / plan.environment.prepared / (variant.prepared_key or "") / DESCRIPTION
     if description.is_file():
-        start, end = read_json(description)["splits"][plan.evaluate_on]
+        start, end = map(int, read_json(description)["splits"][plan.evaluate_on])
         return end - start
     entry = manifest.entry(variant.data)
     rows, per_class = entry.splits[plan.evaluate_on], variant.preprocessing.get("rows_per_class")

@@ -68,9 +68,11 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def nested(path: Iterable[str], value: Any) -> dict[str, Any]:
     """Return the mapping that has ``value`` at ``path``: {"training": {"learning_rate": 0.01}}."""
-    for step in reversed(tuple(path)):
-        value = {step: value}
-    return value
+    *outer, last = path
+    found = {last: value}
+    for step in reversed(outer):
+        found = {step: found}
+    return found
 
 
 def axes(space: Mapping[str, Any], where: str) -> list[Axis]:

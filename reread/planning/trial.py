@@ -128,7 +128,7 @@ def smallest_difference(rows: int, accuracy: float = 0.9) -> float:
     Of several labels it serves for micro F1: rows are drawn, not labels.
     """
     variance = ITEM_SHARE_OF_A_BASELINE * 2 * accuracy * (1 - accuracy) / rows
-    return (scipy.stats.norm.ppf(0.975) + scipy.stats.norm.ppf(POWER)) * math.sqrt(variance)
+    return float((scipy.stats.norm.ppf(0.975) + scipy.stats.norm.ppf(POWER)) * math.sqrt(variance))
 
 
 def comparison(name: str, network: str, baseline: str, metric: str) -> dict[str, str]:

@@ -79,7 +79,7 @@ class Results:
 
     @property
     def split(self) -> str:
-        return self.metrics["evaluated_on"]
+        return str(self.metrics["evaluated_on"])
 
     @property
     def scores(self) -> list[str]:

@@ -240,7 +240,8 @@ class Tracker:
         """Log a finished run as ``Tracking.record`` does; return its id, None where it waits."""
         evaluation = str(evaluation_directory) if evaluation_directory else None
         one = entry("record", run_directory=str(run_directory), evaluation_directory=evaluation, job=dict(job))
-        return self.log(Journal.of_run(run_directory), [one])
+        answer: str | None = self.log(Journal.of_run(run_directory), [one])
+        return answer
 
     def report(self, runs: Path, experiment: str, files: Iterable[Path], tags: Mapping[str, Any]) -> None:
         """Log an experiment's report as ``Tracking.report`` does; its journal is in ``runs``."""

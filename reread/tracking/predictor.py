@@ -23,7 +23,7 @@ class Predictor(ABC):
     """A packed model, opened. ``description``: prepared.json of its data; ``reader``: of the kind of data."""
 
     def __init__(self, folder: Path) -> None:
-        self.description = read_json(folder / DESCRIPTION)
+        self.description: dict[str, Any] = read_json(folder / DESCRIPTION)
         self.reader = kinds.reader(self.description["kind"])(folder, self.description)
         path = folder / THRESHOLD
         self.threshold: float | None = read_json(path)["threshold"] if path.is_file() else None

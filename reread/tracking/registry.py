@@ -274,7 +274,7 @@ class LoadedModel:
     @property
     def kind(self) -> str:
         """The kind of data."""
-        return self.description["kind"]
+        return str(self.description["kind"])
 
     @property
     def reads_text(self) -> bool:

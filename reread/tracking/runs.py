@@ -185,9 +185,10 @@ class Tracking:
             }
             self._log_params_and_tags(run, parameters, tags)
             self._log_dataset(run, job, description)
+            run_id: str = run.info.run_id
             if run.info.status != "RUNNING":
-                self.client.update_run(run.info.run_id, status="RUNNING")
-        return run.info.run_id
+                self.client.update_run(run_id, status="RUNNING")
+        return run_id
 
     def log_epochs(self, run_id: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Log each number of each row (a mapping with ``epoch``, 1 for the first) at the step of its epoch.
@@ -281,7 +282,7 @@ class Tracking:
         with self._locked():
             name = f"{job['variant']}-seed-{job['seed']}"
             run = self.client.create_run(experiment_id, start_time=began, run_name=name, tags=tags)
-            run_id = run.info.run_id
+            run_id: str = run.info.run_id
             self._log_params_and_tags(run, {**variant_parameters(job, description), "seed": str(job["seed"])}, {})
             self._log_dataset(run, job, description)
             self.logged_steps[run_id] = {}
@@ -394,7 +395,7 @@ class Tracking:
             self._log_params_and_tags(run, variant_parameters(job, description), source)
             self._log_dataset(run, job, description)
         self.parent_ids[key] = run.info.run_id
-        return run.info.run_id
+        return self.parent_ids[key]
 
     def parents(self, experiment: str) -> dict[str, str]:
         """Return the id of the parent run of each variant in an experiment's report."""
@@ -442,8 +443,9 @@ class Tracking:
             self._log_params_and_tags(run, flat({"variant": name, "data": data, **chosen}), tags)
             # Sorted among the variants, which have a mean over seeds.
             shown = {} if score is None else {f"test.{SCORES[description['task']]}.mean": score}
-            self._log_latest(run.info.run_id, {**shown, **metrics})
-        return run.info.run_id
+            run_id: str = run.info.run_id
+            self._log_latest(run_id, {**shown, **metrics})
+        return run_id
 
     def command(
         self, experiment: str, job: Mapping[str, Any], metrics: Mapping[str, float], files: Iterable[Path]
@@ -456,9 +458,10 @@ class Tracking:
         with self._locked():
             run = self._find_or_create(experiment_id, "command_key", job["key"], f"{job['arm']}-seed-{job['seed']}")
             self._log_params_and_tags(run, flat(job), {"seed": str(job["seed"]), ROLE: SEED})
-            self._log_latest(run.info.run_id, metrics)
-        self._log_files(run.info.run_id, files)
-        return run.info.run_id
+            run_id: str = run.info.run_id
+            self._log_latest(run_id, metrics)
+        self._log_files(run_id, files)
+        return run_id
 
     def report(self, experiment: str, files: Iterable[Path], tags: Mapping[str, Any] | None = None) -> str:
         """Log an experiment's report with its figures and tables to a run of its own; return that run's id.
@@ -473,9 +476,10 @@ class Tracking:
             self._log_params_and_tags(run, {}, {**flat(tags or {}), **about})
         if results is not None:
             self._describe(experiment, run, results)
+        run_id: str = run.info.run_id
         for file in files:
-            self.client.log_artifact(run.info.run_id, str(file))
-        return run.info.run_id
+            self.client.log_artifact(run_id, str(file))
+        return run_id
 
     def find(self, experiment: str, tag: str, value: str) -> "Run | None":
         """Return the run of an experiment with this tag; None where there is none."""

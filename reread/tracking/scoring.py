@@ -175,4 +175,5 @@ def _decoded(model: LoadedModel, rows: list[Any]) -> Any:
 
 def _predict(model: LoadedModel, requests: list[Sequence[Any]], attention: bool) -> Answers:
     rows = list(chain(*requests)) if model.reads_text else np.concatenate(requests)
-    return model.predict(rows, attention).to_dict("records")
+    answers: Answers = model.predict(rows, attention).to_dict("records")
+    return answers

@@ -210,7 +210,8 @@ def record(claim: Claim, verdict: Verdict, analyses: Sequence[str]) -> dict[str,
     values = verdict.as_dict()
     ratio = as_ratio(values) if claim.ratio else None
     # By way of JSON: numbers of NumPy become plain ones.
-    return json.loads(json.dumps({**values, "ratio": ratio, "analyses": list(analyses)}))
+    entry: dict[str, Any] = json.loads(json.dumps({**values, "ratio": ratio, "analyses": list(analyses)}))
+    return entry
 
 
 def make_document(

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from reread.storage.arrays import Float64Array
 from reread.verdicts.statistics import EQUAL, finite
 
 LARGEST_EXACT = 200_000
@@ -94,14 +95,14 @@ class Permutation:
             below += np.count_nonzero(found >= -near - observed)
         return above / self.ways, below / self.ways
 
-    def statistics(self, distance: float) -> np.ndarray:
+    def statistics(self, distance: float) -> Float64Array:
         """Return Welch's statistic of every split, float64 [P], where the sides' means are ``distance`` apart."""
         n, m = self.n, self.m
         shifted = self.count * distance
-        first = self.sums + shifted
+        first: Float64Array = self.sums + shifted
         squares = self.squares + distance * (2 * self.moved + shifted)
         second, others = n * distance - first, self.square + n * distance**2 - squares
-        error = (squares - first**2 / n) / ((n - 1) * n) + (others - second**2 / m) / ((m - 1) * m)
+        error: Float64Array = (squares - first**2 / n) / ((n - 1) * n) + (others - second**2 / m) / ((m - 1) * m)
         # Sides without any spread differ by as many errors as one likes.
         np.maximum(error, 1e-18 * (distance**2 + self.square) + 1e-30, out=error)
         return (first / n - second / m) / np.sqrt(error)

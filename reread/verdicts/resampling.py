@@ -7,6 +7,7 @@ items is a vector of counts, so that a metric of all resamples is a matrix produ
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def item_spread_of(
     control: Sequence[Resampled],
     items: int,
     resamples: int = RESAMPLES,
-    groups: Sequence | np.ndarray | None = None,
+    groups: Sequence[Any] | np.ndarray | None = None,
 ) -> Items:
     """Return ``item_spread`` of metrics given as functions of the counts of ``items`` items, one per seed."""
     if not treatment:
@@ -64,7 +65,7 @@ def item_spread_of(
     return Items(deviation, units, items, resamples)
 
 
-def group_numbers(groups: Sequence | np.ndarray | None, items: int) -> np.ndarray | None:
+def group_numbers(groups: Sequence[Any] | np.ndarray | None, items: int) -> np.ndarray | None:
     """Return the number of each item's group, int [m] from 0; InputError where not every item has one."""
     if groups is None:
         return None

@@ -168,7 +168,8 @@ def power(world: World, comparisons: Sequence[int], draws: int, seed: int = 0) -
         first, second = scores(world, world.differences[0], rng)
         found[0, draw] = SignFlip(first - second, SETTINGS["draws"]).one_sided_p()[0]
         found[1, draw] = evidence_of(first, second, world).of_zero[0]
-    return (2 * found[:, None] < ALPHA / np.asarray(comparisons)[:, None]).mean(axis=2)
+    shares: np.ndarray = (2 * found[:, None] < ALPHA / np.asarray(comparisons)[:, None]).mean(axis=2)
+    return shares
 
 
 def looks(world: World, sizes: Sequence[int], level: float, draws: int, seed: int = 0) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import scipy
 
+from reread.storage.arrays import BoolArray, Float64Array
 from reread.storage.errors import InputError
 
 CONFIDENCE = 0.95
@@ -44,7 +45,7 @@ class Interval:
         return self.high is not None and self.high < bound - EQUAL
 
 
-def finite(values: Sequence[float] | np.ndarray) -> np.ndarray:
+def finite(values: Sequence[float] | np.ndarray) -> Float64Array:
     """Return the values as float64 [n]; InputError when there are none or one is not finite."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
@@ -108,7 +109,7 @@ def paired_interval(differences: Sequence[float] | np.ndarray, confidence: float
     return Interval(float(array.mean()), low, high, n, "inverted sign-flip test")
 
 
-def subset_means(array: np.ndarray, flips: int = FLIPS) -> np.ndarray:
+def subset_means(array: Float64Array, flips: int = FLIPS) -> Float64Array:
     """Return the means of all 2^n - 1 non-empty subsets of float64 [n]; of ``flips`` random ones beyond 20 values.
 
     A subset is the set of differences whose sign a pattern flips. Its mean is at most b exactly where the flipped
@@ -116,7 +117,8 @@ def subset_means(array: np.ndarray, flips: int = FLIPS) -> np.ndarray:
     """
     if len(array) > LARGEST_EXACT:
         kept = np.random.default_rng(0).random((flips, len(array))) < 0.5
-        return kept @ array / np.maximum(kept.sum(axis=1), 1)
+        means: Float64Array = kept @ array / np.maximum(kept.sum(axis=1), 1)
+        return means
     sums, counts = np.zeros(1), np.zeros(1)
     for difference in array:
         sums = np.concatenate([sums, sums + difference])
@@ -186,14 +188,15 @@ def shift(treatment: np.ndarray, control: np.ndarray | None = None) -> float:
     return float(np.median((treatment[first] + treatment[second]) / 2))
 
 
-def outlying(values: np.ndarray, floor: float) -> np.ndarray:
+def outlying(values: Float64Array, floor: float) -> BoolArray:
     """Return which values are far from their median, bool [n]: by a modified z score above 3.5 and more than ``floor``.
 
     The score is 0.6745 |x - median| / MAD, and the limit is that of Iglewicz and Hoaglin 1993, "How to Detect and
     Handle Outliers", section 3.
     """
     away = np.abs(values - np.median(values))
-    return (0.6745 * away > 3.5 * np.median(away)) & (away > floor)
+    far: BoolArray = (0.6745 * away > 3.5 * np.median(away)) & (away > floor)
+    return far
 
 
 def is_skewed(values: np.ndarray) -> bool:

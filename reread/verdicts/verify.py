@@ -189,7 +189,7 @@ def unlike(old: Any, new: Any, where: str = "") -> Iterator[str]:
 
 def same(old: Any, new: Any) -> bool:
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (old, new))
-    return abs(old - new) <= NEAR if numbers else old == new
+    return bool(abs(old - new) <= NEAR if numbers else old == new)
 
 
 def of_files(folder: Path, verdicts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
