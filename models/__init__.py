@@ -11,7 +11,7 @@ load_initial_weights   optional: load_initial_weights(network, settings) puts we
 Or it is of another package: reread/storage/outside.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,17 @@ from reread.storage.run_folder import JOB, RESULT, RunFolder
 from reread.storage.settings import from_json, members
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+    from models.objectives import Objective
+
+    class Network(nn.Module):
+        """A network as ``load`` returns it, for type checkers: its class has ``attend`` and ``reconstruct`` or not."""
+
+        objective: Objective
+        attend: Callable[..., tuple[Tensor, Tensor, Tensor]]
+        reconstruct: Callable[[Tensor, Tensor], Tensor]
+
 
 REGISTRY = Registry("models", "model", ("Settings", "DEBUG", "build"))
 
@@ -112,12 +122,12 @@ def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]
     return built
 
 
-def _build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]) -> "nn.Module":
+def _build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]) -> "Network":
     refuse_other_kind(model, description["name"], description["kind"])
     return REGISTRY.module(model).build(settings(model, network), description)
 
 
-def load(run_directory: Path, description: Mapping[str, Any]) -> "nn.Module":
+def load(run_directory: Path, description: Mapping[str, Any]) -> "Network":
     """Load the network of a finished run with its best weights, on the CPU and in evaluation mode.
 
     Its ``objective`` (models/objectives), by which it was trained, turns its scores into probabilities.

@@ -4,7 +4,7 @@ Shape legend: n rows, S sentences per document, W words per sentence, K classes.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,11 @@ from reread import kinds
 from reread.batches.collation import inputs, sizes
 from reread.batches.inference import predict
 from reread.batches.readable import columns
+from reread.storage.arrays import Float32Array
 from reread.storage.prepared import Prepared
+
+if TYPE_CHECKING:
+    from models import Network
 
 ROWS_AT_A_TIME = 128
 
@@ -25,14 +29,14 @@ def attends(network: nn.Module) -> bool:
     return hasattr(network, "attend") and any(isinstance(part, Attention) for part in network.modules())
 
 
-def answer(network: nn.Module, prepared: Prepared) -> dict[str, list[Any]]:
+def answer(network: "Network", prepared: Prepared) -> dict[str, list[Any]]:
     """Return one entry per row of ``prepared`` in each column of ``reread.batches.readable.columns``."""
     scores = predict(network, prepared, np.arange(_rows(prepared)), ROWS_AT_A_TIME)
     return _columns(network, scores, prepared)
 
 
 def answer_with_attention(
-    network: nn.Module, prepared: Prepared, words: Sequence[Sequence[Sequence[str]]]
+    network: "Network", prepared: Prepared, words: Sequence[Sequence[Sequence[str]]]
 ) -> dict[str, list[Any]]:
     """Return ``answer`` with a column ``attention``, for a network that ``attends``.
 
@@ -60,7 +64,7 @@ def _rows(prepared: Prepared) -> int:
     return len(prepared.arrays[kinds.kind(prepared.kind).row_array])
 
 
-def _columns(network: nn.Module, scores: np.ndarray, prepared: Prepared) -> dict[str, list[Any]]:
+def _columns(network: "Network", scores: Float32Array, prepared: Prepared) -> dict[str, list[Any]]:
     """scores float32 [n, K] -> label, probability, probabilities by the network's ``objective``."""
     probabilities = network.objective.probabilities(torch.from_numpy(scores).double()).numpy()
     return columns(probabilities, prepared.classes, prepared.task)

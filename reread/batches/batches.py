@@ -20,6 +20,7 @@ from torch import Tensor
 
 from reread.batches import augmentations, order
 from reread.batches.collation import labels, make_collator, to_device, upload
+from reread.storage.arrays import Int64Array
 from reread.storage.errors import InputError
 from reread.storage.prepared import Prepared
 
@@ -56,7 +57,7 @@ class Loader:
     def __init__(
         self,
         prepared: Prepared,
-        rows: np.ndarray,
+        rows: Int64Array,
         device: torch.device,
         ragged: bool = False,
         way: Way | None = None,
@@ -73,30 +74,31 @@ class Loader:
             self.labels = labels(prepared, slice(self.first, int(rows.max()) + 1), device) if labelled else None
             self.resident = self.collator.resident(rows)
 
-    def load(self, batches: Sequence[np.ndarray]) -> Iterator[Loaded]:
+    def load(self, batches: Sequence[Int64Array]) -> Iterator[Loaded]:
         """Yield inputs and target (None unless labelled) of each of ``batches`` (rows, int [n])."""
         if not batches:
             return
         loaded = {"resident": self._resident, "prefetched": self._prefetched, "collated": self._collated}[self.way]
+        tensors: Any  # whose last is the target, where there is one
         for tensors in loaded(batches):
             *tensors, target = tensors if self.labelled else (*tensors, None)
             yield self.collator.finish(tuple(tensors)), target
 
-    def _choose(self, rows: np.ndarray) -> Way:
+    def _choose(self, rows: Int64Array) -> Way:
         if self.device.type != "cuda":
             return "collated"
         free, _ = torch.cuda.mem_get_info(self.device)
         return "resident" if self.collator.resident_bytes(rows) <= RESIDENT_SHARE * free else "prefetched"
 
-    def _collate(self, rows: np.ndarray) -> tuple[Tensor, ...]:
+    def _collate(self, rows: Int64Array) -> tuple[Tensor, ...]:
         tensors = self.collator.collate(rows)
         return (*tensors, labels(self.prepared, rows)) if self.labelled else tensors
 
-    def _collated(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
+    def _collated(self, batches: Sequence[Int64Array]) -> Iterator[tuple[Tensor, ...]]:
         for rows in batches:
             yield to_device(self._collate(rows), self.device)
 
-    def _resident(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
+    def _resident(self, batches: Sequence[Int64Array]) -> Iterator[tuple[Tensor, ...]]:
         if self.labels is None:
             yield from self.resident.batches(batches)
             return
@@ -105,7 +107,7 @@ class Loader:
         for tensors, target in zip(self.resident.batches(batches), targets, strict=True):
             yield *tensors, target
 
-    def _prefetched(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
+    def _prefetched(self, batches: Sequence[Int64Array]) -> Iterator[tuple[Tensor, ...]]:
         """Collate in a thread that does not call CUDA: a second thread's call would invalidate a graph's capture."""
         gpu = self.device.type == "cuda"
         stream = torch.cuda.Stream(self.device) if gpu else None
@@ -148,7 +150,7 @@ class Batches:
     def __init__(
         self,
         prepared: Prepared,
-        rows: np.ndarray,
+        rows: Int64Array,
         device: torch.device | str = "cpu",
         batch_size: int = 64,
         seed: int = 0,
@@ -187,8 +189,9 @@ class Batches:
         """Yield the batches of ``epoch`` (1, 2, ...), this process's share of each."""
         ready, self._next = self._next, None
         batches, shares, loaded = ready[1] if ready and ready[0] == epoch else self._begin(epoch)
-        generator = augmentations.make_generator(self.seed, epoch, self.device) if self.augment else None
+        generator: Any = augmentations.make_generator(self.seed, epoch, self.device) if self.augment else None
         numbers = self._numbers(batches)
+        target: Any  # the loader is labelled
         for (inputs, target), rows, share in zip(loaded, batches, shares, strict=True):
             if self.augment:
                 of_batch = augmentations.Rows(next(numbers), self.seed, epoch) if self.augment.by_row else None
@@ -198,7 +201,7 @@ class Batches:
         if self.device.type == "cuda" and self.loader.way == "resident":
             self._next = epoch + 1, self._begin(epoch + 1)
 
-    def _numbers(self, batches: list[np.ndarray]) -> Iterator[Tensor]:
+    def _numbers(self, batches: list[Int64Array]) -> Iterator[Tensor]:
         """Return the row numbers of each batch, on the device, where an augmentation uses them."""
         if not self.augment or not self.augment.by_row:
             return iter(())

@@ -8,28 +8,29 @@ import torch
 from torch import Tensor, nn
 
 from reread import kinds
+from reread.storage.arrays import Int64Array
 from reread.storage.prepared import Prepared
 
 
 class Resident(Protocol):
     """Rows in the device's memory."""
 
-    def batches(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
+    def batches(self, batches: Sequence[Int64Array]) -> Iterator[tuple[Tensor, ...]]:
         """Yield what ``KindCollator.collate`` gives for each of ``batches``, on the device."""
 
 
 class KindCollator(Protocol):
     """How rows of a kind of data become a network's inputs: ``finish(collate(rows) on the device)``."""
 
-    def sizes(self, rows: np.ndarray) -> np.ndarray: ...
+    def sizes(self, rows: Int64Array) -> Int64Array: ...
 
-    def collate(self, rows: np.ndarray) -> tuple[Tensor, ...]: ...
+    def collate(self, rows: Int64Array) -> tuple[Tensor, ...]: ...
 
     def finish(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]: ...
 
-    def resident_bytes(self, rows: np.ndarray) -> int: ...
+    def resident_bytes(self, rows: Int64Array) -> int: ...
 
-    def resident(self, rows: np.ndarray) -> Resident: ...
+    def resident(self, rows: Int64Array) -> Resident: ...
 
 
 def make_collator(prepared: Prepared, device: torch.device | str = "cpu", ragged: bool = False) -> KindCollator:
@@ -43,19 +44,19 @@ def reads_ragged(network: nn.Module, device: torch.device) -> bool:
 
 
 def inputs(
-    prepared: Prepared, rows: np.ndarray, device: torch.device | str = "cpu", ragged: bool = False
+    prepared: Prepared, rows: Int64Array, device: torch.device | str = "cpu", ragged: bool = False
 ) -> tuple[Tensor, ...]:
     """Return the network's inputs for ``rows`` (int [n]), as the file of the kind of data documents them."""
     collator = make_collator(prepared, device, ragged)
     return collator.finish(to_device(collator.collate(rows), torch.device(device)))
 
 
-def sizes(prepared: Prepared, rows: np.ndarray) -> np.ndarray:
+def sizes(prepared: Prepared, rows: Int64Array) -> Int64Array:
     """Return the cost of reading each row, int64 [n]: its words, or 1 for an image."""
     return make_collator(prepared).sizes(rows)
 
 
-def labels(prepared: Prepared, rows: np.ndarray | slice, device: torch.device | str = "cpu") -> Tensor:
+def labels(prepared: Prepared, rows: Int64Array | slice, device: torch.device | str = "cpu") -> Tensor:
     """Return the labels of ``rows``: int64 [n] (single-label) or float32 [n, K] of 0 and 1 (multi-label)."""
     dtype = torch.float32 if prepared.task == "multi-label" else torch.int64
     return torch.from_numpy(np.array(prepared.labels[rows])).to(device, dtype)

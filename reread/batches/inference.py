@@ -14,8 +14,9 @@ from cuda_ext.graphs import Graphs
 from cuda_ext.library import ReferenceWarning
 from models.objectives import scores
 from reread.batches import array
-from reread.batches.batches import Loader
+from reread.batches.batches import Loader, Way
 from reread.batches.collation import KindCollator, make_collator, reads_ragged
+from reread.storage.arrays import Float32Array, Int64Array
 from reread.storage.prepared import Prepared
 
 BATCH_SIZE = 128
@@ -33,7 +34,7 @@ class Predictor:
     def __init__(
         self,
         prepared: Prepared,
-        rows: np.ndarray,
+        rows: Int64Array,
         device: torch.device,
         ragged: bool = False,
         batch_size: int | None = None,
@@ -52,7 +53,7 @@ class Predictor:
         self.classes = len(prepared.classes)
         batch_size = batch_size or most_rows(make_collator(prepared, device, ragged), rows, device)
         # A single batch that is read once is copied once either way.
-        way = "collated" if len(rows) <= batch_size and not self.graphs else None
+        way: Way | None = "collated" if len(rows) <= batch_size and not self.graphs else None
         self.loader = Loader(prepared, rows, device, ragged, way, labelled=False)
         self.order = np.argsort(self.loader.collator.sizes(rows), kind="stable")
         ordered = rows[self.order]
@@ -60,7 +61,7 @@ class Predictor:
         self._forward: tuple[nn.Module, Callable[..., Tensor]] | None = None
 
     @torch.no_grad()
-    def __call__(self, network: nn.Module) -> np.ndarray:
+    def __call__(self, network: nn.Module) -> Float32Array:
         """Predict in evaluation mode: logits float32 [n, K] in the order of ``rows``; same input, same bytes.
 
         The network keeps its mode. The host waits for the device once, at the end.
@@ -93,7 +94,7 @@ class Predictor:
         return self._forward[1]
 
 
-def most_rows(collator: KindCollator, rows: np.ndarray, device: torch.device) -> int:
+def most_rows(collator: KindCollator, rows: Int64Array, device: torch.device) -> int:
     """Return how many of ``rows`` validation reads at a time.
 
     That is BATCH_SIZE, and on a GPU more of rows of one shape: MOST_ROWS, or as many as have MOST_BYTES.
@@ -105,7 +106,7 @@ def most_rows(collator: KindCollator, rows: np.ndarray, device: torch.device) ->
     return -(-len(rows) // -(-len(rows) // largest))
 
 
-def predict(network: nn.Module, prepared: Prepared, rows: np.ndarray, batch_size: int = BATCH_SIZE) -> np.ndarray:
+def predict(network: nn.Module, prepared: Prepared, rows: Int64Array, batch_size: int = BATCH_SIZE) -> Float32Array:
     """Predict ``rows`` (int [n]) on the network's device: logits float32 [n, K] in the order given."""
     device = next(network.parameters()).device
     return Predictor(prepared, rows, device, reads_ragged(network, device), batch_size)(network)

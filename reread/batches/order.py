@@ -6,10 +6,12 @@ within pools of ``POOL`` batches, split into batches, and the batches are shuffl
 
 import numpy as np
 
+from reread.storage.arrays import Int64Array
+
 POOL = 16
 
 
-def batches(rows: np.ndarray, sizes: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+def batches(rows: Int64Array, sizes: Int64Array, batch_size: int, seed: int, epoch: int) -> list[Int64Array]:
     """Split rows int64 [N] of ``sizes`` int64 [N] into batches of at most ``batch_size``, each row once.
 
     Batch sizes differ by at most one, so that no batch is left with a row or two.
@@ -23,5 +25,5 @@ def batches(rows: np.ndarray, sizes: np.ndarray, batch_size: int, seed: int, epo
     return [rows[split[index]] for index in generator.permutation(count)]
 
 
-def _chunks(items: list, length: int) -> list[list]:
+def _chunks(items: list[Int64Array], length: int) -> list[list[Int64Array]]:
     return [items[start : start + length] for start in range(0, len(items), length)]

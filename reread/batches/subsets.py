@@ -10,13 +10,14 @@ import dataclasses
 
 import numpy as np
 
+from reread.storage.arrays import BoolArray, Int64Array
 from reread.storage.prepared import SPLITS, Prepared
 
 # Arrays with an entry for each row, beside the words. Other arrays belong to the whole data set.
 ROW_ARRAYS = ("sentence_counts", "labels", "raw_indices")
 
 
-def select_rows(prepared: Prepared, rows: np.ndarray) -> Prepared:
+def select_rows(prepared: Prepared, rows: Int64Array) -> Prepared:
     """Select the documents of ``rows`` (int [n], in the order of their splits, each once), renumbered from 0."""
     counts = prepared.arrays["word_counts"][rows]
     first, sizes = prepared.first_words[rows], counts.sum(axis=1, dtype=np.int64)
@@ -38,7 +39,7 @@ def truncate(prepared: Prepared, words: int, sentences: int) -> Prepared:
     return _keep_tokens(prepared, mask, kept)
 
 
-def delete_tokens(prepared: Prepared, deleted: np.ndarray) -> Prepared:
+def delete_tokens(prepared: Prepared, deleted: BoolArray) -> Prepared:
     """Delete the words of the mask ``deleted``, bool [M], and each sentence that loses all of its words.
 
     ValueError where a document would have no word left.
@@ -48,17 +49,17 @@ def delete_tokens(prepared: Prepared, deleted: np.ndarray) -> Prepared:
     return _keep_tokens(prepared, ~deleted, np.bincount(sentence[~deleted], minlength=word_counts.size))
 
 
-def segment_arange(lengths: np.ndarray) -> np.ndarray:
+def segment_arange(lengths: Int64Array) -> Int64Array:
     """Count from 0 within each segment: lengths [2, 3] give [0, 1, 0, 1, 2]."""
     return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
-def interleave(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def interleave(first: Int64Array, second: Int64Array) -> Int64Array:
     """Alternate the items of two arrays of the same length: a0, b0, a1, b1, ..."""
     return np.stack((first, second), axis=1).reshape(-1)
 
 
-def _keep_tokens(prepared: Prepared, mask: np.ndarray, counts: np.ndarray) -> Prepared:
+def _keep_tokens(prepared: Prepared, mask: BoolArray, counts: Int64Array) -> Prepared:
     """Keep the words of ``mask``, bool [M], of which sentence s of row n has ``counts[n S + s]``."""
     counts = counts.reshape(prepared.arrays["word_counts"].shape).astype(np.int32)
     sentence_counts = np.count_nonzero(counts, axis=1).astype(np.int32)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from reread.batches.collation import upload
+from reread.storage.arrays import Int32Array, Int64Array
 from reread.storage.prepared import Prepared
 
 # Words that are laid out at a time: an epoch of most data sets. The indices of one layout take 16 bytes per word.
@@ -32,11 +33,11 @@ class Collator:
         self.device = device
         self.ragged = ragged
 
-    def sizes(self, rows: np.ndarray) -> np.ndarray:
+    def sizes(self, rows: Int64Array) -> Int64Array:
         """Return the number of words of each row, int64 [n]."""
         return self.prepared.first_words[rows + 1] - self.prepared.first_words[rows]
 
-    def collate(self, rows: np.ndarray) -> tuple[Tensor, ...]:
+    def collate(self, rows: Int64Array) -> tuple[Tensor, ...]:
         """Collate ``rows`` (int [n]) on the CPU: tokens, word_counts, sentence_counts."""
         sentence_counts = self.prepared.arrays["sentence_counts"][rows]
         longest = int(sentence_counts.max())
@@ -51,19 +52,19 @@ class Collator:
         """Return collated tensors, copied to the device, as the network's inputs."""
         return tensors
 
-    def resident_bytes(self, rows: np.ndarray) -> int:
+    def resident_bytes(self, rows: Int64Array) -> int:
         """Return the device memory in bytes that ``resident`` takes for ``rows``, with its layouts."""
         first, stop = int(rows.min()), int(rows.max()) + 1
         first_words = self.prepared.first_words
         words = int(first_words[stop] - first_words[first])
-        counts = (stop - first) * (self.prepared.arrays["word_counts"].shape[1] + 1)
+        counts: int = (stop - first) * (self.prepared.arrays["word_counts"].shape[1] + 1)
         return 4 * (words + counts) + 24 * min(words + counts, LAYOUT_WORDS)
 
-    def resident(self, rows: np.ndarray) -> "ResidentText":
+    def resident(self, rows: Int64Array) -> "ResidentText":
         """Copy the documents of ``rows`` to the device."""
         return ResidentText(self.prepared, rows, self.device, self.ragged)
 
-    def _documents(self, rows: np.ndarray) -> list[np.ndarray]:
+    def _documents(self, rows: Int64Array) -> list[Int32Array]:
         """Return the words of each row, int32 [its words]: views of the prepared array."""
         # Slices of a plain array are much faster to make than slices of numpy's memmap.
         tokens, first_words = np.asarray(self.prepared.arrays["tokens"]), self.prepared.first_words
@@ -74,13 +75,13 @@ class Collator:
 class ResidentText:
     """Documents on a device, from which an epoch's batches are gathered without work of the host per batch."""
 
-    def __init__(self, prepared: Prepared, rows: np.ndarray, device: torch.device, ragged: bool) -> None:
+    def __init__(self, prepared: Prepared, rows: Int64Array, device: torch.device, ragged: bool) -> None:
         """Copy all rows from the first to the last of ``rows``."""
         self.ragged = ragged
         self.first, stop = int(rows.min()), int(rows.max()) + 1
         first_words = prepared.first_words[self.first : stop + 1]
         tokens = np.asarray(prepared.arrays["tokens"])[first_words[0] : first_words[-1]]
-        self.first_words = first_words - first_words[0]
+        self.first_words: Int64Array = first_words - first_words[0]
         word_counts = np.array(prepared.arrays["word_counts"][self.first : stop])
         self.columns = word_counts.shape[1]
         self.sentence_counts = np.array(prepared.arrays["sentence_counts"][self.first : stop])
@@ -91,7 +92,7 @@ class ResidentText:
         self.device_sentence_counts = torch.from_numpy(self.sentence_counts).to(device)
         self.device_first_words = torch.from_numpy(self.first_words).to(device)
 
-    def batches(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
+    def batches(self, batches: Sequence[Int64Array]) -> Iterator[tuple[Tensor, ...]]:
         """Yield the tensors of each of ``batches`` (rows, int [n]), equal to those that ``Collator.collate`` gives."""
         sizes = [int(self._words(rows - self.first).sum()) for rows in batches]
         begin = words = 0
@@ -103,10 +104,10 @@ class ResidentText:
         if len(batches) > begin:
             yield from self._layout(batches[begin:])
 
-    def _words(self, rows: np.ndarray) -> np.ndarray:
+    def _words(self, rows: Int64Array) -> Int64Array:
         return self.first_words[rows + 1] - self.first_words[rows]
 
-    def _layout(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
+    def _layout(self, batches: Sequence[Int64Array]) -> Iterator[tuple[Tensor, ...]]:
         order = np.concatenate(batches) - self.first
         counts = np.array([len(rows) for rows in batches])
         begins = np.cumsum(counts) - counts
@@ -139,7 +140,11 @@ class ResidentText:
 
 
 def _gather(
-    source: Tensor, starts: np.ndarray, lengths: np.ndarray, begins: np.ndarray, sizes: np.ndarray
+    source: Tensor,
+    starts: Int64Array,
+    lengths: Int64Array,
+    begins: Int64Array,
+    sizes: Int64Array,
 ) -> list[Tensor]:
     """Gather segments of ``source`` into one tensor for each batch, each filled up with zeros.
 
@@ -160,7 +165,7 @@ def _gather(
     return [room[:size] for room, size in zip(gathered, sizes.tolist(), strict=True)]
 
 
-def pad(documents: Sequence[np.ndarray], word_counts: np.ndarray) -> np.ndarray:
+def pad(documents: Sequence[Int32Array], word_counts: Int32Array) -> Int32Array:
     """Pad ``documents``, whose sentences have ``word_counts`` int32 [n, S] words -> int32 [n, S, W]."""
     words, longest = torch.from_numpy(np.concatenate(documents)), int(word_counts.max())
     counts = torch.from_numpy(word_counts).flatten().long()
@@ -171,7 +176,7 @@ def pad(documents: Sequence[np.ndarray], word_counts: np.ndarray) -> np.ndarray:
     return tokens.numpy().reshape(*word_counts.shape, longest)
 
 
-def concatenate(documents: Sequence[np.ndarray]) -> np.ndarray:
+def concatenate(documents: Sequence[Int32Array]) -> Int32Array:
     """Concatenate ``documents``, each int32 [its words], and fill up with zeros to a round length, int32 [M]."""
     words = sum(map(len, documents))
     tokens = np.zeros(int(round_lengths(np.array([words]))[0]), np.int32)
@@ -179,16 +184,16 @@ def concatenate(documents: Sequence[np.ndarray]) -> np.ndarray:
     return tokens
 
 
-def round_lengths(words: np.ndarray) -> np.ndarray:
+def round_lengths(words: Int64Array) -> Int64Array:
     """Round int [n] up to a multiple of a sixteenth of the next power of two, at least 1.
 
     That is at most an eighth more, and eight lengths between a power of two and the next.
     """
     # frexp's exponent is the number of bits.
-    step = 1 << np.maximum(np.frexp(words)[1].astype(np.int64) - 4, 0)
+    step: Int64Array = 1 << np.maximum(np.frexp(words)[1].astype(np.int64) - 4, 0)
     return np.maximum(-(-words // step) * step, step)
 
 
-def powers_of_two(counts: np.ndarray) -> np.ndarray:
+def powers_of_two(counts: Int64Array) -> Int64Array:
     """Return the next power of two of each of int [n], at least 1."""
     return 1 << np.frexp(counts - 1)[1].astype(np.int64)

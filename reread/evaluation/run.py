@@ -139,7 +139,7 @@ def evaluate_run(
     # The run's lock keeps `reread prune` from removing the run meanwhile.
     with file_lock(run_lock(run.directory)), _device_for(run) as device, threads(1), determinism():
         destination = run.evaluation(evaluation_key(run, splits, machine_here(device)))
-        network = models.load(run.directory, prepared.description).to(device)
+        network: nn.Module = models.load(run.directory, prepared.description).to(device)
         with published_directory(destination) as working:
             probabilities = {}
             for split in splits:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from reread.storage.arrays import Int64Array
 from reread.storage.digests import current_sha256, whole
 from reread.storage.errors import InputError
 from reread.storage.files import below, read_object
@@ -60,16 +61,16 @@ class Prepared:
         return self.arrays["labels"]
 
     @cached_property
-    def first_words(self) -> np.ndarray:
+    def first_words(self) -> Int64Array:
         """Of text, int64 [N + 1]: row n's words are tokens[first_words[n] : first_words[n + 1]]."""
         return np.append(0, np.cumsum(self.arrays["word_counts"].sum(axis=1, dtype=np.int64)))
 
     @property
-    def groups(self) -> np.ndarray | None:
+    def groups(self) -> Int64Array | None:
         """int64 [N], the number of each row's group; None where no groups are known."""
         return self.arrays.get("groups")
 
-    def rows(self, split: str) -> np.ndarray:
+    def rows(self, split: str) -> Int64Array:
         """Return the row numbers of a split, int64. InputError for test rows outside of ``open_test_split``."""
         refuse_unrecorded(self.description, split)
         start, stop = self.description["splits"][split]
