@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from models.objectives import Objective
 
     class Network(nn.Module):
-        """A network as ``load`` returns it, for type checkers: its class has ``attend`` and ``reconstruct`` or not."""
+        """A network as ``load`` returns it, for type checkers: the methods are those that its class may have."""
 
         objective: Objective
+        embedding: nn.Module
         attend: Callable[..., tuple[Tensor, Tensor, Tensor]]
         reconstruct: Callable[[Tensor, Tensor], Tensor]
 
@@ -113,7 +114,7 @@ def debug(model: str) -> Any:
     return REGISTRY.module(model).DEBUG
 
 
-def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]) -> "nn.Module":
+def build(model: str, network: Mapping[str, Any], description: Mapping[str, Any]) -> "Network":
     """Build a network to be trained: its weights are drawn from torch's global generator, or read from a file where
     its settings name one."""
     built = _build(model, network, description)

@@ -290,7 +290,7 @@ def refuse_wrong_members(settings: Any) -> None:
         refuse_wrong_members(registry(package).resolve(member)[1])
 
 
-def refuse_other_sources(path: Path, given: dict) -> None:
+def refuse_other_sources(path: Path, given: dict[str, Any]) -> None:
     """Raise InputError where the source here computes something else than the source that the job's key names.
 
     The source of kernels counts where the job was made for a machine that runs them.
@@ -318,13 +318,12 @@ def refuse_other_sources(path: Path, given: dict) -> None:
     )
 
 
-def warn_of_another_machine(path: Path, given: dict) -> None:
+def warn_of_another_machine(path: Path, given: dict[str, Any]) -> None:
     """Warn where the job was made for another machine: the weights may differ from those that its key names."""
     from reread.training.machine import machine
 
     meant, here = given.get("machine"), machine()
-    names = [name for name in here if meant is not None and meant.get(name) != here[name]]
-    if not names:
+    if meant is None or not (names := [name for name in here if meant.get(name) != here[name]]):
         return
     said = ", ".join(f"{name} {meant.get(name)} and not {here.get(name)}" for name in names)
     print(f"warning: {path} was made for another machine ({said})", file=sys.stderr, flush=True)

@@ -33,8 +33,8 @@ class Average:
         self.trained = trained
         self.decay = decay
         self.network = copy.deepcopy(trained).requires_grad_(False) if decay else trained
-        self._weights = list(self.network.parameters())
-        self._trained_weights = list(trained.parameters())
+        self._weights: list[Tensor] = list(self.network.parameters())
+        self._trained_weights: list[Tensor] = list(trained.parameters())
         self._norms = [one for one in self.network.modules() if isinstance(one, _BatchNorm) and one.track_running_stats]
         self.batches = BATCHES if decay and self._norms else 0
 

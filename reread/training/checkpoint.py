@@ -45,7 +45,7 @@ class Writer:
 
     def __init__(self, background: bool = False) -> None:
         self._pool = ThreadPoolExecutor(1, "checkpoint") if background else None
-        self._pending: Future | None = None
+        self._pending: Future[None] | None = None
 
     @property
     def background(self) -> bool:

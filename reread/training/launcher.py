@@ -42,7 +42,7 @@ class TrainingStopped(TrainingFailed):
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
 # Of the processes of one run, after one of them died.
 RESTARTS = 3
-RUNNING: set[subprocess.Popen] = set()
+RUNNING: set[subprocess.Popen[bytes]] = set()
 STOPPING = threading.Event()
 
 
@@ -115,7 +115,7 @@ def run_training(job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
 class Trainer:
     """A process that trains one job after the other, on one socket. ``environment`` and ``folder``: it was made in."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen[bytes]
     line: socket.socket
     environment: Mapping[str, str]
     folder: str
@@ -251,7 +251,7 @@ def _how(code: int, failure: dict[str, Any] | None) -> str:
     return f"the training process ended with exit code {code}"
 
 
-def _stop(process: subprocess.Popen) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         try:

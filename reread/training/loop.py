@@ -6,6 +6,7 @@ uninterrupted one.
 
 from collections import deque
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ def train(
     the state."""
     settings = job.training
     seed_epoch(job.seed, epoch=0)
-    network = models.build(job.model, job.network, prepared.description)
+    network: torch.nn.Module = models.build(job.model, job.network, prepared.description)
     network.to(device)
     begin(network, prepared)
     if settings.strict_kernels:
@@ -92,7 +93,7 @@ def train(
             average.take_buffers(recent)
             validation = processes.lead(partial(validate, average.network, objective, prepared, predictor))
             refuse_non_finite(validation.loss, f"validation loss after epoch {epoch}", settings.learning_rate)
-            row = {
+            row: dict[str, Any] = {
                 "epoch": epoch,
                 "learning_rate": rate,
                 **training,

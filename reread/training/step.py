@@ -84,7 +84,7 @@ class Step:
         return outcome
 
     def _from_graph(self, inputs: tuple[Tensor, ...], target: Tensor) -> Outcome:
-        outcome, gradients = self._graphs(*inputs, target)
+        outcome, gradients = self._graphs(*inputs, target)  # type: ignore[misc]
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         # The next replay overwrites them.
@@ -132,12 +132,12 @@ class Step:
     def _adversarial(self, inputs: tuple[Tensor, ...], target: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores and loss at the unperturbed words; the gradient is that of the losses at both."""
         tokens, word_counts, _ = inputs
-        places = Places(self.words, tokens)
+        places = Places(self.words, tokens)  # type: ignore[arg-type]
         vectors = places.vectors()
         vectors.retain_grad()
         with places.read_as(vectors):
             outcome = self._backward((places.numbers, *inputs[1:]), target)
-        perturbation = worst(vectors.grad, tokens, word_counts, self.settings.adversarial_epsilon)
+        perturbation = worst(vectors.grad, tokens, word_counts, self.settings.adversarial_epsilon)  # type: ignore[arg-type]
         with places.read_as(places.vectors() + perturbation):
             self._backward((places.numbers, *inputs[1:]), target)
         return outcome

@@ -26,7 +26,7 @@ def make_optimiser(network: "nn.Module", settings: "Settings") -> "torch.optim.O
     from models.layers.parameter_groups import parameter_groups  # settings are read without torch
 
     module, own_settings = REGISTRY.resolve(settings.optimizer)
-    groups = network.parameter_groups() if hasattr(network, "parameter_groups") else parameter_groups(network)
+    groups = network.parameter_groups() if hasattr(network, "parameter_groups") else parameter_groups(network)  # type: ignore[operator]
     return module.build(groups, settings.learning_rate, own_settings)
 
 

@@ -32,7 +32,7 @@ class AdamW(torch.optim.AdamW):
     clips = True
 
     @torch.no_grad()
-    def step(
+    def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None, norm: Tensor | None = None, largest_norm: float = 0.0
     ) -> float | None:
         """Update the parameters that have a gradient; nothing is read from the device.
@@ -53,7 +53,7 @@ class AdamW(torch.optim.AdamW):
         rates: list[float] = []
         weight_decays: list[float] = []
         for group in self.param_groups:
-            self._init_group(group, parameters, gradients, means, squares, [], steps)
+            self._init_group(group, parameters, gradients, means, squares, [], steps)  # type: ignore[no-untyped-call]
             rates += [group["lr"]] * (len(parameters) - len(rates))
             weight_decays += [group["weight_decay"]] * (len(parameters) - len(weight_decays))
         # A scaler sets these while it calls this.

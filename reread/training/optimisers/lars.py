@@ -37,7 +37,7 @@ class LARS(torch.optim.Optimizer):
     """LARS over groups with ``adapt``: whether the trust ratio applies to their parameters."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the parameters that have a gradient; nothing is read from the device."""
         loss = None
         if closure is not None:

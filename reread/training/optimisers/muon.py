@@ -43,7 +43,7 @@ class Muon(torch.optim.AdamW):
     """Muon for groups with ``orthogonal``, AdamW for the others."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the parameters that have a gradient; nothing is read from the device."""
         groups = self.param_groups
         self.param_groups = [group for group in groups if not group["orthogonal"]]
