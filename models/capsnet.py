@@ -114,7 +114,7 @@ class CapsuleNetwork(nn.Module):
         # Cached casts would be allocated in the memory of a CUDA graph.
         enabled = self.decoder_dtype is not None
         with torch.autocast(capsules.device.type, self.decoder_dtype, enabled, cache_enabled=False):
-            return self.decoder((capsules * mask.unsqueeze(2)).flatten(1)).to(capsules.dtype)
+            return self.decoder((capsules * mask.unsqueeze(2)).flatten(1)).to(capsules.dtype)  # type: ignore[misc]
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:

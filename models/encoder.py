@@ -74,7 +74,7 @@ class Layer(nn.Module):
         width = settings.width
         self.heads, self.dropout = settings.heads, settings.dropout
         projections = nn.ModuleDict({name: nn.Linear(width, width) for name in ("query", "key", "value")})
-        self.attention = nn.ModuleDict({"self": projections, "output": _output(width, width)})
+        self.attention: Any = nn.ModuleDict({"self": projections, "output": _output(width, width)})
         self.intermediate = nn.ModuleDict({"dense": nn.Linear(width, settings.feed_forward)})
         self.output = _output(settings.feed_forward, width)
 
@@ -104,7 +104,7 @@ class Encoder(nn.Module):
         """ids: by the number of a token its row of the word embeddings."""
         super().__init__()
         self.pooling, self.dropout, self.positions = settings.pooling, settings.dropout, settings.positions
-        self.embeddings = nn.ModuleDict(
+        self.embeddings: Any = nn.ModuleDict(
             {
                 "word_embeddings": nn.Embedding(max(ids) + 1, settings.width),
                 "position_embeddings": nn.Embedding(settings.positions, settings.width),
@@ -112,7 +112,7 @@ class Encoder(nn.Module):
                 "LayerNorm": nn.LayerNorm(settings.width, EPSILON),
             }
         )
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(Layer(settings) for _ in range(settings.layers))})
+        self.encoder: Any = nn.ModuleDict({"layer": nn.ModuleList(Layer(settings) for _ in range(settings.layers))})
         self.classifier = nn.Linear(settings.width, classes)
         self.register_buffer("token_ids", torch.tensor(ids), persistent=False)
         for module in self.modules():

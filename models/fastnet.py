@@ -75,7 +75,7 @@ class Block(nn.Module):
         super().__init__()
         widths = [inputs, *[outputs] * (settings.convolutions - 1)]
         self.convolutions = nn.ModuleList(identity_convolution(width, outputs) for width in widths)
-        self.norms = nn.ModuleList(norm_without_scale(outputs, settings.norm_momentum) for _ in widths)
+        self.norms: Any = nn.ModuleList(norm_without_scale(outputs, settings.norm_momentum) for _ in widths)
         self.activations = nn.ModuleList(make_activation(settings.activation, outputs) for _ in widths)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class FastNet(ViewAverage):
         widths = (self.whitening.out_channels, *settings.widths)
         self.blocks = nn.Sequential(*(Block(*pair, settings) for pair in pairwise(widths)))
         self.head = nn.Linear(widths[-1], classes, bias=False)
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Kernels decay; vectors do not, and the norms' biases have a learning rate of their own."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cuda_ext.attention_pooling import WIDEST_FOR_MATRIX_UNITS
 from cuda_ext.gru import MOST_UNITS
+from models.layers.attention import Attention
 from models.layers.embedding import Vectors, WordEmbedding
 from models.layers.parameter_groups import parameter_groups
 from models.layers.pooling import pooling
@@ -108,6 +109,8 @@ class FlatGRU(nn.Module):
 
 
 class FlatGRUWithAttention(FlatGRU):
+    pooling: Attention
+
     def attend(self, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the logits [N, K] with the attention: of words [N, S, W] and of sentences [N, S], 0 at padding.
 

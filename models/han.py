@@ -57,7 +57,7 @@ def scattered(x: Tensor, places: Tensor, count: int) -> Tensor:
     return x.new_zeros(count, x.shape[1]).index_copy(0, places, x)
 
 
-def recurrence(cell: cells.Name, inputs: int, units: int) -> nn.Module:
+def recurrence(cell: cells.Name, inputs: int, units: int) -> BidirectionalGRU:
     return BidirectionalGRU(inputs, units) if cell == "gru" else cells.BidirectionalRecurrence(inputs, units, cell)
 
 

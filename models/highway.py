@@ -52,7 +52,7 @@ class HighwayLayer(nn.Module):
         super().__init__()
         self.transform = nn.Sequential(convolution(width, width), NormActivation(width, activation))
         self.gate = nn.Conv2d(width, width, 3, padding=1)
-        nn.init.constant_(self.gate.bias, gate_bias)
+        nn.init.constant_(self.gate.bias, gate_bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.sigmoid(self.gate(x)) * (self.transform(x) - x)

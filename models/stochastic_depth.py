@@ -56,6 +56,8 @@ SIZES: Mapping[str, Mapping[str, Any]] = {"110": {"depth": 110}, "1202": {"depth
 
 
 class StochasticDepth(nn.Module):
+    survival: Tensor
+
     def __init__(self, settings: Settings, channels: int, classes: int) -> None:
         super().__init__()
         width, activation = settings.width, settings.activation

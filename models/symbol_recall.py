@@ -36,6 +36,7 @@ DEBUG = Settings(hidden_size=4)
 
 class SymbolRecall(nn.Module):
     uses_kernels = True
+    features: Tensor
 
     def __init__(self, settings: Settings, alphabet: int, positions: int) -> None:
         super().__init__()

@@ -16,10 +16,16 @@ from reread.storage.settings import Tagged
 if TYPE_CHECKING:
     from torch import nn
 
+    class Activation(nn.Module):
+        """An activation as ``make_activation`` returns it, for type checkers."""
+
+        kernel: str | None
+
+
 REGISTRY = Registry("models.activations", "activation", ("Settings", "KERNEL", "build"))
 
 
-def make_activation(tagged: Tagged, channels: int) -> "nn.Module":
+def make_activation(tagged: Tagged, channels: int) -> "Activation":
     """Build the activation that ``tagged`` names; its ``kernel`` is the kernel's name or None."""
     module, settings = REGISTRY.resolve(tagged)
     built = module.build(channels, settings)

@@ -1,7 +1,7 @@
 """x times the normal distribution function of x. Source: Hendrycks and Gimpel, GELUs, arXiv 1606.08415, 2016."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -20,7 +20,7 @@ KERNEL = "gelu"
 
 
 def build(channels: int, settings: Settings) -> nn.Module:
-    gelu = nn.GELU(settings.approximate)
+    gelu: Any = nn.GELU(settings.approximate)
     if settings.approximate != "none":
         # The kernel computes the exact one.
         gelu.kernel = None

@@ -20,6 +20,7 @@ class Swish(nn.Module):
     """x sigmoid(beta x); beta: None (which is 1) or trained from 1, a scalar or [C]."""
 
     uses_kernels = True
+    kernel: str | None
 
     def __init__(self, beta: tuple[int, ...] | None = None) -> None:
         """beta: the shape of a trained one."""

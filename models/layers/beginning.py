@@ -1,5 +1,7 @@
 """Initialisation of a network from its training data, before the first step."""
 
+from typing import Any
+
 from torch import nn
 
 from reread.storage.prepared import Prepared
@@ -10,6 +12,7 @@ def begin(network: nn.Module, prepared: Prepared) -> None:
 
     A layer may read only the training split.
     """
+    layer: Any
     for layer in network.modules():
         if hasattr(layer, "begin"):
             layer.begin(prepared)

@@ -166,6 +166,9 @@ class Recurrence(nn.Module):
 class BidirectionalRecurrence(BidirectionalGRU):
     """What ``BidirectionalGRU`` is, of the named cell; its state dict fits ``gru``."""
 
+    forwards: Recurrence
+    backwards: Recurrence
+
     def __init__(self, inputs: int, units: int, cell: Name = "gru") -> None:
         super().__init__(inputs, units, lambda: Recurrence(inputs, units, cell))
         self.rectified = cell == "gru-relu"

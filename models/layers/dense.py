@@ -10,6 +10,7 @@ Shape legend: N images, C channels, H x W pixels, k growth rate.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ class Composite(nn.Sequential):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        norm: Any
         norm, activate, convolution, dropout = self
         return dropout(convolution(norm_activation(norm, activate, x)))
 
@@ -61,8 +63,10 @@ class Body(nn.Sequential):
         # All activations of a network are alike. A norm may have been replaced since the network was built.
         norms = (module for module in self.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
         if not fuses(x, self[-1], norms):
-            return super().forward(x)
+            return super().forward(x)  # type: ignore[no-untyped-call]
         statistics = None
+        group: Any
+        norm: Any
         for group in _groups(self):
             if isinstance(group[0], DenseLayer):
                 x, statistics = dense_layers(group, x)
@@ -116,7 +120,7 @@ def dense_layers(layers: Sequence[DenseLayer], x: Tensor) -> tuple[Tensor, tuple
 
     x [N, C, H, W] -> [N, C + len(layers) k, H, W], and its mean and variance if a norm may take them.
     """
-    halves = [half for layer in layers for half in (layer.bottleneck, layer.convolution)]
+    halves: list[Any] = [half for layer in layers for half in (layer.bottleneck, layer.convolution)]
     norms = [half[0] for half in halves]
     drops = any(half[3].p and half[3].training for half in halves)
     alike = len({(norm.training, norm.eps, norm.momentum) for norm in norms}) == 1

@@ -49,7 +49,7 @@ def norm_activation(
     if not fuses(x, activate, [norm]):
         return activate(norm(x))
     if norm.training:
-        norm.num_batches_tracked.add_(1)
+        norm.num_batches_tracked.add_(1)  # type: ignore[union-attr]
     return fused.batch_norm_activation(
         x,
         norm.weight,
@@ -57,9 +57,9 @@ def norm_activation(
         norm.running_mean,
         norm.running_var,
         training=norm.training,
-        momentum=norm.momentum,
+        momentum=norm.momentum,  # type: ignore[arg-type]
         epsilon=norm.eps,
-        activation=activate.kernel,
+        activation=activate.kernel,  # type: ignore[arg-type]
         beta=trained_beta(activate),
         pooled=pooled,
         statistics=statistics,

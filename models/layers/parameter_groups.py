@@ -1,8 +1,9 @@
 """Groups of a network's parameters that an optimiser treats alike."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def parameter_groups(
@@ -25,6 +26,6 @@ def parameter_groups(
 
 
 def _group(
-    params: list[nn.Parameter], lr_scale: float = 1.0, weight_decay: bool = True, lookup: bool = False
+    params: Sequence[Tensor], lr_scale: float = 1.0, weight_decay: bool = True, lookup: bool = False
 ) -> dict[str, Any]:
     return {"params": params, "lr_scale": lr_scale, "weight_decay": weight_decay, "lookup": lookup}

@@ -19,9 +19,9 @@ from models.layers.sequences import at_least_float32, owners, real_steps, sums_o
 Name = Literal["attention", "mean", "max"]
 
 
-def pooling(name: Name, width: int) -> nn.Module:
+def pooling(name: Name, width: int) -> "Attention | Mean | Max":
     """Build the named pooling of states of ``width`` numbers."""
-    return Attention(width) if name == "attention" else {"mean": Mean, "max": Max}[name]()
+    return Attention(width) if name == "attention" else {"mean": Mean, "max": Max}[name]()  # type: ignore[return-value]
 
 
 class Mean(nn.Module):

@@ -6,6 +6,8 @@ the eigenvectors of the patches' second moments, each divided by the root of its
 Shape legend: n images, C channels, H x W pixels, D = 4 C numbers of a 2x2 patch.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -58,6 +60,7 @@ def whitening_filters(images: Tensor, epsilon: float) -> Tensor:
     The patches of the result have the second moments of the identity, but for ``epsilon``.
     """
     channels = images.shape[1]
+    moments: Any  # float64 [D, D] after the first images
     moments, count = 0, 0
     for some in images.split(AT_A_TIME):
         patches = some.double().unfold(2, SIDE, 1).unfold(3, SIDE, 1).movedim(1, 3).flatten(3).flatten(0, 2)

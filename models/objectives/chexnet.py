@@ -40,7 +40,7 @@ class Chexnet:
     def weights_on(self, device: torch.device) -> Tensor:
         """Return the weights on ``device``: always the same tensor, made by the first step, before any capture."""
         if device not in self._copies:
-            self._copies[device] = self.weights.to(device)
+            self._copies[device] = self.weights.to(device)  # type: ignore[union-attr]
         return self._copies[device]
 
     def loss(self, network: nn.Module, outputs: Any, target: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:

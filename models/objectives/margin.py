@@ -81,7 +81,7 @@ class Margin:
         """Return which classes each row has, bool [n, K]."""
         return target.bool() if self.several else _one_hot(target, lengths.shape[1]).bool()
 
-    def _reconstruction(self, network: nn.Module, capsules: Tensor, present: Tensor) -> Tensor:
+    def _reconstruction(self, network: Any, capsules: Tensor, present: Tensor) -> Tensor:
         """Decode capsules [n, K, D] of the present classes, bool [n, K] -> pixels [n, C H W]."""
         count, classes = present.shape
         if self.settings.labels_per_row == 1:
@@ -96,7 +96,7 @@ class Margin:
     def _pixels(self, images: Tensor) -> Tensor:
         """Return the pixels 0 to 1 [n, C H W] of normalised images [n, C, H, W]."""
         # The first step copies them, before a CUDA graph is captured.
-        self.mean, self.deviation = self.mean.to(images.device), self.deviation.to(images.device)
+        self.mean, self.deviation = self.mean.to(images.device), self.deviation.to(images.device)  # type: ignore[union-attr]
         return (images * self.deviation + self.mean).flatten(1)
 
 
