@@ -67,7 +67,8 @@ def row_recall(probabilities: np.ndarray, labels: np.ndarray, positions: int) ->
     """Return the share of positions whose most probable symbol is right, float64 [rows], of float32 and uint8
     [rows, classes]."""
     guess, truth = (one.reshape(len(one), positions, -1).argmax(axis=2) for one in (probabilities, labels))
-    return (guess == truth).mean(axis=1)
+    shares: np.ndarray = (guess == truth).mean(axis=1)
+    return shares
 
 
 def parts_of(source: EvaluatedExperiment) -> dict[Part, list[Mapping[str, Any]]]:
@@ -158,8 +159,8 @@ def draw_figure(folder: Path, path: Path) -> None:
         lags = sorted(set(table["lag"]))
         for cell, mine in table.groupby("cell", sort=False):
             found = [mean_interval(mine[mine["lag"] == lag]["recall"].to_list()) for lag in lags]
-            colour, low, high = study_io.CELL_COLOURS[cell], [one.low for one in found], [one.high for one in found]
-            axes.fill_between(lags, low, high, color=colour, alpha=0.18, linewidth=0)
+            colour = study_io.CELL_COLOURS[cell]
+            study_io.shade(axes, lags, found, colour)
             axes.plot(lags, [one.mean for one in found], "o-", color=colour, markersize=4, label=cell)
         axes.set(xscale="log", xlabel="lag", ylabel="symbols recalled", ylim=(0, 1.02))
         axes.set_xticks(lags, [str(lag) for lag in lags])

@@ -90,7 +90,7 @@ def study(settings: Settings, source: EvaluatedExperiment, device: torch.device)
     gates, gradients = {}, []
     for cell, jobs in at_lag.items():
         prepared = open_prepared(Path(jobs[0]["prepared"]))
-        networks = [models.load(Path(job["run_directory"]), prepared.description).double() for job in jobs]
+        networks: list[Any] = [models.load(Path(job["run_directory"]), prepared.description).double() for job in jobs]
         gates[cell] = gates_after_training(settings.lag, networks, prepared)
         gradients.append(gradients_after_training(cell, settings.lag, networks, prepared))
     results = {"settings": dataclasses.asdict(settings), "gates_after_training": gates}

@@ -25,8 +25,8 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
-from torch import nn
 
+import models
 from cuda_ext import library
 from models.objectives import to_probabilities
 from reread.batches import collation, inference
@@ -99,7 +99,7 @@ class Removal:
 class Reader:
     """One trained network and the documents that it reads, whole and without some of their words."""
 
-    def __init__(self, network: nn.Module, prepared: Prepared) -> None:
+    def __init__(self, network: "models.Network", prepared: Prepared) -> None:
         self.network = network
         self.prepared = prepared
         self.rows = np.arange(len(prepared.labels))
@@ -148,7 +148,7 @@ class Reader:
 Removals = dict[tuple[str, str, int], Removal]
 
 
-def measured(settings: Settings, network: nn.Module, prepared: Prepared) -> Removals:
+def measured(settings: Settings, network: "models.Network", prepared: Prepared) -> Removals:
     """Measure one network; random removals are the same for every network."""
     reader = Reader(network, prepared)
     words, sentences = word_scores.attention(network, prepared)
@@ -182,8 +182,9 @@ def judged(settings: Settings, found: dict[int, Removals]) -> list[dict[str, Any
         control=RANDOM,
         metric="fall in probability",
     )
-    falls = [[seed["words", method, k].fall for seed in found.values()] for method in (ATTENDED, RANDOM)]
-    return study_io.judged([comparison], [study_io.measured_items(list(found), *falls, PAIRS)], MARGIN, ALPHA)
+    attended, random = ([seed["words", method, k].fall for seed in found.values()] for method in (ATTENDED, RANDOM))
+    measured = study_io.measured_items(list(found), attended, random, PAIRS)
+    return study_io.judged([comparison], [measured], MARGIN, ALPHA)
 
 
 def compared(found: dict[int, Removals]) -> list[dict[str, Any]]:
@@ -256,9 +257,7 @@ def panel(axes: Axes, found: pd.DataFrame, column: str) -> None:
         if mine.empty:
             continue
         spans = [mean_interval(mine[mine["removed"] == k][column].to_list()) for k in counts]
-        if spans[-1].low is not None:
-            low, high = [one.low for one in spans], [one.high for one in spans]
-            axes.fill_between(range(len(counts)), low, high, color=colour, alpha=0.18, linewidth=0)
+        study_io.shade(axes, range(len(counts)), spans, colour)
         axes.plot(range(len(counts)), [one.mean for one in spans], "o-", color=colour, markersize=4, label=method)
     if column == "fall":
         axes.axhline(0, color=INK, linewidth=0.8)

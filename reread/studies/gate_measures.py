@@ -8,6 +8,7 @@ Shape legend: M words, T steps, H units a direction, D = 2 H units, B bins, n ro
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cuda_ext.gru import Gates, gates
+from models.han import HierarchicalAttentionNetwork
 from models.layers.cells import BidirectionalRecurrence, Recurrence
 from models.layers.embedding import UNKNOWN
 from models.layers.recurrent import BidirectionalGRU
@@ -28,19 +30,22 @@ GATES = ("reset", "update")
 BINS = 40
 # A gate below it counts as closed.
 CLOSED = 0.2
+Trace = dict[str, dict[str, np.ndarray]]
 
 
-def readable(network: nn.Module) -> bool:
+def readable(network: nn.Module) -> TypeGuard[HierarchicalAttentionNetwork]:
     """Return whether the network has two levels of GRUs whose gates can be read; a subclass holds or ties some."""
     return all(type(getattr(network, f"{one}_gru", None)) is BidirectionalGRU for one in ("word", "sentence"))
 
 
-def layer_of(network: nn.Module, level: str) -> BidirectionalGRU:
+def layer_of(network: HierarchicalAttentionNetwork, level: str) -> BidirectionalGRU:
     return {"words": network.word_gru, "sentences": network.sentence_gru}[level]
 
 
 @torch.no_grad()
-def read(network: nn.Module, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor) -> dict[str, Gates]:
+def read(
+    network: HierarchicalAttentionNetwork, tokens: Tensor, word_counts: Tensor, sentence_counts: Tensor
+) -> dict[str, Gates]:
     """Documents as batches gives them ragged -> the gates of their words, [M, D], and of their sentences,
     [sentences of all, D]."""
     words, sentences = network.word_gru.flat_parameters(), network.sentence_gru.flat_parameters()
@@ -57,8 +62,8 @@ class Histogram:
     """How often each unit's gate has each of B values between 0 and 1, int64 [D, B], and its mean."""
 
     def __init__(self) -> None:
-        self.counts: Tensor | int = 0
-        self.sums: Tensor | float = 0.0
+        self.counts = torch.zeros((), dtype=torch.int64)
+        self.sums = torch.zeros((), dtype=torch.float64)
 
     def add(self, gate: Tensor) -> None:
         """gate float [M, D]."""
@@ -88,7 +93,7 @@ class Distribution:
     at_words: dict[str, np.ndarray]
 
 
-def distribution(network: nn.Module, prepared: Prepared, asked: Sequence[int]) -> Distribution:
+def distribution(network: HierarchicalAttentionNetwork, prepared: Prepared, asked: Sequence[int]) -> Distribution:
     """The gates of every document of ``prepared``; ``asked`` are numbers of words."""
     device = next(network.parameters()).device
     found = {(level, gate): Histogram() for level in LEVELS for gate in GATES}
@@ -108,16 +113,23 @@ def distribution(network: nn.Module, prepared: Prepared, asked: Sequence[int]) -
         return Distribution(found, {gate: sums[gate] / counts for gate in GATES})
 
 
+def inputs_of(layer: BidirectionalGRU) -> int:
+    """Return how many numbers the layer reads at a step."""
+    return layer.flat_parameters()[0].shape[1]
+
+
 def recurrences(layer: BidirectionalGRU) -> tuple[Recurrence, Recurrence]:
     """Both directions as for-loops in float64, on the CPU."""
-    found = BidirectionalRecurrence(layer.forwards.input_size, layer.forwards.hidden_size)
+    found = BidirectionalRecurrence(inputs_of(layer), layer.units)
     found.load_state_dict({name: value.cpu() for name, value in layer.state_dict().items()})
     found = found.to(DTYPE).requires_grad_(False)
     return found.forwards, found.backwards
 
 
 @torch.no_grad()
-def drawn_sequences(network: nn.Module, prepared: Prepared, level: str, count: int, steps: int) -> Tensor:
+def drawn_sequences(
+    network: HierarchicalAttentionNetwork, prepared: Prepared, level: str, count: int, steps: int
+) -> Tensor:
     """What the level's GRU reads at the first ``steps`` steps of ``count`` sentences (documents) that have as many,
     drawn by chance and the same each time: float64 [at most count, T, I]."""
     generator = np.random.default_rng(2)
@@ -129,11 +141,12 @@ def drawn_sequences(network: nn.Module, prepared: Prepared, level: str, count: i
         chosen = np.sort(generator.choice(long, min(count, len(long)), replace=False))
         places = (np.cumsum(lengths) - lengths)[chosen, None] + np.arange(steps)
         tokens = torch.from_numpy(np.asarray(prepared.arrays["tokens"][places])).to(device)
-        return network.embedding(tokens).to("cpu", DTYPE)
+        vectors: Tensor = network.embedding(tokens)
+        return vectors.to("cpu", DTYPE)
     long = np.flatnonzero(np.asarray(prepared.arrays["sentence_counts"]) >= steps)
     chosen = np.sort(generator.choice(long, min(count, len(long)), replace=False))
     if not len(chosen):
-        return torch.zeros(0, steps, network.sentence_gru.forwards.input_size, dtype=DTYPE)
+        return torch.zeros(0, steps, inputs_of(network.sentence_gru), dtype=DTYPE)
     tokens, counts, _ = collation.inputs(prepared, chosen, device, ragged=True)
     vectors = network.read_ragged_sentences(tokens, counts.flatten()).unflatten(0, counts.shape)
     return vectors[:, :steps].to("cpu", DTYPE)
@@ -167,7 +180,9 @@ def old_share_without_reset(layer: Recurrence, sequences: Tensor) -> float:
     return float(old / (old + new))
 
 
-def trace(network: nn.Module, documents: Sequence[Sequence[Sequence[str]]], index: dict[str, int]) -> list[dict]:
+def trace(
+    network: HierarchicalAttentionNetwork, documents: Sequence[Sequence[Sequence[str]]], index: dict[str, int]
+) -> list[Trace]:
     """For each document (its sentences' words), what its units that read forwards do at each word and each sentence:
     ``{level: {gate: float64 [words or sentences of it], "... closed": ...}}``, means over units and shares of units
     whose gate is below CLOSED. A word that ``index`` has not is unknown."""
@@ -178,7 +193,7 @@ def trace(network: nn.Module, documents: Sequence[Sequence[Sequence[str]]], inde
         counts = torch.tensor([[len(sentence) for sentence in sentences]], dtype=torch.int32, device=device)
         given = torch.tensor(tokens, dtype=torch.int32, device=device)
         of_levels = read(network, given, counts, torch.tensor([len(sentences)], dtype=torch.int32, device=device))
-        one = {}
+        one: Trace = {}
         for level, both in of_levels.items():
             one[level] = {}
             for gate in GATES:

@@ -44,9 +44,9 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from scipy.stats import spearmanr
-from torch import nn
 
 from cuda_ext import library
+from models.han import HierarchicalAttentionNetwork
 from reread.evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
@@ -150,7 +150,9 @@ class Found:
         return float(np.mean([spearmanr(one[gate], one[with_]).statistic for _, one in mine.groupby("direction")]))
 
 
-def measured(settings: Settings, network: nn.Module, prepared: Prepared, index: dict[str, int]) -> Found:
+def measured(
+    settings: Settings, network: HierarchicalAttentionNetwork, prepared: Prepared, index: dict[str, int]
+) -> Found:
     """Measure one network; InputError where no text is long enough."""
     read = distribution(network, prepared, [index.get(word, -1) for word in PHRASE])
     units, histograms, old_share = [], [], {}
@@ -194,7 +196,7 @@ def measured(settings: Settings, network: nn.Module, prepared: Prepared, index: 
     )
 
 
-def example(network: nn.Module, index: dict[str, int]) -> pd.DataFrame:
+def example(network: HierarchicalAttentionNetwork, index: dict[str, int]) -> pd.DataFrame:
     """The gates over the post's example, both readings of each plot."""
     rows = []
     together = [in_one_sentence(plot) for plot in PLOTS]
@@ -453,9 +455,7 @@ def trace_panel(axes: Axes, found: pd.DataFrame) -> None:
     words = mine[mine["seed"] == mine["seed"].iloc[0]]
     for gate, colour in COLOURS.items():
         spans = [mean_interval(one[gate].to_list()) for _, one in mine.groupby("place")]
-        if spans[0].low is not None:
-            low, high = [one.low for one in spans], [one.high for one in spans]
-            axes.fill_between(words["place"], low, high, color=colour, alpha=0.18, linewidth=0)
+        study_io.shade(axes, words["place"], spans, colour)
         axes.plot(words["place"], [one.mean for one in spans], "o-", color=colour, markersize=3, linewidth=1.2)
     phrase = words[words["of_phrase"].between(0, len(PHRASE) - 1)]["place"]
     axes.axvspan(phrase.min() - 0.5, phrase.max() + 0.5, color="#EEF1F5", linewidth=0)
@@ -473,7 +473,7 @@ def phrase_panel(axes: Axes, found: pd.DataFrame) -> None:
             mine = found[(found["word"] == name) & (found["gate"] == gate)]["above_usual"].to_list()
             span = mean_interval(mine)
             height = len(names) - 1 - place + shift
-            if span.low is not None:
+            if span.low is not None and span.high is not None:
                 axes.plot([span.low, span.high], [height] * 2, color=colour, linewidth=2.5, solid_capstyle="butt")
             axes.plot(mine, [height] * len(mine), "o", color=GREY, markersize=2, alpha=0.6, markeredgewidth=0)
             axes.plot([span.mean], [height], "D", color="white", markeredgecolor=colour, markersize=4.5)

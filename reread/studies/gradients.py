@@ -185,7 +185,8 @@ class Measured:
 
     def values(self, panel: str, curve: str, distance: int, norm: str = "spectral") -> np.ndarray:
         """Of each seed, in order, float64 [S]."""
-        return self._indexed.loc[(panel, curve, norm, distance)].sort_values("seed")["value"].to_numpy()
+        found: np.ndarray = self._indexed.loc[(panel, curve, norm, distance)].sort_values("seed")["value"].to_numpy()
+        return found
 
     def rate(self, panel: str, curve: str) -> dict[str, Any]:
         """The factor per step by which the spectral norm changes over the further half of the distance: geometric mean
@@ -209,7 +210,7 @@ def judged(found: Measured) -> list[dict[str, Any]]:
     return [*judged_norms(found, draws), *judged_algebra(found, draws), *judged_gates(found)]
 
 
-def corrected_interval(values: Sequence[float]) -> Interval:
+def corrected_interval(values: Sequence[float] | np.ndarray) -> Interval:
     """Return the mean and its t interval of 1 - ALPHA / CLAIMS, corrected for all claims (Bonferroni)."""
     return mean_interval(values, 1 - ALPHA / CLAIMS)
 

@@ -21,7 +21,8 @@ Network = Callable[[Tensor, Tensor], list[Tensor]]
 def of_radius(radius: float, units: int, generator: torch.Generator) -> Tensor:
     """A Gaussian matrix float64 [H, H], scaled so that its largest eigenvalue has modulus ``radius``."""
     matrix = torch.randn(units, units, generator=generator, dtype=DTYPE)
-    return matrix * (radius / torch.linalg.eigvals(matrix).abs().max())
+    scaled: Tensor = matrix * (radius / torch.linalg.eigvals(matrix).abs().max())
+    return scaled
 
 
 def linear_network(inward: Tensor, matrix: Tensor) -> Network:

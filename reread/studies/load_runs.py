@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import models
 from reread.batches import collation
@@ -34,7 +33,7 @@ class TrainedNetworks:
     @property
     def data(self) -> str:
         """The name of the data set."""
-        return self.prepared.description["name"]
+        return str(self.prepared.description["name"])
 
     @property
     def description(self) -> dict[str, Any]:
@@ -45,7 +44,7 @@ class TrainedNetworks:
         """Return the keys of the runs by seed, for a study's evidence."""
         return {"runs": {str(seed): run.key for seed, run in self.runs.items()}}
 
-    def networks(self, device: torch.device) -> Iterator[tuple[int, nn.Module]]:
+    def networks(self, device: torch.device) -> Iterator[tuple[int, "models.Network"]]:
         """Yield each seed and its network with its best weights, in evaluation mode on ``device``.
 
         InputError where the weights or the network's source are not those of the run.
@@ -140,7 +139,8 @@ class EvaluatedExperiment:
                 f"{job['run_directory']} has no evaluation by this source: "
                 f"run `reread evaluate --experiment {self.plan.name}`"
             )
-        return np.load(whole(folder / f"{split}.npy", evaluate_again(folder)), allow_pickle=False)
+        found: np.ndarray = np.load(whole(folder / f"{split}.npy", evaluate_again(folder)), allow_pickle=False)
+        return found
 
 
 def evaluated_experiment(plan: Plan) -> EvaluatedExperiment:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 
 from cuda_ext.library import ReferenceWarning
 from models.layers.cells import NAMES
@@ -32,6 +34,8 @@ RESULTS = "results.json"
 DIGITS = "%.6g"
 # The colour of each cell in every figure.
 CELL_COLOURS = dict(zip(NAMES, (BLUE, ORANGE, SKY, GREY, INK, VERMILLION), strict=True))
+# Of each seed the score of each item, float [m].
+Scores = Sequence[np.ndarray] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -100,25 +104,31 @@ def quiet_references(device: torch.device) -> Iterator[None]:
         yield
 
 
+def shade(axes: Axes, x: Any, spans: Sequence[Interval], colour: str) -> None:
+    """Shade the intervals ``spans`` at ``x``; one seed has none."""
+    low, high = np.array([(one.low, one.high) for one in spans], np.float64).T
+    axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
 def interval(found: Interval) -> dict[str, Any]:
     """Return an interval as JSON values."""
     return dataclasses.asdict(found)
 
 
-def measured_items(seeds: Sequence[int], treatment: Sequence[Any], control: Sequence[Any], kind: str) -> Measured:
+def measured_items(seeds: Sequence[int], treatment: Scores, control: Scores, kind: str) -> Measured:
     """Measure a comparison of scores per item: float [m] for each seed on each side, of the same items.
 
     kind: reread.verdicts.rule.NETWORKS, or PAIRS of the same networks read in two ways. A side that scores exactly 1 on
     every item of every seed is flagged.
     """
-    sides = [Side([float(one.mean()) for one in side], list(seeds)) for side in (treatment, control)]
+    first, second = (Side([float(one.mean()) for one in side], list(seeds)) for side in (treatment, control))
     items = item_spread_of([mean_of(one) for one in treatment], [mean_of(one) for one in control], len(treatment[0]))
     flags = [
         f"The {side} scores exactly 1 on every seed."
         for side, scores in (("treatment", treatment), ("control", control))
         if all((one == 1).all() for one in scores)
     ]
-    return Measured(kind, *sides, items, flags)
+    return Measured(kind, first, second, items, flags)
 
 
 def measured_seeds(seeds: Sequence[int], differences: Sequence[float]) -> Measured:

@@ -134,7 +134,8 @@ def with_tuning(verdict: Mapping[str, Any], differences: Sequence[float]) -> tup
 
 def word_with_tuning(verdict: Mapping[str, Any], low: float, high: float) -> str:
     """Return the word that is left of a verdict by its interval with tuning (reread.verdicts.rule.RULE)."""
-    word, margin = verdict["verdict"], verdict["equivalence_margin"]
+    word: str = verdict["verdict"]
+    margin = verdict["equivalence_margin"]
     holds = {SUPPORTED: low > margin, REFUTED: high < -margin, EQUIVALENT: -margin < low and high < margin}
     if holds.get(word):
         return word

@@ -220,6 +220,13 @@ def test_the_figure_is_drawn_from_the_tables_alone(study, source, tmp_path):
     assert (tmp_path / "same.png").read_bytes() == (tmp_path / "copying" / "figure.png").read_bytes()
 
 
+def test_the_figure_of_one_seed_has_no_intervals(tmp_path):
+    rows = "gru,1,0,0.01,0.5\ngru,3,0,0.01,0.25\n"
+    (tmp_path / "recall.csv").write_text(f"cell,lag,seed,learning_rate,recall\n{rows}")
+    copying.draw_figure(tmp_path, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").is_file()
+
+
 @pytest.mark.usefixtures("rows_of_test")
 def test_recall_needs_no_weights(source, tmp_path):
     """Predictions of a training machine come without its weights."""
