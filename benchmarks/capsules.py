@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import models
 from cuda_ext import bench
 from cuda_ext.case import STRONGEST
+from models import capsnet
 from models.capsnet import CapsuleNetwork, autocast_dtype
 from models.objectives import Objective, make_objective
 from reread.storage.errors import InputError, command
@@ -82,7 +82,7 @@ class Plain(nn.Module):
 
     @staticmethod
     def squash(vectors: Tensor) -> Tensor:
-        length = vectors.norm(dim=-1, keepdim=True)
+        length: Tensor = vectors.norm(dim=-1, keepdim=True)
         return length**2 / (1 + length**2) * vectors / (length + 1e-8)
 
 
@@ -140,7 +140,7 @@ def variants(compiled: bool) -> list[tuple[str, dict[str, Any]]]:
 def network(**settings: Any) -> CapsuleNetwork:
     """Build our network on the GPU, equal for equal settings."""
     torch.manual_seed(0)
-    return models.build("capsnet", settings, DESCRIPTION).cuda()
+    return capsnet.build(capsnet.Settings(**settings), DESCRIPTION).cuda()
 
 
 def batch(size: int) -> tuple[Tensor, Tensor]:
@@ -153,7 +153,7 @@ def objective() -> Objective:
     return make_objective({"name": "margin"}, DESCRIPTION)
 
 
-def equality() -> dict[str, tuple[float, float]]:
+def equality() -> dict[str, tuple[float, ...]]:
     """Return the relative errors of loss and gradients of both networks in float32, against the plain in float64."""
     images, labels = batch(8)
     built = network(routing_gradient="all")
@@ -178,8 +178,8 @@ def _loss_and_gradients(built: nn.Module, images: Tensor, labels: Tensor) -> tup
     """Return the loss [1] and all gradients [P] as float64 vectors."""
     loss = objective().loss(built, built(images), labels, (images,))
     loss.backward()
-    gradients = torch.cat([parameter.grad.double().flatten() for parameter in built.parameters()])
-    return loss.detach().double().reshape(1), gradients
+    gradients = [parameter.grad.double().flatten() for parameter in built.parameters() if parameter.grad is not None]
+    return loss.detach().double().reshape(1), torch.cat(gradients)
 
 
 def measure(name: str, size: int, own: bool, half: bool, compiled: bool, captured: bool) -> dict[str, Any]:

@@ -76,7 +76,11 @@ def network(name: str, **settings: Any) -> nn.Module:
     description = {"name": "random", "kind": "image", "classes": list(range(classes)), "arrays": arrays}
     torch.manual_seed(0)
     built = models.build(model, {**given, **settings}, description)
-    return built.cuda().to(memory_format=torch.channels_last)
+    return channels_last(built)
+
+
+def channels_last(built: nn.Module) -> nn.Module:
+    return built.cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def batch(name: str, small: bool = False) -> tuple[Tensor, Tensor]:
@@ -116,8 +120,8 @@ def _loss_and_gradients(
     with norm_activation.by_modules(not by_kernels):
         loss = functional.cross_entropy(built(images.to(dtype)), labels)
     loss.backward()
-    gradients = torch.cat([parameter.grad.double().flatten() for parameter in built.parameters()])
-    return loss.detach().double().reshape(1), gradients
+    gradients = [parameter.grad.double().flatten() for parameter in built.parameters() if parameter.grad is not None]
+    return loss.detach().double().reshape(1), torch.cat(gradients)
 
 
 def times(name: str, peers: str) -> Iterator[dict[str, Any]]:
@@ -130,7 +134,7 @@ def times(name: str, peers: str) -> Iterator[dict[str, Any]]:
     if peers == "all":
         for mode, captured in itertools.product((None, STRONGEST), (False, True)):
             torch._dynamo.reset()
-            compiled = torch.compile(torchvision_network(name), dynamic=False, mode=mode)
+            compiled: Any = torch.compile(torchvision_network(name), dynamic=False, mode=mode)
             variant = (
                 f"torchvision, torch.compile{', max-autotune' if mode else ''}{', CUDA graph' if captured else ''}"
             )
@@ -154,7 +158,7 @@ def torchvision_network(name: str) -> nn.Module:
         built = torchvision.models.DenseNet(12, (16, 16, 16), 24, num_classes=classes)
         built.features.conv0 = nn.Conv2d(3, 24, 3, padding=1, bias=False)
         built.features.norm0 = built.features.relu0 = built.features.pool0 = nn.Identity()
-    return built.cuda().to(memory_format=torch.channels_last)
+    return channels_last(built)
 
 
 def measure(name: str, variant: str, built: nn.Module, captured: bool) -> dict[str, Any]:

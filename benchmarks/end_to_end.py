@@ -43,6 +43,7 @@ from reread.training.optimisers import make_optimiser
 from reread.training.progress import Progress
 from reread.training.settings import Job, Settings
 from reread.training.step import Step
+from reread.training.validation import validate
 
 WITHOUT_WARM_UP = {"name": "cosine", "warmup_epochs": 0}
 EPOCHS, WARM_EPOCHS, PASSES = 8, 3, 5
@@ -87,7 +88,9 @@ def drawn_images(rows: tuple[int, int] = IMAGES) -> Prepared:
     return _drawn("image", 10, rows, arrays, {"mean": [0.5] * 3, "deviation": [0.25] * 3})
 
 
-def _drawn(kind: str, classes: int, rows: tuple[int, int], arrays: dict[str, np.ndarray], more: dict) -> Prepared:
+def _drawn(
+    kind: str, classes: int, rows: tuple[int, int], arrays: dict[str, np.ndarray], more: dict[str, Any]
+) -> Prepared:
     about = {
         "name": "drawn",
         "kind": kind,
@@ -132,7 +135,7 @@ class Clock(Progress):
     """Notes when the steps, the validation and the checkpoint of each epoch end."""
 
     def __init__(self, job: Job, device: torch.device) -> None:
-        super().__init__(job, events=False)
+        super().__init__(job, events=None)
         self.live = False
         self.device = device
         self.spans: dict[str, list[float]] = {"steps": [], "validation": [], "checkpoint": []}
@@ -162,7 +165,7 @@ def timed_run(
 ) -> tuple[nn.Module, dict[str, list[float]], list[float]]:
     """Train a job; return its network, the seconds of steps, validation and checkpoint by epoch, and those of each
     writing. ``saves``: whether there are checkpoints."""
-    clock, validate, save, write = Clock(job, device), loop.validate, Checkpoint.save, Checkpoint._write
+    clock, save, write = Clock(job, device), Checkpoint.save, Checkpoint._write
     writing: list[float] = []
 
     def timed(*arguments: Any) -> Any:

@@ -76,14 +76,15 @@ class PeerHAN(nn.Module):
 
     def forward(self, groups: Sequence[Tensor], places: Tensor) -> Tensor:
         """groups: word numbers [rows, longest], 0 at padding. places: of the documents' sentences among the rows."""
-        vectors = []
+        sentences = []
         for words in groups:
             states, _ = self.word_gru(self.embedding(words))
-            vectors.append(self.word_attention(states, words > 0))
-        vectors = torch.cat(vectors)[places]
+            sentences.append(self.word_attention(states, words > 0))
+        vectors = torch.cat(sentences)[places]
         states, _ = self.sentence_gru(vectors)
         real = torch.ones(places.shape, dtype=torch.bool, device=places.device)
-        return self.classifier(self.sentence_attention(states, real))
+        logits: Tensor = self.classifier(self.sentence_attention(states, real))
+        return logits
 
 
 def grouped(tokens: Tensor, count: int) -> tuple[list[Tensor], Tensor]:
@@ -182,7 +183,8 @@ def our_step(amp: str, tokens: Tensor, word_counts: Tensor, labels: Tensor) -> C
     network = models.build(
         "han", {"embedding_dim": EMBEDDING, "hidden_size": HIDDEN, "dropout": 0.0}, description
     ).cuda()
-    settings = Settings(amp=amp, learning_rate=1e-3, max_grad_norm=0, deterministic=False)
+    given: dict[str, Any] = {"amp": amp, "learning_rate": 1e-3, "max_grad_norm": 0, "deterministic": False}
+    settings = Settings(**given)
     objective = make_objective(settings.objective, description)
     step = Step(network, objective, make_optimiser(network, settings), settings, torch.device("cuda", 0))
     ragged = torch.from_numpy(concatenate([tokens[tokens > 0].numpy()])).cuda()

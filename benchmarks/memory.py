@@ -76,7 +76,7 @@ class DenseModules(nn.Module):
         self.checkpointed = checkpointed
 
     def forward(self, images: Tensor) -> Tensor:
-        x, features = images, []
+        x, features = images, list[Tensor]()
         for module in self.network.body:
             if isinstance(module, DenseLayer):
                 features = features or [x]
@@ -85,11 +85,13 @@ class DenseModules(nn.Module):
             if features:
                 x, features = torch.cat(features, dim=1), []
             x = module(x)
-        return self.network.classifier(x.mean(dim=(2, 3)))
+        logits: Tensor = self.network.classifier(x.mean(dim=(2, 3)))
+        return logits
 
     def _bottleneck(self, bottleneck: nn.Module, features: list[Tensor]) -> Tensor:
         def joined(*some: Tensor) -> Tensor:
-            return bottleneck(torch.cat(some, dim=1))
+            output: Tensor = bottleneck(torch.cat(some, dim=1))
+            return output
 
         return checkpoint(joined, *features, use_reentrant=False) if self.checkpointed else joined(*features)
 
@@ -102,16 +104,17 @@ class Checkpointed(nn.Module):
         self.unit = unit
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.unit, x, use_reentrant=False)
+        output: Tensor = checkpoint(self.unit, x, use_reentrant=False)
+        return output
 
 
 def of_modules(network: nn.Module, checkpointed: bool) -> nn.Module:
     """Return a network with the weights of ``network`` in PyTorch's own modules; run it within ``by_modules``."""
     network = copy.deepcopy(network)
-    if any(isinstance(module, DenseLayer) for module in network.modules()):
+    if isinstance(network, ImageClassifier) and any(isinstance(module, DenseLayer) for module in network.modules()):
         return DenseModules(network, checkpointed)
     if checkpointed:
-        units = network.blocks if hasattr(network, "blocks") else network.body
+        units: Any = network.blocks if hasattr(network, "blocks") else network.body
         for name, unit in list(units.named_children()):
             setattr(units, name, Checkpointed(unit))
     return network
@@ -147,7 +150,7 @@ def measure(subject: Subject, variant: str) -> dict[str, Any]:
     network = subject.build()
     if variant != "this":
         network = of_modules(network, checkpointed=variant.endswith("checkpointed"))
-    network = network.train().to("cuda", memory_format=torch.channels_last)
+    network = network.train().to("cuda", memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.randn(subject.batch, 3, subject.pixels, subject.pixels, device="cuda")
     images = images.to(memory_format=torch.channels_last)
     labels = torch.randint(subject.classes, (subject.batch,), device="cuda")

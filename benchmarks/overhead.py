@@ -105,7 +105,7 @@ def prefect_server(environment: dict[str, str], log: Path) -> Iterator[str]:
             server.wait()
 
 
-def wait_for(url: str, server: subprocess.Popen, log: Path) -> None:
+def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while server.poll() is None and time.monotonic() < deadline:
         try:

@@ -91,7 +91,8 @@ class PlainHAN(nn.Module):
         vectors = self.word_attention(states, real).unflatten(0, (documents, sentences))
         states, _ = self.sentence_gru(self.dropout(vectors))
         real = torch.arange(sentences, device=tokens.device) < sentence_counts.unsqueeze(-1)
-        return self.classifier(self.dropout(self.sentence_attention(states, real)))
+        logits: Tensor = self.classifier(self.dropout(self.sentence_attention(states, real)))
+        return logits
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,8 @@ class Timer:
         """Return how many places of a padded batch a plain network reads at most."""
         if self.device.type == "cpu":
             return MOST_PLACES_ON_CPU
-        return MOST_NUMBERS // max(self.network["embedding_dim"], 6 * self.network["hidden_size"])
+        widest: int = max(self.network["embedding_dim"], 6 * self.network["hidden_size"])
+        return MOST_NUMBERS // widest
 
     def seconds(self, way: str, amp: str, rows: list[np.ndarray]) -> list[float]:
         torch.manual_seed(0)
@@ -197,12 +199,13 @@ class Timer:
         # The plain network's batches have one shape only where all are padded alike: no graph for each other.
         graphs = self.training.cuda_graphs and (own or way == "cut length")
         settings = Settings(**{**vars(self.training), "amp": amp, "cuda_graphs": graphs})
+        network: nn.Module
         if own:
             network = models.build("han", self.network, self.prepared.description)
         else:
             about = self.prepared.description
-            sizes = (self.network[name] for name in ("embedding_dim", "hidden_size", "dropout"))
-            network = PlainHAN(*sizes, about["vocabulary_size"], len(about["classes"]))
+            embedding, hidden, dropout = (self.network[name] for name in ("embedding_dim", "hidden_size", "dropout"))
+            network = PlainHAN(embedding, hidden, dropout, about["vocabulary_size"], len(about["classes"]))
         network = network.to(self.device).train()
         objective = make_objective(settings.objective, self.prepared.description)
         step = Step(network, objective, make_optimiser(network, settings), settings, self.device)
@@ -251,7 +254,7 @@ def measure(plan: Plan, device: torch.device, count: int) -> list[dict[str, Any]
     for name, variant in plan.variants.items():
         if variant.model != "han":
             raise InputError(f"variant '{name}' is a {variant.model}: give an experiment of HANs")
-        folder = folders[variant.prepared_key]
+        folder = folders[str(variant.prepared_key)]
         if not (folder / DESCRIPTION).is_file():
             raise InputError(f"{folder} is missing: run `reread preprocess --experiment {plan.name}`")
         prepared = open_prepared(folder)
@@ -278,7 +281,7 @@ def main() -> None:
             # References are what is meant to run on a CPU.
             warnings.simplefilter("ignore", library.ReferenceWarning)
         configure(Settings())
-        measured = {
+        measured: dict[str, Any] = {
             "experiment": plan.name,
             "machine": platform.machine(),
             "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,

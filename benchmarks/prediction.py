@@ -14,6 +14,7 @@ else the machine does meets all alike. Figures are the median of the rounds with
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -27,13 +28,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import models
 from cuda_ext import library
 from models.objectives import DEFAULT, make_objective
 from reread.batches import answers, inference
-from reread.kinds import Reader, kind, load
+from reread.kinds import Reader, reader
 from reread.storage.errors import InputError, command
 from reread.storage.files import read_json, read_object, write_json
 from reread.storage.prepared import Prepared, open_prepared
@@ -53,18 +53,19 @@ DRAWN = 1024
 class Subject:
     """The subject of a measurement: a network, the prepared rows that it reads, and their raw texts, if any."""
 
-    network: nn.Module
+    network: "models.Network"
     prepared: Prepared
     rows: np.ndarray
-    texts: list[str] | None
+    texts: list[str]
     reader: Reader | None
 
     def answer(self, places: np.ndarray, batch: int) -> None:
+        assert self.reader is not None
         for start in range(0, len(places), batch):
             texts = [self.texts[place] for place in places[start : start + batch]]
             reading = self.reader.read(texts)
-            prepared = Prepared(Path(), self.prepared.description, reading.arrays)
-            if answers.attends(self.network):
+            prepared = Prepared(Path(), self.prepared.description, dict(reading.arrays))
+            if reading.words is not None and answers.attends(self.network):
                 answers.answer_with_attention(self.network, prepared, reading.words)
             else:
                 answers.answer(self.network, prepared)
@@ -92,21 +93,21 @@ def open_subject(run: str | None, folder: str | None, network: dict[str, int]) -
         raise InputError(f"{run or folder} is of image data: name one of documents")
     rows = prepared.rows("validation")
     texts = raw_texts(prepared, rows)
-    reader = load(kind("text").reader)(prepared.directory, prepared.description) if texts else None
-    return Subject(loaded, prepared, rows, texts, reader)
+    reading = reader("text")(prepared.directory, prepared.description) if texts else None
+    return Subject(loaded, prepared, rows, texts, reading)
 
 
-def raw_texts(prepared: Prepared, rows: np.ndarray) -> list[str] | None:
-    """The texts of ``rows``; None where the data or the tokeniser is not here."""
+def raw_texts(prepared: Prepared, rows: np.ndarray) -> list[str]:
+    """The texts of ``rows``; none where the data or the tokeniser is not here."""
     if "raw_indices" not in prepared.arrays:
-        return None
+        return []
     try:
         from reread.preprocessing import reading  # noqa: F401
         from reread.preprocessing.manifest import open_data_set
 
-        return open_data_set(prepared.description["name"]).read(prepared.arrays["raw_indices"][rows].tolist())
+        return list(open_data_set(prepared.description["name"]).read(prepared.arrays["raw_indices"][rows].tolist()))
     except (ImportError, InputError):
-        return None
+        return []
 
 
 def drawn() -> Prepared:
@@ -151,7 +152,7 @@ def measure(subject: Subject, about: tuple[Any, ...], rounds: int) -> list[dict[
         way: [ProcessPoolExecutor(1, context, start, (threads, *about)) for _ in range(processes)]
         for way, (processes, threads) in WAYS.items()
     }
-    cases: dict[tuple[str, int, str], tuple[int, Callable[[], Any]]] = {}
+    cases: dict[tuple[str, int, str], tuple[int, Callable[[], float]]] = {}
     for span in subject.spans():
         for batch, count in ON_CPU.items():
             for way, processes in pools.items():
@@ -164,9 +165,9 @@ def measure(subject: Subject, about: tuple[Any, ...], rounds: int) -> list[dict[
     spent: dict[tuple[str, int, str], list[tuple[float, float]]] = {case: [] for case in cases}
     try:
         for number in range(rounds + 1):
-            for case, (_, do) in cases.items():
+            for case, (_, run) in cases.items():
                 before = time.perf_counter()
-                processor = do()
+                processor = run()
                 # The first round is for warming up.
                 spent[case] += [(time.perf_counter() - before, processor)] if number else []
     finally:
@@ -201,10 +202,18 @@ def on_cores(
     return run
 
 
-def on_gpu(subject: Subject, do: Callable[[np.ndarray, int], None], count: int, batch: int) -> Callable[[], None]:
-    """In this process, whose network is on the GPU; what it says comes back to the CPU, which waits for it."""
+def on_gpu(subject: Subject, do: Callable[[np.ndarray, int], None], count: int, batch: int) -> Callable[[], float]:
+    """In this process, whose network is on the GPU; what it says comes back to the CPU, which waits for it.
+
+    No processor time is measured.
+    """
     places = np.arange(count) % len(subject.rows)
-    return lambda: do(places, batch)
+
+    def run() -> float:
+        do(places, batch)
+        return math.nan
+
+    return run
 
 
 @command

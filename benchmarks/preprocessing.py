@@ -105,8 +105,8 @@ def main() -> None:
     digests = set()
     for _ in range(arguments.repeats):
         for name, do in ways.items():
-            *both, result = seconds(do)
-            spent[name].append(tuple(both))
+            cpu, clock, result = seconds(do)
+            spent[name].append((cpu, clock))
             digests |= {result} if isinstance(result, str) else set()
     found = {
         name: {

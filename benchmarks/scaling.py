@@ -205,8 +205,8 @@ class DistributedStep(Step):
         way: Way,
     ) -> None:
         super().__init__(network, objective, optimiser, settings, device, ONE)
-        if self._graphs:
-            self._graphs = WarmedGraphs(self._with_gradients, "this network's step", device)
+        graphs = WarmedGraphs(self._with_gradients, "this network's step", device) if self._graphs else None
+        self._graphs = graphs
 
         def wrapped() -> DistributedDataParallel:
             with warnings.catch_warnings():
@@ -219,7 +219,7 @@ class DistributedStep(Step):
                 found.register_comm_hook(None, bf16_compress_hook)
             return found
 
-        self.network = self._graphs.made(wrapped) if self._graphs else wrapped()
+        self.network = graphs.made(wrapped) if graphs else wrapped()
 
 
 @dataclass
@@ -294,7 +294,7 @@ class Subject:
         """Return milliseconds per step of ``run``, a pass: the slowest process's, the median of the passes."""
         for _ in range(1 if self.debug else WARM_PASSES):
             run()
-        passes = []
+        passes: list[float] = []
         for _ in range(1 if self.debug else PASSES):
             self.wait()
             start = time.perf_counter()
@@ -442,7 +442,7 @@ def launch(count: int, case: str, arguments: list[str], timeout: float) -> dict[
         return read_json(results) if results.is_file() else None
 
 
-def end(process: subprocess.Popen) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Kill torchrun and its workers: where they wait for each other in a collective, they ignore SIGTERM."""
     for one in [*descendants(process.pid), process.pid] if process.poll() is None else ():
         with contextlib.suppress(ProcessLookupError):

@@ -42,7 +42,7 @@ def documents(data: str) -> list[str]:
     """Return the first SENT raw texts of the validation split; InputError where the data set has no texts."""
     opened = open_data_set(data)
     rows = np.flatnonzero(opened.split == SPLITS.index("validation"))[:SENT]
-    texts = opened.read(rows.tolist())
+    texts: list[str] = opened.read(rows.tolist())
     if not len(texts) or not isinstance(texts[0], str):
         raise InputError(f"--data {data}: its validation split has no documents; name a data set of texts")
     return texts
@@ -100,7 +100,8 @@ def about(address: str) -> dict[str, Any]:
     try:
         connection = http.client.HTTPConnection(address, timeout=10)
         connection.request("GET", "/health", headers=known())
-        return json.loads(connection.getresponse().read())["model"]
+        answer: dict[str, dict[str, Any]] = json.loads(connection.getresponse().read())
+        return answer["model"]
     except (OSError, ValueError, KeyError):
         raise InputError(f"--url: no `reread serve model` answers at {address}: start it first") from None
 
