@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -92,7 +92,8 @@ def uses(name: str) -> Mapping[str, list[str]]:
         return [run.job.get("data", "")]
 
     def plan_data(path: Path) -> Collection[str]:
-        return read_object(path, "data")["data"]
+        data: Mapping[str, Any] = read_object(path, "data")["data"]
+        return data
 
     def experiment_data(name: str) -> Collection[str]:
         return load_experiment(name).data_sets
