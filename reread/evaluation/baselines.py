@@ -2,6 +2,7 @@
 
 tf-idf   TF-IDF of words with logistic regression
 nb-svm   NB-SVM on unigrams and bigrams (reread/evaluation/nb_svm.py)
+char-svm linear SVM on TF-IDF of character n-grams (reread/evaluation/char_svm.py)
 linear   logistic regression over pixels, or over the means of 16 x 16 fields of larger images
 
 The inverse regularisation C is chosen on the validation split: eight values each, as many trials as a network of an
@@ -28,6 +29,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from reread import kinds
+from reread.evaluation.char_svm import character_vectoriser, fit_char_svm
 from reread.evaluation.linear_models import (
     ROWS_AT_A_TIME,
     Features,
@@ -39,7 +41,8 @@ from reread.evaluation.linear_models import (
     word_vectoriser,
 )
 from reread.evaluation.metrics import higher_is_better, metric_names, metric_value, metrics_of_splits, row_losses
-from reread.evaluation.nb_svm import NbSvm, bigram_vectoriser
+from reread.evaluation.nb_svm import bigram_vectoriser, fit_nb_svm
+from reread.evaluation.one_against_rest import OneAgainstRest
 from reread.storage.digests import Damaged, digested_directory, refuse_damaged_folder
 from reread.storage.errors import InputError, refuse_unknown
 from reread.storage.files import content_key, read_json, write_json
@@ -236,6 +239,19 @@ def bigram_features(texts: Mapping[str, Sequence[str]]) -> Features:
     return Features(features, {"vocabulary": vocabulary_of(vectoriser)})
 
 
+def character_features(texts: Mapping[str, Sequence[str]]) -> Features:
+    """TF-IDF of the n-grams of characters in at least two training documents (reread/evaluation/char_svm.py)."""
+    vectoriser = character_vectoriser(min_df=2)
+    try:
+        features = {"train": vectoriser.fit_transform(texts["train"])}
+    except ValueError:
+        raise InputError(
+            "no two characters occur in two training documents: the SVM has nothing to count; add documents"
+        ) from None
+    features |= {split: vectoriser.transform(texts[split]) for split in texts if split != "train"}
+    return Features(features, {"vocabulary": vocabulary_of(vectoriser), "idf": vectoriser.idf_})
+
+
 def pixel_features(images: Mapping[str, np.ndarray]) -> Features:
     """Each pixel less its mean in the training split, divided by its deviation there; or each field's mean likewise."""
     arrays = {split: flat(array) for split, array in images.items()}
@@ -260,8 +276,19 @@ def logistic_regression(features: Features, labels: Labels, classes: int, task: 
 
 
 def nb_svm(features: Features, labels: Labels, classes: int, task: str, strength: float) -> Fitted:
-    """The temperature is the one of least log loss on validation, one for all classes."""
-    machine = NbSvm.fit(features["train"], labels["train"], classes, task, strength)
+    return with_temperature(
+        fit_nb_svm(features["train"], labels["train"], classes, task, strength), features, labels, task
+    )
+
+
+def linear_svm(features: Features, labels: Labels, classes: int, task: str, strength: float) -> Fitted:
+    return with_temperature(
+        fit_char_svm(features["train"], labels["train"], classes, task, strength), features, labels, task
+    )
+
+
+def with_temperature(machine: OneAgainstRest, features: Features, labels: Labels, task: str) -> Fitted:
+    """Return an SVM with the temperature of least log loss on validation, one for all classes."""
     scores = machine.scores(features["validation"])
 
     def loss(log_temperature: float) -> float:

@@ -2,12 +2,12 @@
 
 The state of a baseline is a mapping of names to arrays, of its features and of its classifier:
 
-    vocabulary       uint8, UTF-8: the words or bigrams, one per line; the line's number is the column
-    idf              float64 [V], of TF-IDF
+    vocabulary       uint8, UTF-8: the words, bigrams or n-grams, one per line; the line's number is the column
+    idf              float64 [V], of TF-IDF; of n-grams float32
     mean, scale      float64 [F], of pixels
     coefficients.N   float64 [P, F], intercepts.N [P] and classes.N int64: the regression of problem N; in place of them
     constant.N       int64 [1]: the one value that its target has
-    weights, ...     of an NB-SVM, as its fields are named; temperature float64 [1]
+    weights, ...     of an SVM, as the fields of OneAgainstRest are named; temperature float64 [1]
 
 Each ``serve_`` function takes a state, the number of classes and the task, and returns f(raw rows) -> float32
 probabilities [n, K]. These are the very ones of the fitted baseline: the same scikit-learn code computes them.
@@ -25,7 +25,9 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from reread.evaluation.nb_svm import NbSvm, bigram_vectoriser
+from reread.evaluation.char_svm import character_vectoriser
+from reread.evaluation.nb_svm import bigram_vectoriser
+from reread.evaluation.one_against_rest import OneAgainstRest
 
 State = Mapping[str, np.ndarray]
 Answer = Callable[[Any], np.ndarray]
@@ -142,7 +144,15 @@ def serve_words(state: State, classes: int, task: str) -> Answer:
 def serve_bigrams(state: State, classes: int, task: str) -> Answer:
     """Serve an NB-SVM: rows are texts."""
     vectoriser = bigram_vectoriser(vocabulary=words_of(state))
-    machine, temperature = NbSvm.of(state, classes, task), state["temperature"].item()
+    machine, temperature = OneAgainstRest.of(state, classes, task), state["temperature"].item()
+    return lambda texts: tempered(machine.scores(vectoriser.transform(texts)), temperature, task)
+
+
+def serve_characters(state: State, classes: int, task: str) -> Answer:
+    """Serve an SVM on character n-grams: rows are texts."""
+    vectoriser = character_vectoriser(vocabulary=words_of(state))
+    vectoriser.idf_ = state["idf"]
+    machine, temperature = OneAgainstRest.of(state, classes, task), state["temperature"].item()
     return lambda texts: tempered(machine.scores(vectoriser.transform(texts)), temperature, task)
 
 

@@ -16,14 +16,15 @@ what becomes of the SVM's intercept; here intercepts are interpolated like the w
 validation split: an intercept that is kept whole goes with weights four times as large.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.svm import LinearSVC
+
+from reread.evaluation.one_against_rest import OneAgainstRest
 
 ALPHA = 1.0
 BETA = 0.25
@@ -38,72 +39,9 @@ def bigram_vectoriser(**settings: Any) -> CountVectorizer:
     return CountVectorizer(binary=True, ngram_range=(1, 2), token_pattern=WORD, dtype=np.float32, **settings)
 
 
-@dataclass(frozen=True)
-class NbSvm:
-    """A fitted NB-SVM. weights float64 [V, P] and intercepts [P] of the P problems fitted; of two classes, one."""
-
-    classes: int
-    single_label: bool
-    weights: np.ndarray = field(repr=False)
-    intercepts: np.ndarray
-    fitted: list[int]
-    constant: dict[int, bool]
-
-    @classmethod
-    def fit(cls, features: csr_matrix, labels: np.ndarray, classes: int, task: str, strength: float) -> "NbSvm":
-        """Fit on f [N, V] and labels int [N] or uint8 [N, K]. ``strength`` is C, the inverse regularisation.
-
-        A class that no row or every row has cannot be learnt: it is ``constant``.
-        """
-        single_label = task == "single-label"
-        truth = labels[:, None] == np.arange(classes) if single_label else np.asarray(labels).astype(bool)
-        constant = {k: bool(truth[0, k]) for k in range(classes) if truth[:, k].all() or not truth[:, k].any()}
-        fitted = [k for k in range(classes) if k not in constant]
-        if single_label and len(fitted) == 2:
-            fitted = fitted[1:]  # the other's score is this one's turned round
-        problems = [one_against_the_rest(features, truth[:, k], strength) for k in fitted]
-        weights = [weights for weights, _ in problems]
-        return cls(
-            classes,
-            single_label,
-            np.stack(weights, axis=1) if weights else np.zeros((features.shape[1], 0)),
-            np.array([intercept for _, intercept in problems]),
-            fitted,
-            constant,
-        )
-
-    def scores(self, features: csr_matrix) -> np.ndarray:
-        """float64 [N, K]: each document's signed distance to the class's boundary; infinite for a constant class."""
-        scores = np.zeros((features.shape[0], self.classes))
-        found = features @ self.weights + self.intercepts
-        if self.single_label and len(self.fitted) == 1:
-            scores -= found
-        scores[:, self.fitted] = found
-        for k, always in self.constant.items():
-            scores[:, k] = 0.0 if always and self.single_label else np.inf if always else -np.inf
-        return scores
-
-    @property
-    def state(self) -> dict[str, np.ndarray]:
-        """The arrays of ``of``; a constant class is its number, or -1 - its number where no row has it."""
-        constant = [k if always else -1 - k for k, always in self.constant.items()]
-        return {
-            "weights": self.weights,
-            "intercepts": self.intercepts,
-            "fitted": np.array(self.fitted, np.int64),
-            "constant": np.array(constant, np.int64),
-        }
-
-    @classmethod
-    def of(cls, state: Mapping[str, np.ndarray], classes: int, task: str) -> "NbSvm":
-        """Return the machine of a ``state``."""
-        constant = {k if k >= 0 else -1 - k: k >= 0 for k in state["constant"].tolist()}
-        fitted = state["fitted"].tolist()
-        return cls(classes, task == "single-label", state["weights"], state["intercepts"], fitted, constant)
-
-    @property
-    def parameters(self) -> int:
-        return self.weights.size + self.intercepts.size
+def fit_nb_svm(features: csr_matrix, labels: np.ndarray, classes: int, task: str, strength: float) -> OneAgainstRest:
+    """Fit on f [N, V] and labels int [N] or uint8 [N, K]. ``strength`` is C, the inverse regularisation."""
+    return OneAgainstRest.fit(features, labels, classes, task, partial(one_against_the_rest, strength=strength))
 
 
 def one_against_the_rest(features: csr_matrix, positive: np.ndarray, strength: float) -> tuple[np.ndarray, float]:

@@ -104,5 +104,13 @@ KIND = Kind(
             fit="reread.evaluation.baselines:nb_svm",
             serve="reread.evaluation.linear_models:serve_bigrams",
         ),
+        Baseline(
+            name="char-svm",
+            title="SVM on character n-grams",
+            grid=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
+            features="reread.evaluation.baselines:character_features",
+            fit="reread.evaluation.baselines:linear_svm",
+            serve="reread.evaluation.linear_models:serve_characters",
+        ),
     ),
 )

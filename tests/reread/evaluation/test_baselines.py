@@ -7,13 +7,15 @@ import pytest
 from safetensors.numpy import load_file
 from scipy.special import softmax
 from sklearn.datasets import load_digits
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
 from reread import kinds
 from reread.evaluation import baselines
 from reread.evaluation.baselines import bigram_features, evaluate_baseline
+from reread.evaluation.char_svm import LONGEST
 from reread.evaluation.metrics import row_losses
-from reread.evaluation.nb_svm import NbSvm, one_against_the_rest
+from reread.evaluation.nb_svm import fit_nb_svm, one_against_the_rest
 from reread.storage.errors import InputError
 from tests.damage import damages
 
@@ -104,7 +106,7 @@ def test_nb_svm_turns_scores_into_probabilities_by_one_temperature():
     inputs, labels = split_of(texts_of(LABELS), *EDGES), split_of(labels, *EDGES)
     found = evaluate_baseline("nb-svm", inputs, labels, "single-label", list("abc"))
     features = bigram_features(inputs)
-    machine = NbSvm.fit(features["train"], labels["train"], 3, "single-label", found.chosen)
+    machine = fit_nb_svm(features["train"], labels["train"], 3, "single-label", found.chosen)
     scores = {split: machine.scores(features[split]) for split in ("validation", "test")}
     expected = softmax(scores["test"] / found.temperature, axis=1)
     assert found.probabilities["test"] == pytest.approx(expected, abs=1e-6)
@@ -115,10 +117,38 @@ def test_nb_svm_turns_scores_into_probabilities_by_one_temperature():
     assert loss(found.temperature) < min(loss(found.temperature * 1.2), loss(found.temperature / 1.2))
 
 
+def test_the_svm_on_characters_is_scikit_learns_and_reads_the_beginning():
+    texts = texts_of(LABELS)
+    texts[0] = f"{texts[0]} ".ljust(LONGEST) + "zzzz yyyy"
+    inputs, labels = split_of(texts, *EDGES), split_of(LABELS, *EDGES)
+    found = evaluate_baseline("char-svm", inputs, labels, "single-label", list("abc"))
+    vectoriser = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2, dtype=np.float32)
+    train = vectoriser.fit_transform([text[:LONGEST] for text in inputs["train"]])
+    machine = LinearSVC(C=found.chosen, dual=True, random_state=0).fit(train, labels["train"])
+    scores = machine.decision_function(vectoriser.transform(inputs["test"]))
+    expected = softmax(scores / found.temperature, axis=1)
+    assert found.probabilities["test"] == pytest.approx(expected, abs=1e-5)
+    assert found.parameters == 3 * (len(vectoriser.vocabulary_) + 1)
+
+
+def test_the_svm_on_characters_reads_words_that_come_once():
+    """Each word is of its own, and its middle tells the label."""
+    rng = np.random.default_rng(0)
+    letters = list("abcdefghij")
+    words = ["".join(rng.choice(letters, 4)) + ("xyx", "yxy")[label] + "".join(rng.choice(letters, 4))
+             for label in LABELS % 2]  # fmt: skip
+    inputs, labels = split_of([f"the {word} is" for word in words], *EDGES), split_of(LABELS % 2, *EDGES)
+    accuracy = {
+        name: evaluate_baseline(name, inputs, labels, "single-label", list("ab")).metrics["test"]["accuracy"]
+        for name in ("tf-idf", "char-svm")
+    }
+    assert accuracy["char-svm"] == 1 and accuracy["tf-idf"] < 0.8
+
+
 def test_two_classes_are_one_problem():
     labels = LABELS == 1
     features = bigram_features({"train": texts_of(LABELS)})["train"]
-    machine = NbSvm.fit(features, labels.astype(int), 2, "single-label", 0.1)
+    machine = fit_nb_svm(features, labels.astype(int), 2, "single-label", 0.1)
     scores = machine.scores(features)
     assert machine.parameters == features.shape[1] + 1
     assert (scores[:, 0] == -scores[:, 1]).all() and ((scores[:, 1] > 0) == labels).mean() > 0.95
@@ -192,8 +222,9 @@ def test_a_test_split_that_is_not_given_is_not_measured():
 
 @pytest.mark.parametrize(
     ("name", "texts", "fault"),
-    [("tf-idf", ["one", "two"], "no word occurs in two"), ("nb-svm", ["", " "], "no training document has a word")],
-)
+    [("tf-idf", ["one", "two"], "no word occurs in two"), ("nb-svm", ["", " "], "no training document has a word"),
+     ("char-svm", ["ab", "cd"], "no two characters")],
+)  # fmt: skip
 def test_nothing_to_learn_from_is_refused(name, texts, fault):
     with pytest.raises(InputError, match=fault):
         evaluate_baseline(

@@ -95,7 +95,7 @@ def test_runs_of_another_machine_come_back_without_their_weights(project):
     assert [one["control"] for one in verdicts] == ["gru-flat", "nb-svm"] and len(
         verdicts[1]["scores"]["treatment"]
     ) == 1
-    assert set(metrics["baselines"]["docstrings"]) == {"tf-idf", "nb-svm"}
+    assert set(metrics["baselines"]["docstrings"]) == {"tf-idf", "nb-svm", "char-svm"}
     assert (root / "reports/away/attention.html").is_file()
 
     # MLflow has every run, and what it really ran on; one line says of which no model is registered.

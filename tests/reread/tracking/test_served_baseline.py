@@ -37,7 +37,7 @@ def fitted(folder, name: str, prepared: Prepared) -> Baseline:
 @pytest.mark.parametrize(
     ("name", "data", "task"),
     [("tf-idf", "snippets-single-label", "single-label"), ("nb-svm", "snippets-multi-label", "multi-label"),
-     ("linear", "dots", "single-label")],
+     ("char-svm", "snippets-multi-label", "multi-label"), ("linear", "dots", "single-label")],
 )  # fmt: skip
 def test_a_baseline_answers_raw_rows_where_the_project_is_not(folder, name, data, task):
     prepared = open_prepared(prepared_images(folder) if name == "linear" else prepared_text(folder, task))
@@ -52,7 +52,9 @@ def test_a_baseline_answers_raw_rows_where_the_project_is_not(folder, name, data
     body = given.tolist() if name == "linear" else {"text": given}
     # A process of its own takes seconds: two kinds of baseline show it.
     elsewhere = (
-        [] if name == "tf-idf" else [answer_elsewhere(folder, tracking.uri, f"models:/reread-{data}@champion", body)]
+        []
+        if name in ("tf-idf", "char-svm")
+        else [answer_elsewhere(folder, tracking.uri, f"models:/reread-{data}@champion", body)]
     )
     model = load_model(data)
     here = model.predict(given).to_dict("records")
