@@ -5,6 +5,7 @@ folder. The stream is read to its end, so that gzip's checksum covers all of it.
 """
 
 import gzip
+import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -33,8 +34,8 @@ def read_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[st
                 for member in archive:
                     check_member(path, member, names)
                     names.add(member.name)
-                    if member.isreg() and wanted(member.name):
-                        content = archive.extractfile(member).read()
+                    if member.isreg() and wanted(member.name) and (opened := archive.extractfile(member)):
+                        content = opened.read()
                         if len(content) != member.size:
                             raise EOFError(f"{member.name} ends early")
                         yield member.name, content
@@ -58,6 +59,16 @@ def check_member(path: Path, member: tarfile.TarInfo, names: set[str]) -> None:
         raise InputError(
             f"{path}: member '{member.name}' has {member.size} bytes, more than any known archive's: {DOWNLOAD_AGAIN}"
         )
+
+
+def read_matching(path: Path, names: re.Pattern[str]) -> Iterator[tuple[re.Match[str], bytes]]:
+    """Yield the match and the content of each file of a .tar.gz archive whose whole name ``names`` matches.
+
+    InputError as ``read_members``.
+    """
+    for name, content in read_members(path, lambda name: names.fullmatch(name) is not None):
+        if match := names.fullmatch(name):
+            yield match, content
 
 
 def check_count(path: Path, what: str, found: int, expected: int) -> None:

@@ -197,7 +197,7 @@ def write_block(job: Job) -> dict[str, Any]:
     block = Block.load(Path(job["found"]), words=first_shown < job["shown_end"])
     vocabulary = np.load(job["vocabulary"], allow_pickle=False)
     arrays, next_rows, next_words = Path(job["arrays"]), list(job["first_rows"]), list(job["first_words"])
-    tallies = [Counter() for _ in SPLITS]
+    tallies: list[Counter[str]] = [Counter() for _ in SPLITS]
     first_sentence = first_word = 0
     step = max(1, WRITTEN_AT_A_TIME // (4 * job["kept"][0]))
     for start in range(0, len(block.split), step):

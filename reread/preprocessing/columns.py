@@ -135,18 +135,18 @@ def guess_columns(
     hints = [_numbered_folds(head, name) for name in free if split is None and _is_fold(name)]
     group_guessed = False
     if group is None and not of_group:
-        named = [name for wanted in NAMES["group"] for name in free if name.lower() == wanted]
-        unique = [name for name in named if _groups_nothing(head, name, whole)]
+        groups = [name for wanted in NAMES["group"] for name in free if name.lower() == wanted]
+        useless = [name for name in groups if _groups_nothing(head, name, whole)]
         hints += [
             f"column '{name}' has another value in nearly every row: it is taken for no group, unless by --group {name}"
-            for name in unique
+            for name in useless
         ]
-        group = taken(next((name for name in named if name not in unique), None))
+        group = taken(next((name for name in groups if name not in useless), None))
         group_guessed = group is not None
     if identity is None and not of_id:
         found = by_name("id")
-        unique = found is not None and _distinct(head, found) == len(head)
-        identity = taken(found) if unique else "file" if file else None
+        is_unique = found is not None and _distinct(head, found) == len(head)
+        identity = taken(found) if is_unique else "file" if file else None
     values = [str(row.get(content[0]) or "") for row in head]
     others = [value for value in values if Path(value).suffix.lower() not in IMAGES]
     images = not others

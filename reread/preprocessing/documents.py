@@ -94,6 +94,8 @@ def write_documents(data: TextDataSet, settings: TextSettings, working: Path, ru
     directories = [temporary / str(number) for number in range(len(found.rows))]
     places, first_words = _place([count_kept(Block.load(one, words=False), *kept) for one in directories])
     _make_arrays(data, splits["test"][1], places["test"][1], kept_sentences, working)
+    cut: dict[str, Counter[str]]
+    shown: list[Any]
     cut, shown = {split: Counter() for split in SPLITS}, []
     start, stop = splits["test"]
     shown_end = min(stop, start + SHOWN_DOCUMENTS)
@@ -144,7 +146,7 @@ def _read(data: TextDataSet, settings: TextSettings, temporary: Path, run: Run) 
     if settings.rows_per_class is not None:
         chosen = temporary / "chosen.npy"
         np.save(chosen, choose_documents(data, settings.rows_per_class, temporary), allow_pickle=False)
-    jobs = [
+    jobs: list[Job] = [
         {
             **block,
             "name": data.name,

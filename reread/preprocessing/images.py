@@ -79,6 +79,7 @@ def prepare(data: ImageDataSet, settings: ImageSettings, working: Path) -> dict[
     uint8 [N, K]; raw_indices.npy int64 [N], each row's number in the data's files; and where there are boxes,
     boxes.npy float64 [B, 6]: row, class, left, top, width and height, the last four as shares of the image.
     """
+    labels: list[tuple[int, ...]]
     labels = [(label,) for label in data.labels.tolist()] if data.labels.ndim == 1 else _class_numbers(data.labels)
     ids = [str(number) for number in range(len(data.images))]
     rows = choose_rows(data.name, data.split, labels, ids, settings.rows_per_class)

@@ -162,7 +162,7 @@ def absent_classes(data: RawDataSet) -> list[str]:
     return [f"no {one} row has the label {', '.join(names)}" for one, names in absent if len(names)]
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence]) -> list[str]:
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Return the lines of a markdown table; all columns but the first are numbers."""
     marks = ["---", *["---:"] * (len(head) - 1)]
     return ["| " + " | ".join(map(str, row)) + " |" for row in (head, marks, *rows)]

@@ -9,11 +9,15 @@ from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from reread.storage.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LEVELS = {"words": "sentence", "sentences": "document"}  # what is counted: in what
 TABLE_QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -44,7 +48,7 @@ class LengthHistogram:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LengthHistogram) and self.counts == other.counts
 
-    __hash__ = None  # it changes
+    __hash__ = None  # type: ignore[assignment]  # it changes
 
     @property
     def total(self) -> int:
@@ -124,7 +128,7 @@ def plot_lengths(
         figure.savefig(path, format="png", metadata={"Software": None})
 
 
-def _draw(axes, level: str, histogram: LengthHistogram, kept: int) -> None:
+def _draw(axes: "Axes", level: str, histogram: LengthHistogram, kept: int) -> None:
     item = LEVELS[level]
     end = min(histogram.longest, max(histogram.quantile(0.99), math.ceil(1.25 * kept)), 4 * kept)
     width = math.ceil(end / MOST_BARS)
@@ -152,7 +156,7 @@ def _draw(axes, level: str, histogram: LengthHistogram, kept: int) -> None:
     )
     axes.set_ylim(0, 1.35 * percent.max())
     axes.set_xlim(0, max(end, kept) + 1)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     beyond = histogram.longer_than(end)
     note = f" ({beyond:,} are longer than {end:,}, up to {histogram.longest:,})" if beyond else ""
     axes.set_title(f"{histogram.total:,} {item}s{note}", loc="left", fontsize=10, color=INK)

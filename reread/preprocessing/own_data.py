@@ -64,11 +64,11 @@ class _Scan:
     """What the first reading knows of each row that is kept: N of each."""
 
     classes: Counter[str] = field(default_factory=Counter)
-    number: array = field(default_factory=lambda: array("q"))
-    label: array = field(default_factory=lambda: array("l"))  # the first of the row's labels, by order of appearance
+    number: "array[int]" = field(default_factory=lambda: array("q"))
+    label: "array[int]" = field(default_factory=lambda: array("l"))  # the row's first label, by order of appearance
     key: bytearray = field(default_factory=bytearray)  # 16 bytes of the normalised text
     group: bytearray = field(default_factory=bytearray)
-    split: array = field(default_factory=lambda: array("b"))  # -1: not given
+    split: "array[int]" = field(default_factory=lambda: array("b"))  # -1: not given
     left_out: Counter[str] = field(default_factory=Counter)
     first_left_out: dict[str, str] = field(default_factory=dict)
     noted: Counter[str] = field(default_factory=Counter)  # of what is kept
@@ -140,20 +140,20 @@ class Table:
         if len(columns.labels) > 1:
             found = []
             for name in columns.labels:
-                value = _plain(row.get(name)).lower()
-                if value not in ("0", "1", "true", "false", ""):
-                    raise InputError(f"{where}, column '{name}': {value!r} is neither 0 nor 1")
-                if value in ("1", "true"):
+                cell = _plain(row.get(name)).lower()
+                if cell not in ("0", "1", "true", "false", ""):
+                    raise InputError(f"{where}, column '{name}': {cell!r} is neither 0 nor 1")
+                if cell in ("1", "true"):
                     found.append(name)
             return found
         value = row.get(columns.labels[0])
         if columns.task == "single-label":
             return [text] if (text := _plain(value)) else []
         if columns.separator == LIST:
-            found = [] if not isinstance(value, list) and not _plain(value) else parse_list(value)
-            if found is None or any(isinstance(one, list | dict) for one in found):
+            cells = [] if not isinstance(value, list) and not _plain(value) else parse_list(value)
+            if cells is None or any(isinstance(one, list | dict) for one in cells):
                 raise InputError(f"{where}, column '{columns.labels[0]}': {value!r} is no list of labels")
-            return list(dict.fromkeys(filter(None, map(_plain, found))))
+            return list(dict.fromkeys(filter(None, map(_plain, cells))))
         texts = _plain(value).split(columns.separator) if columns.separator else [_plain(value)]
         return list(dict.fromkeys(filter(None, (text.strip() for text in texts))))
 
@@ -242,7 +242,7 @@ def open_table(path: Path, split: str | None = None, dialect: Dialect = AS_NAMED
     if split is not None and head and split not in head[0] and Path(split).is_file():
         file, split = split, None
         for where, row in read_table(Path(file)):
-            of_group = row.pop(group, None) if group not in head[0] else None
+            of_group = row.pop(group, None) if group is not None and group not in head[0] else None
             cells = [_plain(cell) for cell in row.values()]
             if len(cells) != 2:
                 raise InputError(
@@ -335,7 +335,8 @@ def preview(
 ) -> Preview:
     """Read and check a table as ``add_table`` does, and write nothing. InputError for all that it would refuse."""
     about, _, rows = _chosen(name, table, "", "", manifest_path, say)
-    census, shown = _Census(about, table.columns.kind), []
+    census = _Census(about, table.columns.kind)
+    shown: list[Document] = []
     if table.columns.kind == "image":
         rows = ((where, document) for where, document, _ in _with_pixels(table, rows, size, colours, say))
     for where, document in rows:
@@ -415,7 +416,8 @@ def _alike(classes: list[str]) -> list[list[str]]:
 
 def _scan(table: Table) -> _Scan:
     scan = _Scan()
-    several, first, in_cells = table.columns.task == "multi-label", {}, _labels_in_cells(table)
+    several, in_cells = table.columns.task == "multi-label", _labels_in_cells(table)
+    first: dict[str, int] = {}
     for number, (where, row) in enumerate(read_table(table.path, table.dialect)):
         text = table.content_of(row, where)
         labels = table.labels_of(row, where)
@@ -509,7 +511,7 @@ def _repetitions(content: np.ndarray, labels: np.ndarray, columns: Columns) -> l
 
     Arguments: the content's number and the label of each row that is kept.
     """
-    different = np.count_nonzero(np.bincount(content))
+    different = int(np.count_nonzero(np.bincount(content)))
     if different == len(content):
         return []
     what = columns.kind
@@ -645,7 +647,9 @@ def _add_images(
     """Read the images into a memory-mapped array and add them. InputError names one that is broken or of other size."""
     several = about.task == "multi-label"
     labels = np.zeros((count, len(about.classes)), np.uint8) if several else np.zeros(count, np.int32)
-    split, groups, images = np.zeros(count, np.uint8), [], None
+    split = np.zeros(count, np.uint8)
+    groups: list[str | None] = []
+    images: np.ndarray | None = None
     Path(data_directory).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=data_directory, prefix=f".{name}.") as working:
         for row, (_, document, pixels) in enumerate(_with_pixels(table, rows, size, colours, say)):
@@ -663,7 +667,8 @@ def _add_images(
                 labels[row, list(document.labels)] = 1
             else:
                 labels[row] = document.labels[0]
-        known = groups if groups and groups[0] is not None else None
+        assert images is not None  # _chosen refuses a table without rows
+        known = [group for group in groups if group is not None] or None
         return add_data_set(name, ImageRows(about, images, labels, split, known), data_directory, manifest_path)
 
 

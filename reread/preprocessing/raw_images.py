@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -119,7 +119,7 @@ def check_images(
 
 def with_stored_types(rows: ImageRows) -> ImageRows:
     """Return the rows with labels and splits of any integer type as they are stored; InputError for other values."""
-    stored = {}
+    stored: dict[str, Any] = {}
     for name, array, dtype in (
         ("labels", rows.labels, np.int32 if rows.about.task == "single-label" else np.uint8),
         ("split", rows.split, np.uint8),

@@ -160,7 +160,7 @@ def with_plain_types(document: Document) -> Document:
     def text(value: Any) -> Any:
         return str(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else value
 
-    given = document.labels if isinstance(document.labels, list | tuple | np.ndarray) else (document.labels,)
+    given: Any = document.labels if isinstance(document.labels, list | tuple | np.ndarray) else (document.labels,)
     labels = tuple(int(label) if isinstance(label, np.integer) else label for label in given)
     return document._replace(id=text(document.id), labels=labels, group=text(document.group))
 

@@ -87,6 +87,7 @@ class TextReader:
 
     def parts(self, rows: Sequence[str]) -> Iterator[list[str]]:
         """Yield the texts in order, DOCUMENTS_PER_PART at a time, or as many as CHARACTERS_PER_PART allows."""
+        part: list[str]
         part, characters = [], 0
         for text in rows:
             if part and (len(part) == DOCUMENTS_PER_PART or characters + len(text) > CHARACTERS_PER_PART):

@@ -26,7 +26,7 @@ class Rows:
 
 
 def choose_rows(
-    name: str, split: np.ndarray, labels: Sequence[Sequence[int]], ids: Sequence[str], rows_per_class: int | None
+    name: str, split: np.ndarray, labels: list[tuple[int, ...]], ids: Sequence[str], rows_per_class: int | None
 ) -> Rows:
     """Return all rows in split order or, with ``rows_per_class``, at most that many of each class in each split.
 
@@ -66,6 +66,8 @@ def rank(identity: str) -> bytes:
 
 def first_of_each_class(ranked: Iterable[tuple[int, Sequence[int]]], rows_per_class: int) -> list[int]:
     """Take rows in the order given while none of their classes has ``rows_per_class`` yet; return them sorted."""
+    kept: list[int]
+    counts: Counter[int | None]
     kept, counts = [], Counter()
     for row, labels in ranked:
         classes = labels or (None,)

@@ -12,11 +12,10 @@ import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reread.kinds.text import Settings
 from reread.preprocessing.lengths import LengthHistogram, length_table, plot_lengths, quantile_table, write_table
 from reread.preprocessing.manifest import check_census, encode_labels
 from reread.preprocessing.raw_text import DOCUMENTS, Document, TextDataSet
@@ -27,11 +26,14 @@ from reread.storage.files import content_key, sha256_file, write_json
 from reread.storage.numeric import numeric_digest
 from reread.storage.prepared import SPLITS
 
+if TYPE_CHECKING:
+    from reread.preprocessing.tokenizer import WithTokenizer
+
 BATCH = 1024  # documents
 SHOWN_DOCUMENTS = 40
 
 
-def key(of_words: str, settings: Settings) -> str:
+def key(of_words: str, settings: "WithTokenizer") -> str:
     """Return the name of the folder of arrays by a tokenizer; ``of_words``: by the words of the same data set."""
     return content_key(
         {
@@ -50,7 +52,7 @@ def _version() -> str:
         raise InputError(f"tokenizer needs the package '{PACKAGE}', which is not installed here: install it") from None
 
 
-def prepare(data: TextDataSet, settings: Settings, working: Path) -> dict[str, Any]:
+def prepare(data: TextDataSet, settings: "WithTokenizer", working: Path) -> dict[str, Any]:
     """Write the arrays and files that reread/preprocessing/documents.py writes, and tokenizer.json, into ``working``;
     return their entries for prepared.json."""
     path = Path(settings.tokenizer.path)
@@ -121,7 +123,7 @@ def prepare(data: TextDataSet, settings: Settings, working: Path) -> dict[str, A
     }
 
 
-def _documents(data: TextDataSet, settings: Settings) -> Iterator[tuple[int, Document]]:
+def _documents(data: TextDataSet, settings: "WithTokenizer") -> Iterator[tuple[int, Document]]:
     """Yield the documents that are prepared, with their numbers in the file."""
     chosen = None
     if settings.rows_per_class is not None:

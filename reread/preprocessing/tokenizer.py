@@ -8,7 +8,7 @@ import importlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,11 +16,23 @@ from reread.kinds.text import token_ids
 from reread.preprocessing.vocabulary import PADDING, UNKNOWN
 from reread.storage.errors import InputError
 
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+    from reread.kinds.text import Settings as TextSettings
+    from reread.kinds.text import Tokenizer as TokenizerFile
+
+    class WithTokenizer(TextSettings):
+        """The settings of texts with a tokenizer of their own, for type checkers."""
+
+        tokenizer: TokenizerFile
+
+
 FILE = "tokenizer.json"
 PACKAGE = "tokenizers"
 
 
-def asked(settings: Any) -> bool:
+def asked(settings: Any) -> "TypeGuard[WithTokenizer]":
     """Return whether the settings of a data set name a tokenizer of its own; those of other kinds than text do not."""
     return getattr(settings, "tokenizer", None) is not None
 

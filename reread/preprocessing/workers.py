@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def open_workers(jobs: int, directory: Path) -> Iterator[Run]:
     available, or a job was refused; PassingError where a worker died.
     """
     chosen = _chosen().chosen
-    if chosen == DASK:
+    if isinstance(chosen, str):
         with _dask(directory) as run:
             yield run
     elif min(chosen, jobs) <= 1:
@@ -91,7 +91,7 @@ def _processes(count: int) -> Iterator[Run]:
 
         def run(step: Step, jobs: Iterable[Job]) -> Iterator[Any]:
             # Few more jobs than processes are submitted: each is made just before a process needs it.
-            waiting = deque()
+            waiting: deque[Future[Any]] = deque()
             try:
                 for job in jobs:
                     waiting.append(pool.submit(step, job))
@@ -119,7 +119,8 @@ def _start_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
+    if parent := multiprocessing.parent_process():
+        parent.join()
     os._exit(1)
 
 

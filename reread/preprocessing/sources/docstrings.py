@@ -148,7 +148,7 @@ def docstrings(node: ast.AST, qualified_name: str) -> Iterator[tuple[str, str]]:
         if docstring:
             yield qualified_name, docstring
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, DOCUMENTED):
+        if isinstance(child, DOCUMENTED) and not isinstance(child, ast.Module):
             yield from docstrings(child, f"{qualified_name}.{child.name}".lstrip("."))
         elif isinstance(child, ast.stmt | ast.ExceptHandler):
             yield from docstrings(child, qualified_name)

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from reread.preprocessing.archives import DOWNLOAD_AGAIN, check_count, read_members
+from reread.preprocessing.archives import DOWNLOAD_AGAIN, check_count, read_matching
 from reread.preprocessing.download import Archive
 from reread.preprocessing.raw import About
 from reread.preprocessing.raw_text import Document, TextRows
@@ -55,12 +55,14 @@ def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line
     (path,) = archives
     progress(f"reading {path}")
     documents, held_out = [], set()
-    for name, content in read_members(path, lambda name: REVIEW.fullmatch(name) is not None):
-        key, split, label, number = REVIEW.fullmatch(name).groups()
+    for match, content in read_matching(path, REVIEW):
+        key, split, label, number = match.groups()
         try:
             text = LINE_BREAK.sub("\n", content.decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}: '{name}' has invalid UTF-8 at byte {error.start}: {DOWNLOAD_AGAIN}") from None
+            raise InputError(
+                f"{path}: '{match[0]}' has invalid UTF-8 at byte {error.start}: {DOWNLOAD_AGAIN}"
+            ) from None
         if split == "train" and any(int(number) in numbers for numbers in VALIDATION[label]):
             held_out.add(text)
         documents.append(Document(key, (ABOUT.classes.index(label),), split, text))

@@ -4,6 +4,7 @@ Source: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digit
 split is the published one; validation is a tenth of the published training split, chosen by the pixels.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -43,7 +44,9 @@ def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line
     for path, shape in zip(archives, SHAPES, strict=True):
         progress(f"reading {path}")
         array = read_idx(path)
-        check_count(path, f"values in {len(shape)} axes", array.size if array.ndim == len(shape) else 0, np.prod(shape))
+        check_count(
+            path, f"values in {len(shape)} axes", array.size if array.ndim == len(shape) else 0, math.prod(shape)
+        )
         arrays.append(array.reshape(shape))
     train, train_labels, test, test_labels = arrays
     images = np.concatenate([train, test])[..., None]

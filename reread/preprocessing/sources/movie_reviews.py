@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from reread.preprocessing.archives import DOWNLOAD_AGAIN, check_count, read_members
+from reread.preprocessing.archives import DOWNLOAD_AGAIN, check_count, read_matching
 from reread.preprocessing.download import Archive
 from reread.preprocessing.raw import About
 from reread.preprocessing.raw_text import Document, TextRows
@@ -45,12 +45,12 @@ def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line
     (path,) = archives
     progress(f"reading {path}")
     documents = []
-    for name, content in read_members(path, lambda name: REVIEW.fullmatch(name) is not None):
-        key, label, fold = REVIEW.fullmatch(name).groups()
+    for match, content in read_matching(path, REVIEW):
+        key, label, fold = match.groups()
         try:
             sentences = content.decode("ascii").split("\n")
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}: '{name}' is not ASCII at byte {error.start}: {DOWNLOAD_AGAIN}") from None
+            raise InputError(f"{path}: '{match[0]}' is not ASCII at byte {error.start}: {DOWNLOAD_AGAIN}") from None
         text = "\n\n".join(sentence.strip() for sentence in sentences if sentence.strip())
         split = SPLIT_OF_FOLD.get(int(fold), "train")
         documents.append(Document(key, (ABOUT.classes.index(label),), split, text))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from reread.preprocessing.archives import check_count, read_members
+from reread.preprocessing.archives import check_count, read_matching
 from reread.preprocessing.download import Archive
 from reread.preprocessing.raw import About, held_out
 from reread.preprocessing.raw_text import Document, TextRows
@@ -65,8 +65,8 @@ def rows(archives: Sequence[Path], progress: Callable[[str], None] = lambda line
     (path,) = archives
     progress(f"reading {path}")
     documents, empty = [], 0
-    for name, content in read_members(path, lambda name: MESSAGE.fullmatch(name) is not None):
-        split, group, number = MESSAGE.fullmatch(name).groups()
+    for match, content in read_matching(path, MESSAGE):
+        split, group, number = match.groups()
         text = strip_message(content.decode("latin-1").replace("\r\n", "\n"))
         if not any(map(str.isalnum, text)):
             empty += 1
