@@ -63,7 +63,7 @@ def measuring(kernels: Sequence[str]) -> Iterator[dict[str, Any]]:
     refuse_without_kernels()
     torch.manual_seed(0)
     bandwidth = copy_bandwidth()
-    measured = {"environment": environment(), "copy_bandwidth_gb_s": bandwidth / 1e9, "results": []}
+    measured: dict[str, Any] = {"environment": environment(), "copy_bandwidth_gb_s": bandwidth / 1e9, "results": []}
     for case in all_cases(kernels):
         measured["results"].append(measure(case, bandwidth))
         yield measured
@@ -226,7 +226,7 @@ def time_in_turn(runs: dict[str, Run], samples: int = SAMPLES) -> dict[str, dict
     for one in runs.values():
         for _ in range(5):
             one.run()
-    events = {name: [] for name in runs}
+    events: dict[str, list[Any]] = {name: [] for name in runs}
     for _ in range(samples):
         for name, one in runs.items():
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

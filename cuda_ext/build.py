@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -229,7 +230,7 @@ def run(arguments: list[str]) -> str:
     return done.stdout
 
 
-def built() -> dict | None:
+def built() -> dict[str, Any] | None:
     """What library.json says of the library in ``BUILT``, or None if there is none."""
     try:
         return json.loads((BUILT / "library.json").read_text(encoding="utf-8"))

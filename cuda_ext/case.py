@@ -1,8 +1,8 @@
 """What a kernel's folder tells the benchmark: one case is one operation on inputs of one shape and dtype."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ STRONGEST = "max-autotune-no-cudagraphs"
 # torch.compile's setting for convolutions with a filter per channel: cuDNN alone. The other choices are Triton's
 # products of matrices; the best of them took 22.7 ms where cuDNN takes 0.093 ms, and trying them takes 11 s per case.
 CUDNN_ALONE = {"max_autotune_conv_backends": "ATEN"}
+Run = Callable[..., Tensor | tuple[Tensor, ...]]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class Case:
     shape: str
     dtype: torch.dtype
     inputs: Callable[[], tuple[Tensor, ...]]
-    function: Callable[..., Tensor | tuple[Tensor, ...]]
-    peers: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]]
-    exact: Callable[..., Tensor | tuple[Tensor, ...]]
+    function: Run
+    peers: Mapping[str, Run]
+    exact: Run
     bytes: int
     flops: float = 0
     flops_per_second: float = FP32_FLOPS
@@ -46,32 +48,29 @@ def begin(kernel: str, *case: object) -> None:
     print(kernel, *case, flush=True)
 
 
-def compiled_strongest(function: Callable[..., Tensor], options: dict[str, Any] | None = None) -> Callable[..., Tensor]:
+def compiled_strongest(function: Function, options: dict[str, Any] | None = None) -> Function:
     """``function`` by torch.compile in its strongest mode, with ``options`` of its backend beside the mode's own.
 
     The benchmark captures it in a CUDA graph, so the mode makes none of its own.
     """
     strongest = torch._inductor.list_mode_options(STRONGEST) | (options or {})
-    return torch.compile(function, dynamic=False, options=strongest)
+    found: Any = torch.compile(function, dynamic=False, options=strongest)
+    return found
 
 
-def compiled(
-    function: Callable[..., Tensor], options: dict[str, Any] | None = None
-) -> dict[str, Callable[..., Tensor]]:
+def compiled(function: Function, options: dict[str, Any] | None = None) -> dict[str, Function]:
     """``function`` by torch.compile, by peer's name: as it comes, and as ``compiled_strongest``."""
-    return {
-        "torch.compile": torch.compile(function, dynamic=False),
-        "torch.compile, max-autotune": compiled_strongest(function, options),
-    }
+    plain: Any = torch.compile(function, dynamic=False)
+    return {"torch.compile": plain, "torch.compile, max-autotune": compiled_strongest(function, options)}
 
 
-def backward_of(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+def backward_of(function: Run) -> Callable[..., tuple[Tensor, ...]]:
     """The backward pass of ``function`` alone, as a function of its inputs followed by the gradient of its result.
 
     The forward pass is run once for each set of inputs, on the first call with it, and its graph is kept. Gradients are
     returned for the inputs that ask for one.
     """
-    results: dict[int, Tensor] = {}
+    results: dict[int, Any] = {}
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         *given, gradient = inputs
@@ -83,7 +82,7 @@ def backward_of(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, 
     return run
 
 
-def forward_and_backward_of(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+def forward_and_backward_of(function: Run) -> Callable[..., tuple[Tensor, ...]]:
     """Both passes of ``function``, as a function of its inputs followed by the gradient of its result."""
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:

@@ -47,8 +47,8 @@ class Graphs:
         self.failed = False
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._called: set[tuple] = set()
-        self._captured: dict[tuple, Captured] = {}
+        self._called: set[tuple[Any, ...]] = set()
+        self._captured: dict[tuple[Any, ...], Captured] = {}
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Return what the function returns of ``inputs``; after a capture that failed, it is always called."""

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def strict(on: bool) -> None:
     _strict = on
 
 
-def kernel(name: str, x: Tensor, variant: str | None = None) -> Callable | None:
+def kernel(name: str, x: Tensor, variant: str | None = None) -> Callable[..., Any] | None:
     """The compiled operation ``name`` for tensors like ``x``, or None if its reference must run.
 
     variant: the entry of SHARED_MEMORY that the call comes under, where it depends on dtype or shape.
@@ -84,7 +85,7 @@ def kernels(device: torch.device) -> str:
     if reason is not None:
         return f"reference ({reason})"
     lacking = [name for name in SHARED_MEMORY if lacks_shared_memory(name, device)]
-    found = build.built()
+    found: Any = build.built()
     some = "" if found["architectures"] == build.capabilities() else f"; compiled for {_named(found['architectures'])}"
     return f"extension {found['sources']}{some}" + (f"; reference: {', '.join(lacking)}" if lacking else "")
 
@@ -146,7 +147,7 @@ def lacks_shared_memory(name: str, device: torch.device) -> str | None:
 
 @functools.cache
 def _shared_memory(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
 
 
 @functools.cache

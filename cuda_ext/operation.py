@@ -47,7 +47,7 @@ def refuse_mixed(name: str, what: str, tensors: Sequence[Tensor]) -> None:
         raise ValueError(f"{name} takes {what} all of float32, or all of float64, on one device, got {came}")
 
 
-def in_autocast(device: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+def in_autocast(device: str, *tensors: Tensor | None) -> tuple[Any, ...]:
     """The tensors as autocast gives them to a matrix product: in its dtype; float64, integers and None as they are."""
     dtype = torch.get_autocast_dtype(device)
     return tuple(

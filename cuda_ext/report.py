@@ -48,7 +48,7 @@ def main() -> int:
     today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
     path = arguments.output / f"{today}-{gpu}.json"
-    report = {"date": today, "commit": arguments.commit or commit(), "environment": bench.environment()}
+    report: dict[str, Any] = {"date": today, "commit": arguments.commit or commit(), "environment": bench.environment()}
     kept = json.loads(path.read_text(encoding="utf-8")) if arguments.part and path.is_file() else {}
     if kept.get("environment") == report["environment"]:
         report = kept | report

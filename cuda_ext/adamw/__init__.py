@@ -13,6 +13,7 @@ groups are one launch, behind a short one that counts.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ def adamw(
 
 def reference(
     parameters: list[Tensor],
-    gradients: list[Tensor],
+    gradients: list[Tensor] | tuple[Tensor, ...],
     means: list[Tensor],
     squares: list[Tensor],
     steps: list[Tensor],
@@ -114,7 +115,7 @@ def check(
     *_: float | Tensor | None,
 ) -> None:
     """Refuse what the kernel does not take; it compares strides itself."""
-    lists = {"gradients": gradients, "means": means, "squares": squares}
+    lists: dict[str, list[Any]] = {"gradients": gradients, "means": means, "squares": squares}
     for name, given in (lists | {"steps": steps, "rates": rates, "weight_decays": weight_decays}).items():
         if len(given) != len(parameters):
             raise ValueError(f"adamw takes {name} of as many parameters, got {len(given)} and {len(parameters)}")
@@ -129,7 +130,7 @@ def check(
                 )
 
 
-def _run(parameters: list[Tensor], *others: list[Tensor] | list[float] | float | Tensor | None) -> None:
+def _run(parameters: list[Tensor], *others: Any) -> None:
     run = kernel("adamw", parameters[0])
     if run is None:
         check(parameters, *others)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,16 +82,19 @@ def settings_of(parameters: Sequence[Tensor]) -> tuple[list[float], list[float]]
 
 
 def ours(*tensors: Tensor) -> tuple[Tensor, ...]:
-    lists = lists_of(tensors)
-    adamw(*lists, *settings_of(lists[0]), BETAS, EPSILON)
-    return tuple(itertools.chain(*lists[:1], *lists[2:4]))
+    parameters, gradients, means, squares, steps = lists_of(tensors)
+    adamw(parameters, gradients, means, squares, steps, *settings_of(parameters), BETAS, EPSILON)
+    return (*parameters, *means, *squares)
 
 
 def by_group(*tensors: Tensor) -> tuple[Tensor, ...]:
-    lists = lists_of(tensors)
-    lists[4] = [step.float() for step in lists[4]]
-    reference(*lists, *settings_of(lists[0]), *BETAS, EPSILON, None, 0.0, None, None)
-    return tuple(itertools.chain(*lists[:1], *lists[2:4]))
+    parameters, gradients, means, squares, steps = lists_of(tensors)
+    steps = [step.float() for step in steps]
+    rates, weight_decays = settings_of(parameters)
+    reference(
+        parameters, gradients, means, squares, steps, rates, weight_decays, *BETAS, EPSILON, None, 0.0, None, None
+    )
+    return (*parameters, *means, *squares)
 
 
 def plain(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -122,6 +126,7 @@ def exercise() -> None:
             ]
             # On the CPU: the sanitizer would watch PyTorch's kernels too.
             exact = [*map(_wide, tensors[: -len(shapes)]), *(tensor.cpu() for tensor in tensors[-len(shapes) :])]
+            run: Any
             for run, given, others in ((adamw, tensors, extra), (reference, exact, [_on_cpu(one) for one in extra])):
                 lists = lists_of(given)
                 betas = (BETAS,) if run is adamw else BETAS

@@ -9,6 +9,7 @@ Shape legend: N sequences, T steps of the longest, M steps of all, D width of th
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -175,7 +176,7 @@ def _has_kernel(states: Tensor, weight: Tensor) -> bool:
     return states.dtype != torch.float64 and max(weight.shape) <= WIDEST_FOR_MATRIX_UNITS
 
 
-def _kernel(name: str, states: Tensor, weight: Tensor) -> Callable | None:
+def _kernel(name: str, states: Tensor, weight: Tensor) -> Callable[..., Any] | None:
     """The compiled operation, or None where PyTorch's operations run.
 
     They do for float64, for wide states, and on GPUs with too little shared memory for this dtype and width.
@@ -257,7 +258,7 @@ def _shape(
     )
 
 
-def _setup_context(ctx: object, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     states, bounds, ragged, weight, bias, context = inputs
     pooled, weights, index = output
     ctx.ragged = ragged
@@ -266,7 +267,7 @@ def _setup_context(ctx: object, inputs: tuple, output: tuple[Tensor, Tensor, Ten
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: object, gradient: Tensor | None, weights_gradient: Tensor | None, _: None) -> tuple:
+def _backward(ctx: Any, gradient: Tensor | None, weights_gradient: Tensor | None, _: None) -> tuple[Any, ...]:
     states, bounds, weight, bias, context, pooled, weights, index = ctx.saved_tensors
     if gradient is None:
         gradient = torch.zeros_like(pooled)
@@ -301,13 +302,13 @@ def _shape_backward(
     pooled: Tensor,
     weights: Tensor,
     index: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     return tuple(
         torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (states, weight, bias, context)
     )
 
 
-def _no_second_gradient(ctx: object, *gradients: Tensor) -> None:
+def _no_second_gradient(ctx: Any, *gradients: Tensor) -> None:
     raise RuntimeError("attention_pooling has no second derivative: call its backward pass without create_graph=True")
 
 

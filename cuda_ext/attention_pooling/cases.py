@@ -1,13 +1,14 @@
 """Attention pooling's cases: those that the benchmark times, and small odd ones that compute-sanitizer watches."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cuda_ext.attention_pooling import attention_pooling, attention_pooling_ragged
-from cuda_ext.case import Case, begin, compiled, forward_and_backward_of
+from cuda_ext.case import Case, Run, begin, compiled, forward_and_backward_of
 
 # Rows, steps: a batch of sentences as words, and one of documents as sentences.
 SHAPES = ((5120, 30), (64, 20))
@@ -29,7 +30,7 @@ def bench_cases() -> Iterator[Case]:
 
 def _inputs(rows: int, steps: int, dtype: torch.dtype, full: bool, backward: bool) -> tuple[Tensor, ...]:
     """States, lengths, mask, weight, bias and context, and for the backward pass the gradient of the result."""
-    random = {"device": "cuda", "dtype": dtype, "requires_grad": backward}
+    random: dict[str, Any] = {"device": "cuda", "dtype": dtype, "requires_grad": backward}
     states = torch.randn(rows, steps, WIDTH, **random)
     lengths = torch.full((rows,), steps, device="cuda") if full else torch.randint(1, steps + 1, (rows,), device="cuda")
     mask = torch.arange(steps, device="cuda") < lengths.unsqueeze(-1)
@@ -56,8 +57,8 @@ def _product(states: Tensor, lengths: Tensor, mask: Tensor, weight: Tensor, bias
 
 
 def _case(rows: int, steps: int, dtype: torch.dtype, full: bool, backward: bool) -> Case:
-    wrap = forward_and_backward_of if backward else _forward_of
-    peers = {"eager": _eager, **compiled(_eager), "eager, matrix product": _product}
+    wrap: Callable[[Run], Run] = forward_and_backward_of if backward else _forward_of
+    peers: dict[str, Run] = {"eager": _eager, **compiled(_eager), "eager, matrix product": _product}
     peers |= {f"{name}, matrix product": peer for name, peer in compiled(_product).items()}
     peers = {name: wrap(peer) for name, peer in peers.items()}
     real = rows * (steps if full else (steps + 1) / 2)
@@ -104,8 +105,8 @@ def _ragged(rows: int, steps: int, dtype: torch.dtype) -> Case:
     )
 
 
-def _forward_of(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def run(*inputs: Tensor) -> Tensor:
+def _forward_of(function: Run) -> Run:
+    def run(*inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         with torch.no_grad():
             return function(*inputs)
 

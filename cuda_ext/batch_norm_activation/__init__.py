@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.grad
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 
 from cuda_ext.library import kernel
 from cuda_ext.operation import define
@@ -100,7 +100,7 @@ def follow(
     running_means: list[Tensor],
     running_variances: list[Tensor],
     means: list[Tensor],
-    variances: list[Tensor],
+    variances: list[Tensor] | tuple[Tensor, ...],
     rows: int,
     momentum: float,
 ) -> None:
@@ -235,7 +235,7 @@ def reference_add_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 def reference_product(x: Tensor, w: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Equals ``reference(x) @ w.t()`` and, if asked for, ``reference_statistics`` of it, else two empty vectors."""
     *norm, statistics = given
-    y = reference(x, *norm, w.shape[1]) @ w.t()
+    y = reference(x, *norm, w.shape[1]) @ w.t()  # type: ignore[call-arg]
     return y, *(reference_statistics(y) if statistics else (norm[0].new_empty(0), norm[0].new_empty(0)))
 
 
@@ -255,7 +255,7 @@ def reference_product_backward(
     """
     if y is not None and y_mean is not None and y_slope is not None and y_offset is not None:
         dy = reference_centred_gradient(dy, y, y_mean, y_slope, y_offset, y.shape[1])
-    to_w = _computed(x, dy).t() @ _computed(x, reference(x, *given[:7], x.shape[1]))
+    to_w = _computed(x, dy).t() @ _computed(x, reference(x, *given[:7], x.shape[1]))  # type: ignore[call-arg]
     return to_w, *reference_add_backward(dy @ w, x, *given)
 
 
@@ -265,7 +265,7 @@ def reference_convolution(x: Tensor, filters: Tensor, *given: Any) -> None:
     If asked for, also write ``reference_statistics`` of it. filters: [outputs, 3, 3, channels].
     """
     *norm, height, width, y, mean, variance, statistics = given
-    images = _images(reference(x, *norm, x.shape[1]), height, width)
+    images = _images(reference(x, *norm, x.shape[1]), height, width)  # type: ignore[call-arg]
     new = rows_of(nn.functional.conv2d(images, filters.movedim(-1, 1), padding=1))[:, : y.shape[1]]
     if statistics:
         reference_copy_with_statistics(new, y, mean, variance)
@@ -280,9 +280,9 @@ def reference_convolution_backward(dy: Tensor, filters: Tensor, x: Tensor, *give
     """
     *norm, training, height, width, outputs = given
     to = _images(dy, height, width)
-    images = _images(reference(x, *norm, x.shape[1]), height, width)
+    images = _images(reference(x, *norm, x.shape[1]), height, width)  # type: ignore[call-arg]
     to_activated = nn.grad.conv2d_input(images.shape, filters.movedim(-1, 1), to, padding=1)
-    into, *others = _reference_gradients(rows_of(to_activated), x, *norm, training)
+    into, *others = _reference_gradients(rows_of(to_activated), x, *norm, training)  # type: ignore[call-arg]
     shape = (outputs, x.shape[1], 3, 3)
     to_filters = nn.grad.conv2d_weight(_computed(x, images), shape, _computed(x, to[:, :outputs]), padding=1)
     return into.to(x.dtype), to_filters.movedim(1, -1), *others
@@ -431,12 +431,12 @@ def _backward_shape(dy: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor,
     )
 
 
-def _save(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:6])
     ctx.options = inputs[6:]
 
 
-def _differentiate(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise RuntimeError("batch_norm_activation has no second derivative: leave out create_graph")
     dx, to_weight, to_bias, to_beta = torch.ops.cuda_ext.batch_norm_activation_backward(

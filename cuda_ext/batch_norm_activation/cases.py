@@ -1,6 +1,7 @@
 """Cases of batch norm with its activation: those that the benchmark times, and small odd ones for compute-sanitizer."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch.nn import functional
 
 from cuda_ext import batch_norm_activation as fused
 from cuda_ext.batch_norm_activation import ACTIVATIONS, DTYPES, batch_norm_activation
-from cuda_ext.case import Case, backward_of, begin, compiled
+from cuda_ext.case import Case, Run, backward_of, begin, compiled
 
 # What the last layer of DenseNet-121's first block reads, at 224 pixels and 128 images, and a bottleneck of
 # DenseNet-BC-100-12, at 32 pixels and 512 images.
@@ -31,7 +32,7 @@ def _operation(activation: str) -> Callable[..., Tensor]:
 
 
 def _eager(activation: str) -> Callable[..., Tensor]:
-    activate = {"relu": functional.relu, "swish": functional.silu, "gelu": functional.gelu}[activation]
+    activate: Any = {"relu": functional.relu, "swish": functional.silu, "gelu": functional.gelu}[activation]
 
     def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return activate(functional.batch_norm(x, None, None, weight, bias, True))
@@ -48,7 +49,7 @@ def _case(shape: tuple[int, ...], dtype: torch.dtype, activation: str, backward:
         return *(tensor.requires_grad_() for tensor in (x, weight, bias)), torch.randn_like(x)
 
     run, eager = _operation(activation), _eager(activation)
-    way = backward_of if backward else lambda function: function
+    way: Callable[[Run], Run] = backward_of if backward else lambda function: function
     peers = {name: way(peer) for name, peer in {"eager": eager, **compiled(eager)}.items()}
     size = dtype.itemsize * torch.Size(shape).numel()
     # What one walk reads is not in the caches at the next: forward it reads x twice and writes y, backward it reads x
@@ -73,8 +74,8 @@ def exercise() -> None:
         batch_norm_activation(x, weight, bias, None, None, training=True, pooled=True).sum().backward()
     for rows, outputs, channels in ((300, 48, 36), (70, 56, 100), (200, 136, 72)):
         _exercise_product(torch.bfloat16, rows, outputs, channels)
-    for shape in ((3, 9, 7, 48, 12), (70, 1, 1, 64, 6), (1, 3, 40, 40, 16)):
-        _exercise_convolution(torch.bfloat16, *shape)
+    for images in ((3, 9, 7, 48, 12), (70, 1, 1, 64, 6), (1, 3, 40, 40, 16)):
+        _exercise_convolution(torch.bfloat16, *images)
 
 
 def _exercise_parts(dtype: torch.dtype, rows: int, channels: int, stride: int, columns: int) -> None:
@@ -124,7 +125,7 @@ def _exercise_convolution(dtype: torch.dtype, images: int, height: int, width: i
     _compare("dense_convolution_backward", dy, filters, x, *norm, True, height, width, growth)
 
 
-def _compare(name: str, *arguments: object) -> None:
+def _compare(name: str, *arguments: Any) -> None:
     """The kernel beside its reference on the CPU, with copies of what both may change."""
     begin("batch_norm_activation", name, tuple(arguments[0].shape), arguments[0].dtype)
     own = [a.clone() if isinstance(a, Tensor) and a.is_contiguous() else a for a in arguments]

@@ -9,8 +9,11 @@ post's formulas do not survive; as in the field, and in ``torch.conv2d``, what i
 cross-correlation: the filter is not flipped.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+import torch.nn.grad
 from torch import Tensor
 
 from cuda_ext.library import kernel as compiled
@@ -171,12 +174,12 @@ def _shape(images: Tensor, weight: Tensor, padding: str, kernel: str) -> Tensor:
     return torch.empty_like(images, memory_format=torch.contiguous_format)
 
 
-def _save(ctx: object, inputs: tuple, output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     images, weight, ctx.padding, _ = inputs
     ctx.save_for_backward(images, weight)
 
 
-def _backward(ctx: object, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
     images, weight = ctx.saved_tensors
     to_images = _images_gradient(gradient, weight, ctx.padding) if ctx.needs_input_grad[0] else None
     to_weight = None
@@ -223,12 +226,12 @@ def _filter_gradient_shape(images: Tensor, gradient: Tensor, size: int, padding:
     return images.new_empty(size, size)
 
 
-def _save_filter_gradient(ctx: object, inputs: tuple, output: Tensor) -> None:
+def _save_filter_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     images, gradient, _, ctx.padding = inputs
     ctx.save_for_backward(images, gradient)
 
 
-def _filter_gradient_backward(ctx: object, change: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+def _filter_gradient_backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
     """It is linear in the images and in the gradient, as the convolution is in the images and the filter."""
     images, gradient = ctx.saved_tensors
     to_images = _images_gradient(gradient, change, ctx.padding) if ctx.needs_input_grad[0] else None

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cuda_ext.case import CUDNN_ALONE, Case, begin, compiled
+from cuda_ext.case import CUDNN_ALONE, Case, Run, begin, compiled
 from cuda_ext.conv2d import KERNELS, PADDINGS, by_matrix, conv2d, reference
 
 LARGE, MANY, SMALL = (1, 8192, 8192), (64, 512, 512), (1, 1024, 1024)
@@ -45,6 +45,7 @@ def _case(shape: tuple[int, int, int], size: int, dtype: torch.dtype, kernel: st
         return torch.randn(shape, device="cuda", dtype=dtype), torch.randn(size, size, device="cuda", dtype=dtype)
 
     count, height, width = shape
+    peers: dict[str, Run]
     if kernel != "auto":
         peers = {"register": partial(conv2d, kernel="register")}
     else:

@@ -8,9 +8,10 @@ Here one launch computes loss and gradient, and the backward pass multiplies the
 Shape legend: n rows, K classes.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from cuda_ext.library import kernel
@@ -79,14 +80,14 @@ def _shape(scores: Tensor, targets: Tensor, label_smoothing: float) -> tuple[Ten
     return scores.new_empty(()), torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
-def _setup_context(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, slope = output
     ctx.mark_non_differentiable(slope)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(slope)
 
 
-def _backward(ctx: FunctionCtx, gradient: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
+def _backward(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
     if torch.is_grad_enabled():
         raise RuntimeError("cross_entropy has no second derivative: call its backward pass without create_graph=True")
     (slope,) = ctx.saved_tensors

@@ -1,6 +1,7 @@
 """Cross entropy's cases: those that the benchmark times, and small odd ones that compute-sanitizer watches."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,6 +62,8 @@ def exercise() -> None:
             wide = scores.detach().cpu().double().requires_grad_()
             exact = functional.cross_entropy(wide, targets.cpu(), label_smoothing=smoothing)
             exact.backward()
+            found: Any
+            expected: Any
             for found, expected in ((loss, exact), (scores.grad, wide.grad)):
                 # A single class has a loss and gradients of 0.
                 if classes > 1 and relative_error(found.cpu(), expected) > LARGEST_ERROR:

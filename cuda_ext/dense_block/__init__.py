@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from cuda_ext import batch_norm_activation as fused
@@ -126,6 +125,8 @@ def _run(x: Tensor, *given: Any) -> list[Tensor]:
         return buffer[:, first:last], means[first:last], variances[first:last], training
 
     _append(fused.rows_of(x), *columns(0, inputs))
+    inner_statistics: list[Tensor]
+    kept: list[Tensor]
     inner_statistics, kept = [], []
     for number, (first, second) in enumerate(_layers(x, halves, activation, epsilon)):
         channels = inputs + number * growth
@@ -232,7 +233,7 @@ def convolutions_fit(x: Tensor, channels: int, growth: int) -> bool:
     return x.device.type == "cuda" and half and sizes and width <= 64 and slots < 2**31 - 2**16
 
 
-def _setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     x, *parameters, ctx.activation, ctx.epsilon, ctx.training, ctx.keeps = inputs
     y, *others = output
     ctx.mark_non_differentiable(*others)
@@ -249,7 +250,7 @@ def _setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: list[Tenso
     ctx.save_for_backward(y, *(tensor for one in lists for tensor in one or ()))
 
 
-def _differentiate(ctx: FunctionCtx, above: list[Tensor | None]) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, above: list[Tensor | None]) -> tuple[Any, ...]:
     if torch.is_grad_enabled():
         raise RuntimeError("dense_block has no second derivative: leave out create_graph")
     if not ctx.keeps:
@@ -257,7 +258,7 @@ def _differentiate(ctx: FunctionCtx, above: list[Tensor | None]) -> tuple[Any, .
     if above[0] is None:
         return tuple([None] * len(needed) if isinstance(needed, list) else None for needed in ctx.needs_input_grad)
     y, *saved = ctx.saved_tensors
-    lists = []
+    lists: list[Any] = []
     for count in ctx.counts:
         lists.append(None if count is None else saved[:count])
         saved = saved[count or 0 :]
@@ -303,7 +304,7 @@ def _run_backward(dy: Tensor, y: Tensor, batch: list[Tensor] | None, kept: list[
         own, new = slice(0, channels), (channels, channels + growth, _padded(growth))
         into = training, total[:, own], slope[own], offset[own]
         # No name here holds what a layer makes, so that the next one takes its memory.
-        gradients += _layer_back(lambda new=new: finished(*new), kept[-count:], buffer[:, own], first, second, y, *into)
+        gradients += _layer_back(lambda new=new: finished(*new), kept[-count:], buffer[:, own], first, second, y, *into)  # type: ignore[misc]
         kept = kept[:-count]
     to_weights, to_biases, to_betas, to_kernels = zip(*reversed(gradients), strict=True)
     found = [*to_weights, *to_biases, *to_kernels, *(to_betas if halves.betas else [])]
@@ -410,7 +411,7 @@ def _layers(x: Tensor, halves: Halves, activation: str, epsilon: float) -> Itera
         running = (
             one[at].to(computed) if one else x.new_empty(0) for one in (halves.running_means, halves.running_variances)
         )
-        found.append(_Half(*vectors, kernel, *running, number, epsilon))
+        found.append(_Half(*vectors, kernel, *running, number, epsilon))  # type: ignore[arg-type, call-arg]
     yield from zip(found[::2], found[1::2], strict=True)
 
 

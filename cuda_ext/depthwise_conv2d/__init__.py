@@ -131,7 +131,7 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor)
     ctx.save_for_backward(x, weight)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     wants = ctx.needs_input_grad[:2]
     found = torch.ops.cuda_ext.depthwise_conv2d_backward(gradient, x, weight, ctx.padding, *wants)
@@ -177,7 +177,7 @@ def _gradients(x: Tensor, weight: Tensor, wants_x: bool, wants_weight: bool, new
     )
 
 
-def _setup_second(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     gradient, x, weight, ctx.padding, ctx.wants_x, ctx.wants_weight = inputs
     ctx.save_for_backward(gradient, x, weight)
     ctx.set_materialize_grads(False)

@@ -7,9 +7,10 @@ that of the rows in float32, in an order that repeats.
 Shape legend: V rows of the table, E numbers a row, M tokens.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from cuda_ext.library import kernel
@@ -83,13 +84,13 @@ def _shape(table: Tensor, tokens: Tensor, padding: int, dtype: torch.dtype) -> T
     return table.new_empty(*tokens.shape, table.shape[1], dtype=dtype)
 
 
-def _setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     table, tokens, ctx.padding, _ = inputs
     ctx.rows, ctx.dtype = len(table), table.dtype
     ctx.save_for_backward(tokens)
 
 
-def _backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
     (tokens,) = ctx.saved_tensors
     of_table = torch.ops.cuda_ext.embedding_gradient(gradient, tokens, ctx.rows, ctx.padding, ctx.dtype)
     return of_table, None, None, None
@@ -109,13 +110,13 @@ def _shape_gradient(gradient: Tensor, tokens: Tensor, rows: int, padding: int, d
     return gradient.new_empty(rows, gradient.shape[-1], dtype=dtype)
 
 
-def _setup_second(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
+def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     gradient, tokens, _, ctx.padding, _ = inputs
     ctx.dtype = gradient.dtype
     ctx.save_for_backward(tokens)
 
 
-def _second(ctx: FunctionCtx, of_table: Tensor) -> tuple[Tensor, None, None, None, None]:
+def _second(ctx: Any, of_table: Tensor) -> tuple[Tensor, None, None, None, None]:
     """The gradient of a sum of rows is a row for each, and nothing for the padding."""
     (tokens,) = ctx.saved_tensors
     if ctx.padding != NONE:

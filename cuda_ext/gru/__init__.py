@@ -20,7 +20,7 @@ multiple of 8.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +115,7 @@ def gates(
 
     x [N, T, I] with its lengths as ``limits``, or x [M, I] with its offsets.
     """
+    found: Any
     with torch.no_grad():
         found = _apply("gates", x.ndim, x, limits, parameters, bidirectional, rectified, keep=True)
     states, _, kept, plan, source = found
@@ -143,7 +144,7 @@ def _apply(
     rectified: bool,
     initial: Tensor | None = None,
     keep: bool | None = None,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if x.ndim != dimensions or dimensions not in (2, 3):
         wanted = {2: "two dimensions [M, I]", 3: "three dimensions [N, T, I]"}.get(
             dimensions, "two or three dimensions"
@@ -160,7 +161,7 @@ def _apply(
     return torch.ops.cuda_ext.gru(x, limits, initial, keep, rectified, *parameters, *[None] * (8 - len(parameters)))
 
 
-def check(x: Tensor, limits: Tensor, initial: Tensor | None, *given: Tensor | None) -> None:
+def check(x: Tensor, limits: Tensor, initial: Tensor | None, *given: Any) -> None:
     """Refuse what the kernel does not take. ``given``: the eight parameters, the last four None of one direction."""
     parameters = [tensor for tensor in given if tensor is not None]
     if x.dtype not in DTYPES:
@@ -206,14 +207,14 @@ def _sequences(x: Tensor, limits: Tensor) -> int:
 
 
 def _run(
-    x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Tensor | None
+    x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Any
 ) -> tuple[Tensor, ...]:
     check(x, limits, initial, *given)
     run = reference if kernel("gru_forward", x) is None else _forward_on_gpu
     return run(x, limits, initial, keep, rectified, *given)
 
 
-def _empty(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tuple[Tensor, ...]:
+def _empty(x: Tensor, limits: Tensor, keep: bool, *given: Any) -> tuple[Tensor, ...]:
     """states, final, kept, plan and source, not filled."""
     directions, units = 1 + (given[4] is not None), given[1].shape[-1]
     sequences = _sequences(x, limits)
@@ -229,14 +230,14 @@ def _empty(x: Tensor, limits: Tensor, keep: bool, *given: Tensor | None) -> tupl
 
 
 def _shape(
-    x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Tensor | None
+    x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Any
 ) -> tuple[Tensor, ...]:
     check(x, limits, initial, *given)
     return _empty(x, limits, keep, *given)
 
 
 def _forward_on_gpu(
-    x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Tensor | None
+    x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Any
 ) -> tuple[Tensor, ...]:
     kernels = torch.ops.cuda_ext_kernels
     states, final, kept, _, _ = _empty(x, limits, keep, *given)
@@ -254,7 +255,7 @@ def _forward_on_gpu(
     return states, final, kept, plan, source
 
 
-def _setup_context(ctx: object, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, limits, _, _, ctx.rectified, *given = inputs
     _, _, kept, plan, source = output
     ctx.set_materialize_grads(False)
@@ -262,7 +263,7 @@ def _setup_context(ctx: object, inputs: tuple, output: tuple[Tensor, ...]) -> No
     ctx.save_for_backward(x, limits, kept, plan, source, *given)
 
 
-def _backward(ctx: object, of_states: Tensor | None, of_final: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, of_states: Tensor | None, of_final: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
     x, limits, kept, plan, source, *given = ctx.saved_tensors
     nothing = (None,) * (5 + len(given))
     if of_states is None and of_final is None:
@@ -286,7 +287,7 @@ def _run_backward(
     wants_x: bool,
     wants_initial: bool,
     rectified: bool,
-    *given: Tensor | None,
+    *given: Any,
 ) -> list[Tensor]:
     if len(kept) != math.prod(x.shape[:-1]):
         raise ValueError("gru has a backward pass only if it ran with keep=True: the gates were not kept")
@@ -318,9 +319,7 @@ def _to_four(x: Tensor) -> Tensor:
     return x.clone() if x.data_ptr() % 16 else x
 
 
-def _shape_backward(
-    of_states: Tensor | None, of_final: Tensor | None, x: Tensor, *others: Tensor | bool | None
-) -> list[Tensor]:
+def _shape_backward(of_states: Tensor | None, of_final: Tensor | None, x: Tensor, *others: Any) -> list[Tensor]:
     limits, kept, _, _, wants_x, wants_initial, _, *given = others
     states = (kept.shape[1], _sequences(x, limits), given[1].shape[1])
     return [
@@ -380,7 +379,7 @@ def _stacked(given: Sequence[Tensor | None], dtype: torch.dtype, narrow: torch.d
 
 
 def reference(
-    x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Tensor | None
+    x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Any
 ) -> tuple[Tensor, ...]:
     """Equals ``torch.nn.GRU`` on a packed sequence (with relu for its tanh if ``rectified``); what the backward pass
     needs of each step is kept."""
@@ -425,7 +424,7 @@ def reference_backward(
     wants_x: bool,
     wants_initial: bool,
     rectified: bool,
-    *given: Tensor | None,
+    *given: Any,
 ) -> list[Tensor]:
     """Equals autograd through what ``reference`` equals."""
     directions, units, inputs = kept.shape[1], given[1].shape[1], x.shape[-1]
@@ -477,7 +476,7 @@ def reference_backward(
 
 
 def _cast(
-    device: str, x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Tensor | None
+    device: str, x: Tensor, limits: Tensor, initial: Tensor | None, keep: bool, rectified: bool, *given: Any
 ) -> tuple[Tensor, ...]:
     """Autocast: x and the first states take its dtype, and so do parameters of other dtypes than float32."""
     x, initial = in_autocast(device, x, initial)

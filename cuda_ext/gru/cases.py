@@ -17,6 +17,7 @@ clipped at 30 words. ``SENTENCES`` is what this printed:
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,9 +83,9 @@ class _Prepared:
     """What a user would have at hand on the host for one batch, by its lengths' identity: made once, not timed."""
 
     def __init__(self) -> None:
-        self._by_identity: dict[int, tuple] = {}
+        self._by_identity: dict[int, tuple[Any, ...]] = {}
 
-    def __call__(self, lengths: Tensor, make: Callable[[], tuple]) -> tuple:
+    def __call__(self, lengths: Tensor, make: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
         if id(lengths) not in self._by_identity:
             self._by_identity[id(lengths)] = (*make(), lengths)
         return self._by_identity[id(lengths)][:-1]
@@ -118,13 +119,13 @@ def _both_passes(shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
         (states,) = _packed(module, _Prepared())(x, lengths)
         return states if not gradient else torch.autograd.grad(states, [x, *module.parameters()], gradient)
 
-    runs = {"padded": lambda x, lengths: (theirs(x)[0],)}
+    runs: dict[str, Callable[..., tuple[Tensor, ...]]] = {"padded": lambda x, lengths: (theirs(x)[0],)}
     if not shape.full:
         runs |= {f"sorted, {count} groups": _grouped(theirs, count) for count in shape.groups}
     # nn.GRU's loop is in cuDNN, which torch.compile leaves as it is; of a loop in Python it makes kernels of its own.
     if shape.steps <= 30:
         loops = compiled(_loop(theirs))
-        runs |= {f"{name}, loop": lambda x, lengths, loop=loop: (loop(x),) for name, loop in loops.items()}
+        runs |= {f"{name}, loop": _of_padded(loop) for name, loop in loops.items()}
     forward_peers = {name: _without_gradients(run) for name, run in runs.items()}
     # Slower than padding by 1.5 to 30 times wherever it was timed: a sample is enough.
     if dtype == torch.float32:
@@ -190,6 +191,10 @@ def _loop(module: nn.GRU) -> Callable[[Tensor], Tensor]:
     return run
 
 
+def _of_padded(loop: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
+    return lambda x, lengths: (loop(x),)
+
+
 def _packed(module: nn.GRU, prepared: _Prepared) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
     def run(x: Tensor, lengths: Tensor) -> tuple[Tensor]:
         (on_host,) = prepared(lengths, lambda: (lengths.cpu(),))
@@ -204,14 +209,14 @@ def _grouped(module: nn.GRU, count: int) -> Callable[[Tensor, Tensor], tuple[Ten
     prepared = _Prepared()
 
     def run(x: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
-        def sort() -> tuple[Tensor, list[int]]:
+        def sort() -> tuple[Tensor, list[int], list[int]]:
             falling = lengths.cpu().sort(descending=True)
             rows = x.detach()[falling.indices.cuda()].requires_grad_(x.requires_grad)
             cuts = [len(x) * i // count for i in range(count + 1)]
-            return [rows, cuts, [max(1, int(falling.values[cut])) for cut in cuts[:-1]]]
+            return rows, cuts, [max(1, int(falling.values[cut])) for cut in cuts[:-1]]
 
         rows, cuts, longest = prepared(lengths, sort)
-        run.rows = rows
+        run.rows = rows  # type: ignore[attr-defined]
         return tuple(
             module(rows[begin:end, :steps])[0] for begin, end, steps in zip(cuts, cuts[1:], longest, strict=False)
         )
@@ -267,7 +272,7 @@ def exercise() -> None:
             offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).cuda() + 3
             rows = torch.cat([x.new_full((3, inputs), torch.nan), x.flatten(0, 1)[real]])
             ragged = ours(rows, first, offsets=offsets)[0][3:]
-            torch.autograd.grad(ragged.sum(), ours.parameters(), retain_graph=True)
+            torch.autograd.grad(ragged.sum(), [*ours.parameters()], retain_graph=True)
             # A rectifier's gradient jumps where a sum is rounded to the other side of 0: its states are compared alone.
             rectified = gru(x, lengths.cuda(), [*ours.parameters()], both, rectified=True)[0]
             torch.autograd.grad(rectified, [x, *ours.parameters()], gradient)

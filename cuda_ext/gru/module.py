@@ -98,7 +98,7 @@ class GRU(nn.Module):
         if offsets is not None:
             return self._layers(input, hx, self._ragged(offsets))
         if input.is_nested:
-            bounds = input.offsets()
+            bounds = input.offsets()  # type: ignore[attr-defined]
             states, last = self._layers(input.values(), hx, self._ragged(bounds))
             return torch.nested.nested_tensor_from_jagged(states, bounds), last
         return self._padded(input, hx, lengths)

@@ -7,9 +7,10 @@ DenseNet, where activations fill the memory, saves half of what the activation h
 The kernels are in swish.cu. They are bound by memory: one pass each way, which gives beta's gradient too.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from cuda_ext.library import kernel
 from cuda_ext.operation import define
@@ -142,20 +143,18 @@ def _shape_backward_beta(gradient: Tensor, x: Tensor, beta: Tensor) -> tuple[Ten
     return torch.empty_like(x), torch.empty_like(beta, memory_format=torch.contiguous_format)
 
 
-def _keep(ctx: FunctionCtx, inputs: tuple[Tensor | None, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+def _keep(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor | tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
     x, beta = ctx.saved_tensors
     if ctx.needs_input_grad[1]:
         return torch.ops.cuda_ext.swish_backward_beta(gradient, x, beta)
     return torch.ops.cuda_ext.swish_backward(gradient, x, beta), None
 
 
-def _backward_twice(
-    ctx: FunctionCtx, for_x: Tensor, for_beta: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _backward_twice(ctx: Any, for_x: Tensor, for_beta: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The backward pass's own gradients, in operations of PyTorch's, which have gradients of any order in turn.
 
     With s the sigmoid of z = beta x, the pass gives g (s + z s') for x and the sum of g x^2 s' for beta; the

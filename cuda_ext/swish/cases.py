@@ -1,14 +1,14 @@
 """Swish's cases: those that the benchmark times, and small odd ones that compute-sanitizer watches."""
 
 import itertools
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext.case import Case, backward_of, begin, compiled
+from cuda_ext.case import Case, Run, backward_of, begin, compiled
 from cuda_ext.swish import HALF, reference, reference_backward, reference_backward_beta, swish
 
 Kind = Literal["none", "scalar", "channel"]
@@ -48,8 +48,8 @@ def _case(
             return x * torch.sigmoid(x)
         return x * torch.sigmoid((beta.reshape(-1, *[1] * (x.ndim - 2)) if beta.ndim else beta) * x)
 
-    way = backward_of if backward else lambda function: function
-    peers = {"eager": written_out, **compiled(written_out)}
+    way: Callable[[Run], Run] = backward_of if backward else lambda function: function
+    peers: dict[str, Run] = {"eager": written_out, **compiled(written_out)}
     if kind == "none":
         peers["F.silu"] = functional.silu
     peers = {name: way(peer) for name, peer in peers.items()}
@@ -85,7 +85,7 @@ def _compare(x: Tensor, beta: Tensor | None, gradient: Tensor) -> None:
     operations = torch.ops.cuda_ext
     found = [operations.swish(x, beta), operations.swish_backward(gradient, x, beta)]
     # On the CPU: what the sanitizer watches is then little but the kernels.
-    wide = [tensor if tensor is None else tensor.cpu().double() for tensor in (gradient, x, beta)]
+    wide: list[Any] = [tensor if tensor is None else tensor.cpu().double() for tensor in (gradient, x, beta)]
     exact = [reference(*wide[1:]), reference_backward(*wide)]
     if beta is not None:
         found += operations.swish_backward_beta(gradient, x, beta)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cuda_ext.case import Case, begin, compiled
+from cuda_ext.case import Case, Run, begin, compiled
 from cuda_ext.vector_add import DTYPES, vector_add
 
 # One launch's worth, and far more than the caches hold.
@@ -27,7 +27,7 @@ def _case(shape: str, size: int, dtype: torch.dtype, offset: int) -> Case:
     def add(x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
-    peers = {"torch.add": torch.add, **compiled(add)}
+    peers: dict[str, Run] = {"torch.add": torch.add, **compiled(add)}
     return Case("vector_add", shape, dtype, inputs, vector_add, peers, torch.add, 3 * size * dtype.itemsize)
 
 
