@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from reread.storage.arrays import Float32Array
 from reread.storage.registry import Registry
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def scores(outputs: "Outputs") -> "Tensor":
     return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
-def to_probabilities(objective: Objective, scores: np.ndarray) -> np.ndarray:
+def to_probabilities(objective: Objective, scores: Float32Array) -> Float32Array:
     """Return the probabilities of float32 scores [n, K], computed in float64 and rounded to float32."""
     import torch
 

@@ -26,6 +26,7 @@ import pandas as pd
 import torch
 
 from reread.evaluation.pictures import picture
+from reread.storage.arrays import Float32Array, Float64Array
 from reread.storage.errors import InputError
 from reread.storage.ledger import read_ledger
 from reread.storage.prepared import open_prepared
@@ -63,11 +64,11 @@ class Settings:
 DEBUG = Settings(primary_lag=3)
 
 
-def row_recall(probabilities: np.ndarray, labels: np.ndarray, positions: int) -> np.ndarray:
+def row_recall(probabilities: Float32Array, labels: np.ndarray, positions: int) -> Float64Array:
     """Return the share of positions whose most probable symbol is right, float64 [rows], of float32 and uint8
     [rows, classes]."""
     guess, truth = (one.reshape(len(one), positions, -1).argmax(axis=2) for one in (probabilities, labels))
-    shares: np.ndarray = (guess == truth).mean(axis=1)
+    shares: Float64Array = (guess == truth).mean(axis=1)
     return shares
 
 
@@ -88,14 +89,14 @@ def parts_of(source: EvaluatedExperiment) -> dict[Part, list[Mapping[str, Any]]]
     return dict(sorted(found.items(), key=lambda one: one[0][1]))
 
 
-def recall_on_test(source: EvaluatedExperiment, jobs: list[Mapping[str, Any]]) -> np.ndarray:
+def recall_on_test(source: EvaluatedExperiment, jobs: list[Mapping[str, Any]]) -> Float64Array:
     """Return the recall of each test sequence by each seed, float64 [seeds, sequences]."""
     prepared = open_prepared(Path(jobs[0]["prepared"]))
     labels, positions = prepared.labels[prepared.rows(SPLIT)], prepared.description["positions"]
     return np.stack([row_recall(source.probabilities(job, SPLIT), labels, positions) for job in jobs])
 
 
-def judged(settings: Settings, source: EvaluatedExperiment, found: dict[Part, np.ndarray]) -> list[dict[str, Any]]:
+def judged(settings: Settings, source: EvaluatedExperiment, found: dict[Part, Float64Array]) -> list[dict[str, Any]]:
     """Judge the GRU against each other cell at the primary lag."""
     at_lag = {cell: one for (cell, lag), one in found.items() if lag == settings.primary_lag}
     gru = at_lag.pop("gru")

@@ -33,6 +33,7 @@ from reread.batches import collation, inference
 from reread.batches.answers import attends
 from reread.batches.subsets import delete_tokens, segment_arange
 from reread.evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
+from reread.storage.arrays import BoolArray, Float64Array, Int64Array
 from reread.storage.errors import InputError
 from reread.storage.prepared import Prepared
 from reread.storage.settings import Range
@@ -71,7 +72,7 @@ class Settings:
 DEBUG = Settings(documents=12, words=(1, 2), sentences=(1,), primary_words=2, draws=2)
 
 
-def highest(scores: np.ndarray, sizes: np.ndarray, k: int) -> np.ndarray:
+def highest(scores: Float64Array, sizes: Int64Array, k: int) -> BoolArray:
     """Choose the k highest scores of each group, bool [M]: scores [M], groups of ``sizes`` one after the other.
 
     All but one of a group of k or fewer; the first of equal scores.
@@ -91,8 +92,8 @@ class Removal:
     (means over draws). removed: the mean share of a document's words that is removed.
     """
 
-    fall: np.ndarray
-    right: np.ndarray
+    fall: Float64Array
+    right: Float64Array
     removed: float
 
 
@@ -112,7 +113,7 @@ class Reader:
         counts = np.asarray(prepared.arrays["word_counts"])
         self.sentence_lengths = counts[counts > 0]
 
-    def probabilities(self, prepared: Prepared) -> np.ndarray:
+    def probabilities(self, prepared: Prepared) -> Float64Array:
         """float64 [documents, K]."""
         scores = inference.predict(self.network, prepared, self.rows)
         return to_probabilities(self.network.objective, scores).astype(np.float64)
@@ -120,16 +121,16 @@ class Reader:
     def whole(self) -> Removal:
         return Removal(np.zeros(len(self.rows)), (self.predicted == self.labels).astype(np.float64), 0.0)
 
-    def without_words(self, scores: list[np.ndarray], k: int) -> Removal:
+    def without_words(self, scores: list[Float64Array], k: int) -> Removal:
         """Without the k words of highest score, [M]; the mean over the sets of scores that are given."""
         return self._mean([self._without(highest(one, self.sizes, k)) for one in scores])
 
-    def without_sentences(self, scores: list[np.ndarray], k: int) -> Removal:
+    def without_sentences(self, scores: list[Float64Array], k: int) -> Removal:
         """Without the k sentences of highest score, [sentences of all documents]."""
         chosen = [highest(one, self.sentence_counts, k) for one in scores]
         return self._mean([self._without(np.repeat(one, self.sentence_lengths)) for one in chosen])
 
-    def _without(self, removed: np.ndarray) -> Removal:
+    def _without(self, removed: BoolArray) -> Removal:
         after = self.probabilities(delete_tokens(self.prepared, removed))
         fall = self.before - after[self.rows, self.predicted]
         lost = np.add.reduceat(removed, self.prepared.first_words[:-1]) / self.sizes

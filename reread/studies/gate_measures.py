@@ -21,6 +21,7 @@ from models.layers.cells import BidirectionalRecurrence, Recurrence
 from models.layers.embedding import UNKNOWN
 from models.layers.recurrent import BidirectionalGRU
 from reread.batches import collation
+from reread.storage.arrays import Float64Array
 from reread.storage.prepared import Prepared
 from reread.studies.jacobians import DTYPE, jacobians, network_of
 from reread.studies.load_runs import batches
@@ -30,7 +31,7 @@ GATES = ("reset", "update")
 BINS = 40
 # A gate below it counts as closed.
 CLOSED = 0.2
-Trace = dict[str, dict[str, np.ndarray]]
+Trace = dict[str, dict[str, Float64Array]]
 
 
 def readable(network: nn.Module) -> TypeGuard[HierarchicalAttentionNetwork]:
@@ -74,12 +75,12 @@ class Histogram:
         self.sums = self.sums + gate.double().sum(0).cpu()
 
     @property
-    def means(self) -> np.ndarray:
+    def means(self) -> Float64Array:
         """float64 [D]."""
         return (self.sums / self.counts.sum(dim=1)).numpy()
 
     @property
-    def shares(self) -> np.ndarray:
+    def shares(self) -> Float64Array:
         """float64 [B], over all units."""
         return (self.counts.sum(dim=0) / self.counts.sum()).numpy()
 
@@ -90,7 +91,7 @@ class Distribution:
     the words that were asked for, float64 [1 + asked], NaN where a word does not occur."""
 
     of: dict[tuple[str, str], Histogram]
-    at_words: dict[str, np.ndarray]
+    at_words: dict[str, Float64Array]
 
 
 def distribution(network: HierarchicalAttentionNetwork, prepared: Prepared, asked: Sequence[int]) -> Distribution:
@@ -152,7 +153,7 @@ def drawn_sequences(
     return vectors[:, :steps].to("cpu", DTYPE)
 
 
-def memory(layer: Recurrence, sequences: Tensor, back: int) -> np.ndarray:
+def memory(layer: Recurrence, sequences: Tensor, back: int) -> Float64Array:
     """How many steps of its past each unit remembers: the sum over k = 1 to ``back`` of |dh_T,i / dh_T-k,i|, the mean
     over sequences [n, T, I], T above ``back``; float64 [H].
 

@@ -48,6 +48,7 @@ from scipy.stats import spearmanr
 from cuda_ext import library
 from models.han import HierarchicalAttentionNetwork
 from reread.evaluation.pictures import BLUE, GREY, INK, ORANGE, picture
+from reread.storage.arrays import Float64Array
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
 from reread.storage.prepared import Prepared
@@ -141,7 +142,7 @@ class Found:
     units: pd.DataFrame
     histograms: pd.DataFrame
     trace: pd.DataFrame
-    at_words: dict[str, np.ndarray]
+    at_words: dict[str, Float64Array]
     old_share: dict[str, float]
 
     def correlation(self, level: str, gate: str, with_: str) -> float:
@@ -299,7 +300,7 @@ def judged(found: dict[int, Found]) -> list[dict[str, Any]]:
     return study_io.judged(comparisons, measurements, MARGIN, ALPHA, named)
 
 
-def said_of_example(found: dict[int, Found], usually: list[np.ndarray], at_but: list[np.ndarray]) -> str:
+def said_of_example(found: dict[int, Found], usually: list[Float64Array], at_but: list[Float64Array]) -> str:
     """Return a sentence: how far the reset gate falls at 'but', and what falls furthest in the phrase."""
     fall = paired_interval([float(now.mean() - before.mean()) for before, now in zip(usually, at_but, strict=True)])
     table = phrase_table(found)

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from models.layers.cells import NAMES, Name, Recurrence
 from reread.evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION, picture
+from reread.storage.arrays import Float64Array
 from reread.storage.settings import Range
 from reread.studies import study_io
 from reread.studies.jacobians import (
@@ -131,7 +132,7 @@ def measured(settings: Settings) -> pd.DataFrame:
     """
     blocks = []
 
-    def add(panel: str, curve: str, seed: int, norm: str, values: np.ndarray, first: int = 0) -> None:
+    def add(panel: str, curve: str, seed: int, norm: str, values: Float64Array, first: int = 0) -> None:
         distance = np.arange(first, first + len(values))
         blocks.append(
             pd.DataFrame(
@@ -183,9 +184,9 @@ class Measured:
         self.table = measured(settings)
         self._indexed = self.table.set_index(["panel", "curve", "norm", "distance"]).sort_index()
 
-    def values(self, panel: str, curve: str, distance: int, norm: str = "spectral") -> np.ndarray:
+    def values(self, panel: str, curve: str, distance: int, norm: str = "spectral") -> Float64Array:
         """Of each seed, in order, float64 [S]."""
-        found: np.ndarray = self._indexed.loc[(panel, curve, norm, distance)].sort_values("seed")["value"].to_numpy()
+        found: Float64Array = self._indexed.loc[(panel, curve, norm, distance)].sort_values("seed")["value"].to_numpy()
         return found
 
     def rate(self, panel: str, curve: str) -> dict[str, Any]:
@@ -210,7 +211,7 @@ def judged(found: Measured) -> list[dict[str, Any]]:
     return [*judged_norms(found, draws), *judged_algebra(found, draws), *judged_gates(found)]
 
 
-def corrected_interval(values: Sequence[float] | np.ndarray) -> Interval:
+def corrected_interval(values: Sequence[float] | Float64Array) -> Interval:
     """Return the mean and its t interval of 1 - ALPHA / CLAIMS, corrected for all claims (Bonferroni)."""
     return mean_interval(values, 1 - ALPHA / CLAIMS)
 

@@ -7,11 +7,11 @@ Shape legend: N rows, T steps, H units, I inputs.
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from models.layers.cells import Recurrence
+from reread.storage.arrays import Float64Array
 
 DTYPE = torch.float64
 # Rows [N, T, I] and first states [N, H] -> the states before and after each step, T + 1 of [N, H].
@@ -101,7 +101,7 @@ def as_printed(matrix: Tensor, x: Tensor) -> Tensor:
     return alpha
 
 
-def norms(matrices: Tensor) -> dict[str, np.ndarray]:
+def norms(matrices: Tensor) -> dict[str, Float64Array]:
     """Spectral and Frobenius norm of each of [T + 1, H, H]."""
     return {
         "spectral": torch.linalg.matrix_norm(matrices, 2).numpy(),

@@ -14,6 +14,7 @@ from reread.batches import collation
 from reread.batches.subsets import segment_arange, select_rows
 from reread.evaluation.run import find_evaluation
 from reread.planning.plan import Plan
+from reread.storage.arrays import Float32Array, Int64Array
 from reread.storage.digests import whole
 from reread.storage.errors import InputError
 from reread.storage.files import read_json
@@ -128,7 +129,7 @@ class EvaluatedExperiment:
         seeds = self.metrics["variants"][variant]["seeds"]
         return [seeds[str(seed)][split][metric] for seed in self.plan.seeds]
 
-    def probabilities(self, job: Mapping[str, Any], split: str) -> np.ndarray:
+    def probabilities(self, job: Mapping[str, Any], split: str) -> Float32Array:
         """Return what the run of ``job`` predicts for each row of a split, float32 [rows, K], from its evaluation.
 
         InputError where there is none: a study reads no split that the experiment has not read.
@@ -139,7 +140,7 @@ class EvaluatedExperiment:
                 f"{job['run_directory']} has no evaluation by this source: "
                 f"run `reread evaluate --experiment {self.plan.name}`"
             )
-        found: np.ndarray = np.load(whole(folder / f"{split}.npy", evaluate_again(folder)), allow_pickle=False)
+        found: Float32Array = np.load(whole(folder / f"{split}.npy", evaluate_again(folder)), allow_pickle=False)
         return found
 
 
@@ -180,7 +181,7 @@ def draw_rows(prepared: Prepared, split: str, count: int) -> Prepared:
     return select_rows(prepared, np.sort(drawn))
 
 
-def batches(prepared: Prepared, size: int = BATCH_SIZE) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def batches(prepared: Prepared, size: int = BATCH_SIZE) -> Iterator[tuple[Int64Array, Int64Array]]:
     """Yield every row once: rows of similar length, int [n], and their words' places in ``tokens``, int [words]."""
     sizes = collation.sizes(prepared, np.arange(len(prepared.labels)))
     order = np.argsort(sizes, kind="stable")

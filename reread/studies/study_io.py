@@ -17,6 +17,7 @@ from cuda_ext.library import ReferenceWarning
 from models.layers.cells import NAMES
 from reread.evaluation.pictures import BLUE, GREY, INK, ORANGE, SKY, VERMILLION
 from reread.planning.keys import this_machine
+from reread.storage.arrays import Float64Array
 from reread.storage.errors import InputError
 from reread.storage.files import content_key, published_directory, write_json, write_text
 from reread.storage.git import checkout
@@ -35,7 +36,7 @@ DIGITS = "%.6g"
 # The colour of each cell in every figure.
 CELL_COLOURS = dict(zip(NAMES, (BLUE, ORANGE, SKY, GREY, INK, VERMILLION), strict=True))
 # Of each seed the score of each item, float [m].
-Scores = Sequence[np.ndarray] | np.ndarray
+Scores = Sequence[Float64Array] | Float64Array
 
 
 @dataclass(frozen=True)

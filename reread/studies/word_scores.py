@@ -8,12 +8,13 @@ import torch
 
 import models
 from reread.batches import collation
+from reread.storage.arrays import Float64Array
 from reread.storage.prepared import Prepared
 from reread.studies.load_runs import batches
 
 
 @torch.no_grad()
-def attention(network: "models.Network", prepared: Prepared) -> tuple[np.ndarray, np.ndarray]:
+def attention(network: "models.Network", prepared: Prepared) -> tuple[Float64Array, Float64Array]:
     """Return a network's attention to every word, its weight times that of its sentence, float64 [M], and to every
     sentence, float64 [sentences of all rows]."""
     device = next(network.parameters()).device
@@ -29,7 +30,7 @@ def attention(network: "models.Network", prepared: Prepared) -> tuple[np.ndarray
     return words, sentences[word_counts > 0]
 
 
-def gradient_times_input(network: "models.Network", prepared: Prepared) -> np.ndarray:
+def gradient_times_input(network: "models.Network", prepared: Prepared) -> Float64Array:
     """Return what every word adds to its document's highest logit, to first order, float64 [M].
 
     It is the word vector times the gradient with respect to it (Shrikumar et al. 2016, arXiv 1605.01713).

@@ -23,6 +23,7 @@ import models
 from models.objectives import Objective, make_objective, scores
 from reread import kinds
 from reread.batches import collation
+from reread.storage.arrays import Int64Array
 from reread.storage.errors import InputError
 from reread.storage.files import content_key, write_json
 from reread.storage.numeric import numeric_digest
@@ -83,7 +84,7 @@ def shapes(prepared: Prepared) -> dict[str, list[int]]:
     return {} if images is None else {"images": list(images.shape[1:])}
 
 
-def few_rows(prepared: Prepared) -> np.ndarray:
+def few_rows(prepared: Prepared) -> Int64Array:
     """Return up to ROWS rows of the training split, from the least to read to the most: int [n]."""
     rows = prepared.rows("train")
     some = rows[: 64 * ROWS]
@@ -91,7 +92,7 @@ def few_rows(prepared: Prepared) -> np.ndarray:
     return some[np.argsort(collation.sizes(prepared, some), kind="stable")[places]]
 
 
-def refuse_padding(network: nn.Module, model: str, prepared: Prepared, rows: np.ndarray) -> None:
+def refuse_padding(network: nn.Module, model: str, prepared: Prepared, rows: Int64Array) -> None:
     """InputError where padding that is appended to a batch changes a score; kinds without padding have none."""
     entry = kinds.kind(prepared.kind).padding
     if entry is None:

@@ -154,7 +154,7 @@ class SignFlip:
         return float(self.means[outside - 1]), float(self.means[len(self.means) - outside])
 
 
-def sign_flip_p(differences: Sequence[float]) -> float:
+def sign_flip_p(differences: Sequence[float] | np.ndarray) -> float:
     """Return the two-sided p of the sign-flip test: the share of sign patterns whose mean is as far from 0.
 
     Under the null hypothesis each difference is as likely to be negative as positive. Exact up to 20 seeds; the
