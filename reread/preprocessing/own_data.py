@@ -667,7 +667,8 @@ def _add_images(
                 labels[row, list(document.labels)] = 1
             else:
                 labels[row] = document.labels[0]
-        assert images is not None  # _chosen refuses a table without rows
+        if images is None:
+            raise InputError(f"{name} has no rows: a data set needs rows in {', '.join(SPLITS)}")
         known = [group for group in groups if group is not None] or None
         return add_data_set(name, ImageRows(about, images, labels, split, known), data_directory, manifest_path)
 

@@ -428,6 +428,16 @@ def pictures(folder, count=8):
     return Path(folder)
 
 
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_a_table_whose_rows_are_all_left_out_is_refused(kind):
+    files = sorted(map(str, pictures("photos").rglob("*.png")))
+    column = "file" if kind == "image" else "text"
+    table = open_table(write({column: file, "label": "NaN"} for file in files), labels=("label",))
+    with pytest.raises(InputError, match="mine has no rows"):
+        add_table("mine", table)
+    assert not Path("data/mine").exists()
+
+
 @pytest.mark.parametrize(("colours", "channels"), [("grey", 1), ("rgb", 3)])
 def test_images_of_mixed_colours_are_refused_and_converted(colours, channels):
     red = Image.new("RGB", (8, 8), (255, 0, 0))
